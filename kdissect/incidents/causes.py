@@ -14,9 +14,11 @@ _CONSEQUENCES: dict[str, frozenset[str]] = {
     ),
     "broker_stall": frozenset(("retry_storm", "idle_connection_cut")),
 }
-# Cause -> the kinds that it brings about for the same client: each new client sends Metadata.
-_CONSEQUENCES_FOR_CLIENT: dict[str, frozenset[str]] = {
+# Cause -> the kinds that it brings about for the same subject: each new client sends Metadata, and
+# a member that leaves makes its group rebalance.
+_CONSEQUENCES_FOR_SUBJECT: dict[str, frozenset[str]] = {
     "connection_storm": frozenset(("metadata_storm",)),
+    "member_too_slow": frozenset(("rebalance_loop",)),
 }
 # Clients notice an outage, and recover from it, up to so long after its ends: back-off times and
 # refreshes of metadata (retry.backoff.max.ms and reconnect.backoff.max.ms are 1 s by default).
@@ -36,12 +38,12 @@ def _explains(cause: Incident, incident: Incident) -> bool:
     if cause.severity == INFO and incident.severity != INFO:
         return False  # an orderly shutdown explains no lost requests
     is_at_broker = incident.kind in _CONSEQUENCES.get(cause.kind, ())
-    is_of_client = (
-        incident.kind in _CONSEQUENCES_FOR_CLIENT.get(cause.kind, ())
+    is_of_subject = (
+        incident.kind in _CONSEQUENCES_FOR_SUBJECT.get(cause.kind, ())
         and cause.subject == incident.subject
     )
     return (
-        (is_at_broker or is_of_client)
+        (is_at_broker or is_of_subject)
         and bool(cause.brokers & incident.brokers)
         and cause.start - _SLACK <= incident.start <= cause.end + _SLACK
     )

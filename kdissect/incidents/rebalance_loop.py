@@ -1,0 +1,86 @@
+"""`rebalance_loop`: a group rebalanced again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.runs import runs
+from kdissect.text import decimal, duration, plural
+
+# A member that restarts leaves and joins once; a deployment gone wrong does it twice.
+FLAPS_MIN = 3
+# Each start and each end of a member takes one rebalance, with the cooperative protocol two.
+REBALANCES_MIN, REBALANCES_PER_MEMBER = 6, 4
+# A stable group has no rebalance for minutes.
+PAUSE_MS = 60_000
+_CAUSE_MAX = 160  # characters
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the groups with a member that left and joined again several times.
+
+    Without such a member, many more rebalances than the members' starts and ends explain count.
+    """
+    events = "(SELECT * FROM group_events WHERE event IN ('join', 'leave', 'rebalance'))"
+    rows = facts.rows(
+        f"""
+        WITH events AS (
+          SELECT g.*, r.client, r.broker, r.connection_id
+          FROM ({runs(events, "group_id", PAUSE_MS)}) g LEFT JOIN requests r USING (exchange_id)
+        ), changes AS (
+          SELECT group_id, run, client, time, event = 'join' AND lag(event) OVER (
+            PARTITION BY group_id, run, client ORDER BY time) = 'leave' AS is_flap
+          FROM events WHERE event IN ('join', 'leave') AND client IS NOT NULL
+        ), flapping AS (
+          SELECT group_id, run, client, count(*) FILTER (is_flap) AS flaps, min(time) AS since
+          FROM changes GROUP BY ALL HAVING flaps >= {FLAPS_MIN}
+        ), worst AS (
+          SELECT group_id, run, max_by(client, flaps) AS client, max(flaps) AS flaps,
+            max_by(since, flaps) AS since
+          FROM flapping GROUP BY ALL
+        ), loops AS (
+          SELECT group_id, run, min(time) FILTER (event = 'rebalance') AS start,
+            max(time + to_milliseconds(coalesce(duration_ms, 0)::BIGINT)) AS stop,
+            count(*) FILTER (event = 'rebalance') AS rebalances,
+            count(DISTINCT client) FILTER (event = 'join') AS members,
+            sum(duration_ms) FILTER (event = 'rebalance') AS lost_ms,
+            count(DISTINCT exchange_id) AS requests, list(DISTINCT broker) AS brokers,
+            arg_max(detail, time) FILTER (event = 'rebalance') AS detail,
+            list(exchange_id ORDER BY time)
+              FILTER (event = 'rebalance')[:{EVIDENCE_MAX}] AS exchange_ids,
+            list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          FROM events GROUP BY ALL
+        )
+        SELECT l.* REPLACE (coalesce(w.since, l.start) AS start), w.client, w.flaps
+        FROM loops l LEFT JOIN worst w USING (group_id, run)
+        WHERE rebalances >= {REBALANCES_MIN}
+          AND (w.flaps IS NOT NULL OR rebalances > {REBALANCES_PER_MEMBER} * members)
+        ORDER BY start, group_id
+        """
+    )
+    for row in rows:
+        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        cause = (row["detail"] or "").partition("why: ")[2][:_CAUSE_MAX]
+        who = (
+            f"{row['client']} left and joined again {plural(row['flaps'], 'time')}."
+            if row["client"]
+            else f"The last cause: {cause or 'unknown'}."
+        )
+        yield Incident(
+            "rebalance_loop",
+            BAD,
+            row["start"],
+            row["stop"],
+            row["group_id"],
+            f"{plural(row['rebalances'], 'rebalance')} of {plural(row['members'], 'client')} in "
+            f"{duration(length_ms)}, one each {decimal(length_ms / 1000 / row['rebalances'])} s. "
+            f"{who}",
+            row["requests"],
+            row["lost_ms"],
+            row["exchange_ids"],
+            row["connection_ids"],
+            facts.command("show", "--group", row["group_id"]),
+            frozenset(row["brokers"]),
+        )

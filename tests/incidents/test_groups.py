@@ -1,0 +1,81 @@
+"""Groups that rebalance too often, and members that poll too late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from tests.incidents.made import Row, at, connection, found
+from tests.report.made import exchange
+
+GROUP = "billing"
+JOINS = pa.struct([("group_id", pa.string()), ("rebalance_timeout_ms", pa.int32())])
+
+
+def _events(*steps: tuple[float, str, str]) -> dict[str, Any]:
+    """Events of a group at a second: (second, event, client id); each has an exchange."""
+    exchanges: list[Row] = []
+    events: list[Row] = []
+    for number, (second, event, client) in enumerate(steps):
+        exchanges.append(exchange(number, at_us=round(second * 1e6), client_id=client))
+        events.append({
+            "group_id": GROUP, "group_type": "classic", "time": at(second), "event": event,
+            "client_id": None if event == "rebalance" else client, "exchange_id": number,
+            "duration_ms": 50.0, "detail": "",
+        })  # fmt: skip
+    return {"exchanges": exchanges, "group_events": events, "connections": [connection()]}
+
+
+def _with_timeout(rows: dict[str, Any], timeout_ms: int) -> dict[str, Any]:
+    joins = [
+        {
+            "exchange_id": row["exchange_id"],
+            "request": {"group_id": GROUP, "rebalance_timeout_ms": timeout_ms},
+        }
+        for row in rows["group_events"]
+        if row["event"] == "join"
+    ]
+    schema = pa.schema([("exchange_id", pa.int64()), ("request", JOINS)])
+    return rows | {"apis__JoinGroup": pa.Table.from_pylist(joins, schema)}
+
+
+def test_a_member_that_flaps() -> None:
+    steps: list[tuple[float, str, str]] = [(1, "join", "steady"), (1, "rebalance", "steady")]
+    for start in (10, 13, 16, 19):
+        steps += [(start, "join", "flapping"), (start, "rebalance", "flapping")]
+        steps += [(start + 1, "leave", "flapping"), (start + 1.2, "rebalance", "steady")]
+    (loop,) = found(**_events(*steps))
+    assert (loop["kind"], loop["severity"]) == ("rebalance_loop", "bad")
+    assert loop["subject"] == GROUP
+    assert loop["start_time"].timestamp() == at(10) / 1e6
+    assert "flapping @ 10.0.0.1 left and joined again 3 times" in loop["text"]
+
+
+def test_members_that_start_and_end_one_after_another() -> None:
+    steps = []
+    for number in range(6):
+        client = f"member-{number}"
+        steps += [(number, "join", client), (number, "rebalance", client),
+                  (30 + number, "leave", client), (30.5 + number, "rebalance", client)]  # fmt: skip
+    assert found(**_events(*sorted(steps))) == []
+
+
+def test_a_member_that_leaves_after_its_poll_interval() -> None:
+    """Its connection stays open, and it joins again when its application polls."""
+    rows = _with_timeout(
+        _events((1, "join", "slow"), (6, "leave", "slow"), (9, "join", "slow")), 4000
+    )
+    (slow,) = found(**rows)
+    assert (slow["kind"], slow["subject"]) == ("member_too_slow", GROUP)
+    assert slow["start_time"].timestamp() == at(6) / 1e6
+    assert slow["end_time"].timestamp() == at(9) / 1e6
+    assert "did not poll within 4.00 s" in slow["text"]
+
+
+def test_a_member_that_leaves_earlier_or_closes_its_connection() -> None:
+    early = _events((1, "join", "app"), (3, "leave", "app"), (9, "join", "app"))
+    assert found(**_with_timeout(early, 4000)) == []
+    closing = _events((1, "join", "app"), (6, "leave", "app"))
+    closing["connections"] = [connection(last_time=at(6.01), close_reason="fin")]
+    assert found(**_with_timeout(closing, 4000)) == []
