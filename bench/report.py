@@ -40,10 +40,10 @@ def text(results: dict[str, Any], pictures: dict[str, str] | None = None) -> str
 
 HEAD = """# Benchmarks
 
-Made by `make bench`; do not edit. Ratios come first, what they are made of after them. Times are
-seconds by the wall clock; a figure with brackets is a median [least-most]. *Marginal* cost of a
-capture is (T of 5 copies - T of 1 copy) / 4, medians of runs that took turns (other programs with
-`--quick` T of 2 copies - T of 1); copies have hosts and times of their own (`bench/multiply.py`).
+Made by `make bench`; do not edit. Ratios come first, and their parts follow. Times are seconds by
+the wall clock; a figure with brackets is a median [least-most]. *Marginal* cost of a capture is
+(T of 5 copies - T of 1 copy) / 4, from medians of runs in turns. For other programs with `--quick`
+it is T of 2 copies - T of 1. Copies have hosts and times of their own (`bench/multiply.py`).
 """
 
 
@@ -246,9 +246,9 @@ def _marginal_section(result: dict[str, Any]) -> list[str]:
         "## Cost of a capture, and the floor\n",
         f"{_made_by(result)}\n`kdissect.dissect` in one warm session (`local[2,4]`) and the floor "
         f"in turns, {result['rounds']} rounds after two to warm up. The floor "
-        "(`bench/floor.py`) reads the file's bytes once, checks the CRC of every record batch, "
-        "decompresses the compressed ones into a reused buffer and writes the same tables from "
-        "memory with pyarrow's defaults at zstd level 1, in two warm processes; it finds, decodes "
+        "(`bench/floor.py`) reads the file's bytes once and checks the CRC of every record batch. "
+        "It decompresses the compressed ones into a reused buffer, and writes the same tables from "
+        "memory with pyarrow's defaults at zstd level 1, in two warm processes. It finds, decodes "
         "and builds nothing.\n",
         *notes,
         _table(
@@ -403,9 +403,9 @@ def _growth_section(result: dict[str, Any]) -> list[str]:
     return [
         "## Growth\n",
         f"{_made_by(result)}\nCopies in one warm session (`local[2,4]`), {result['rounds']} rounds "
-        "in turns; then memory in a fresh one, from the smallest to the largest, as above: the "
-        "peaks of all Python processes, of the driver's, of the workers' and of the JVM, in MB, "
-        "each at its own moment.\n",
+        "in turns; then memory in a fresh one, from the smallest to the largest, as above. Memory "
+        "has the peaks of all Python processes, of the driver, of the workers and of the JVM, in "
+        "MB, each at its own moment.\n",
         _table(
             ("capture", "MB", "exchanges", "seconds", "Python", "driver", "workers", "JVM"), rows
         ),
@@ -524,9 +524,9 @@ def _replay_section(result: dict[str, Any]) -> list[str]:
         f"{_made_by(result)}\nThe client alone (`bench/replay_loop.py`) against a server in a "
         "process of its own that answers at once (`bench/null_server.py`), each run a process of "
         f"its own, {result['rounds']} rounds in turns. Made requests are Heartbeats of 40 bytes "
-        "over 100 connections, each sent when the one before it was answered; for a capture the "
-        "server has its answers in the terms of another cluster, and requests wait for what they "
-        "waited for then. *Compared* counts the time of the comparison, which at `--pace max` "
+        "over 100 connections, each sent when the one before it was answered. For a capture the "
+        "server has its answers in the terms of another cluster, and requests wait for the same "
+        "responses as then. *Compared* counts the time of the comparison, which at `--pace max` "
         "follows the run. Lag is p50 / p99 / max behind the schedule, at recorded pace.\n",
         _table(("requests", "sent", "a second", "compared", "lag, ms", "verdicts"), made),
         *ended,
@@ -560,10 +560,10 @@ def _undamaged_section(result: dict[str, Any]) -> list[str]:
     return [
         "## Undamaged captures, before and after\n",
         f"{_made_by(result)}\n`{now['id']}` ({now['title']}) beside `{before['id']}` "
-        f"({before['title']}), the last commit before captures were read as hostile, each in a "
-        f"worktree of its own and a warm session, {result['rounds']} rounds in turns; five copies "
-        "of each capture, and the marginal cost of one. Whatever else was built meanwhile is in it "
-        "too. Goal: no ratio above 1.03.\n",
+        f"({before['title']}), the last commit before captures were read as hostile. Each runs in "
+        f"a worktree of its own and a warm session, {result['rounds']} rounds in turns, on five "
+        "copies of each capture; the cost is the marginal one. All other changes since then are in "
+        "the difference, too. Goal: no ratio above 1.03.\n",
         _table(("capture", "time", "before", "now", "now / before", "marginal, ratio"), rows),
     ]
 

@@ -170,7 +170,7 @@ def page(results: dict[str, Result]) -> str:
         "pace",
         "honest",
         "room for",
-        "told",
+        "run",
         "reported",
         "open",
         "excused",
@@ -196,7 +196,7 @@ def page(results: dict[str, Result]) -> str:
     lines += [f"| {name} | {lie} | {excuse(lie) or '**none**'} |" for name, lie in sorted(missed)]
     lines += ["", "## Open", "", "| capture | API, field, kind |", "|---|---|"]
     lines += [f"| {name} | {lie} |" for name, lie in sorted(opened)]
-    lines += ["", "## By kind", "", "| kind | told | reported |", "|---|---:|---:|"]
+    lines += ["", "## By kind", "", "| kind | run | reported |", "|---|---:|---:|"]
     kinds: dict[str, list[bool]] = defaultdict(list)
     for known in results.values():
         for lie, each in known["lies"].items():
@@ -222,11 +222,11 @@ def excuse(lie: str) -> str:
 HEAD = """# Lies that a replay reports
 
 Made by `python -m tools.replay_detection`; do not edit. A proxy in front of a real broker changes
-one field of the answers of one API (`tests/broker/lies.py`; kio encodes them), in every answer or,
-as *once*, in the first that has room for it. Each lie is told in a replay of a capture that an
-honest broker passes (*honest* is the exit code then). *Room for* counts the lies that its answers
-have room for; *told* those that were measured so far. *Open* are lies that were not reported in a
-run with others, and were not told alone yet.
+one field in the responses of one API (`tests/broker/lies.py`; kio encodes them). It does so in
+every response or, as *once*, in the first that has room for it. Each lie runs in a replay of a
+capture that an honest broker passes (*honest* is the exit code then). *Room for* counts the lies
+that these responses have room for; *run* counts those that were measured so far. *Open* are lies
+that were not reported in a run with others, and did not run alone yet.
 """
 
 
