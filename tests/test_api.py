@@ -18,6 +18,7 @@ def tables(captures: Path) -> kdissect.Tables:
 
 
 def test_one_port_and_one_host(captures: Path, tables: kdissect.Tables) -> None:
+    """A single value means the same as a list of one."""
     several = kdissect.read(captures / "sarama.pcap.gz", ports=[9092], hosts=["127.0.0.1"])
     assert tables.exchanges.to_arrow() == several.exchanges.to_arrow()
     assert len(tables.exchanges)
@@ -25,6 +26,7 @@ def test_one_port_and_one_host(captures: Path, tables: kdissect.Tables) -> None:
 
 @pytest.mark.parametrize("ports", ["9092", ["9092"], 1.5, None, 0, [70000]])
 def test_what_is_no_port(captures: Path, ports: Any) -> None:
+    """ValueError names the argument."""
     with pytest.raises(ValueError, match=r"ports: .* no "):
         kdissect.read(captures / "sarama.pcap.gz", ports=ports)
 
@@ -47,6 +49,7 @@ def test_table_sets_travel(tmp_path: Path, tables: kdissect.Tables) -> None:
 def test_table_sets_travel_to_processes_in_other_folders(
     tmp_path: Path, tables: kdissect.Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A pickled set has absolute paths."""
     tables.write(tmp_path / "out")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pickled").write_bytes(pickle.dumps(kdissect.open("out")))
@@ -67,6 +70,7 @@ def test_table_sets_travel_to_processes_in_other_folders(
 
 
 def test_every_stage_tells_what_it_read(tables: kdissect.Tables) -> None:
+    """The manifest has seconds and bytes of each stage."""
     timings = tables.manifest["timings"]
     for stage in ("scan", "assemble", "decode"):
         assert timings[f"{stage}_s"] > 0
@@ -79,6 +83,7 @@ def test_every_stage_tells_what_it_read(tables: kdissect.Tables) -> None:
 
 
 def test_errors_of_encoding_name_the_message() -> None:
+    """EncodeError has API, version, side and path."""
     header = {"correlation_id": 1}
     with pytest.raises(kdissect.EncodeError) as raised:
         Message(1, 12, "request", header, {"topics": [{"topic": "a", "nonsense": 1}]})
@@ -94,6 +99,7 @@ def test_errors_of_encoding_name_the_message() -> None:
 
 @pytest.mark.parametrize("out", ["", " "])
 def test_an_empty_name_of_a_folder(tables: kdissect.Tables, out: str) -> None:
+    """OutputError says that the name is empty."""
     with pytest.raises(kdissect.OutputError, match="--out is empty"):
         tables.write(out)
 

@@ -31,6 +31,7 @@ def _rows(chart) -> list[dict]:
 
 @pytest.mark.parametrize("by", ["api_name", "client_id", "client_ip"])
 def test_a_timeline_counts_every_request_once(tables, by):
+    """Sums of requests, bytes and errors equal the table's."""
     chart = tables.plot.timeline(by)
     _drawn(chart)
     assert sum(row["value"] for row in _rows(chart)) == tables.exchanges.num_rows
@@ -42,6 +43,7 @@ def test_a_timeline_counts_every_request_once(tables, by):
 
 
 def test_latency_has_a_row_per_api_with_its_percentiles(tables):
+    """Counts and quantiles equal those that pandas computes."""
     chart = tables.plot.latency()
     _drawn(chart)
     answered = tables.exchanges.to_pandas().dropna(subset=["service_ms"])
@@ -54,6 +56,7 @@ def test_latency_has_a_row_per_api_with_its_percentiles(tables):
 
 
 def test_who_writes_to_which_topic(tables):
+    """Records and bytes equal the sums over produced batches."""
     chart = tables.plot.topics_by_client()
     _drawn(chart)
     batches = tables.record_batches.to_pandas()
@@ -66,6 +69,7 @@ def test_who_writes_to_which_topic(tables):
 
 
 def test_a_group_has_a_row_per_member(tables):
+    """Each event of the group is in the lane of its member."""
     chart = tables.plot.group("rd-classic")
     _drawn(chart)
     events = tables.group_events.to_pandas()
@@ -78,6 +82,7 @@ def test_a_group_has_a_row_per_member(tables):
 
 
 def test_a_sequence_diagram_has_an_arrow_each_way(tables):
+    """Each captured request and response is an arrow."""
     chart = tables.plot.sequence()
     _drawn(chart)
     exchanges = tables.exchanges.to_pandas()
@@ -92,6 +97,7 @@ def test_a_sequence_diagram_has_an_arrow_each_way(tables):
 
 
 def test_what_is_asked_wrongly_is_said(tables):
+    """The error lists the measures, or names the column."""
     with pytest.raises(ValueError, match="requests, bytes, errors"):
         tables.plot.timeline(measure="packets")
     with pytest.raises(KeyError, match="no column 'colour'"):

@@ -26,6 +26,7 @@ from kdissect.text import byte_size, duration, share, unread, visible
     ],
 )
 def test_durations(ms: float | None, text: str) -> None:
+    """Units from milliseconds to days."""
     assert duration(ms) == text
 
 
@@ -34,6 +35,7 @@ def test_durations(ms: float | None, text: str) -> None:
     [(0, "0 B"), (999, "999 B"), (1500, "1.50 kB"), (12_345_678, "12.3 MB"), (3e12, "3.00 TB")],
 )
 def test_bytes(value: float, text: str) -> None:
+    """Units from bytes to terabytes."""
     assert byte_size(value) == text
 
 
@@ -48,11 +50,13 @@ def test_bytes(value: float, text: str) -> None:
     ],
 )
 def test_shares(value: float, text: str) -> None:
+    """Percentages: a small one is not shown as 0, nor a large one as 100."""
     assert share(value) == text
 
 
 @given(st.text())
 def test_shown_text_hides_nothing(text: str) -> None:
+    """Each unprintable character is escaped; others stay."""
     shown = visible(text)
     assert all(character.isprintable() for character in shown)
     if text.isprintable():
@@ -60,6 +64,7 @@ def test_shown_text_hides_nothing(text: str) -> None:
 
 
 def test_long_text_says_that_it_is_cut() -> None:
+    """The full length follows the cut."""
     assert visible("x" * 32_767, 10) == "xxxxxxxxxx… (32,767 characters)"
 
 

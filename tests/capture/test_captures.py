@@ -52,6 +52,7 @@ def test_packet_count_is_the_manifest_s(name: str, tmp_path: Path) -> None:
 
 
 def test_every_capture_has_a_count(tmp_path: Path) -> None:
+    """The list of counts names each shared capture."""
     files = [file for file in find_captures([SHARED]) if file.is_capture]
     captures = plan_splits([spool(file, tmp_path) for file in files]).captures
     assert {Path(capture.path).relative_to(SHARED).as_posix() for capture in captures} == set(
@@ -64,6 +65,7 @@ SHAPES = [name for name in sorted(COUNTS) if name.startswith("shapes/")]
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_read_like_the_oracle(name: str, tmp_path: Path) -> None:
+    """Segments equal the oracle's, in splits, too."""
     file = spooled(name, tmp_path)
     _, _, results, _ = read(file, 50_000)
     assert len(results) > 0
@@ -75,6 +77,7 @@ def test_shapes_read_like_the_oracle(name: str, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("split_bytes", [1, 777, 10_000, 100_000])
 def test_split_size_changes_nothing(name: str, split_bytes: int, tmp_path: Path) -> None:
+    """The segments of all splits are those of one."""
     file = spooled(name, tmp_path)
     whole, _, (expected,), _ = read(file)
     info, _, results, _ = read(file, split_bytes)
@@ -96,6 +99,7 @@ def planned(files: list[InputFile]) -> tuple[list[CaptureInfo], list[int]]:
 
 
 def test_rotated_files_come_in_order_of_time(tmp_path: Path) -> None:
+    """Files in any order are sorted by their first packet."""
     files = [spool(file, tmp_path) for file in find_captures([str(SHARED / "shapes/rotated_*")])]
     _, whole = planned([spooled("other_clients/librdkafka.pcap", tmp_path)])
     for seed in range(3):
@@ -108,6 +112,7 @@ def test_rotated_files_come_in_order_of_time(tmp_path: Path) -> None:
 
 
 def test_what_is_no_capture_is_listed_behind(tmp_path: Path) -> None:
+    """Files without packets have an error, after the captures."""
     files = [spool(file, tmp_path) for file in find_captures([SHARED / "tls"])]
     plan = plan_splits(files)
     sources, captures = plan.sources, plan.captures
@@ -117,6 +122,7 @@ def test_what_is_no_capture_is_listed_behind(tmp_path: Path) -> None:
 
 
 def test_secrets_of_a_pcapng_are_its_key_log(tmp_path: Path) -> None:
+    """The block of decryption secrets has the key log's bytes."""
     info, _, _, sources = read(spooled("shapes/tls_dsb.pcapng", tmp_path))
     ((kind, pos, length),) = info.secrets
     assert kind == 0x544C534B
@@ -125,6 +131,7 @@ def test_secrets_of_a_pcapng_are_its_key_log(tmp_path: Path) -> None:
 
 
 def test_snap_length_is_counted(tmp_path: Path) -> None:
+    """Cut packets are counted and listed."""
     info, _, (result,), _ = read(spooled("shapes/snap128.pcap", tmp_path))
     assert info.truncated_packet_count == result.truncated_packet_count == 410
     assert len(result.cut_segments) == 410

@@ -85,6 +85,7 @@ _to_ns = numba.njit(error_model="numpy")(_plain_to_ns) if JIT_ENABLED else _plai
     st.integers(-(2**63), 2**63 - 1) | st.just(0),
 )
 def test_any_time_stays_in_range(ticks: int, resolution: int, offset_s: int) -> None:
+    """The kernel's time equals the oracle's for any resolution and offset."""
     expected = oracle.to_ns(ticks, resolution, offset_s)
     assert _to_ns(ticks >> 32, ticks & 0xFFFFFFFF, resolution, offset_s) == expected
 
@@ -104,6 +105,7 @@ def test_any_time_stays_in_range(ticks: int, resolution: int, offset_s: int) -> 
     ],
 )
 def test_times_by_hand(ticks: int, resolution: int, offset_s: int, time_ns: int) -> None:
+    """Times whose result is known, at the ends of the range."""
     assert _to_ns(ticks >> 32, ticks & 0xFFFFFFFF, resolution, offset_s) == time_ns
     assert oracle.to_ns(ticks, resolution, offset_s) == time_ns
 
@@ -120,6 +122,7 @@ PACKETS = [
 @pytest.mark.parametrize("little", [True, False])
 @pytest.mark.parametrize("nano", [True, False])
 def test_pcap_byte_orders_and_resolutions(tmp_path: Path, little: bool, nano: bool) -> None:
+    """Both byte orders, micro- and nanoseconds."""
     times = [(1_700_000_000, 5), (4_294_967_295, 999_999), (0, 4_294_967_295)]
     data = pcap(PACKETS[:3], little=little, nano=nano, times=times)
     check_like_oracle(tmp_path, data)
@@ -170,6 +173,7 @@ def make_pcapng() -> bytes:
 
 
 def test_pcapng_by_hand(tmp_path: Path) -> None:
+    """Sections, interfaces, all kinds of packet blocks, and secrets."""
     data = make_pcapng()
     check_like_oracle(tmp_path, data)
     info, _, results, _ = read(write(tmp_path, data))
@@ -231,6 +235,7 @@ def test_numbers_of_blocks_that_are_no_packets(
 
 @pytest.mark.parametrize("split_bytes", [1, 60, 100, 250, 1000])
 def test_splits_do_not_change_segments(tmp_path: Path, split_bytes: int) -> None:
+    """Splits of any size give the segments of the oracle."""
     check_like_oracle(tmp_path, make_pcapng(), split_bytes)
     check_like_oracle(tmp_path, pcap(PACKETS * 10), split_bytes)
 
@@ -263,6 +268,7 @@ def test_many_interfaces(tmp_path: Path) -> None:
 def test_bad_blocks_stop_with_their_place(
     tmp_path: Path, pos: int, value: int, reason: str
 ) -> None:
+    """A wrong length ends the capture with its position."""
     blocks = Blocks()
     data = bytearray(blocks.section() + blocks.enhanced(PACKETS[0]))
     second = blocks.section() + blocks.interface()
@@ -298,6 +304,7 @@ def test_flipped_bytes_read_like_the_oracle(tmp_path: Path, data: st.DataObject)
 def test_any_pcap_reads_like_the_oracle(
     tmp_path: Path, packets: list[tuple[bytes, int]], little: bool, nano: bool, link_type: int
 ) -> None:
+    """Random packets and lengths, read in small splits."""
     made = pcap([packet for packet, _ in packets], little=little, nano=nano, link_type=link_type,
                 lengths=[length for _, length in packets])  # fmt: skip
     check_like_oracle(tmp_path, made, 40)

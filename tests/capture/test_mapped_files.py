@@ -31,6 +31,7 @@ def sources(tmp_path: Path) -> Sources:
 
 
 def test_gather_copies_in_order_and_fills_holes(sources: Sources) -> None:
+    """Ranges of several files are joined; missing ones are zeros."""
     rows = extents((2, 3, 0), (0, 2, -1), (0, 6, 1), (0, 0, 2), (10, 0, 0), (9, 1, 0))
     assert sources.gather(rows).tobytes() == b"234\x00\x00abcdef9"
     assert sources.gather(rows[:1]).tobytes() == b"234"
@@ -52,6 +53,7 @@ def test_gather_copies_in_order_and_fills_holes(sources: Sources) -> None:
 def test_extents_outside_are_refused(
     sources: Sources, row: tuple[int, int, int], reason: str
 ) -> None:
+    """A range outside of its file, or of an unknown file, raises ValueError."""
     with pytest.raises(ValueError, match=reason):
         sources.gather(extents((0, 1, 0), row))
     column = extents(row)
@@ -60,6 +62,7 @@ def test_extents_outside_are_refused(
 
 
 def test_sources_travel_as_paths(sources: Sources) -> None:
+    """Pickled sources map the files again."""
     sources.gather(extents((0, 10, 0)))
     there = pickle.loads(pickle.dumps(sources))
     assert there.paths == sources.paths
@@ -68,6 +71,7 @@ def test_sources_travel_as_paths(sources: Sources) -> None:
 
 
 def test_maps_are_read_only_and_hold_no_descriptor(sources: Sources) -> None:
+    """A write raises ValueError, and no descriptor stays open."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     data = sources.data(0)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -76,6 +80,7 @@ def test_maps_are_read_only_and_hold_no_descriptor(sources: Sources) -> None:
 
 
 def test_file_that_is_gone(tmp_path: Path) -> None:
+    """CaptureError names the file."""
     with pytest.raises(CaptureError, match=r"gone: No such file"):
         _ = Sources([tmp_path / "gone"]).sizes
 
@@ -94,6 +99,7 @@ def staging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_staged_copies_are_read_instead_of_the_map(sources: Sources, staging: None) -> None:
+    """Ranges inside copied segments come from the copies."""
     rows = segments((4, 2, 1), (1, 3, 0), (7, 2, 0), (0, 0, 1))  # in any order
     staged = sources.staged(rows)
     asked = extents((1, 3, 0), (2, 1, 0), (5, 1, 1), (8, 1, 0), (0, 2, 0), (3, 5, 0), (9, 1, 0))
@@ -111,6 +117,7 @@ def test_staged_copies_are_read_instead_of_the_map(sources: Sources, staging: No
 def test_staged_sources_read_the_same(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """Any ranges give the same bytes with and without copies."""
     folder = tmp_path_factory.mktemp("files")
     contents = data.draw(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
     for number, content in enumerate(contents):
@@ -134,6 +141,7 @@ def test_staged_sources_read_the_same(
 def test_staged_refuses_and_declines(
     sources: Sources, staging: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Segments outside raise ValueError; too many bytes are not copied."""
     with pytest.raises(ValueError, match="inside its file"):
         sources.staged(segments((0, 1, 0), (5, 2, 1)))
     assert sources.staged(segments((0, 0, 0))) is sources

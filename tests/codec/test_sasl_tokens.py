@@ -32,6 +32,7 @@ def test_plain_with_and_without_another_identity() -> None:
 
 
 def test_the_scram_exchange_of_rfc_7677() -> None:
+    """The four tokens of the RFC's example have their fields."""
     nonce = "rOprNGfwEbeRWgbNEkqO"
     both = nonce + "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     first = said(b"n,,n=user,r=" + nonce.encode())
@@ -51,6 +52,7 @@ def test_the_scram_exchange_of_rfc_7677() -> None:
 
 
 def test_names_in_scram_are_unescaped_and_extensions_kept() -> None:
+    """=2C and =3D are comma and equals sign (RFC 5802)."""
     token = said(b"n,a=other,n=a=2Cb=3D,r=xyz,tokenauth=true")
     assert (token["authzid"], token["authcid"]) == ("other", "a,b=")
     assert token["extensions"] == [{"name": "tokenauth", "value": "true"}]
@@ -63,6 +65,7 @@ def bearer(claims: str, signature: str = "c2ln") -> bytes:
 
 
 def test_a_bearers_claims() -> None:
+    """The claims of a JSON web token are listed as texts."""
     token = said(bearer(json.dumps({"sub": "admin", "exp": 12, "scope": ["a"]})))
     assert (token["mechanism"], token["authzid"]) == ("OAUTHBEARER", "me")
     assert token["token"].startswith("eyJhbGciOiJub25lIn0.")
@@ -83,17 +86,20 @@ def test_a_bearers_claims() -> None:
     ids=["deep list", "deep object", "list", "long number", "empty", "nul", "text"],
 )
 def test_a_token_without_claims_is_a_token(claims: str) -> None:
+    """A token whose claims cannot be read has none."""
     token = said(bearer(claims))
     assert "claims" not in token
     assert token["token"]
 
 
 def test_lone_surrogates_of_json_become_replacement_characters() -> None:
+    """The text can be encoded as UTF-8."""
     token = said(bearer('{"sub": "a\\ud800b"}'))
     assert token["claims"][0]["value"].encode("utf-8")
 
 
 def test_kerberos_is_recognised_and_other_bytes_are_not() -> None:
+    """GSSAPI has its tag; other bytes give None."""
     assert said(b"\x60\x82\x02\x00\x06\x09") == {"mechanism": "GSSAPI"}
     for data in (b"", b"\xff\xfe", b"hello", b"a\0b", b"c=biws", b"n,,x", b"n,,n=u"):
         assert read_token(data, REQUEST) is None
@@ -105,6 +111,7 @@ def test_kerberos_is_recognised_and_other_bytes_are_not() -> None:
 @example("n,,\x01auth=Bearer ..\x01\x01")
 @example("r=1,s=2,i=²")
 def test_any_bytes_are_a_token_or_not(data: bytes | str) -> None:
+    """Any bytes give None, or a token that is valid JSON."""
     raw = data if isinstance(data, bytes) else data.encode()
     for side in (REQUEST, RESPONSE):
         token = read_token(raw, side)

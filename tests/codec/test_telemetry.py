@@ -58,6 +58,7 @@ def one(*metric: bytes, **options: Any) -> dict[str, Any]:
 
 
 def test_a_gauge_with_its_resource_and_times() -> None:
+    """Resource, scope, unit, times and value of OTLP's gauge."""
     point = part(1, pair(7, "topic", part(1, "t")), TIMES, fixed(4, 2.5))
     metric = part(1, "size") + part(2, "how much") + part(3, "By") + part(5, point)
     found = one(metric, attributes=pair(1, "client_rack", part(1, "r1")))
@@ -83,6 +84,7 @@ def test_a_gauge_with_its_resource_and_times() -> None:
 
 
 def test_a_sum_of_integers() -> None:
+    """Temporality and direction of a sum; an integer is also a float."""
     point = part(1, fixed(6, -3))
     found = one(part(1, "n"), part(7, point, number(2, 2), number(3, 1)))
     assert (found["type"], found["aggregation_temporality"], found["is_monotonic"]) == (
@@ -93,6 +95,7 @@ def test_a_sum_of_integers() -> None:
 
 
 def test_histograms_and_summaries() -> None:
+    """Counts, bounds and quantiles of the three other kinds."""
     packed = struct.pack("<qq", 4, 5)
     bounds = struct.pack("<d", 0.5)
     point = part(
@@ -117,6 +120,7 @@ def test_histograms_and_summaries() -> None:
 
 
 def test_attributes_of_every_type() -> None:
+    """Values become text: lists and maps as JSON, bytes as base64."""
     values = {
         "text": (part(1, "x"), "x"),
         "yes": (number(2, 1), "true"),
@@ -136,6 +140,7 @@ def test_attributes_of_every_type() -> None:
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
 def test_compressed_as_clients_do(codec: Codec) -> None:
+    """Each codec is decompressed; empty data have no metric."""
     data = message(*[part(1, f"metric.{n}") for n in range(3000)])
     names = [each["name"] for each in read_metrics(compress(codec, data), codec)]
     assert names == [f"metric.{n}" for n in range(3000)]
@@ -165,6 +170,7 @@ def test_bombs_end_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_protobuf_is_told() -> None:
+    """DecodeError has the reason."""
     assert reason(b"\x0a\x05ab") == "the bytes end inside the value"
     assert reason(b"\xff" * 11) == "varint overflow"
     assert reason(b"\x0b") == "no protobuf wire type"
@@ -174,6 +180,7 @@ def test_what_is_no_protobuf_is_told() -> None:
 
 
 def test_unknown_fields_are_skipped() -> None:
+    """Fields of later OTLP releases are no fault."""
     metric = part(1, "n") + number(99, 5) + varint(98 << 3 | 5) + b"abcd" + part(97, "later")
     assert one(metric)["name"] == "n"
 
@@ -181,6 +188,7 @@ def test_unknown_fields_are_skipped() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=120), st.data())
 def test_any_bytes_give_metrics_or_an_error(noise: bytes, data: st.DataObject) -> None:
+    """Random and cut bytes raise nothing but DecodeError."""
     point = part(1, pair(7, "topic", part(1, "t")), TIMES, fixed(4, 2.5))
     whole = message(part(1, "n") + part(5, point) + part(9, point) + part(10, point))
     at = data.draw(st.integers(0, len(whole)))

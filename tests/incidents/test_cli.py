@@ -29,18 +29,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_empty_table_set_has_no_incidents(tmp_path: Path) -> None:
+    """One line says so."""
     tables().write(tmp_path / "tables")
     assert set(FIXED_TABLES)  # all of them exist, without rows
     assert run_here("kdissect incidents tables", tmp_path) == "No incidents found\n"
 
 
 def test_lines_fit_a_hundred_columns(folder: Path) -> None:
+    """Each incident begins with severity, kind and subject."""
     text = run_here("kdissect incidents tables", folder)
     assert text.startswith("bad   login_failures  app @ 10.0.0.1\n")
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
 def test_json_is_one_document(folder: Path) -> None:
+    """Ids are texts, and times are RFC 3339."""
     document = json.loads(run_here("kdissect incidents tables --json", folder))
     (row,) = document["incidents"]
     assert document["format_version"] == 1
@@ -59,17 +62,20 @@ def test_json_is_one_document(folder: Path) -> None:
     ],
 )
 def test_fail_on_decides_the_exit_code(folder: Path, options: str, code: int) -> None:
+    """A kind, or a severity and above, gives exit code 1."""
     text = run_here(f'kdissect incidents tables -q {options}; echo "exit $?"', folder)
     assert text == f"exit {code}\n"
 
 
 def test_an_unknown_kind_is_a_users_mistake(folder: Path) -> None:
+    """Exit code 2, with the known kinds."""
     text = run_here('kdissect incidents tables --fail-on bda 2>&1; echo "exit $?"', folder)
     assert "'bda' is none of bad, warn, info, broker_unreachable" in text
     assert text.endswith("exit 2\n")
 
 
 def test_sql_queries_the_incidents(folder: Path) -> None:
+    """The table is a view like the others."""
     query = "select kind, request_count from incidents"
     assert run_here(f'kdissect sql tables "{query}" --format csv', folder).splitlines() == [
         "kind,request_count",

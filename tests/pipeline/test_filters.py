@@ -39,21 +39,25 @@ def _sorted(table: pa.Table) -> pa.Table:
     ],
 )
 def test_times_as_users_give_them(text, seconds):
+    """RFC 3339, UTC without a zone, and seconds since 1970."""
     assert time_ns(text) == seconds * 10**9
 
 
 def test_fractions_of_seconds_are_exact():
+    """Nanoseconds are kept."""
     assert time_ns("2026-11-21T07:30:00.123456789Z") == 1795246200_123456789
     assert time_ns("1795246200.000000001") == 1795246200_000000001
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "12:30", "-5", "1e9", "nan"])
 def test_what_is_no_time_is_refused(text):
+    """Other text raises ValueError."""
     with pytest.raises(ValueError, match="no time"):
         time_ns(text)
 
 
 def test_what_is_no_address_is_refused():
+    """A host name, and an empty range of times, raise ValueError."""
     with pytest.raises(ValueError, match="no IP address"):
         host_bytes("broker-1")
     with pytest.raises(ValueError, match="no IP address"):
@@ -63,6 +67,7 @@ def test_what_is_no_address_is_refused():
 
 
 def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
+    """The rows equal those of the whole set in the range."""
     exchanges = _sorted(whole.exchanges.to_arrow())
     times = pc.coalesce(exchanges["request_time"], exchanges["response_time"])
     ordered = sorted(times.to_pylist())
@@ -84,6 +89,7 @@ def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
 
 
 def test_two_ranges_make_the_whole(whole):
+    """The exchanges and records of both halves are those of the whole."""
     exchanges = _sorted(whole.exchanges.to_arrow())
     middle = exchanges["request_time"].to_pylist()[len(exchanges) // 2] + timedelta(microseconds=1)
     parts = [kdissect.read(CAPTURE, time_to=middle), kdissect.read(CAPTURE, time_from=middle)]
@@ -97,6 +103,7 @@ def test_two_ranges_make_the_whole(whole):
 
 
 def test_hosts_keep_their_connections_whole(whole):
+    """The only host gives all rows; other hosts give none."""
     every = kdissect.read(CAPTURE, hosts=["127.0.0.1"])
     assert _sorted(every.exchanges.to_arrow()) == _sorted(whole.exchanges.to_arrow())
     none = kdissect.read(CAPTURE, hosts=["127.0.0.2", "::1"])
@@ -105,6 +112,8 @@ def test_hosts_keep_their_connections_whole(whole):
 
 
 def test_the_command_line_has_them_too(tmp_path):
+    """A wrong time or host ends with exit code 2."""
+
     def run_cli(*args):
         command = [sys.executable, "-m", "kdissect", *args]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)

@@ -40,6 +40,7 @@ def talk(count: int, size: int = 100) -> list[tuple[int, bytes]]:
 
 
 def test_frame_size(tmp_path: Path) -> None:
+    """A larger frame is skipped, with an anomaly of its connection."""
     said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
     assert not of_kind(read_talk(tmp_path, said), "limit")
     tables = read_talk(tmp_path, said, frame_size=1000)
@@ -56,6 +57,7 @@ def test_frame_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["decompressed_size", "decompression_ratio"])
 def test_decompression(name: str) -> None:
+    """Batches above a limit keep their row and lose their records."""
     value = {"decompressed_size": 300, "decompression_ratio": 1}[name]
     whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={name: value})
@@ -87,6 +89,7 @@ def test_gaps(tmp_path: Path) -> None:
 
 
 def test_connections() -> None:
+    """Packets of further connections are counted as ignored."""
     whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={"connections": 4})
     rows = tables.connections.num_rows
@@ -104,6 +107,7 @@ def test_connections() -> None:
 
 
 def test_fragments(tmp_path: Path) -> None:
+    """Further fragments are given up, with one anomaly for each capture."""
     packets = flat(
         fragmented(read_pcap(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
     )
@@ -121,6 +125,7 @@ def test_fragments(tmp_path: Path) -> None:
 
 
 def test_array_elements() -> None:
+    """Messages with longer arrays are malformed; the rows stay."""
     whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={"array_elements": 30})
     crossed = of_kind(tables, "limit")
@@ -146,6 +151,7 @@ def test_anomaly_data(tmp_path: Path) -> None:
 
 
 def test_record_headers() -> None:
+    """Records with more headers are left out, with an anomaly."""
     whole = kdissect.read(CAPTURE)
     counts = [len(row or ()) for row in whole.records.to_arrow()["headers"].to_pylist()]
     most = max(counts)
@@ -156,6 +162,7 @@ def test_record_headers() -> None:
 
 
 def test_names_and_values() -> None:
+    """Names take hyphens; unknown names and other numbers raise ValueError."""
     assert Limits.parse(["frame-size=5", "gaps=7"]) == Limits(frame_size=5, gaps=7)
     assert Limits.of(Limits(gaps=2)).gaps == 2
     for given, reason in (

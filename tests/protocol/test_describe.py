@@ -9,6 +9,7 @@ from kdissect.protocol.describe import Change
 
 
 def test_the_list_has_a_line_for_every_api():
+    """93 APIs with versions, flexible versions and drafts."""
     lines = describe.api_list_text().splitlines()
     assert len(lines) == 94
     assert lines[0].split() == ["key", "api", "versions", "flexible", "drafts"]
@@ -18,11 +19,13 @@ def test_the_list_has_a_line_for_every_api():
 
 
 def test_an_api_is_described_in_its_notation():
+    """The text parses to the definition itself."""
     text = describe.api_text("fetch")
     assert grammar.parse(text) == [catalog.api(1)]
 
 
 def test_one_version_has_its_fields_only():
+    """A version's text has its headers and fields, without ranges."""
     assert (
         describe.api_text("SaslAuthenticate", 1)
         == """\
@@ -43,6 +46,7 @@ response, header 0
 
 
 def test_every_version_of_every_api_can_be_described():
+    """Text and JSON exist for each version."""
     for key, api in catalog.apis().items():
         for version in range(api.request.versions.first, api.request.versions.last + 1):
             assert describe.api_text(key, version).count("\n") > 4
@@ -52,6 +56,7 @@ def test_every_version_of_every_api_can_be_described():
 
 
 def test_records_are_described_too():
+    """Texts of records parse to their definitions."""
     assert describe.definition_text("OffsetCommitValue").startswith("group 1 OffsetCommit\n")
     assert describe.definition_text("TopicRecord").startswith("# Version 0 had other bytes")
     assert describe.definition_text("FetchResponse") == describe.api_text("Fetch")
@@ -61,6 +66,7 @@ def test_records_are_described_too():
 
 
 def test_json_tells_ranges_or_what_one_version_has():
+    """Without a version each field has its ranges."""
     over_all = describe.api_json("Fetch")
     assert over_all["versions"] == "0-18"
     assert over_all["request"][0] == {
@@ -83,6 +89,7 @@ def test_json_tells_ranges_or_what_one_version_has():
 
 
 def test_changes_between_versions():
+    """Fields that were removed or added are listed with their types."""
     changes = describe.compare_versions("Produce", 12, 13)
     assert changes == [
         Change("request", "topic_data.name", "removed", "name: string @topicName", ""),
@@ -103,6 +110,7 @@ def test_changes_between_versions():
 
 
 def test_a_field_that_becomes_nullable_is_a_change():
+    """The text has both types."""
     (change,) = [
         each for each in describe.compare_versions("Metadata", 0, 1) if each.side == "request"
     ]
@@ -122,5 +130,6 @@ def test_a_field_that_becomes_nullable_is_a_change():
     ],
 )
 def test_what_is_not_there_is_a_value_error_with_a_hint(call, hint):
+    """ValueError names what exists."""
     with pytest.raises(ValueError, match=hint):
         call()

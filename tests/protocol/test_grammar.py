@@ -37,6 +37,7 @@ struct Result
 
 
 def test_every_word_of_the_notation_reaches_the_model():
+    """An example with each word parses to the model's values."""
     (api,) = grammar.parse(EXAMPLE)
     assert isinstance(api, Api)
     assert (api.key, api.name) == (99, "Invented")
@@ -69,12 +70,14 @@ def test_every_word_of_the_notation_reaches_the_model():
 
 
 def test_formatting_gives_the_text_back():
+    """The formatter writes the example as it was."""
     (api,) = grammar.parse(EXAMPLE)
     assert grammar.format(api) == EXAMPLE
 
 
 @pytest.mark.parametrize("path", sorted(DEFINITIONS.rglob("*.kdef")), ids=lambda path: path.stem)
 def test_packaged_files_are_as_the_formatter_writes_them(path):
+    """No shipped definition differs from its formatted text."""
     if path.name == "releases.kdef":
         return
     text = path.read_text(encoding="utf-8")
@@ -82,6 +85,7 @@ def test_packaged_files_are_as_the_formatter_writes_them(path):
 
 
 def test_records_have_parts_of_their_own_versions():
+    """Key and value have ranges of versions of their own."""
     text = """\
 group 1 Kept
 
@@ -100,6 +104,7 @@ value: versions 0-4, flexible 4+
 
 
 def test_a_file_may_declare_several():
+    """Definitions follow each other in one file, with their notes."""
     text = (
         "header One: versions 0\n\nfields\n  a: int8 0+\n\n# Why.\ndata Two: versions 1\n\nfields\n"
     )
@@ -144,6 +149,7 @@ TAIL = "\nresponse\n"
     ],
 )
 def test_a_mistake_is_refused_with_its_line(text, line, reason):
+    """DefinitionError has the file, the line and the reason."""
     with pytest.raises(DefinitionError, match=reason) as caught:
         grammar.parse(text, "some/where/01_a.kdef")
     assert caught.value.place == f"01_a.kdef:{line}"

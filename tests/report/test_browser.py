@@ -209,6 +209,7 @@ def test_each_heading_says_what_it_is(browser: Any, page: Path) -> None:
 
 
 def test_a_capture_without_kafka_opens_too(browser: Any, tmp_path: Path) -> None:
+    """The page has the finding and the next command."""
     page = build(tables(), tmp_path / "empty.html", csv=False).html
     _set(browser, DESK, "light")
     browser.get("about:blank")
@@ -222,6 +223,7 @@ def test_a_capture_without_kafka_opens_too(browser: Any, tmp_path: Path) -> None
 
 @pytest.mark.heavy
 def test_interactive_within_a_second(browser: Any, page: Path) -> None:
+    """The best of three loads is ready in time."""
     _set(browser, DESK, "light")
     found = []
     for _ in range(3):
@@ -233,6 +235,7 @@ def test_interactive_within_a_second(browser: Any, page: Path) -> None:
 
 
 def test_the_theme_switch_stays_and_redraws(browser: Any, page: Path) -> None:
+    """The switch changes the page and its charts, and back."""
     _open(browser, page)
     button = browser.find_element("id", "theme")
     axis = "return getComputedStyle(document.querySelector('.role-axis-label text')).fill"
@@ -248,6 +251,7 @@ def test_the_theme_switch_stays_and_redraws(browser: Any, page: Path) -> None:
 
 
 def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
+    """Enter and space sort by a column; a text filters rows."""
     _load(browser, page)
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     heading = browser.find_element("css selector", "#t-apis thead th:nth-child(2) button")
@@ -272,6 +276,7 @@ def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
 
 
 def test_focus_is_seen_and_the_first_stop_skips_the_navigation(browser: Any, page: Path) -> None:
+    """Tab reaches the skip link, with an outline."""
     _load(browser, page)
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     browser.execute_script("scrollTo(0, 0); document.activeElement.blur()")
@@ -284,6 +289,7 @@ def test_focus_is_seen_and_the_first_stop_skips_the_navigation(browser: Any, pag
 
 
 def test_a_charts_data_is_a_table(browser: Any, page: Path) -> None:
+    """Below the chart its data are a table with a caption."""
     _open(browser, page)
     rows = browser.execute_script(
         "const d = document.querySelector('[data-chart=latency-histogram] details'); d.open = true;"
@@ -300,6 +306,7 @@ def test_a_charts_data_is_a_table(browser: Any, page: Path) -> None:
 
 
 def test_one_api_can_be_chosen(browser: Any, page: Path) -> None:
+    """The histogram of one API has fewer bars."""
     _open(browser, page)
     bars = (
         "return document.querySelectorAll('[data-chart=latency-histogram] .mark-rect path').length"
@@ -336,6 +343,7 @@ def test_a_chart_tells_values_under_the_pointer(browser: Any, attacked: Path) ->
 
 
 def test_a_packets_filter_is_copied(browser: Any, page: Path) -> None:
+    """A click copies Wireshark's filter and says so."""
     _load(browser, page)
     browser.execute_cdp_cmd(
         "Browser.grantPermissions",

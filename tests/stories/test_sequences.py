@@ -53,14 +53,17 @@ def found(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
 
 
 def test_an_unbroken_run_is_silent() -> None:
+    """Batches that continue each other have no anomaly."""
     assert found([batch(0, 5), batch(5, 1), batch(6, 100)]) == []
 
 
 def test_a_capture_may_start_in_the_middle() -> None:
+    """The first batch may have any sequence number."""
     assert found([batch(400, 5), batch(405, 5)]) == []
 
 
 def test_a_hole() -> None:
+    """Missing numbers are a gap, with their count and the batch after them."""
     assert found([batch(0, 5), batch(9, 1), batch(10, 2)]) == [("SEQUENCE_GAP", 2)]
     (row,) = sequence_anomalies(table([batch(0, 5), batch(9, 1)])).to_pylist()
     said = "producer 7 epoch 0, orders-0: 4 sequence numbers before 9 are in no batch"
@@ -68,6 +71,7 @@ def test_a_hole() -> None:
 
 
 def test_a_retry_fills_the_hole() -> None:
+    """A later batch with the missing numbers leaves no gap."""
     assert found([batch(0, 5), batch(10, 5), batch(5, 5)]) == []
 
 
@@ -80,6 +84,7 @@ def test_refused_batches_cover_and_are_not_repeated() -> None:
 
 
 def test_repeats() -> None:
+    """The same numbers again are a duplicate, also if the first copy has no response."""
     assert found([batch(0, 5), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
     assert found([batch(0, 5), batch(5, 5, 46)]) == [("SEQUENCE_DUPLICATE", 2)]
     assert found([batch(0, 5, NO_ANSWER), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
@@ -88,6 +93,7 @@ def test_repeats() -> None:
 
 
 def test_the_end_of_the_numbers() -> None:
+    """Numbers continue after 2^31 - 1 with 0, inside a batch, too."""
     last = WRAP - 3
     assert found([batch(last, 3), batch(0, 4), batch(4, 1)]) == []
     assert found([batch(last, 5), batch(2, 4)]) == []
@@ -95,6 +101,7 @@ def test_the_end_of_the_numbers() -> None:
 
 
 def test_epochs_partitions_and_producers_are_apart() -> None:
+    """Each epoch, partition, topic and producer has numbers of its own."""
     one = [batch(0, 5), batch(3, 5, producer_epoch=1), batch(0, 5, partition=1)]
     assert found([*one, batch(100, 5, topic="other"), batch(70, 1, producer_id=8)]) == []
 
@@ -106,10 +113,12 @@ def test_an_id_given_again_starts_anew() -> None:
 
 
 def test_old_clients_start_over_after_unknown_producer_id() -> None:
+    """After error 59 a client restarts at 0; that is no duplicate."""
     assert found([batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)]) == []
 
 
 def test_segments_with_several_requests_keep_their_order() -> None:
+    """Requests of one time are ordered by their position."""
     same = {"time_ns": 5}
     rows = [batch(0, 5, pos=10, **same), batch(5, 5, pos=90, **same), batch(10, 5, pos=200, **same)]
     assert found(list(reversed(rows))) == []
@@ -160,6 +169,7 @@ _batches = st.lists(
 
 @given(_batches)
 def test_agrees_with_the_definition(rows: list[dict[str, Any]]) -> None:
+    """Random runs have the anomalies of a walk batch by batch."""
     assert {kind_id for kind_id in found(rows) if kind_id[1] is not None} == plain(rows)
 
 

@@ -73,6 +73,7 @@ def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
 @settings(max_examples=200, deadline=None)
 @given(anomalies)
 def test_faults_of_streams(given: list[tuple[int, ...]]) -> None:
+    """Rows made by the column equal rows made one by one."""
     rows = np.zeros(len(given), ANOMALY)
     for number, name in enumerate(NAMES):
         rows[name] = [row[number] for row in given]
@@ -83,10 +84,12 @@ def test_faults_of_streams(given: list[tuple[int, ...]]) -> None:
 
 
 def test_every_kind_has_a_severity() -> None:
+    """No kind lacks a severity."""
     assert set(SEVERITY) == set(Anomaly)
 
 
 def test_rows_by_value() -> None:
+    """Rows from values have nulls for the others, and data up to the maximum."""
     table = anomalies_table(
         [
             AnomalyRow(Anomaly.LIMIT, "one"),
@@ -102,6 +105,7 @@ def test_rows_by_value() -> None:
 
 
 def test_texts_put_values_in_places() -> None:
+    """A template takes numbers and texts, row by row."""
     values = pa.array(["x", "y"])
     assert texts("{a} of {b}: {a}", 2, a=np.array([1, -2]), b=values).to_pylist() == [
         "1 of x: 1",
@@ -113,6 +117,7 @@ def test_texts_put_values_in_places() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=20))
 def test_texts_of_kinds_keep_the_order(codes: list[int]) -> None:
+    """Texts by kind return to the rows' order."""
     told = texts_of_kinds(
         np.array(codes, np.uint8), lambda code, rows: pa.array([f"{code} {row}" for row in rows])
     )
@@ -121,6 +126,7 @@ def test_texts_of_kinds_keep_the_order(codes: list[int]) -> None:
 
 @given(st.lists(st.integers(0, DATA_MAX), max_size=50), st.integers(1, 9), st.integers(1, 9000))
 def test_parts_cover_all_rows_and_stay_small(sizes: list[int], rows: int, size: int) -> None:
+    """Each row is in one part; parts respect both bounds."""
     parts = in_parts(np.array(sizes, np.int64), rows, size)
     assert [row for part in parts for row in range(part.start, part.stop)] == [*range(len(sizes))]
     for part in parts:
@@ -130,11 +136,13 @@ def test_parts_cover_all_rows_and_stay_small(sizes: list[int], rows: int, size: 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_kinds_give_no_texts(count: int) -> None:
+    """One kind or no row needs no ordering."""
     codes = np.zeros(count, np.uint8)
     assert len(texts_of_kinds(codes, lambda _, rows: texts("one", len(rows)))) == count
 
 
 def test_limits_of_carried_connections_say_what_was_stopped() -> None:
+    """Each limit has its own text."""
     rows = np.zeros(3, ANOMALY)
     rows["kind"], rows["b"] = Anomaly.CARRY_LIMIT, [1, 0, 2]
     data = pa.nulls(3, pa.binary())

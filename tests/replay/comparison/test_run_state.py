@@ -149,6 +149,7 @@ def test_records_of_an_answer(
 
 
 def test_records_that_were_produced_come_back() -> None:
+    """A fetched batch that differs from the written one is a contradiction."""
     run = Run()
     run.produce(1, 0, batch(0))
     run.fetch(2, 0, batch(0), 2)
@@ -176,6 +177,7 @@ def test_offsets_of_produce_responses() -> None:
 
 
 def test_the_latest_offset() -> None:
+    """The end of a log that is lower than the records written is a contradiction."""
     run = Run()
     run.produce(1, 0, batch(0, 4))
     partition = {"partition_index": 0, "timestamp": -1}
@@ -301,6 +303,7 @@ def test_rebalances_end() -> None:
 
 
 def test_members_of_a_generation() -> None:
+    """The leader must get all members, the others none."""
     run = Run()
     leader = join(run, 1, "a", [])
     join(run, 1, "b", [])
@@ -318,6 +321,7 @@ def test_members_of_a_generation() -> None:
 
 
 def test_generations_begin_at_0_and_do_not_fall() -> None:
+    """A negative or lower generation is a contradiction."""
     run = Run()
     negative = join(run, 1, "a", ["a"], generation=-1)
     join(run, 2, "a", ["a"], generation=2)
@@ -327,6 +331,7 @@ def test_generations_begin_at_0_and_do_not_fall() -> None:
 
 
 def test_a_member_that_gets_no_partitions() -> None:
+    """An assignment that the capture has and the target lacks is reported."""
     run = Run()
     partitions = [{"topic_id": UUID(int=5), "partitions": [0]}]
     sent = {"group_id": "g", "member_id": "m", "member_epoch": 0}
@@ -372,6 +377,7 @@ def metadata(run: Run, at_s: float, **more: Any) -> int:
     ],
 )
 def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
+    """Cluster id, nodes and addresses must not change during a run."""
     run = Run()
     metadata(run, 1, cluster_id="own")
     metadata(run, 1, cluster_id="own")
@@ -382,6 +388,7 @@ def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
 
 
 def test_a_coordinator_is_a_broker() -> None:
+    """FindCoordinator must name a node of Metadata, with its address."""
     run = Run()
     metadata(run, 1)
 
