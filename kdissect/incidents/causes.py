@@ -13,10 +13,13 @@ _CONSEQUENCES: dict[str, frozenset[str]] = {
         ("leader_change", "retry_storm", "broker_stall", "idle_connection_cut")
     ),
     "broker_stall": frozenset(("retry_storm", "idle_connection_cut")),
+    "leader_change": frozenset(("retry_storm",)),
 }
-# Cause -> the kinds that it brings about for the same subject: each new client sends Metadata, and
-# a member that leaves makes its group rebalance.
+# Cause -> the kinds that it brings about for the same subject or client: a client connects again
+# after a failure, each new one sends Metadata, a member that leaves makes its group rebalance.
 _CONSEQUENCES_FOR_SUBJECT: dict[str, frozenset[str]] = {
+    "consumer_stuck": frozenset(("connection_storm", "metadata_storm", "retry_storm")),
+    "login_failures": frozenset(("connection_storm",)),
     "connection_storm": frozenset(("metadata_storm",)),
     "member_too_slow": frozenset(("rebalance_loop",)),
 }
@@ -35,13 +38,12 @@ def without_consequences(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _explains(cause: Incident, incident: Incident) -> bool:
-    if cause.severity == INFO and incident.severity != INFO:
+    if cause.kind == "broker_unreachable" and INFO == cause.severity != incident.severity:
         return False  # an orderly shutdown explains no lost requests
     is_at_broker = incident.kind in _CONSEQUENCES.get(cause.kind, ())
-    is_of_subject = (
-        incident.kind in _CONSEQUENCES_FOR_SUBJECT.get(cause.kind, ())
-        and cause.subject == incident.subject
-    )
+    is_of_subject = incident.kind in _CONSEQUENCES_FOR_SUBJECT.get(
+        cause.kind, ()
+    ) and incident.subject in (cause.subject, cause.client)
     return (
         (is_at_broker or is_of_subject)
         and bool(cause.brokers & incident.brokers)

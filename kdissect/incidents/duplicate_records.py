@@ -2,7 +2,7 @@
 
 An idempotent producer repeats a batch with its sequence number, and the broker refuses the copy
 (KIP-98). Without idempotence, or from a producer with a new id or epoch, the broker takes both.
-Offsets are the proof: the copy's offset leaves room for the batch without response before it.
+Offsets are the proof: those of later batches leave room for the batch without a response.
 """
 
 from __future__ import annotations
@@ -65,22 +65,25 @@ def find(facts: Facts) -> Iterator[Incident]:
           GROUP BY ALL
         ), copies AS (
           SELECT l.topic, l.partition, l.exchange_id AS lost_id, l.records, l.time AS lost_time,
-            s.exchange_id, s.time, s.response_time, s.first_offset, s.room, s.client, s.broker,
-            s.connection_id
+            s.exchange_id, s.time, s.response_time, s.first_offset,
+            s.client, s.broker, s.connection_id
           FROM (SELECT * FROM lost JOIN contents USING (exchange_id, topic, partition)) l
           ASOF JOIN (SELECT * FROM acked JOIN contents USING (exchange_id, topic, partition)) s
             ON s.topic = l.topic AND s.partition = l.partition AND s.content = l.content
               AND s.records = l.records AND s.time > l.time
           WHERE s.time <= l.time + INTERVAL {AGAIN_S} SECONDS
         ), proven AS (
-          SELECT c.* FROM copies c WHERE room >= records AND room <= (
-            SELECT sum(l.records) FROM lost l
-            WHERE l.topic = c.topic AND l.partition = c.partition AND l.time < c.time)
+          SELECT c.*, min(h.first_offset - h.room) AS hole
+          FROM copies c JOIN acked h ON h.topic = c.topic AND h.partition = c.partition
+            AND h.time > c.lost_time AND h.first_offset <= c.first_offset
+            AND h.room BETWEEN c.records AND (SELECT sum(l.records) FROM lost l
+              WHERE l.topic = h.topic AND l.partition = h.partition AND l.time < h.time)
+          GROUP BY ALL
         )
         SELECT topic, partition, min(time) AS start, max(response_time) AS stop,
           count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
           arg_min(client, time) AS client, arg_min(broker, time) AS broker,
-          arg_min(first_offset - room, time) AS first_offset,
+          arg_min(hole, time) AS first_offset,
           arg_min(first_offset, time) AS again_offset,
           flatten(list([lost_id, exchange_id] ORDER BY time))[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids

@@ -60,6 +60,14 @@ class Facts:
             kind = kind.field(name).type
         return True
 
+    def topic_name(self, *path: str) -> str:
+        """Return SQL for the topic `t` of Fetch: a name, or an id since version 13 (KIP-516)."""
+        name = "t.topic" if self.has_field("api_fetch", *path, "topic") else "NULL"
+        if not self.has_field("api_fetch", *path, "topic_id"):
+            return name
+        by_id = "(SELECT any_value(k.topic) FROM topics k WHERE k.topic_id = t.topic_id)"
+        return f"coalesce({name}, {by_id})"
+
     def run(self, statement: str) -> None:
         """Run a statement that makes a temporary table."""
         self._database.run(statement)

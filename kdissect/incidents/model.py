@@ -64,7 +64,8 @@ _SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
 class Incident:
     """A row of `incidents`.
 
-    brokers: addresses of the brokers that it explains, for the search for causes.
+    brokers, client: addresses of the brokers and the client that it explains, for the search for
+    causes.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Incident:
     connection_ids: Sequence[int] = ()
     next_command: str = ""
     brokers: frozenset[str] = frozenset()
+    client: str = ""
 
 
 def incident_table(incidents: Iterable[Incident]) -> pa.Table:

@@ -19,11 +19,15 @@ RATE_MIN = 3  # a second
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the storms of each client, API and error."""
-    failing = "(SELECT * FROM requests WHERE failed AND NOT coalesce(is_broker, false))"
+    # by the times of the errors: requests that wait in a queue are no answer to them
+    failing = """(
+      SELECT * REPLACE (response_time AS time) FROM requests
+      WHERE failed AND response_time IS NOT NULL AND NOT coalesce(is_broker, false)
+    )"""
     rows = facts.rows(
         f"""
-        SELECT client, api, error_name AS error, run, min(time) AS start,
-          max(coalesce(response_time, time)) AS stop, count(*) AS requests,
+        SELECT client, api, error_name AS error, run, min(request_time) AS start,
+          max(time) AS stop, count(*) AS requests,
           sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, list(DISTINCT broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
@@ -31,7 +35,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
         GROUP BY ALL
         HAVING requests >= {REQUESTS_MIN}
-          AND stop - start >= INTERVAL {LENGTH_MS} MILLISECONDS
+          AND stop - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
           AND requests >= {RATE_MIN} * epoch(stop - start)
         ORDER BY start, client, api
         """

@@ -23,7 +23,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     path = ("response", "responses", "partitions", "last_stable_offset")
     if not facts.has_field("api_fetch", *path):
         return
-    name = _topic_name(facts)
+    name = facts.topic_name("response", "responses")
     rows = facts.rows(
         f"""
         WITH responses AS (
@@ -98,13 +98,3 @@ def find(facts: Facts) -> Iterator[Incident]:
             facts.command("show", *follow(row["connection_ids"])),
             frozenset(row["brokers"]),
         )
-
-
-def _topic_name(facts: Facts) -> str:
-    """Return SQL for the topic of a Fetch response: a name, or an id since version 13 (KIP-516)."""
-    path = ("response", "responses")
-    name = "t.topic" if facts.has_field("api_fetch", *path, "topic") else "NULL"
-    if not facts.has_field("api_fetch", *path, "topic_id"):
-        return name
-    by_id = "(SELECT any_value(k.topic) FROM topics k WHERE k.topic_id = t.topic_id)"
-    return f"coalesce({name}, {by_id})"

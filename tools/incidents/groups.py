@@ -21,7 +21,7 @@ from tools.incidents.scene import PLAINTEXT, Scene, now, wait_until
 
 def member_slow(scene: Scene) -> None:
     """A member works on its records for longer than max.poll.interval.ms, twice."""
-    broker = scene.broker()
+    broker = scene.broker({"group.min.session.timeout.ms": "1000"})
     create_topic(broker.address, "orders", 4)
     interval_s = scene.pick(4, 6)
     config = {

@@ -1,0 +1,130 @@
+"""`consumer_stuck`: a consumer asked for the same offset again and again, though more was there.
+
+Its position does not move, so the responses are of no use to it: a batch larger than it accepts, an
+error of the partition, or bytes that it cannot decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.facts import Facts, Row, follow
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.text import byte_size, duration, plural
+
+# A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
+REPEATS_MIN = 4
+LENGTH_MS = 3000
+
+
+def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the partitions in which a consumer does not advance."""
+    if not facts.has_field("api_fetch", "request", "topics", "partitions", "fetch_offset"):
+        return
+    if not facts.has_field("api_fetch", "response", "responses", "partitions", "high_watermark"):
+        return
+    facts.run(_positions(facts))
+    rows = facts.rows(
+        f"""
+        WITH answered AS (
+          SELECT exchange_id, {facts.topic_name("response", "responses")} AS topic, t
+          FROM (SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
+            WHERE exchange_id IN (SELECT exchange_id FROM repeated_positions))
+        ), states AS (
+          SELECT exchange_id, topic, p.partition_index AS partition, p.error_code AS error,
+            p.high_watermark AS high, {_stable(facts)} AS stable
+          FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM answered)
+        ), useless AS (
+          SELECT r.*, s.error, s.high,
+            e.error_name, q.response_size, q.connection_id, q.broker, q.response_time
+          FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
+          JOIN requests q USING (exchange_id) JOIN exchanges e USING (exchange_id)
+          WHERE s.error != 0
+            OR s.high > r.position AND (NOT r.is_committed OR s.stable > r.position)
+        )
+        SELECT client, topic, partition, position, min(time) AS start, max(response_time) AS stop,
+          count(*) AS requests, max(high) AS high, max(response_size) AS response_size,
+          any_value(max_bytes) AS max_bytes, any_value(error_name) FILTER (error != 0) AS error,
+          list(DISTINCT broker) AS brokers,
+          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM useless GROUP BY client, topic, partition, position, run
+        HAVING count(*) >= {REPEATS_MIN}
+          AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
+        ORDER BY start, topic, partition
+        """
+    )
+    for row in rows:
+        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        partition = f"{row['topic']}-{row['partition']}"
+        yield Incident(
+            "consumer_stuck",
+            BAD,
+            row["start"],
+            row["stop"],
+            partition,
+            f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(length_ms)} for "
+            f"offset {row['position']:,} of {partition}, which ends at {row['high']:,}. "
+            f"{_cause(row)}",
+            row["requests"],
+            length_ms,
+            row["exchange_ids"],
+            list(dict.fromkeys(row["connection_ids"])),
+            facts.command("show", *follow(row["connection_ids"])),
+            frozenset(row["brokers"]),
+            row["client"],
+        )
+
+
+def _positions(facts: Facts) -> str:
+    """Return SQL that makes a table of the Fetch requests that repeat a position."""
+    isolation = (
+        "coalesce(request.isolation_level, 0) = 1"
+        if facts.has_field("api_fetch", "request", "isolation_level")
+        else "false"
+    )
+    return f"""
+        CREATE TEMP TABLE repeated_positions AS
+        WITH asked AS (
+          SELECT exchange_id, {isolation} AS is_committed, request.max_bytes AS max_bytes,
+            unnest(request.topics) AS t
+          FROM api_fetch WHERE request.replica_id IS NULL OR request.replica_id < 0
+        ), partitions AS (
+          SELECT exchange_id, is_committed, max_bytes,
+            {facts.topic_name("request", "topics")} AS topic, unnest(t.partitions) AS p FROM asked
+        ), positions AS (
+          SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
+            p.p.fetch_offset AS position, r.client, r.time
+          FROM partitions p JOIN requests r USING (exchange_id)
+          WHERE topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
+        ), moves AS (
+          SELECT *, coalesce(position != lag(position) OVER w, true) AS is_move FROM positions
+          WINDOW w AS (PARTITION BY client, topic, partition ORDER BY time)
+        ), runs AS (
+          SELECT *, count(*) FILTER (is_move)
+            OVER (PARTITION BY client, topic, partition ORDER BY time) AS run FROM moves
+        )
+        SELECT * FROM runs
+        QUALIFY count(*) OVER (PARTITION BY client, topic, partition, run) >= {REPEATS_MIN}
+    """
+
+
+def _stable(facts: Facts) -> str:
+    path = ("response", "responses", "partitions", "last_stable_offset")
+    if not facts.has_field("api_fetch", *path):
+        return "p.high_watermark"
+    return "CASE WHEN p.last_stable_offset >= 0 THEN p.last_stable_offset ELSE high END"
+
+
+def _cause(row: Row) -> str:
+    """Return a sentence about the reason that the responses show."""
+    if row["error"]:
+        return f"The broker answered with {row['error']}."
+    limit, size = row["max_bytes"], row["response_size"]
+    if limit is not None and limit > 0 and size > limit:
+        return (
+            f"Each response has up to {byte_size(size)}, though the client asked for at most "
+            f"{byte_size(limit)}: a batch is larger than its limit. Raise fetch.max.bytes, "
+            "max.partition.fetch.bytes or receive.message.max.bytes of the consumer."
+        )
+    return "The responses had no error: look at the consumer's log."
