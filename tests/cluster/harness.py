@@ -17,26 +17,27 @@ SPARK_HOME = Path(pyspark.__file__).parent
 START_S = 60
 
 
-def environment() -> dict[str, str]:
+def environment(python_path: str = str(ROOT)) -> dict[str, str]:
     """For Spark's scripts: this Python, loopback only, the project on the path."""
     return os.environ | {
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path,
     }
 
 
 class Process:
     """A Java class of Spark's with its log in a file."""
 
-    def __init__(self, name: str, log: Path, *arguments: str) -> None:
+    def __init__(self, name: str, log: Path, *arguments: str, python_path: str = str(ROOT)) -> None:
         self.log = log
         with log.open("wb") as file:
             self.popen = subprocess.Popen(
                 [str(SPARK_HOME / "bin" / "spark-class"), name, *arguments],
-                stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
+                stdout=file, stderr=subprocess.STDOUT, env=environment(python_path),
+                start_new_session=True,
             )  # fmt: skip
 
     def wait_for(self, pattern: str) -> str:
@@ -58,10 +59,11 @@ class Process:
 
 
 class Cluster:
-    """One master, `workers` workers of one core each."""
+    """One master, `workers` workers of one core each; `python_path`: of their Python processes."""
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
+    def __init__(self, folder: Path, workers: int = 2, python_path: str = str(ROOT)) -> None:
         self.folder = folder
+        self.python_path = python_path
         self.processes: list[Process] = []
         try:
             master = self._start(
@@ -84,7 +86,8 @@ class Cluster:
             raise
 
     def _start(self, name: str, log: str, *arguments: str) -> Process:
-        process = Process(name, self.folder / f"{log}.log", *arguments)
+        log_file = self.folder / f"{log}.log"
+        process = Process(name, log_file, *arguments, python_path=self.python_path)
         self.processes.append(process)
         return process
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import numba
 import pytest
 
 import kdissect
 from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment
-from tests.conftest import CAPTURES
+from tests.conftest import CAPTURES, ROOT
 from tests.pipeline.test_worker_python import python_without
 
 pytestmark = [pytest.mark.heavy, pytest.mark.spark]
@@ -124,6 +126,50 @@ def test_the_python_of_the_workers(cluster, expected, tmp_path):
     done = dissect("set", f"spark.pyspark.python={sys.executable}", variable=str(without))
     assert done.returncode == 0, done.stderr
     assert _counts(kdissect.open(tmp_path / "set")) == expected
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """An archive of an environment with kdissect and its compiled kernels."""
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    ignored = shutil.ignore_patterns("__pycache__", "machine_code")
+    shutil.copytree(ROOT / "kdissect", site / "kdissect", ignore=ignored)
+    (site / "dependencies.pth").write_text(f"{Path(numba.__file__).parents[1]}\n")
+    compile_all = [str(folder / "bin" / "python"), "-m", "kdissect.compile"]
+    subprocess.run(compile_all, check=True, cwd=tmp_path, env=environment(""))
+    return Path(shutil.make_archive(str(tmp_path / "packed"), "gztar", folder))
+
+
+@pytest.mark.timeout(3000)  # compiles all kernels, then starts two applications
+def test_a_packed_environment_compiles_nothing(packed, expected, tmp_path):
+    """Its kernels serve the executors of the first application and of the next."""
+    compiled = tmp_path / "compiled"
+    settings = (
+        f"spark.archives={packed}#environment",
+        "spark.pyspark.python=environment/bin/python",
+        f"spark.pyspark.driver.python={sys.executable}",
+        f"spark.executorEnv.NUMBA_CACHE_DIR={compiled}",
+        "spark.driver.host=127.0.0.1",
+        "spark.executor.memory=512m",
+    )
+    conf = [part for item in settings for part in ("--conf", item)]
+    started = Cluster(tmp_path, python_path="")  # so that only the archive has kdissect
+    try:
+        for number in range(2):
+            submit = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", started.url, *conf]
+            done = subprocess.run(
+                [*submit, str(HERE / "job.py"), str(tmp_path / f"tables-{number}"), *INPUTS],
+                env={k: v for k, v in environment().items() if not k.startswith("PYSPARK_")},
+                capture_output=True, text=True, timeout=400, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr[-3000:]
+            assert f"exchanges: {expected['exchanges']}" in done.stdout
+            assert not compiled.exists() or not list(compiled.iterdir())
+    finally:
+        started.stop()
+    assert list(tmp_path.glob("work-*/app-*/*/environment/bin/python"))
 
 
 def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
