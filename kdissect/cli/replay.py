@@ -339,7 +339,9 @@ def _run(
         if broker is not None:
             check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
     with ReplayProgress(shown=not quiet) as progress, logged_step(_log, "replay") as counts:
-        results = asyncio.run(replay(plan, target, options, against, progress.watch))
+        results = asyncio.run(
+            replay(plan, target, options, against, progress.watch, None if quiet else say)
+        )
         counts["sent"] = results.sent_count
     return results
 

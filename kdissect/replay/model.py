@@ -116,12 +116,27 @@ class WorkloadFacts:
 
 
 @dataclass(slots=True)
+class StartingState:
+    """The state that a capture began with, as far as its answers show it.
+
+    topics: existing ones -> partition count, 0 unknown. logs: (topic, partition) -> first offset
+    and end of records that answers bring and no captured request wrote. commits: (group, topic,
+    partition) -> committed offset.
+    """
+
+    topics: dict[str, int] = field(default_factory=dict)
+    logs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    commits: dict[tuple[str, str, int], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Workload:
     """Captured connections, by the time of their first request or start, and facts about all.
 
     source: description of the input, for people. kind: "capture", "tables" or "saved".
     notes: what a user should know about the source (frames that could not be rebuilt, redaction).
     chosen: ids of the exchanges that the user's selection lets through; None for all.
+    starting: the manifest of a saved file; `workload.starting_state` finds it for others.
     """
 
     source: str
@@ -130,6 +145,7 @@ class Workload:
     facts: WorkloadFacts
     notes: list[str] = field(default_factory=list)
     chosen: frozenset[int] | None = None
+    starting: StartingState | None = None
 
     def exchanges(self) -> Iterator[Exchange]:
         for connection in self.connections:

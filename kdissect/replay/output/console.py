@@ -19,6 +19,8 @@ from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.effects import Effects
 from kdissect.replay.target.guard import not_allowed
+from kdissect.replay.target.preflight import described, used_state
+from kdissect.replay.workload.starting_state import starting_state
 from kdissect.text import plural, visible
 
 _SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
@@ -81,6 +83,7 @@ def print_plan(
         console.print(f"  --allow {names} would send {count} more", highlight=False)
     if effects is not None:
         _print_effects(effects, console)
+        _print_start(plan, console)
     took = duration_ns(plan, pace)
     lasts = "as long as the target needs" if took is None else f"{took / 1e9:.1f} s"
     console.print(f"Pace {pace}: expected duration {lasts}", highlight=False)
@@ -98,6 +101,15 @@ def _print_effects(effects: Effects, console: Console) -> None:
         for kind, found in by_kind.items():
             text = f"  would {verb} {plural(len(found), kind)}: {', '.join(found)}"
             console.print(text, highlight=False)
+
+
+def _print_start(plan: ReplayPlan, console: Console) -> None:
+    """Print the state that the capture began with, which the target has to have."""
+    lines = described(used_state(plan, starting_state(plan.workload)))
+    for line in lines[:_SHOWN_GROUPS]:
+        console.print(f"  the capture began with {clean(line)}", highlight=False)
+    if len(lines) > _SHOWN_GROUPS:
+        console.print(f"  and with {len(lines) - _SHOWN_GROUPS} more", highlight=False)
 
 
 class ReplayProgress:

@@ -36,8 +36,10 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.effects import Name, check_existing, effects_of, find_existing
 from kdissect.replay.target.end_state import read_end_state
 from kdissect.replay.target.guard import check_cluster
+from kdissect.replay.target.preflight import find_missing, used_state
 from kdissect.replay.target.topics import Prepared, create_topics
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.starting_state import starting_state
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class SessionOptions:
 
 
 Watch = Callable[[Runner | str], None]
+Say = Callable[[str], None]
+LACKS_MAX = 20  # lines about what the target lacks; the rest is counted
 
 
 async def replay(
@@ -73,17 +77,19 @@ async def replay(
     options: SessionOptions,
     against: Target | None = None,
     watch: Watch | None = None,
+    say: Say | None = None,
 ) -> Results:
     """Replay a plan to `target`, and before that to `against` where one is given.
 
-    watch: called with each runner when it begins, and with a text before other parts.
+    watch: called with each runner when it begins, and with a text before other parts. say: called
+    before the first request with each thing that the target lacks.
 
     Raises GuardError where a target may not be used, CaptureError for a baseline that is none.
     Troubles with a target are in the results, also where it could not be reached at all: every step
     then says so, and the run has ended early.
     """
     try:
-        return await _Replay(plan, options, watch).run(target, against)
+        return await _Replay(plan, options, watch, say).run(target, against)
     finally:
         for each in (against, target):
             if each is not None:
@@ -93,8 +99,10 @@ async def replay(
 class _Replay:
     """All runs of one replay, and their comparison."""
 
-    def __init__(self, plan: ReplayPlan, options: SessionOptions, watch: Watch | None) -> None:
-        self._plan, self._options, self._watch = plan, options, watch
+    def __init__(
+        self, plan: ReplayPlan, options: SessionOptions, watch: Watch | None, say: Say | None
+    ) -> None:
+        self._plan, self._options, self._watch, self._say = plan, options, watch, say
         self._existing: dict[str, dict[Name, str]] = {}  # by run
         self._controls: list[ControlRun] = []
         self._notes: list[str] = []
@@ -158,7 +166,26 @@ class _Replay:
             return str(error)
         if not options.into_existing:
             check_existing(run.target, self._existing[run.name])
+        if not run.is_control:
+            await self._compare_start(run)
         return ""
+
+    async def _compare_start(self, run: PlannedRun) -> None:
+        """Say what the target lacks of the state that the capture began with."""
+        plan = self._plan
+        lines = await find_missing(
+            run.target,
+            used_state(plan, starting_state(plan.workload)),
+            {(kind, old): new for kind, old, new in run.translate.renames},
+            makes_topics=self._options.makes_topics,
+        )
+        notes = [f"answers will differ: {line}" for line in lines[:LACKS_MAX]]
+        if len(lines) > LACKS_MAX:
+            notes.append(f"answers will differ: {len(lines) - LACKS_MAX} more such reasons")
+        self._notes += notes
+        if self._say is not None:
+            for note in notes:
+                self._say(note)
 
     def _ended_before(self, target: Target, reason: str) -> Results:
         nothing = not_begun(self._plan, reason, time.time_ns())

@@ -91,8 +91,11 @@ async def read_end_state(
     groups: Iterable[str],
     transactional_ids: Iterable[str],
     gone: Iterable[str] = (),
+    *,
+    counts: bool = True,
 ) -> EndState:
     """Read the state of these names. gone: topics that were deleted; deletion takes a moment.
+    counts: whether to count records, which fetches them.
 
     Parts that the target does not answer are in `EndState.unread`.
     """
@@ -100,6 +103,8 @@ async def read_end_state(
     wanted = set(topics)
     await reader.attempt("topics", reader.topics(wanted, set(gone)))
     await reader.attempt("logs", reader.logs(wanted))
+    if counts:
+        await reader.attempt("records", reader.records())
     await reader.attempt("configs", reader.configs())
     for group in sorted(set(groups)):
         await reader.attempt(f"group {group}", reader.commits(group))
@@ -167,11 +172,14 @@ class _Reader:
             await asyncio.sleep(_PAUSE_S)
 
     async def logs(self, wanted: set[str]) -> None:
-        """Extents of all partitions, and their records."""
+        """Extents of all partitions."""
         starts = await self._target.log_offsets(wanted, _EARLIEST)
         ends = await self._target.log_offsets(wanted, _LATEST)
         for log in sorted(starts.keys() & ends.keys()):
             self.state.logs[log] = LogExtent(starts[log], ends[log])
+
+    async def records(self) -> None:
+        """Counts of records in all logs."""
         version = self._version(ApiKey.FETCH, _FETCH_BY_NAME)
         for leader, names in self._target.led().items():
             logs = [(name, each) for name, numbers in names.items() for each in numbers]

@@ -21,7 +21,7 @@ from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.replay.model import Connection, Exchange, Workload
+from kdissect.replay.model import Connection, Exchange, StartingState, Workload
 from kdissect.replay.workload import from_tables, saved_file
 from kdissect.replay.workload.facts import gather_facts
 from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response
@@ -60,6 +60,7 @@ def load_workload(
     kind = _kind(texts)
     notes: list[str] = []
     chosen: frozenset[int] | None = None
+    starting: StartingState | None = None
     if selection is not None and selection.is_empty:
         selection = None
     if kind == "tables":
@@ -68,7 +69,9 @@ def load_workload(
             exchanges = open_tables(texts[0]).select(selection).exchanges
             chosen = frozenset(exchanges.to_arrow(["exchange_id"])["exchange_id"].to_pylist())
     elif kind == "saved":
-        connections, notes = saved_file.read_connections(texts[0])
+        connections, notes, starting = saved_file.read_connections(texts[0])
+        if from_ns is not None:  # a later part begins with another state
+            starting = None
         if selection is not None:
             chosen = _passing_saved(connections, selection, texts[0])
     else:
@@ -85,7 +88,7 @@ def load_workload(
     if not connections:
         notes.append("no Kafka request was found")
     workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
-    workload.chosen = chosen
+    workload.chosen, workload.starting = chosen, starting
     return workload
 
 

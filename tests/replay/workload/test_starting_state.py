@@ -1,0 +1,136 @@
+"""The state that a capture began with, in plans, saved files and at a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from kdissect.cli import app
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import StartingState, Workload
+from kdissect.replay.workload.facts import gather_facts
+from kdissect.replay.workload.saved_file import save
+from kdissect.replay.workload.source import load_workload
+from kdissect.replay.workload.starting_state import starting_state
+from tests.conftest import CAPTURES
+from tests.replay.comparison.test_run_state import batch
+from tests.replay.made import FakeBroker, empty_answer, response
+from tests.replay.planning.test_plan import exchange, fetch, produce, produced, workload
+
+SOURCE = CAPTURES / "sarama.pcap.gz"
+
+
+def fetched(data: bytes) -> Message:
+    partition = {"partition_index": 0, "records": data}
+    topics = [{"topic": "t", "partitions": [partition]}]
+    return Message(ApiKey.FETCH, 12, "response", {}, {"responses": topics})
+
+
+def of_group(api_key: ApiKey, side: str, **values: Any) -> Message:
+    """OffsetFetch v7 or OffsetCommit v8 of group g, for partition 0 of t."""
+    topics: list[Any] = [{"name": "t", "partitions": [{"partition_index": 0, **values}]}]
+    if api_key == ApiKey.OFFSET_FETCH and side == "request":
+        topics = [{"name": "t", "partition_indexes": [0]}]
+    version = 7 if api_key == ApiKey.OFFSET_FETCH else 8
+    header = {"client_id": "c"} if side == "request" else {}
+    body = {"group_id": "g", "topics": topics} if side == "request" else {"topics": topics}
+    return Message(api_key, version, side, header, body)
+
+
+def known(made: Workload) -> StartingState:
+    made.facts = gather_facts(made.connections)
+    return starting_state(made)
+
+
+def test_records_that_no_request_wrote_were_there_before() -> None:
+    """A Fetch brings offsets 0 to 4; the capture wrote those from 3 on."""
+    answer = fetched(batch(0, 3) + batch(3, 2))
+    found = known(
+        workload(
+            [exchange(0, produce(0, count=2), 0, 1, produced(0, 3))],
+            [exchange(1, fetch(0), 2, 3, answer)],
+        )
+    )
+    assert found.logs == {("t", 0): (0, 3)}
+    everything = workload(
+        [exchange(0, produce(0, count=5), 0, 1, produced(0, 0))],
+        [exchange(1, fetch(0), 2, 3, answer)],
+    )
+    assert known(everything).logs == {}
+
+
+def test_records_may_be_those_of_a_request_without_an_answer() -> None:
+    """After a Produce with acks 0 nothing tells whose records a Fetch brings."""
+    found = known(
+        workload(
+            [exchange(0, produce(0, acks=0), 0, 1, None)],
+            [exchange(1, fetch(0), 2, 3, fetched(batch(0, 3)))],
+        )
+    )
+    assert found.logs == {}
+
+
+def test_offsets_that_no_request_committed_were_there_before() -> None:
+    """An OffsetFetch before the first OffsetCommit shows an earlier commit, one after it none."""
+    asked = of_group(ApiKey.OFFSET_FETCH, "request")
+    told = of_group(ApiKey.OFFSET_FETCH, "response", committed_offset=7, error_code=0)
+    commit = of_group(ApiKey.OFFSET_COMMIT, "request", committed_offset=7)
+    done = of_group(ApiKey.OFFSET_COMMIT, "response", error_code=0)
+    before = workload([exchange(0, asked, 0, 1, told), exchange(0, commit, 2, 3, done)])
+    assert known(before).commits == {("g", "t", 0): 7}
+    after = workload([exchange(0, commit, 0, 1, done), exchange(0, asked, 2, 3, told)])
+    assert known(after).commits == {}
+
+
+def second_half() -> int:
+    """The time of the first Fetch that brings records: the capture has produced them before."""
+    whole = load_workload([str(SOURCE)])
+    assert starting_state(whole) == StartingState()
+    fetches = (each for each in whole.exchanges() if each.api_key == ApiKey.FETCH)
+    return min(
+        each.request_time_ns
+        for each in fetches
+        if b"\x02" in (each.response or b"") and len(each.response or b"") > 200
+    )
+
+
+def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
+    """The second half of a capture began with topics and records of the first half; without
+    record data the manifest still says so."""
+    part = load_workload([str(SOURCE)], from_ns=second_half())
+    found = starting_state(part)
+    assert found.topics
+    assert found.logs
+    path = tmp_path / "part.replay"
+    save(part, str(path), payload="none")
+    assert load_workload([str(path)]).starting == found
+
+
+def test_a_target_that_lacks_it_is_told_before_the_first_request(tmp_path: Path) -> None:
+    """An empty broker has none of the topics: --dry-run and stderr name them."""
+    part = load_workload([str(SOURCE)], from_ns=second_half())
+    path = str(tmp_path / "part.replay")
+    save(part, path)
+    plan = CliRunner().invoke(app, ["replay", path, "--dry-run"])
+    name = next(iter(starting_state(part).topics))
+    assert f"the capture began with topic {name}" in plan.stdout
+
+    def answer(number: int, frame: bytes) -> bytes:
+        api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+        if api_key != ApiKey.METADATA:
+            return empty_answer(frame)
+        correlation_id = int.from_bytes(frame[4:8], "big")
+        node = {"node_id": 1, "host": "127.0.0.1", "port": 1}
+        return response(api_key, api_version, correlation_id, brokers=[node])
+
+    with FakeBroker(answer).running() as server:
+        done = CliRunner().invoke(
+            app, ["replay", path, "--to", f"127.0.0.1:{server.port}", "--pace", "max",
+                  "--api", "Metadata", "--api", "ListOffsets", "--timeout", "2s"],
+        )  # fmt: skip
+    [line, *_] = [each for each in done.stderr.splitlines() if "is not there" in each]
+    assert line.startswith("kdissect: answers will differ: topic sarama-")
+    assert line.replace("kdissect: ", "note: ") in done.stdout
