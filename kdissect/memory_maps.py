@@ -13,12 +13,12 @@ import os
 import sys
 from typing import Any
 
-READ, READ_WRITE = 1, 3  # protection
+READ_ONLY, READ_WRITE = 1, 3  # protection
 PRIVATE, SHARED = 2, 1
 # numbers of the system; Python's module lacks MAP_NORESERVE in some releases
 ANONYMOUS = getattr(mmap, "MAP_ANONYMOUS", 0)
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-PAGE_BYTES = mmap.PAGESIZE
+PAGE_SIZE = mmap.PAGESIZE
 
 _DONT_NEED, _POPULATE_READ = 4, 22
 _FAILED = ctypes.c_void_p(-1).value

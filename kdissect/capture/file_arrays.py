@@ -160,7 +160,7 @@ def _no_room(error: OSError) -> EnvironmentFailed:
 
 
 def _mapped(file: IO[bytes], size: int) -> npt.NDArray[np.uint8]:
-    length = -(-size // memory_maps.PAGE_BYTES) * memory_maps.PAGE_BYTES
+    length = -(-size // memory_maps.PAGE_SIZE) * memory_maps.PAGE_SIZE
     try:
         address = memory_maps.map_memory(
             length, memory_maps.READ_WRITE, memory_maps.SHARED, file.fileno()

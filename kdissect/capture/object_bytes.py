@@ -28,7 +28,7 @@ BUDGET_BYTES = 64 << 20
 WHOLE_RECORD_MAX = 16 << 20  # largest record that `head_and_tail` fetches completely
 _REQUESTS_AT_A_TIME = 4
 
-NOT_FETCHED = memory_maps.READ  # protection of bytes that are not there: they read as zeros
+NOT_FETCHED = memory_maps.READ_ONLY  # protection of bytes that are not there: they read as zeros
 
 
 class Version(NamedTuple):
@@ -58,7 +58,7 @@ class Ranged:
         self._lock = threading.RLock()
         if not version.size:
             return
-        self._size = -(-version.size // memory_maps.PAGE_BYTES) * memory_maps.PAGE_BYTES
+        self._size = -(-version.size // memory_maps.PAGE_SIZE) * memory_maps.PAGE_SIZE
         flags = memory_maps.PRIVATE | memory_maps.ANONYMOUS | memory_maps.NO_RESERVE
         try:
             self._address = memory_maps.map_memory(self._size, NOT_FETCHED, flags)

@@ -43,7 +43,9 @@ def mapped(descriptor: int, name: str) -> npt.NDArray[np.uint8]:
     if size == 0:
         return np.zeros(0, np.uint8)
     try:
-        address = memory_maps.map_memory(size, memory_maps.READ, memory_maps.PRIVATE, descriptor)
+        address = memory_maps.map_memory(
+            size, memory_maps.READ_ONLY, memory_maps.PRIVATE, descriptor
+        )
     except OSError as error:
         reason = error.strerror
         raise EnvironmentFailed(f"{name}: cannot be mapped into memory: {reason}") from None
@@ -89,7 +91,7 @@ def fault(address: int, size: int) -> str | None:
     Touching them would end the process with SIGBUS, because the disk fails or the file was cut.
     Linux before 5.14 cannot test this.
     """
-    start = address // memory_maps.PAGE_BYTES * memory_maps.PAGE_BYTES
+    start = address // memory_maps.PAGE_SIZE * memory_maps.PAGE_SIZE
     if not size:
         return None
     try:
@@ -102,7 +104,7 @@ def fault(address: int, size: int) -> str | None:
 
 def drop(address: int, size: int) -> None:
     """Release the pages of a read-only file mapping that contain these bytes."""
-    start = address // memory_maps.PAGE_BYTES * memory_maps.PAGE_BYTES
+    start = address // memory_maps.PAGE_SIZE * memory_maps.PAGE_SIZE
     memory_maps.release_pages(start, address + size - start)
 
 
@@ -126,7 +128,7 @@ def _file_bytes() -> int:
     """Resident bytes of this process that are mapped files; 0 on systems that do not say it."""
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[2]) * memory_maps.PAGE_BYTES
+            return int(file.read().split()[2]) * memory_maps.PAGE_SIZE
     except FileNotFoundError:
         return 0
 

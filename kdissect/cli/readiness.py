@@ -41,7 +41,7 @@ Examples:
 """
 
 
-class FailOn(StrEnum):
+class FailingVerdict(StrEnum):
     BREAKS = "breaks"
     UNKNOWN = "unknown"
 
@@ -54,13 +54,13 @@ def readiness_command(
     ],
     capture: SourceOptions,
     fail_on: Annotated[
-        FailOn,
+        FailingVerdict,
         typer.Option(
             "--fail-on",
             help="Exit with 1 if a client would break; with unknown also if the capture "
             "does not show that every client works.",
         ),
-    ] = FailOn.BREAKS,
+    ] = FailingVerdict.BREAKS,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

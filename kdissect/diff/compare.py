@@ -30,7 +30,7 @@ from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
 
 _FORMAT_VERSION = 2
-ALPHA = 0.01  # the probability of one false alarm or more among all comparisons of a diff
+_ALPHA = 0.01  # the probability of one false alarm or more among all comparisons of a diff
 SAMPLE_MIN = 20  # exchanges on each side; fewer are not compared
 TAIL_SAMPLE_MIN = 100  # exchanges on each side, to compare the slowest twentieth
 TAIL_RATIO_MIN = 2.0
@@ -366,7 +366,9 @@ class _Tests:
             return
         comparison, connection, block, *sums = map(np.concatenate, zip(*self._parts, strict=True))
         verdicts = [
-            compare_units(Scores(comparison, unit, *sums), self._is_b[name], len(self._rows), ALPHA)
+            compare_units(
+                Scores(comparison, unit, *sums), self._is_b[name], len(self._rows), _ALPHA
+            )
             for name, unit in (("connection", connection), ("block", block))
         ]
         p_values = np.maximum(*(verdict.p_values for verdict in verdicts))
@@ -383,7 +385,7 @@ def _judge_error(row: Change) -> Change:
     share_a, share_b = (row[f"count_{side}"] / row[f"n_{side}"] for side in COMPARED)
     low, high = sorted((share_a, share_b))
     matters = high - low >= ERROR_SHARE_MIN and high >= ERROR_RATIO_MIN * low
-    is_certain = matters and test.p_value < ALPHA
+    is_certain = matters and test.p_value < _ALPHA
     change = None
     if code is not None and not (share_a and share_b):
         change = "gone" if share_a else "appeared"
@@ -415,7 +417,7 @@ def _judge_latency(row: Change) -> Change:
         if moved * (share_b - share_a) > 0 and (
             max(share_a, share_b) >= TAIL_RATIO_MIN * min(share_a, share_b)
         ):
-            if test.p_value < ALPHA:
+            if test.p_value < _ALPHA:
                 change["change"] = _TAIL.more if moved > 0 else _TAIL.less
             elif not test.is_decided:
                 change["change"] = UNDECIDED
@@ -431,7 +433,7 @@ def _judge(row: Change, measure: Measure) -> Change:
     test = row.pop("midrank")
     moved = _moved(row, measure)
     change = None
-    if moved * row["delta"] > 0 and test.p_value < ALPHA:
+    if moved * row["delta"] > 0 and test.p_value < _ALPHA:
         change = measure.more if moved > 0 else measure.less
     elif moved and not test.is_decided:
         change = UNDECIDED

@@ -29,7 +29,7 @@ from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import RESPONSE
 from kdissect.tables.message_facts import ChunkMarks
 
-POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
+_POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 GROUP_WAITS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
 
 POLL_MIN_MS = 1.0  # available records are returned faster
@@ -64,7 +64,7 @@ def waits(
     """
     key = exchanges["api_key"]
     is_known = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
-    is_known &= is_decoded | ~np.isin(key, POLLS)
+    is_known &= is_decoded | ~np.isin(key, _POLLS)
     wait = np.where(np.isin(key, GROUP_WAITS), Wait.GROUP, Wait.ANSWER).astype(np.int8)
     longest, is_poll = marks.first_number(Role.MAX_WAIT_MS)
     service_ms = service_ns(exchanges) / 1e6

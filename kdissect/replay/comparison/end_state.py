@@ -22,7 +22,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, entries
 from kdissect.text import plural
 
-KIND = "end state"
+_KIND = "end state"
 _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
 _MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
@@ -303,15 +303,15 @@ class Claims:
             subject = f"topic {name}"
             if claim.exists != (count is not None):
                 words = ("deleted", "there") if count is not None else ("created", "not there")
-                yield RunFinding(KIND, subject, *words, _BY_ANSWERS)
+                yield RunFinding(_KIND, subject, *words, _BY_ANSWERS)
             elif claim.exists and claim.partitions > 0 and count != claim.partitions:
                 expected = plural(claim.partitions, "partition")
-                yield RunFinding(KIND, subject, expected, str(count), _BY_ANSWERS)
+                yield RunFinding(_KIND, subject, expected, str(count), _BY_ANSWERS)
             configs = state.configs.get(name)
             for config, value in claim.configs.items() if configs is not None else ():
                 if value is not None and configs is not None and configs.get(config) != value:
                     found = configs.get(config, "not set")
-                    yield RunFinding(KIND, f"config {config} of {name}", value, found, _BY_ANSWERS)
+                    yield RunFinding(_KIND, f"config {config} of {name}", value, found, _BY_ANSWERS)
 
     def _check_logs(self, state: EndState, held: set[str]) -> Iterator[RunFinding]:
         for log, claim in sorted(self._logs.items()):
@@ -321,7 +321,7 @@ class Claims:
             subject = f"log {log[0]}-{log[1]}"
             if extent is None:
                 if log[0] in state.topics and not state.unread:
-                    yield RunFinding(KIND, subject, "a log", "none", _BY_ANSWERS)
+                    yield RunFinding(_KIND, subject, "a log", "none", _BY_ANSWERS)
                 continue
             may_shrink = any(name.startswith(_SHRINKING) for name in state.configs.get(log[0], ()))
             yield from _check_extent(subject, claim, extent, may_shrink)
@@ -340,7 +340,7 @@ class Claims:
             ]
             if state.commits.get(commit) not in last:
                 yield RunFinding(
-                    KIND, f"committed offset of {group} in {topic}-{partition}",
+                    _KIND, f"committed offset of {group} in {topic}-{partition}",
                     _either(last), str(state.commits.get(commit, "none")), _BY_ANSWERS,
                 )  # fmt: skip
 
@@ -349,7 +349,7 @@ class Claims:
             subject = f"transactional id {name}"
             found = state.transactions.get(name, "unknown id")
             if expected and subject not in state.unread and found != expected:
-                yield RunFinding(KIND, subject, expected, found, _BY_ANSWERS)
+                yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
 
 
 def _completed_ns(outcome: Outcome) -> int:
@@ -367,13 +367,13 @@ def _check_extent(
     end = max((base + count for base, count in claim.batches.items()), default=-1)
     if extent.end < end:
         expected, found = f"ends at {end} or later", f"ends at {extent.end}"
-        yield RunFinding(KIND, subject, expected, found, _BY_ANSWERS)
+        yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
     start = claim.start if claim.start >= 0 else min(claim.batches, default=extent.start)
     is_early = claim.start >= 0 and extent.start < claim.start
     is_late = not may_shrink and extent.start > start
     if is_early or is_late:
         expected, found = f"starts at {start}", f"starts at {extent.start}"
-        yield RunFinding(KIND, subject, expected, found, _BY_ANSWERS)
+        yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
 
 
 def _check_count(
@@ -386,7 +386,7 @@ def _check_count(
     if extent.records < kept or is_more:
         maybe = f" to {kept + claim.unknown}" if 0 < claim.unknown < _MANY else ""
         expected = f"{kept}{maybe} records"
-        yield RunFinding(KIND, subject, expected, plural(extent.records, "record"), _BY_ANSWERS)
+        yield RunFinding(_KIND, subject, expected, plural(extent.records, "record"), _BY_ANSWERS)
 
 
 def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunFinding]:
@@ -397,7 +397,7 @@ def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunF
         expected = [each.get(subject, "none") for each in others]
         found = facts.get(subject, "none")
         if found not in expected:
-            findings.append(RunFinding(KIND, subject, _either(expected), found, _BY_REFERENCE))
+            findings.append(RunFinding(_KIND, subject, _either(expected), found, _BY_REFERENCE))
     return findings
 
 

@@ -19,7 +19,7 @@ from kdissect.replay.workload.messages import entries, response_of
 from kdissect.text import plural
 
 RULE = "other-release"
-NAMES_MAX = 12  # of APIs and configs in a note
+_NAMES_MAX = 12  # of APIs and configs in a note
 _ABSENT = "absent"
 _INDEX = re.compile(r"^api_keys\[(\d+)\]")
 _KEY = re.compile(r"^\{api_key=(-?\d+), min_version=(-?\d+), max_version=(-?\d+)")
@@ -78,9 +78,9 @@ def release_note(outcomes: Iterable[Outcome], then: str, now: str) -> list[str]:
                 names |= {found[1]: None for found in texts if found is not None}
     if not kinds:
         return []
-    listed = ", ".join(f"{name} {count}" for name, count in kinds.most_common(NAMES_MAX))
-    said = ", ".join(list(names)[:NAMES_MAX])
-    more = f" and {len(names) - NAMES_MAX} more" * (len(names) > NAMES_MAX)
+    listed = ", ".join(f"{name} {count}" for name, count in kinds.most_common(_NAMES_MAX))
+    said = ", ".join(list(names)[:_NAMES_MAX])
+    more = f" and {len(names) - _NAMES_MAX} more" * (len(names) > _NAMES_MAX)
     return [
         f"{plural(kinds.total(), 'difference')} between Kafka {then} and Kafka {now} "
         f"(rule {RULE}): {listed}" + (f"; {said}{more}" if said else "")
