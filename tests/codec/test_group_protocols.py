@@ -61,6 +61,7 @@ def test_kafkas_own_consumer_subscriptions_and_assignments_decode(told: bool) ->
 
 @pytest.mark.parametrize("told", [True, False])
 def test_streams_subscriptions_are_in_the_user_data(told: bool) -> None:
+    """The assignor's name or the content shows Kafka Streams."""
     for vector in internal_vectors()["streams_subscription"]:
         values = {"topics": ["a"], "user_data": vector["value"]}
         data = encoded("ConsumerProtocolSubscription", 3, values)
@@ -81,6 +82,7 @@ def test_user_data_of_other_assignors_stays_as_it_is() -> None:
 
 
 def test_streams_assignments_with_their_tasks() -> None:
+    """Active and standby tasks are decoded from the user data."""
     standby = {"topic_group_id": 1, "partition": 2, "named_topology": [], "partitions": []}
     inner = {
         "version": 11,
@@ -143,6 +145,7 @@ def test_a_newer_version_is_read_as_the_newest_known() -> None:
 
 
 def test_cut_values_are_null_and_told_only_where_the_format_is() -> None:
+    """Cut bytes of a known protocol have a fault."""
     whole = encoded("ConsumerProtocolSubscription", 1, {"topics": ["aa", "b"], "user_data": b"x"})
     cuts = [whole[:at] for at in range(len(whole) + 1)]
     kinds = texts(*[CONSUMER] * len(cuts))
@@ -169,6 +172,7 @@ def test_other_protocol_types_and_empty_values_are_null() -> None:
 
 
 def test_principals_of_kafkas_own_making() -> None:
+    """Principals of forwarded requests decode as Kafka wrote them."""
     for vector in internal_vectors()["principal"]:
         found = principals(blobs([vector["value"]]))
         got = row(found)
@@ -177,6 +181,7 @@ def test_principals_of_kafkas_own_making() -> None:
 
 
 def test_slices_are_read_at_their_places() -> None:
+    """Offsets of a sliced Arrow array are respected."""
     data = encoded("ConsumerProtocolSubscription", 0, {"topics": ["t"]})
     array = blobs([b"skip me", data, None]).slice(1)
     got = subscriptions(array, texts("x", CONSUMER, CONSUMER).slice(1), None).column.to_pylist()
@@ -196,6 +201,7 @@ def test_slices_are_read_at_their_places() -> None:
     )
 )
 def test_any_bytes_give_values_or_nulls(rows: list[tuple[bytes | None, str, str]]) -> None:
+    """Any bytes give a valid column, and faults of known protocols only."""
     values = blobs([data for data, _, _ in rows])
     kinds, names = texts(*[kind for _, kind, _ in rows]), texts(*[name for *_, name in rows])
     for read in (subscriptions, assignments):

@@ -66,6 +66,7 @@ def test_one_version_at_a_time_is_the_same() -> None:
 
 
 def test_empty_batch() -> None:
+    """No message gives empty columns of the right type."""
     columns = decoded(1, "request", [], [])
     assert len(columns.body) == len(columns.unknown_tags) == len(columns.marks) == 0
     assert columns.body.type == body_type(1, "request")
@@ -91,6 +92,7 @@ def array_of_ids(number: int) -> bytes:
 
 
 def test_surplus_unknown_version_and_failures_share_a_batch() -> None:
+    """Each message has its own status."""
     good = array_of_ids(3)
     frames = [good + b"xyz", good, good[:-1], good, b""]
     columns = decoded(42, "request", frames, [0, 99, 0, -1, 0])
@@ -118,6 +120,7 @@ def test_bytes_that_are_no_utf8() -> None:
 
 
 def test_read_only_and_writable_buffers_share_a_signature() -> None:
+    """The kernel compiles once for both."""
     from kdissect.codec.column_kernel import run_plan
 
     buf, start, end = batch([array_of_ids(2)])
@@ -131,6 +134,7 @@ def test_read_only_and_writable_buffers_share_a_signature() -> None:
 
 
 def test_caller_faults() -> None:
+    """Positions and arrays that do not fit raise ValueError."""
     buf, start, end = batch([array_of_ids(2)])
     versions = np.zeros(1, np.int16)
     for wrong in (

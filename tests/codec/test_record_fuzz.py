@@ -91,6 +91,7 @@ CHUNK_BYTES = st.sampled_from([1, 64, 8 << 20])
 @QUICK
 @given(st.lists(RECORD_SETS, max_size=3), CHUNK_BYTES)
 def test_random_sets(sets: list[bytes], chunk_bytes: int) -> None:
+    """Sets of good and changed batches, in chunks of any size."""
     assert_twins_agree(sets, chunk_bytes=chunk_bytes)
 
 
@@ -138,6 +139,7 @@ def test_damaged_wrappers(inner: bytes, magic: int, offset: int, draw: Any) -> N
 @example(b"\x00" * 100)
 @example(b"\xff" * 100)
 def test_random_bytes(data: bytes) -> None:
+    """Bytes without any structure."""
     assert_twins_agree([data, data[1:]])
 
 
@@ -148,6 +150,7 @@ def test_random_bytes(data: bytes) -> None:
     )
 )
 def test_random_bytes_behind_a_header(case: tuple[int, int, bytes]) -> None:
+    """Random bytes after a header of any magic and length."""
     magic, length, rest = case
     assert_twins_agree([bytes(8) + length.to_bytes(4, "big") + bytes(4) + bytes([magic]) + rest])
 
@@ -155,6 +158,7 @@ def test_random_bytes_behind_a_header(case: tuple[int, int, bytes]) -> None:
 @QUICK
 @given(batches(), st.integers(1, 300), st.integers(1, 4))
 def test_limits(batch: bytes, size: int, ratio: int) -> None:
+    """Any limits of decompression."""
     limits = DecompressionLimits(
         decompressed_size_max=size, ratio_max=ratio, ratio_free_size=size // 2 + 1
     )

@@ -47,6 +47,7 @@ def _names(tables: kdissect.Tables) -> set[str]:
 
 @pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap"])
 def test_the_same_conversations_with_other_names(tmp_path, name):
+    """Rows, counts and checksums stay; only names change."""
     path, out = CAPTURES / name, tmp_path / "out.pcapng"
     before, after = kdissect.read(path), _retold(path, out)
     assert _rows(after) == _rows(before)
@@ -87,6 +88,7 @@ def test_the_same_conversations_with_other_names(tmp_path, name):
      "zookeeper/zk_3_9_1_ibp_2_4.pcap"],
 )  # fmt: skip
 def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):
+    """Only cut frames are lost."""
     path = SHARED / name
     if not path.exists():
         pytest.skip("no shared captures on this machine")
@@ -102,6 +104,7 @@ def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):
 
 
 def test_what_was_encrypted_is_told_in_the_open(tmp_path):
+    """Decrypted connections are written as plain text."""
     path, keys = SHARED / "tls" / "tls12.pcap", SHARED / "tls" / "tls12.keylog"
     if not path.exists():
         pytest.skip("no shared captures on this machine")
@@ -112,6 +115,7 @@ def test_what_was_encrypted_is_told_in_the_open(tmp_path):
 
 
 def test_a_text_has_one_pseudonym_wherever_it_comes():
+    """Names, hosts and values have one pseudonym each."""
     names = Pseudonyms()
     first = names.name("topic", "orders")
     assert (first, names.name("resource", "orders")) == ("topic-1", "topic-1")
@@ -128,6 +132,7 @@ def test_a_text_has_one_pseudonym_wherever_it_comes():
 
 
 def test_secrets_are_redacted_in_the_copy():
+    """The copy has no token; the original stays."""
     message = kdissect.Message(36, 2, "request", {"client_id": "c"}, {"auth_bytes": b"\0u\0pw"})
     told = Anonymizer().message(message)
     assert told.body["auth_bytes"] == b"[redacted]"
@@ -136,6 +141,7 @@ def test_secrets_are_redacted_in_the_copy():
 
 
 def test_on_the_command_line(tmp_path, request):
+    """The verb writes a capture that can be read."""
     run = request.getfixturevalue("kdissect")
     done = run("extract", str(CAPTURES / "librdkafka.pcap"), "--topic", "rd-tx", "--anonymize",
                "--out", str(tmp_path / "t.pcapng"))  # fmt: skip

@@ -52,6 +52,7 @@ def test_segments_of_any_size_give_the_frames_that_were_sent(
 def test_late_and_repeated_segments_change_nothing(
     talk: Conversation, sizes: list[int], seed: int
 ) -> None:
+    """Retransmitted and shuffled segments give the same frames."""
     choose = random.Random(seed)
     segments = talk.segments(sizes)
     for _ in range(3):
@@ -109,6 +110,7 @@ def test_a_hole_inside_of_frames_costs_only_these(
 def test_holes_anywhere_give_no_false_frame(
     talk: Conversation, sizes: list[int], seed: int, has_syn: bool, rate: float
 ) -> None:
+    """Random losses give no frame that was not sent."""
     choose = random.Random(seed)
     segments = [one for one in talk.segments(sizes) if choose.random() >= rate]
     if segments:
@@ -138,6 +140,7 @@ def test_frames_are_found_again_behind_a_hole(
 def test_one_side_alone_gives_no_false_frame(
     talk: Conversation, sizes: list[int], seed: int, side: int, has_syn: bool
 ) -> None:
+    """The same with one direction only."""
     choose = random.Random(seed)
     segments = [one for one in talk.segments(sizes) if one[0] == side and choose.random() >= 0.1]
     if segments:
@@ -279,11 +282,13 @@ def assemble_hostile(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", hostile(0))
 def test_hostile_bytes_are_accounted_for(name: str) -> None:
+    """Framed and unframed bytes add up to all bytes, in each direction."""
     assemble_hostile(name, 400_000)
 
 
 @pytest.mark.parametrize("name", hostile(0))
 def test_hostile_bytes_take_linear_time(name: str) -> None:
+    """Twice the bytes take at most twice the steps."""
     assert_linear(assemble_hostile, 1000, name)
 
 

@@ -145,11 +145,13 @@ def read_made(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("make", [flood, gaps, retransmissions, fragments, overlaps])
 def test_work_is_linear_in_the_packets(make: Any) -> None:
+    """Twice the packets take at most twice the steps."""
     assert_linear(read_made, 150, make.__name__)
 
 
 @pytest.mark.parametrize("make", [flood, gaps, retransmissions, fragments, overlaps])
 def test_memory_is_bounded(make: Any, tmp_path: Path) -> None:
+    """30,000 packets of each kind stay below MEMORY_MAX."""
     measured(make(tmp_path / "first.pcap", 100))  # compiles
     tables, grown = measured(make(tmp_path / "many.pcap", 30_000))
     check(make, 30_000, tables)
@@ -157,6 +159,7 @@ def test_memory_is_bounded(make: Any, tmp_path: Path) -> None:
 
 
 def test_a_frame_that_never_comes_is_no_memory(tmp_path: Path) -> None:
+    """A size prefix of 100 MiB allocates nothing."""
     tables, grown = measured(giant(tmp_path / "giant.pcap", 100))
     check(giant, 101, tables)
     rows = tables.exchanges.to_arrow().to_pylist()
@@ -175,6 +178,7 @@ def test_a_frame_that_never_comes_is_no_memory(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_million_packets(make: Any, count: int, tmp_path: Path) -> None:
+    """A million packets of each kind stay below MEMORY_MAX."""
     tables, grown = measured(make(tmp_path / "made.pcap", count))
     check(make, count, tables)
     print(f"{make.__name__} {count}: {grown >> 20} MB more")

@@ -51,6 +51,7 @@ def _rows(table) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_rows_of_read(source, tables, name):
+    """Each table has the columns and rows of `kdissect.read`."""
     frame = source(name, splits=3)
     found = frame.toArrow()
     assert found.num_rows == tables[name].num_rows
@@ -60,12 +61,14 @@ def test_the_rows_of_read(source, tables, name):
 
 
 def test_it_is_a_frame_like_any_other(source, tables):
+    """Spark groups and counts its rows."""
     counts = source("exchanges").groupBy("api_name").count().toPandas()
     expected = tables.exchanges.to_pandas().api_name.value_counts()
     assert dict(zip(counts["api_name"], counts["count"], strict=True)) == expected.to_dict()
 
 
 def test_options_are_those_of_the_command_line(source):
+    """Payload, host and time have their effect."""
     hidden = source("records", payload="none").filter("value is not null").count()
     assert hidden == 0
     assert source("exchanges", host="10.9.9.9").count() == 0
@@ -74,6 +77,7 @@ def test_options_are_those_of_the_command_line(source):
 
 
 def test_internal_tables_have_the_schema_of_their_records(source):
+    """Internal tables can be read by name."""
     path = CAPTURES / "librdkafka.pcap"
     expected = kdissect.read(path)
     names = [name for name in expected.names if name.startswith("internal/")]
@@ -91,16 +95,19 @@ def test_internal_tables_have_the_schema_of_their_records(source):
     ],
 )
 def test_what_is_asked_wrongly_is_said(source, table, options, words):
+    """Wrong tables and options raise an error with the reason."""
     with pytest.raises(Exception, match=words):
         source(table, **options).count()
 
 
 def test_a_path_that_is_not_there_is_said(source, tmp_path):
+    """The error names the path."""
     with pytest.raises(Exception, match=r"absent\.pcap"):
         source("exchanges", tmp_path / "absent.pcap").count()
 
 
 def test_an_index_is_made_once_and_goes_when_it_is_old(tmp_path: Path):
+    """The same options share an index; old ones are removed."""
     index = make_index([str(CAPTURE)], Options(), str(tmp_path), 2)
     assert make_index([str(CAPTURE)], Options(), str(tmp_path), 2) == index
     other = make_index([str(CAPTURE)], Options(payload="none"), str(tmp_path), 2)

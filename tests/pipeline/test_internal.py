@@ -69,6 +69,7 @@ def test_vectors_through_a_capture(tmp_path: Path, kind: str) -> None:
 
 
 def test_malformed_ones_are_anomalies_and_records(tmp_path: Path) -> None:
+    """Good records have rows; bad ones have anomalies and stay in `records`."""
     key = b"\0\x01\0\x01g\0\x01t\0\0\0\x07"
     good = b"\0\0" + bytes(8) + b"\0\0" + bytes(8)
     pairs = [(key, good), (key, good[:-1]), (key, None), (b"\0\x63", b"x"), (key, good[:5])]
@@ -89,6 +90,7 @@ def test_malformed_ones_are_anomalies_and_records(tmp_path: Path) -> None:
 
 
 def test_other_topics_have_no_internal_tables(tmp_path: Path) -> None:
+    """A topic with a similar name is an ordinary one."""
     data = batch([(b"\0\x01\0\0\0\0\0\0\0\0", b"\0\0")])
     path = write_capture(tmp_path / "made.pcap", [fetch(1, "consumer_offsets", [data])])
     tables = kdissect.read(path)
@@ -120,6 +122,7 @@ def test_topics_that_only_the_metadata_log_told(tmp_path: Path) -> None:
 
 
 def test_topic_records_of_other_topics_tell_nothing(tmp_path: Path) -> None:
+    """Only the metadata log names topics."""
     told = batch([(None, metadata("TopicRecord", name="orders", topic_id=ORDERS_ID))])
     path = write_capture(tmp_path / "made.pcap", [fetch(1, "__cluster_metadata_", [told])])
     tables = kdissect.read(path)
@@ -128,6 +131,7 @@ def test_topic_records_of_other_topics_tell_nothing(tmp_path: Path) -> None:
 
 
 def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
+    """Credentials and sensitive configs are redacted, in cut records, too."""
     values = [
         metadata("UserScramCredentialRecord", name="eve", mechanism=1, salt=b"salt",
                  stored_key=b"stored", server_key=b"server", iterations=4096),
@@ -213,6 +217,7 @@ def _bytes(value: Any) -> bytes | None:
 
 
 def test_a_wrong_crc_inside_a_wrapper_is_told(tmp_path: Path) -> None:
+    """The checksum of a message inside a compressed one is checked."""
     record = {"offset": 0, "timestamp_ms": 5, "key": b"k", "value": b"v"}
     inner = bytearray(encode_messages([record], 1))
     inner[12] ^= 1  # its own CRC
@@ -224,6 +229,7 @@ def test_a_wrong_crc_inside_a_wrapper_is_told(tmp_path: Path) -> None:
 
 
 def test_control_records_of_any_topic(tmp_path: Path) -> None:
+    """A marker has its table row; unknown types stay in `records`."""
     pairs = [(b"\0\0\0\x01", b"\0\0\0\0\0\x07"), (b"\0\0\0\x63", b"?"), (b"\0", b"")]
     data = batch(pairs, is_control=True, is_transactional=True)
     path = write_capture(tmp_path / "made.pcap", [fetch(1, "orders", [data])])
@@ -237,6 +243,7 @@ def test_control_records_of_any_topic(tmp_path: Path) -> None:
 
 
 def test_produced_to_internal_topics(tmp_path: Path) -> None:
+    """Produced records have the offsets of the response."""
     key = b"\0\0\0\x02tx"
     value = b"\0\0" + bytes(8) + b"\0\0" + bytes(4) + b"\0" + bytes(4) + bytes(16)
     given = {"name": "__transaction_state", "partition_data": [{"index": 3, "records":

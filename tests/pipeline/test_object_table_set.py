@@ -55,6 +55,7 @@ def test_a_set_is_what_its_manifest_lists(store):
 
 
 def test_a_failing_run_leaves_the_old_set(store):
+    """The objects after a failure are those before."""
     out = store.url("failing")
     write(out, "a")
     before = store.names("failing")
@@ -73,6 +74,7 @@ def test_a_failing_run_leaves_the_old_set(store):
 
 
 def test_overwriting_replaces_the_set(store):
+    """Only objects of the new set stay."""
     out = store.url("replaced")
     write(out, "a")
     with pytest.raises(OutputError, match="--overwrite"):
@@ -98,6 +100,7 @@ def test_what_a_killed_run_left_is_in_nobodys_way(store):
 
 
 def test_an_attempt_that_comes_too_late_does_not_start(store):
+    """A task of an ended run writes nothing."""
     out = store.url("late")
     with staging(out) as run_id:
         pass
@@ -125,6 +128,7 @@ def test_of_two_runs_the_slower_one_fails(store):
 
 
 def test_what_is_there_is_not_written_over(store):
+    """Other objects at the place raise OutputError."""
     store.put("other/notes.txt", b"mine")
     with pytest.raises(OutputError, match="other files"):
         check_out(store.url("other"), overwrite=True)
@@ -139,6 +143,7 @@ def test_what_is_there_is_not_written_over(store):
 
 
 def test_manifests_are_checked(store):
+    """A broken or newer manifest raises CaptureError."""
     store.put("broken/" + MANIFEST, b"{")
     with pytest.raises(CaptureError, match="not readable"):
         kdissect.open(store.url("broken"))

@@ -137,6 +137,7 @@ OPEN = ("response_missing", "connection_closed")  # at the end of a run; a strea
 
 
 def test_batches_give_what_one_run_gives(folder, put):
+    """The exchanges of all batches are those of one run over the complete files."""
     query = Query(folder)
     found = []
     for number in range(PARTS):
@@ -154,6 +155,7 @@ def test_batches_give_what_one_run_gives(folder, put):
 
 
 def test_the_age_of_files_makes_them_complete(folder, put):
+    """With `complete_after_s` an old file is read without a newer one."""
     query = Query(folder, complete_after_s=60)
     put(0, 1)
     assert query.batch() == {}
@@ -175,6 +177,7 @@ def test_hidden_names_are_left_out(folder, put, parts):
 
 
 def test_a_glob_is_a_folder(folder, put):
+    """Only matching files are read; a folder that is not there yet is empty."""
     put(0, 1, 2)
     (folder / "other.pcap").write_bytes((CAPTURES / "java_2_0_1.pcap").read_bytes())
     one = Query(folder / "part*.pcap")
@@ -310,6 +313,7 @@ def test_a_ring_of_files_is_read_round_and_round(folder, put, parts):
 
 
 def test_a_file_that_goes_before_it_is_read(folder, put, parts, caplog):
+    """A removed or replaced file has an anomaly, and the stream goes on."""
     query = Query(folder)
     put(0, 1, 2, 3)
     end = query.stream().latest(query.at)
@@ -402,6 +406,7 @@ def test_state_that_is_gone_is_made_again(folder, put, caplog):
 
 @pytest.mark.parametrize("how", ["format", "damage"])
 def test_state_that_cannot_be_read_is_made_again(how, folder, put, monkeypatch):
+    """State of another format, or cut, is rebuilt from the captures."""
     query = Query(folder)
     put(0, 1)
     query.batch()
@@ -487,6 +492,7 @@ def test_a_file_that_may_be_read_now(folder, put, monkeypatch):
 
 
 def test_offsets_of_another_version_are_refused(folder, put):
+    """CaptureError advises a new checkpoint."""
     put(0, 1)
     with pytest.raises(kdissect.CaptureError, match="begin with a new one"):
         Query(folder).stream().latest({"time_ns": 1, "path": "x.pcap"})
@@ -665,6 +671,7 @@ def _with_a_wrong_crc(packets: list[bytes]) -> tuple[int, bytes]:
 
 
 def test_only_chosen_hosts_and_times(folder, put):
+    """Hosts and times select exchanges, as in `read`."""
     put(0, 1, 2)
     whole = Query(folder).batch()["exchanges"]
     some = Query(folder, Options(hosts=("10.9.9.9",))).batch()
@@ -703,6 +710,7 @@ def test_a_query_that_restarts(folder, put):
 
 
 def test_options_of_streams(folder, put):
+    """Options have the names and checks of the reader."""
     put(0, 1)
     reader = _reader(folder, completeAfter="0.000001", table="anomalies")
     assert len(reader.latestOffset()["files"]) == 2

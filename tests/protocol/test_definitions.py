@@ -160,11 +160,13 @@ def compare(all_facts):
 
 @needs_facts
 def test_newest_release_is_described_word_by_word():
+    """Each definition equals Kafka's own JSON."""
     assert compare(release(NEWEST)) == 734  # 604 of messages
 
 
 @needs_facts
 def test_versions_that_only_the_older_release_has_are_described_word_by_word():
+    """Dropped versions equal the older JSON."""
     newest = {facts["name"]: versions_of(facts["validVersions"]) for facts in release(NEWEST)}
     compared = 0
     for facts in release(OLD):
@@ -183,6 +185,7 @@ def test_versions_that_only_the_older_release_has_are_described_word_by_word():
 
 @needs_facts
 def test_releases_disagree_only_where_the_file_says_so():
+    """Differences between releases are notes in the files."""
     for facts in release(OLD):
         if facts["type"] not in ("request", "response", "metadata"):
             continue
@@ -204,6 +207,7 @@ def test_releases_disagree_only_where_the_file_says_so():
 
 @needs_facts
 def test_pairs_header_versions_and_drafts_are_kafkas():
+    """The list of versions equals the one of Kafka's classes."""
     with (FACTS / "pairs.csv").open(encoding="utf-8") as file:
         rows = {(int(row["api_key"]), int(row["api_version"])): row for row in csv.DictReader(file)}
     ours = {
@@ -225,5 +229,6 @@ def test_pairs_header_versions_and_drafts_are_kafkas():
     "KDISSECT_KAFKA_JAR" not in os.environ, reason="KDISSECT_KAFKA_JAR names no Kafka jar"
 )
 def test_a_kafka_jar_says_the_same():
+    """A jar named by KDISSECT_KAFKA_JAR has the same definitions."""
     facts = update_definitions.facts_of_jar(Path(os.environ["KDISSECT_KAFKA_JAR"]))
     assert compare(facts) > 0

@@ -35,6 +35,7 @@ def test_default_place_and_findings(
 
 
 def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) -> None:
+    """The document names its files; without CSV there is only the page."""
     out = tmp_path / "sub" / "page.html"
     done = kdissect("report", str(table_set), "--out", str(out), "--no-csv", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -45,6 +46,7 @@ def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) ->
 
 
 def test_again_replaces_the_report(table_set: Path, tmp_path: Path) -> None:
+    """An existing page is replaced, and no part stays."""
     out = tmp_path / "page.html"
     out.write_text("old")
     result = CliRunner().invoke(app, ["report", str(table_set), "--out", str(out), "-q"])
@@ -66,6 +68,7 @@ def test_again_replaces_the_report(table_set: Path, tmp_path: Path) -> None:
 def test_mistakes_are_refused_before_work(
     arguments: list[str], said: str, table_set: Path, tmp_path: Path
 ) -> None:
+    """Nothing is written."""
     filled = [a.format(tmp=tmp_path, set=table_set) for a in arguments]
     result = CliRunner().invoke(app, ["report", *filled])
     assert isinstance(result.exception, Error)
@@ -74,6 +77,7 @@ def test_mistakes_are_refused_before_work(
 
 
 def test_a_mistake_is_one_line(kdissect: Run, tmp_path: Path) -> None:
+    """Exit code 2, with the name."""
     done = kdissect("report", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"kdissect: {tmp_path}/none: no such file or directory\n"

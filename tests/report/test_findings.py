@@ -63,10 +63,12 @@ def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:
 
 
 def test_that_some_api_is_the_slowest_is_no_news() -> None:
+    """Ordinary latency has no finding."""
     assert _found(*_answers(1, "a", "Produce", 18_000), *_answers(50, "a", "Metadata", 900)) == []
 
 
 def test_an_api_that_takes_long_for_all() -> None:
+    """The finding has the percentile and the time lost."""
     (found,) = _found(*_answers(1, "a", "Produce", 400_000), *_answers(50, "b", "Metadata", 900))
     assert found["title"] == "Produce takes long: p95 400 ms"
     assert found["time_lost_ms"] == pytest.approx(30 * 300)
@@ -100,6 +102,7 @@ def test_findings_are_in_the_order_of_what_they_cost() -> None:
 
 
 def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
+    """The share that was read is a warning."""
     closed = _COUNTS | {"is_kafka": False, "is_tls": True, "protocol": "tls"}
     others = tuple(closed | {"connection_id": n, "request_byte_count": 450} for n in (2, 3))
     document = _document(exchange(1), connections=(_KAFKA, *others))
@@ -112,6 +115,7 @@ def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
 
 
 def test_figures_agree_on_the_page(librdkafka: Tables) -> None:
+    """Tiles and tables show the same numbers."""
     with ReportDatabase(librdkafka) as database:
         document = collect(database)
     tiles = {tile["label"]: tile for tile in _tiles(document)}

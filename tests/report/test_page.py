@@ -61,6 +61,7 @@ def attacked(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_the_page_needs_nothing_else(page: Path) -> None:
+    """No element refers to another file or host."""
     reader = _read(page)
     for _, attributes in reader.elements:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
@@ -134,6 +135,7 @@ def test_hostile_names_are_data_of_charts_only(attacked: Path) -> None:
 
 
 def test_json_in_a_script_cannot_end_it() -> None:
+    """Angle brackets and line separators are escaped."""
     text = str(json_script({"a": "</script><!--", "b": "\u2028&"}))
     assert "<" not in text
     assert ">" not in text
@@ -144,6 +146,7 @@ def test_json_in_a_script_cannot_end_it() -> None:
 def test_csv_files_are_whole_and_start_no_formula(
     librdkafka: Tables, tmp_path: Path, page: Path
 ) -> None:
+    """A value that begins like a formula has an apostrophe."""
     report = build(hostile(librdkafka, "=cmd|' /C calc'!A0\n"), tmp_path / "formula.html", csv=True)
     assert set(report.csv) == set(CSV_TABLES) - {"broker_times"}
     for name, path in report.csv.items():
@@ -159,6 +162,7 @@ def test_csv_files_are_whole_and_start_no_formula(
 
 
 def test_a_list_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """The page shows the first rows, and names the CSV file."""
     rows = [exchange(i, client_id=f"client-{i:03}", connection_id=i) for i in range(1, 131)]
     report = build(
         tables(exchanges=rows, connections=[_connection(i) for i in range(1, 131)]),
@@ -183,6 +187,7 @@ def _connection(number: int) -> dict[str, Any]:
 
 
 def test_the_document_is_json(page: Path, table_set: Path, tmp_path: Path) -> None:
+    """All values are plain, without NaN."""
     document = build(table_set, tmp_path / "x.html", csv=False).document
     text = json.dumps(document, allow_nan=False)
     assert document["format_version"] == 1

@@ -19,15 +19,18 @@ def ips(brokers: list[tuple[int, str, int]], listeners: set[tuple[str, int]]) ->
 
 
 def test_an_address_is_itself() -> None:
+    """A broker that advertises an address has it."""
     assert ips([(1, "10.0.0.1", 9092), (2, "fe80::1", 9092)], set()) == ["10.0.0.1", "fe80::1"]
 
 
 def test_the_only_address_on_a_port() -> None:
+    """A host name has the only captured address with its port."""
     brokers = [(1, "a.example", 9092), (2, "b.example", 9192)]
     assert ips(brokers, {("10.0.0.1", 9092), ("10.0.0.2", 9192)}) == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_the_address_that_is_left() -> None:
+    """The last address without a broker belongs to the last name."""
     brokers = [(1, "10.0.0.1", 9092), (2, "b.example", 9092)]
     assert ips(brokers, {("10.0.0.1", 9092), ("10.0.0.2", 9092)}) == ["10.0.0.1", "10.0.0.2"]
 
@@ -62,6 +65,7 @@ def test_roles_of_one_cluster() -> None:
 
 
 def test_roles_of_two_clusters() -> None:
+    """Roles belong to a node of one cluster."""
     node_roles: set[NodeRole] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
     assert roles([(1, "c"), (1, "d")], node_roles) == [[BROKER_ROLE], [CONTROLLER]]
 

@@ -58,6 +58,7 @@ def test_the_type_follows_from_the_api_alone(api_key: int) -> None:
 
 
 def test_other_apis_are_left_alone() -> None:
+    """Produce has no decoded column."""
     request, response = bodies(0, (None, None))
     assert add_decoded(0, request, response, True) == (request, response, [])
 
@@ -126,6 +127,7 @@ def bearer(claims: dict[str, str]) -> bytes:
 
 
 def test_tokens_show_who_and_hide_what_proves_it() -> None:
+    """User names stay; passwords, proofs and secrets go."""
     claims = {"sub": "alice", "client_secret": "hunter2"}
     tokens = [
         (b"\0alice\0hunter2", b""),
@@ -196,6 +198,7 @@ def test_an_envelopes_inner_messages() -> None:
 
 
 def test_an_envelope_in_an_envelope_keeps_its_secrets() -> None:
+    """Secrets are redacted at each depth."""
     token = inner(39, 2, "request", {"hmac": INNER_TOKEN, "renew_period_ms": 1})
     outer = inner(ENVELOPE, 0, "request", {"request_data": token, "client_host_address": b"abcd"})
     request, *_ = added(ENVELOPE, ({"request_data": outer}, None), reveal=False)
@@ -217,6 +220,7 @@ def test_record_data_within_is_left_out() -> None:
 
 
 def test_configs_as_values_hide_as_those_in_columns_do() -> None:
+    """Sensitive configs are redacted by name."""
     entries = [
         {"name": "ssl.key.password", "value": "pw"},
         {"name": "retention.ms", "value": "1"},

@@ -82,6 +82,7 @@ def _check_all(assembly: Assembly, count: int = EXCHANGES) -> None:
 
 @pytest.mark.parametrize("ciphers", TLS_12_CIPHERS)
 def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
+    """Each kind of TLS 1.2 cipher is decrypted, with the handshake's facts."""
     parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
     talk = _talk(parties)
     name = talk.client.cipher()[0]
@@ -119,6 +120,7 @@ def test_resumed_sessions_decrypt(tmp_path: Path, version: str) -> None:
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
+    """The client certificate's subject is in the facts."""
     parties = Parties(tmp_path, version, is_mutual=True)
     assembly = _assemble(_talk(parties).playbook(), parties.key_log())
     _check_all(assembly)
@@ -126,6 +128,7 @@ def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
 
 
 def test_without_keys_the_handshake_is_told(tmp_path: Path) -> None:
+    """The connection is TLS, with its facts and without frames."""
     parties = Parties(tmp_path, "TLSv1_2", is_mutual=True)
     assembly = _assemble(_talk(parties).playbook())
     assert not len(assembly.exchanges)
@@ -139,6 +142,7 @@ def test_without_keys_the_handshake_is_told(tmp_path: Path) -> None:
 
 
 def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
+    """An anomaly separates missing secrets from wrong ones."""
     parties = Parties(tmp_path, "TLSv1_3")
     talk = _talk(parties)
     log = re.sub(rb"(?m)^(\w+ )([0-9a-f]{4})", rb"\g<1>0000", parties.key_log())
@@ -310,6 +314,7 @@ def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
 
 
 def test_positions_are_those_of_the_ciphertext(tmp_path: Path) -> None:
+    """The positions of frames are those of their TLS records."""
     parties = Parties(tmp_path, "TLSv1_3")
     talk = Talk(parties)
     expected = []

@@ -55,6 +55,7 @@ def test_names_follow_kafkas_rule():
 
 
 def test_dropped_versions_keep_their_layout():
+    """Versions that the newer release lacks keep their fields."""
     both = merged(
         facts("0-3", "Gone string 0-1", "Kept int32 0+", "Wide int32 0+"),
         facts("2-4", "Kept int32 2+", "Added int64 4+", "Wide int32 0+"),
@@ -69,17 +70,21 @@ def test_dropped_versions_keep_their_layout():
 
 
 def test_newest_names_win_where_both_releases_have_the_version():
+    """A renamed field has its old name in old versions only."""
     both = merged(facts("0-1", "OldName int32 0+"), facts("1-2", "NewName int32 0+"))
     assert lines(both) == ["old_name: int32 0", "new_name: int32 1+"]
 
 
 def test_a_new_version_changes_only_the_lines_it_touches():
+    """The diff of a release is small."""
     old = facts("0-3", "A int32 0+", "B string 1+")
     new = facts("0-4", "A int32 0+", "B string 1+", "C bool 4+")
     assert lines(merged(old, new)) == [*lines(update.definition_of(old)), "c: bool 4+"]
 
 
 def test_fields_of_structs_are_merged_too():
+    """Structs are merged field by field."""
+
     def nested(versions, *inner):
         made = facts(versions)
         made["fields"] = [
@@ -99,11 +104,13 @@ def test_fields_of_structs_are_merged_too():
 
 
 def test_a_release_that_lost_its_newest_version_is_refused():
+    """DefinitionError names the version."""
     with pytest.raises(DefinitionError, match="lacks version 3"):
         merged(facts("0-3"), facts("0-2"))
 
 
 def test_comments_of_kafkas_json_are_passed_over():
+    """Slashes inside of strings stay."""
     text = '// licence\n{"name": "a//b", // why\n "x": 1}'
     assert update.parse_json(text) == {"name": "a//b", "x": 1}
 
@@ -125,6 +132,7 @@ def release_jar(tmp_path):
 
 
 def test_a_jar_is_merged_into_the_files(tmp_path, release_jar, capsys):
+    """New definitions and releases are written and listed."""
     out = tmp_path / "definitions"
     shutil.copytree(update.DEFINITIONS, out)
     update.main(["--jar", str(release_jar), "--out", str(out)])
@@ -142,6 +150,7 @@ def test_a_jar_is_merged_into_the_files(tmp_path, release_jar, capsys):
 
 
 def test_nothing_to_read_is_bad_usage(capsys):
+    """The message names the options."""
     with pytest.raises(SystemExit):
         update.main([])
     assert "give --facts DIR or --jar JAR" in capsys.readouterr().err

@@ -29,6 +29,7 @@ def _rows(tables: Any, name: str) -> list[Row]:
 
 @both
 def test_every_tls_connection_is_told_and_decrypted(capture: Capture) -> None:
+    """Each connection with a secret is Kafka after decryption."""
     version = {TLS_12: "TLSv1.2", TLS_13: "TLSv1.3"}[capture]
     rows = [row for row in capture.rows("connections") if row["is_tls"]]
     with_keys = sum(
@@ -63,6 +64,7 @@ def test_secrets_inside_a_pcapng_are_used() -> None:
 
 @both
 def test_without_keys_connections_are_named_and_counted(capture: Capture) -> None:
+    """The same connections are TLS without frames."""
     closed = kdissect.read(str(capture.path), reveal_secrets=True)
     opened = {row["connection_id"]: row for row in capture.rows("connections")}
     tls = {row["connection_id"] for row in _rows(closed, "connections") if row["is_tls"]}
@@ -108,6 +110,7 @@ def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> Non
 @both
 @pytest.mark.parametrize("split_bytes", [10_007, 200_000])
 def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
+    """Rows do not depend on the size of splits."""
     split = kdissect.read(
         str(capture.path), reveal_secrets=True, split_bytes=split_bytes, keylog=_key_log(capture)
     )
@@ -119,6 +122,7 @@ def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
     "capture", [pytest.param(TLS_12, marks=pytest.mark.heavy), TLS_13], ids=str
 )
 def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Capture) -> None:
+    """Rows on Spark equal those in process."""
     ours = kdissect.dissect(
         spark,
         [str(capture.path)],
@@ -131,6 +135,7 @@ def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Captu
 
 
 def test_what_is_no_key_log_is_refused(tmp_path: Path) -> None:
+    """CaptureError names the file."""
     path = tmp_path / "notes.txt"
     path.write_text("no secrets here\n")
     with pytest.raises(kdissect.CaptureError, match=r"notes\.txt.*key log"):

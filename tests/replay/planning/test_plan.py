@@ -174,6 +174,7 @@ def test_pipelined_requests_stay_pipelined() -> None:
 
 
 def test_a_fetch_waits_for_what_was_produced_before_it() -> None:
+    """It depends on the Produce of its partition, and of no other."""
     made = exchange(0, produce(0), 0, 5, produced(0, 0))
     read = exchange(1, fetch(0), 6, 9, fetched(0))
     other = exchange(2, fetch(1), 6, 9, fetched(1))
@@ -229,6 +230,7 @@ def test_what_acks_0_wrote_is_found_between_the_others() -> None:
 
 
 def test_what_the_options_do_not_allow_is_skipped_and_says_what_it_needs() -> None:
+    """The reason names --allow and the class."""
     read = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])
     write = exchange(0, produce(0), 6, 9, produced(0, 0))
     plan = make_plan(workload([read, write]))
@@ -243,11 +245,13 @@ def test_what_the_options_do_not_allow_is_skipped_and_says_what_it_needs() -> No
 
 
 def test_an_unknown_class_is_refused() -> None:
+    """ValueError names the option."""
     with pytest.raises(ValueError, match="allow"):
         make_plan(workload(), PlanOptions(allow=frozenset({"everything"})))
 
 
 def test_what_the_captured_broker_refused_as_not_ready_is_not_done_again() -> None:
+    """NOT_LEADER_OR_FOLLOWER skips the step."""
     answer = produced(0, -1)
     answer.body["responses"][0]["partition_responses"][0]["error_code"] = 6
     refused = exchange(0, produce(0), 0, 5, answer)
@@ -258,6 +262,7 @@ def test_what_the_captured_broker_refused_as_not_ready_is_not_done_again() -> No
 
 
 def test_a_read_while_somebody_writes_is_a_race() -> None:
+    """Overlapping times make the read's result uncertain."""
     made = exchange(0, produce(0), 0, 5, produced(0, 0))
     read = exchange(1, fetch(0), 3, 9, fetched(0))
     plan = make_plan(workload([made], [read]), everything())

@@ -76,6 +76,7 @@ def run(holding: Holding, *options: str) -> Result:
 
 
 def test_data_under_names_of_the_plan_ends_the_run() -> None:
+    """The error lists each name with its data, and the option."""
     holding = Holding()
     done = run(holding, "--allow", EVERYTHING)
     assert isinstance(done.exception, GuardError)  # a user's mistake: exit code 2
@@ -89,6 +90,7 @@ def test_data_under_names_of_the_plan_ends_the_run() -> None:
 
 
 def test_a_run_that_only_reads_is_not_checked() -> None:
+    """Without a write no group is listed."""
     holding = Holding()
     done = run(holding, "--api", "Fetch")
     assert not isinstance(done.exception, GuardError)
@@ -98,6 +100,7 @@ def test_a_run_that_only_reads_is_not_checked() -> None:
 
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_what_was_there_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
+    """Only delete-existing deletes topics that the replay did not create."""
     holding = Holding()
     lines = tmp_path / "r.jsonl"
     allow = f"{EVERYTHING},delete-existing" if is_allowed else EVERYTHING
@@ -121,6 +124,7 @@ def effects(*allow: str, **options: Any) -> Effects:
 
 
 def test_effects_of_a_plan() -> None:
+    """Topics, groups and transactional ids that a plan creates, writes and deletes."""
     found = effects(*WRITING_CLASSES)
     assert list(found.made) == [("topic", "rd-events"), ("topic", "rd-tx")]
     assert set(found.names("group")) >= {"rd-classic", "rd-coop", "rd-new"}
@@ -135,6 +139,7 @@ def test_effects_of_a_plan() -> None:
 
 
 def test_a_dry_run_lists_them() -> None:
+    """The plan's text counts and names them."""
     done = CliRunner().invoke(app, ["replay", str(SOURCE), "--dry-run", "--allow", EVERYTHING])
     assert done.exit_code == 0, done.output
     assert "would make 2 topics: rd-events, rd-tx" in done.stdout

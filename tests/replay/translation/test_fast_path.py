@@ -94,12 +94,14 @@ def check(path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_captures(captures: Path, name: str) -> None:
+    """Requests and learned ids of a whole capture are equal."""
     check(captures / name)
 
 
 @pytest.mark.parametrize("name", SHARED)
 @needs_material
 def test_recorded_captures(name: str) -> None:
+    """The same for captures beside the project."""
     check(CAPTURES / f"{name}.pcap")
 
 
@@ -214,6 +216,7 @@ class World:
 
 @pytest.mark.parametrize("key", sorted(catalog.apis()))
 def test_random_requests_of_every_version(key: int) -> None:
+    """Made requests of each version, with and without writes allowed."""
     versions = catalog.api(key).request.versions
     used = 0
     for version in range(versions.first, versions.last + 1):
@@ -240,6 +243,7 @@ def test_random_requests_of_every_version(key: int) -> None:
 
 
 def test_renamed_and_reencoded_requests_are_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that change sizes take the plain path."""
     world = World(ApiKey.HEARTBEAT, 4, 1)
     plan = world.plan(frozenset())
     step = plan.steps[2]
@@ -296,6 +300,7 @@ def check_values(frame: bytes, form: Form) -> None:
 
 
 def test_every_message_of_every_version() -> None:
+    """A form finds the fields where the plain decoder finds them."""
     generator = random.Random(8)
     count = 0
     for key, version, side in ALL:
@@ -316,6 +321,7 @@ def test_every_message_of_every_version() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_changed_bytes_fit_only_if_nothing_else_moves(data: st.DataObject) -> None:
+    """A changed frame fits a form only with the same layout."""
     key, version, side = data.draw(st.sampled_from(ALL))
     frame = made(key, version, side, data.draw(st.integers(0, 5)))
     try:
@@ -330,6 +336,7 @@ def test_changed_bytes_fit_only_if_nothing_else_moves(data: st.DataObject) -> No
 
 
 def test_the_second_frame_of_a_size_makes_a_form() -> None:
+    """A form is made once, and for one version only."""
     known = Forms()
     frame = encode_message(Message(12, 4, "request", {"correlation_id": 1}, {"group_id": "g"}))
     assert known.of(frame, "request", 12, 4) is None
@@ -340,6 +347,7 @@ def test_the_second_frame_of_a_size_makes_a_form() -> None:
 
 
 def test_faulty_and_large_frames_have_no_form() -> None:
+    """Such frames take the plain path."""
     frame = encode_message(Message(12, 4, "request", {"correlation_id": 1}, {"group_id": "g"}))
     large = encode_message(Message(0, 9, "request", {}, {"transactional_id": "x" * 9000}))
     for _ in range(3):

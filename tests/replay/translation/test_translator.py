@@ -105,12 +105,14 @@ def _known_otherwise(step: Step, frame: bytes, wanted: bytes) -> bool:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_captures_reach_another_cluster(captures: Path, name: str) -> None:
+    """Each request has the other cluster's ids, and nothing else changes."""
     check(*replayed(captures / name))
 
 
 @needs_material
 @pytest.mark.parametrize("name", SHARED)
 def test_captures_reach_another_cluster(name: str) -> None:
+    """The same for captures beside the project."""
     check(*replayed(CAPTURES / f"{name}.pcap"))
 
 
@@ -167,6 +169,7 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
 
 
 def test_a_rename_that_says_two_things_is_refused(loaded: ReplayPlan) -> None:
+    """ValueError for two new names, and for an unknown kind."""
     with pytest.raises(ValueError, match="two new names"):
         IdMap(loaded, TranslateOptions(renames=(("topic", "a", "b"), ("topic", "a", "c"))))
     with pytest.raises(ValueError, match="none of"):
@@ -174,6 +177,7 @@ def test_a_rename_that_says_two_things_is_refused(loaded: ReplayPlan) -> None:
 
 
 def test_a_version_that_the_target_lacks_is_a_finding(loaded: ReplayPlan) -> None:
+    """The step is skipped with the target's versions."""
     step = first(loaded, "Produce")
     translator = Translator(IdMap(loaded))
     translator.learn_versions({0: (11, 13)})
@@ -366,6 +370,7 @@ def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
 
 
 def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> None:
+    """Metadata and FindCoordinator decide the node."""
     translator = Translator(IdMap(loaded))
     step = first(loaded, "Produce")
     assert translator.target_node(step) is None  # one node: any connection will do
@@ -397,6 +402,7 @@ def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> No
 
 
 def test_offsets_by_what_was_produced_and_by_the_start() -> None:
+    """Offsets move with the log's start and with produced batches."""
     offsets = OffsetMap("relative")
     log = ("t", 0)
     assert offsets.to_target(log, 5) == 5
@@ -419,6 +425,7 @@ def test_offsets_by_what_was_produced_and_by_the_start() -> None:
 
 
 def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
+    """Later sequence numbers leave no gap."""
     producers = Producers()
     captured, log = Producer(7, 0), ("t", 0)
     assert producers.target(captured) is None
@@ -477,6 +484,7 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
 
 
 def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
+    """Producer, epoch and sequence are replaced in place."""
     records = [{"offset": 0, "timestamp_ms": 1, "key": b"k", "value": b"v" * 40, "headers": []}]
     data = encode_batch(records, codec="zstd", producer_id=5, producer_epoch=1, base_sequence=9)
     header = next(headers(data))
