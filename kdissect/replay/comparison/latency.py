@@ -181,7 +181,7 @@ def _tested(
 
 
 def notes_of(tests: Sequence[LatencyTest], *, has_controls: bool, is_controlled: bool) -> list[str]:
-    """What the tests do not show. has_controls: latencies of another run are the reference, not the
+    """The limits of the tests. has_controls: latencies of another run are the reference, not the
     captured ones. is_controlled: there are several such runs."""
     notes = []
     if not has_controls:

@@ -29,14 +29,14 @@ Ranges = Mapping[int, tuple[int, int]]
 
 
 class OtherRelease:
-    """What brokers of the target's release answer. offered: api_key -> versions."""
+    """Expected responses of brokers of the target's release. offered: api_key -> versions."""
 
     def __init__(self, offered: Ranges) -> None:
         self._offered = offered
         self._spoken = [spoken_versions(release) for release in releases_offering(offered)]
 
     def allows(self, step: Step, one: Difference) -> bool:
-        """Whether a difference is between the releases, as far as it can be checked."""
+        """Return whether a difference is between the releases, as far as it can be checked."""
         path = plain_path(one.path)
         if path == "api_keys[]":
             return self._allows_api(one)

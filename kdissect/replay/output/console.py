@@ -113,7 +113,7 @@ def _print_start(plan: ReplayPlan, console: Console) -> None:
 
 
 class ReplayProgress:
-    """What a replay does at the moment, on stderr, from a thread of its own.
+    """Shows the work of a replay on stderr, from a thread of its own.
 
     On a terminal it is one line that changes. Otherwise it is a line after every twenty seconds.
     """

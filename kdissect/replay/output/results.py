@@ -34,7 +34,7 @@ class Reference(Enum):
 
 @dataclass(frozen=True)
 class FailOn:
-    """What makes the exit code 1: verdicts, and slower answers."""
+    """The findings that make the exit code 1: verdicts, and slower answers."""
 
     verdicts: frozenset[Verdict] = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
     latency: bool = False
@@ -172,7 +172,7 @@ class Results:
         return self.sent_count / (self.run.elapsed_ns / 1e9) if self.run.elapsed_ns else 0.0
 
     def fails(self, finding: RunFinding) -> bool:
-        """Whether --fail-on names a finding of the whole run."""
+        """Return whether --fail-on names a finding of the whole run."""
         if finding.kind == _LATENCY:
             return self.fail_on.latency
         return Verdict.DIFFERENT in self.fail_on.verdicts

@@ -119,7 +119,7 @@ class Runner:
         return self._completion.left
 
     def activity(self) -> str:
-        """What the run does at the moment, for people. Another thread may call it."""
+        """Return the run's work at the moment, for people. Another thread may call it."""
         where = f"replay to {self.target}"
         if not self.left or self._done.is_set():
             return f"{where}: comparing {plural(len(self.outcomes), 'answer')}"

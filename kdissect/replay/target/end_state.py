@@ -152,7 +152,7 @@ class _Reader:
         return version
 
     async def topics(self, wanted: set[str], gone: set[str]) -> None:
-        """Which of the topics exist, after those that were deleted have gone."""
+        """Return the topics that exist, after deleted ones have gone."""
 
         def is_over() -> bool:
             return not gone.intersection(self._target.topic_names())
@@ -193,7 +193,7 @@ class _Reader:
                     self.state.logs[log] = LogExtent(extent.start, extent.end, records)
 
     async def _records(self, link: Link, version: int, log: Log, extent: LogExtent) -> int | None:
-        """How many data records a log has; None if it cannot be read to its end."""
+        """Return the number of data records in a log; None if it cannot be read to its end."""
         offset, count, size = extent.start, 0, 0
         while offset < extent.end:
             body = await self._ask(link, ApiKey.FETCH, version, _fetch(log, offset))

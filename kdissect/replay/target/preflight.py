@@ -55,7 +55,7 @@ def described(starting: StartingState) -> list[str]:
 async def find_missing(
     target: Target, starting: StartingState, names: Names, *, makes_topics: bool
 ) -> list[str]:
-    """What the target lacks of a starting state, a line for each. makes_topics: whether missing
+    """List the gaps of the target's starting state, a line for each. makes_topics: whether missing
     topics will be created."""
     if starting == StartingState():
         return []
