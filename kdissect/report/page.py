@@ -370,7 +370,7 @@ def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
         ),
         "lossy": made(
             "t-lossy",
-            "Connections with retransmissions, reordering or gaps",
+            "Connections with retransmissions, reordering, gaps or closed windows",
             table_columns.LOSSY,
             network["lossy_connections"],
             "connections",

@@ -237,6 +237,7 @@ _MEANINGS = {
     "client_ids": "Names that the clients of the connection give themselves.",
     "clients": "Client ids, each at each of its addresses.",
     "close_reason": "What ended the connection.",
+    "closed_by": "The side that sent the first FIN or RST.",
     "codec": "Compression of the record batches.",
     "codecs": "Compression of the record batches.",
     "commit_errors": "OffsetCommit requests that got an error.",
@@ -284,6 +285,7 @@ _MEANINGS = {
     "principal": "User that the client authenticated as.",
     "producer_id": "Number that the broker gave the producer.",
     "protocol": "What the connection carries.",
+    "proxied_from": "Address and port of the client before a proxy.",
     "queued_ms": "Wait in ms for the responses to earlier requests of the connection.",
     "read_bytes": "Size of the record batches that consumers read.",
     "read_records": "Records that consumers read.",
@@ -293,8 +295,12 @@ _MEANINGS = {
     "records_per_batch": "Mean number of records in a batch.",
     "request_bytes": "Size of the requests.",
     "request_packet": "Wireshark's display filter of the packet; a click copies it.",
+    "request_rtt_ms_p50": "Median time in ms until the broker acknowledged a segment of the "
+    "client, at the capture point.",
     "request_time": "Time of the request, UTC.",
     "response_bytes": "Size of the responses.",
+    "response_rtt_ms_p50": "Median time in ms until the client acknowledged a segment of the "
+    "broker, at the capture point.",
     "retransmitted_segment_count": "TCP segments that were sent again.",
     "retransmitted_share": "Retransmitted segments, of all segments of the connection.",
     "role": "broker: one of its connections carries requests that only brokers send.",
@@ -316,8 +322,10 @@ _MEANINGS = {
     "uncompressed_bytes": "Size of the records, uncompressed.",
     "upload_ms": "Time in ms from the first to the last byte of the request.",
     "why": "The reason, in words.",
+    "window_scales": "Window scale options of the client's and the broker's SYN.",
     "write_bytes": "Size of the record batches that producers wrote.",
     "write_records": "Records that producers wrote.",
+    "zero_window_ms": "Time in ms in which either side had closed its receive window.",
 }
 
 C = Column
@@ -577,7 +585,13 @@ LOSSY = (
     C("client_ids", "client ids"),
     C("segment_count", "segments", "count"),
     C("handshake_rtt_ms", "handshake ms", "ms"),
-    C("close_reason", "closed by", "code"),
+    C("request_rtt_ms_p50", "client RTT ms", "ms"),
+    C("response_rtt_ms_p50", "broker RTT ms", "ms"),
+    C("zero_window_ms", "closed window ms", "ms"),
+    C("window_scales", "window scales"),
+    C("proxied_from", "proxied from"),
+    C("close_reason", "ended by", "code"),
+    C("closed_by", "closed by", "code"),
 )
 OTHERS = (
     C("client_address", "client"),
@@ -587,7 +601,7 @@ OTHERS = (
     C("tls_sni", "server name"),
     C("tls_version", "TLS"),
     C("first_time", "first at (UTC)", "time"),
-    C("close_reason", "closed by", "code"),
+    C("close_reason", "ended by", "code"),
 )
 ANOMALY_KINDS = (
     C("kind", "kind", "code"),

@@ -25,6 +25,7 @@ from kdissect.pipeline.selection import Selection
 from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.stories.events import Collector
+from kdissect.tables.tcp_columns import tcp_columns
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; beyond that the oldest are forgotten
 DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
@@ -36,11 +37,13 @@ class Listed:
 
     table: rows of `exchanges`. frames: their bytes, in the order of the rows, where asked for.
     tables: all tables that their messages make, of exchanges that do not pass the selection too.
+    connections: with frames, facts of the connections so far: connection_id and `tcp_columns`.
     """
 
     table: pa.Table
     frames: FrameBuffer | None
     tables: dict[str, pa.Table]
+    connections: pa.Table | None = None
 
 
 class Lister:
@@ -77,8 +80,12 @@ class Lister:
                 table, some = table.take(pa.array(kept)), some[kept]
             if not len(some):
                 continue
-            frames = FrameBuffer.gather(assembly, sources, some) if self.detail else None
-            yield Listed(table, frames, tables)
+            if not self.detail:
+                yield Listed(table, None, tables)
+                continue
+            frames = FrameBuffer.gather(assembly, sources, some)
+            connections = _connections(finished.assembly, table["connection_id"])
+            yield Listed(table, frames, tables, connections)
 
     def _tables(
         self, assembly: Assembly, sources: Sources, rows: npt.NDArray[np.int64]
@@ -111,6 +118,15 @@ class Lister:
                 self.names.setdefault(ident, name)
             while len(self.names) > TOPICS_MAX:
                 self.names.popitem(last=False)
+
+
+def _connections(assembly: Assembly, connection_ids: pa.ChunkedArray) -> pa.Table:
+    """TCP facts of the connections with these ids."""
+    all_ids = assembly.connections["connection_id"]
+    rows = np.flatnonzero(np.isin(all_ids, connection_ids.to_numpy()))
+    connections = assembly.connections[rows]
+    ids = pa.array(connections["connection_id"])
+    return pa.table({"connection_id": ids, **tcp_columns(connections, assembly.tcp.take(rows))})
 
 
 def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

@@ -125,6 +125,25 @@ def _time_line(row: dict[str, Any]) -> str:
     return f"  time: {', '.join(spans)}; {row['wait'].replace('_', ' ')}"
 
 
+def _connection_line(row: dict[str, Any]) -> str:
+    """Return the line of a connection's handshake."""
+    parts = []
+    if row["proxied_from"] is not None:
+        parts.append(f"proxied from {row['proxied_from']}")
+    for name, side in (("client", "request"), ("broker", "response")):
+        if not row[f"{side}_syn_seen"]:
+            parts.append(f"{name}'s SYN unknown")
+            continue
+        mss, scale = row[f"{side}_mss"], row[f"{side}_window_scale"]
+        options = [
+            "no MSS" if mss is None else f"MSS {mss}",
+            "no window scaling" if scale is None else f"window scale {scale}",
+            "SACK" if row[f"{side}_sack_permitted"] else "no SACK",
+        ]
+        parts.append(f"{name} {', '.join(options)}")
+    return f"  connection: {'; '.join(parts)}"
+
+
 class _Shower:
     """Writes listed exchanges in one style: lines, lines with message trees, or JSON."""
 
@@ -132,6 +151,7 @@ class _Shower:
         self._style, self._options, self._write = style, options, write
         self._lines = LineMaker(style.layout, style.colour)
         self._is_first = True
+        self._shown_connections: set[int] = set()
 
     def show(self, listed: Listed) -> None:
         if not listed.table.num_rows:
@@ -173,6 +193,7 @@ class _Shower:
             out = [line]
             if style.tree or style.raw:
                 assert listed.frames is not None
+                out += self._connection_lines(listed, row)
                 if times[row]["wait"] is not None:
                     out.append(_time_line(times[row]).encode())
                 found = detailer.lines(listed.frames, row, topics[row] or [])
@@ -182,6 +203,17 @@ class _Shower:
                     shown.encode("utf-8", "replace") for shown in records.lines(ident, style.colour)
                 ]
             self._write(b"\n".join(self._cut(line) for line in out) + b"\n")
+
+    def _connection_lines(self, listed: Listed, row: int) -> list[bytes]:
+        """The line of an exchange's connection, if that was not shown yet."""
+        assert listed.connections is not None
+        ident = listed.table["connection_id"][row].as_py()
+        if ident in self._shown_connections:
+            return []
+        self._shown_connections.add(ident)
+        number = listed.connections["connection_id"].index(ident).as_py()
+        facts = listed.connections.slice(number, 1).to_pylist()[0]
+        return [_connection_line(facts).encode()]
 
     def _cut(self, line: bytes) -> bytes:
         """The line as wide as the terminal; a line that is cut loses its colours."""

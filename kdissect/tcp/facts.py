@@ -109,6 +109,11 @@ class TcpFacts(NamedTuple):
     sides: npt.NDArray[np.void]
     rtt: npt.NDArray[np.void]
 
+    def take(self, rows: npt.NDArray[np.int64]) -> TcpFacts:
+        """The facts of some connections, without the counts of round-trip times."""
+        both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
+        return TcpFacts(self.connections[rows], self.sides[both], self.rtt[:0])
+
     def of(self, connection: int) -> TcpFacts:
         """The facts of one connection, as its state keeps them."""
         low, high = np.searchsorted(self.rtt["stream"], [2 * connection, 2 * connection + 2])

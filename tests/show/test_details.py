@@ -14,6 +14,7 @@ from kdissect.show.loop import Style
 from tests.pipeline.made import batch, exchange, fetch, write_capture
 from tests.pipeline.test_internal import metadata
 from tests.show.conftest import SHIPPED, shown
+from tests.tcp.test_proxy_protocol import packets, write
 
 TREE, RAW = Style(tree=True), Style(raw=True)
 HIDDEN = -1  # how many bytes a secret has is not said
@@ -175,3 +176,25 @@ def test_payload_none_hides_records_beside_fields(captures: Path) -> None:
         for line in shown(path, RAW, chosen, payload="none")
     )
     assert not any("records:" in line and "[redacted]" in line for line in shown(path, RAW, chosen))
+
+
+def test_a_connection_is_described_once(tmp_path: Path) -> None:
+    """With its first exchange stand the client before a proxy and the options of both SYNs."""
+    path = tmp_path / "proxied.pcap"
+    write(path, packets(b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n"))
+    lines = [line for line in shown(path, TREE) if line.startswith("  connection: ")]
+    no_options = "no MSS, no window scaling, no SACK"
+    expected = f"proxied from 192.0.2.7 41000; client {no_options}; broker {no_options}"
+    assert lines == [f"  connection: {expected}"]
+
+
+def test_syns_that_were_not_captured(captures: Path, tmp_path: Path) -> None:
+    """Without its SYN, nothing is said of a side's options; with it they are in the line."""
+    lines = [line for line in shown(captures / "librdkafka.pcap", TREE) if "connection: " in line]
+    table = kdissect.read(captures / "librdkafka.pcap").connections.to_arrow()
+    assert len(lines) == sum(table["is_kafka"].to_pylist())
+    assert "client MSS 1460, window scale 10, SACK" in lines[0]
+    path = tmp_path / "midstream.pcap"
+    write(path, packets(b"PROXY UNKNOWN\r\n")[2:])
+    (line,) = [line for line in shown(path, TREE) if "connection: " in line]
+    assert line == "  connection: client's SYN unknown; broker's SYN unknown"

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdissect.protocol.model import SIDES
 from kdissect.report.database import ReportDatabase, listed
 from kdissect.sql.exchange_facts import endpoint
 
 _EXAMPLES = 8  # of each kind of anomaly
+
+
+def _window_scale(side: str) -> str:
+    """SQL of one side's window scale as text: "none" without the option, "?" if unknown."""
+    return (
+        f"CASE WHEN NOT c.{side}_syn_seen THEN '?' "
+        f"ELSE coalesce(c.{side}_window_scale::VARCHAR, 'none') END"
+    )
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
@@ -19,6 +28,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
             *("retransmitted_segment_count", "out_of_order_segment_count", "gap_count"),
         )
     )
+    scales = " || ' / ' || ".join(_window_scale(side) for side in SIDES)
     database.run(
         f"""
         CREATE TABLE connection_health AS
@@ -26,6 +36,9 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           {endpoint("c.broker_ip", "c.broker_port")} AS broker,
           array_to_string(c.client_ids, ', ') AS client_ids, c.protocol, c.is_kafka, c.is_tls,
           c.tls_version, c.tls_sni, c.close_reason, c.handshake_rtt_ms, c.first_time, c.last_time,
+          c.proxied_from, c.closed_by, c.idle_ms_max, {scales} AS window_scales,
+          c.request_zero_window_ms + c.response_zero_window_ms AS zero_window_ms,
+          c.request_rtt_ms_p50, c.request_rtt_ms_p99, c.response_rtt_ms_p50, c.response_rtt_ms_p99,
           {both}, c.request_retransmitted_segment_count, c.response_retransmitted_segment_count,
           retransmitted_segment_count / nullif(segment_count, 0) AS retransmitted_share
         FROM connections c
@@ -60,7 +73,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     database.run(
         "CREATE VIEW lossy AS SELECT * FROM connection_health "
         "WHERE retransmitted_segment_count + out_of_order_segment_count + gap_count "
-        "+ missing_byte_count > 0 AND is_kafka"
+        "+ missing_byte_count + zero_window_ms > 0 AND is_kafka"
     )
     database.run("CREATE VIEW closed_to_us AS SELECT * FROM connection_health WHERE NOT is_kafka")
     return {
