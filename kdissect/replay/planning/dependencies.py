@@ -3,6 +3,7 @@
 The plan uses them to send a request after those on which its effect depends.
 
 A *resource* is a tuple whose first item says what it is: ``("log", topic, partition)``,
+``("start", topic, partition)`` for the start of that log,
 ``("topic", name)``, ``("group", id)``, ``("commits", group id)``, ``("txn", transactional id)``,
 ``("pid", producer id)``, and single ones such as ``("acls",)``.
 """
@@ -83,6 +84,8 @@ class ResourceAccesses:
         elif key == ApiKey.FETCH:
             for log in self._fetched(exchange, logs):
                 yield log, Mode.READ_NO_BLOCK
+                # Its answer has the log start offset, and it never waits for DeleteRecords.
+                yield ("start", *log[1:]), Mode.READ
         elif key in (
             ApiKey.LIST_OFFSETS,
             ApiKey.OFFSET_FOR_LEADER_EPOCH,
@@ -93,6 +96,7 @@ class ResourceAccesses:
         elif key == ApiKey.DELETE_RECORDS:
             for log in logs:
                 yield log, Mode.WRITE
+                yield ("start", *log[1:]), Mode.WRITE
         elif key == ApiKey.METADATA:
             yield from self._metadata(exchange, topics)
         elif key in _TOPIC_WRITERS:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import answers
@@ -45,6 +46,9 @@ _NEVER_AGAIN = frozenset(
     {ApiKey.FETCH, ApiKey.API_VERSIONS, ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS}
 )
 
+_SHARE_APIS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})
+_INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
+
 
 class Retry:
     """The retries of one run. differs: whether an answer is `different` from the captured
@@ -58,6 +62,7 @@ class Retry:
         )
         self.attempts: Counter[int] = Counter()  # by step
         self.futile: Counter[int] = Counter()  # by API key: steps retried to no effect
+        self._share_partitions: set[tuple[Any, ...]] = set()  # that answered without an error
         self._produces: dict[int, set[int]] = {}  # connection -> Produce steps to be sent again
 
     def reason(self, step: Step, answer: Message) -> str:
@@ -76,6 +81,8 @@ class Retry:
             again.add(OUT_OF_SEQUENCE)
         if api_key in REJOINING_APIS:
             again |= set(codes) & (REBALANCING - set(error_codes(captured.body)))
+        if api_key in _SHARE_APIS:
+            again |= self._not_initialised(step, answer) - set(error_codes(captured.body))
         if again & NO_TOPIC and not _has_topics(ids, step):
             again -= NO_TOPIC
         if not again and api_key == ApiKey.FETCH:
@@ -88,12 +95,27 @@ class Retry:
             return ""  # some partitions were written, and would be so twice
         if api_key == ApiKey.FETCH:
             ids.sessions.answered(ids.broker(step), step.number, 0, answer.body, is_final=False)
-        elif api_key in (ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE):
+        elif api_key in _SHARE_APIS:
             if answer.body["error_code"] == 0:
                 answers.note_share(ids, step, captured, answer)
         elif api_key == ApiKey.PRODUCE:
             self._produces.setdefault(step.connection, set()).add(step.number)
         return f"error {min(again)}: not ready yet"
+
+    def _not_initialised(self, step: Step, answer: Message) -> set[int]:
+        """Errors of share partitions that have not answered without one yet: their state may still
+        be read from the share coordinator (KIP-932). Later the same errors are final."""
+        request = request_of(step.exchange)
+        group = "" if request is None else request.body["group_id"]
+        found = set()
+        for topic in entries(answer.body["responses"]):
+            for partition in entries(topic["partitions"]):
+                place = group, topic["topic_id"], partition["partition_index"]
+                if not partition["error_code"]:
+                    self._share_partitions.add(place)
+                elif place not in self._share_partitions:
+                    found.add(partition["error_code"])
+        return found & _INITIALISING
 
     def finish(self, step: Step) -> None:
         """The step is not sent again: its answer is final, or none came."""

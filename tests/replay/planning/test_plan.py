@@ -183,6 +183,24 @@ def test_a_fetch_waits_for_what_was_produced_before_it() -> None:
     assert step_of(plan, other).depends_on == ()
 
 
+def test_records_are_deleted_after_the_fetches_before() -> None:
+    """DeleteRecords moves the log start, which each answer to a Fetch has: it waits for those that
+    were answered before, but a Produce does not."""
+    body = {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}]}
+    delete = Message(ApiKey.DELETE_RECORDS, 2, "request", {"client_id": "c"}, body)
+    deleted = Message(ApiKey.DELETE_RECORDS, 2, "response", {}, {"topics": []})
+    before = exchange(0, fetch(0), 0, 2, fetched(0))
+    writes = [
+        exchange(1, produce(0), 4, 5, produced(0, 0)),
+        exchange(2, delete, 4, 5, deleted),
+    ]
+    plan = make_plan(workload([before], writes[:1], writes[1:]), everything())
+    first, produce_step, delete_step = (step_of(plan, each) for each in (before, *writes))
+    assert first.number in delete_step.depends_on
+    assert first.number not in produce_step.depends_on
+    assert runnable(plan)
+
+
 def test_requests_in_flight_at_once_keep_the_order_of_their_log() -> None:
     """The later one got the smaller offset: so it goes first."""
     late = exchange(0, produce(0), 0, 9, produced(0, 1))

@@ -574,3 +574,29 @@ def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
     response.body["error_code"] = 14  # the target did not take it
     assert translator.retry(step, encode_message(response))
     assert epoch() == 4
+
+
+def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
+    """UNKNOWN_SERVER_ERROR is sent again while the share partition may not be initialised; after
+    it has answered without an error, the same error is final."""
+    part = {"partition_index": 0, "error_code": 0, "current_leader": {}, "records": b"",
+            "acquired_records": []}  # fmt: skip
+    told = {"error_code": 0, "responses": [{"topic_id": UUID(int=7), "partitions": [part]}]}
+    asked = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "max_wait_ms": 5,
+             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5, "topics": [],
+             "forgotten_topics_data": []}  # fmt: skip
+    request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
+    response = Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, told)
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator, (step,) = Translator(IdMap(plan)), plan.steps
+
+    def is_sent_again(code: int) -> bool:
+        response.body["throttle_time_ms"] = 1  # no copy of the captured bytes
+        response.body["responses"][0]["partitions"][0]["error_code"] = code
+        return bool(translator.retry(step, encode_message(response)))
+
+    assert is_sent_again(-1)
+    assert is_sent_again(121)
+    assert not is_sent_again(42)  # INVALID_REQUEST
+    assert not is_sent_again(0)
+    assert not is_sent_again(-1)
