@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
@@ -70,6 +71,8 @@ def diff_command(
 
 
 def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
+    from kdissect.diff import OPEN
+
     for name, path in (("a", a), ("b", b)):
         totals = document[name]
         seconds = totals["duration_s"]
@@ -91,14 +94,14 @@ def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
             same.append(kind)
             continue
         yield ""
-        undecided = sum(row["change"] == "undecided" for row in changes)
-        counts = ((len(changes) - undecided, "changed"), (undecided, "undecided"))
-        yield f"{kind}: {', '.join(f'{count:,} {word}' for count, word in counts if count)}"
+        counts = Counter(row["change"] if row["change"] in OPEN else "changed" for row in changes)
+        words = [f"{counts[word]:,} {word}" for word in ("changed", *OPEN) if counts[word]]
+        yield f"{kind}: {', '.join(words)}"
         yield from _SHOW[kind](changes)
     if same:
         yield ""
         yield f"Nothing changed in {', '.join(same)}"
-    few = sum(not row["is_enough"] for row in document["compared"]["latency"])
+    few = sum(row["too_few"] == "exchanges" for row in document["compared"]["latency"])
     if few:
         yield f"Too few exchanges to compare the latency of {few:,} APIs"
 
@@ -174,13 +177,14 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def _certainty(row: dict[str, Any]) -> str:
-    """Return the numbers of connections and the p-value, or that they are too few."""
-    connections = f"{row['connections_a']:,}, {row['connections_b']:,} connections"
+    """Return the numbers of connections and the p-value, or of which there are too few."""
+    unit = "moments" if row["too_few"] == "moments" else "connections"
+    units = f"{row[f'{unit}_a']:,}, {row[f'{unit}_b']:,} {unit}"
     if not row["is_decided"]:
-        return f"{connections}: too few to exclude chance"
+        return f"{units}: too few to exclude chance"
     p_value = row["tail_p_value"] if "tail" in row["change"] else row["p_value"]
     chance = "p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}"
-    return f"{connections}, {chance}"
+    return f"{units}, {chance}"
 
 
 _WAITS = {"answer": "", "long_poll": " (long poll)", "group": " (waits for members)"}

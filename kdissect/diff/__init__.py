@@ -2,6 +2,8 @@
 
 from kdissect.diff.compare import (
     KINDS,
+    NOT_COMPARED,
+    OPEN,
     UNDECIDED,
     UnknownKind,
     compare,
@@ -11,6 +13,8 @@ from kdissect.diff.compare import (
 
 __all__ = [
     "KINDS",
+    "NOT_COMPARED",
+    "OPEN",
     "UNDECIDED",
     "UnknownKind",
     "compare",

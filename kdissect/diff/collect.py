@@ -1,7 +1,8 @@
 """Facts of two table sets as temporary tables of one DuckDB database: ``x`` and others.
 
 ``x`` has the exchanges of both sets: `side`, `connection` (a number over both sides), `block` (of
-time, BLOCKS per side), and the compared columns. Distributions are compared by the counts of their
+time, BLOCKS per side), and the compared columns. ``numbered`` has the connections with `client`,
+a number that clients of the same ID share. Distributions are compared by the counts of their
 distinct values, which DuckDB sorts on disk if they exceed memory.
 """
 
@@ -16,9 +17,9 @@ from kdissect.sql import Database, view_name
 from kdissect.sql.unanswered import unanswered
 
 COMPARED = ("a", "b")
-PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 BLOCKS = 20  # of equal time, per side
-_TAIL = 0.95  # share of both samples together at which the tail begins
+TAILS = {"tenth": 0.9, "tail": 0.95}  # shares of both samples together at which tails begin
 
 _CONFIG_SOURCES = {
     "DescribeConfigs": (
@@ -83,11 +84,14 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
         for side, tables in zip(COMPARED, (a, b), strict=True)
     }
     connections = " union all ".join(
-        f"select distinct '{side}' side, connection_id from {side}_exchanges" for side in COMPARED
+        f"select '{side}' side, connection_id, min(client_id) client_id from {side}_exchanges "
+        "group by all"
+        for side in COMPARED
     )
     database.run(
         "create temp table numbered as select *, row_number() over (order by side, connection_id) "
-        f"- 1 as connection from ({connections})"
+        "- 1 as connection, dense_rank() over (order by client_id is null, "
+        f"coalesce(client_id, side || connection_id)) - 1 as client from ({connections})"
     )
     exchanges = " union all ".join(_exchanges(side, names[side]) for side in COMPARED)
     database.run(
@@ -97,7 +101,7 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
             {BLOCKS - 1}) + if(side = 'b', {BLOCKS}, 0) as block
         from (select *, min(time_us) over (partition by side) first_us,
             max(time_us) over (partition by side) last_us from ({exchanges}))
-        join numbered using (side, connection_id)
+        join (select side, connection_id, connection from numbered) using (side, connection_id)
         """
     )
     batches = " union all ".join(
@@ -153,8 +157,8 @@ class Distributions(NamedTuple):
 
     rows: per group n_a, n_b, and columns to show. sums: a row per group (`number`, from 0),
     connection and block of time, with `count`, and for each score its sum `<score>_total` and the
-    sum of its squares `<score>_squares`. Scores are `midrank` (0 to 1), `tail` and `failed` (0 or
-    1).
+    sum of its squares `<score>_squares`. Scores are `midrank` (0 to 1), those of TAILS and `failed`
+    (0 or 1).
     """
 
     rows: list[dict[str, Any]]
@@ -171,6 +175,20 @@ def distributions(
         for name, share in PERCENTILES.items()
         for side in COMPARED
     )
+    edges = ", ".join(
+        f"min(v) filter (where upto_a + upto_b >= {share} * (n_a + n_b)) "
+        f"over (partition by {groups}) as {name}_edge"
+        for name, share in TAILS.items()
+    )
+    counts = ", ".join(
+        f"coalesce(sum({side}) filter (where v > {name}_edge), 0)::bigint {name}_{side}"
+        for name in TAILS
+        for side in COMPARED
+    )
+    totals = ", ".join(
+        f"count(*) filter (r.v > r.{name}_edge)::double {name}_total, {name}_total {name}_squares"
+        for name in TAILS
+    )
     database.run(
         f"""
         create or replace temp table ranked as
@@ -186,8 +204,7 @@ def distributions(
         )
         select *, dense_rank() over (order by {groups}) - 1 as number,
             (upto_a + upto_b - (a + b) / 2) / (n_a + n_b) as midrank,
-            min(v) filter (where upto_a + upto_b >= {_TAIL} * (n_a + n_b))
-                over (partition by {groups}) as tail_edge
+            {edges}
         from ranked where n_a > 0 and n_b > 0
         """
     )
@@ -195,10 +212,7 @@ def distributions(
         f"""
         select {groups}, number, any_value(n_a)::bigint n_a, any_value(n_b)::bigint n_b,
             2 * (sum(b * midrank) / any_value(n_b) - sum(a * midrank) / any_value(n_a)) as delta,
-            any_value(tail_edge) tail_edge,
-            coalesce(sum(a) filter (where v > tail_edge), 0)::bigint tail_a,
-            coalesce(sum(b) filter (where v > tail_edge), 0)::bigint tail_b,
-            {percentiles}
+            {counts}, {percentiles}
         from ranked group by {groups}, number order by number
         """
     )
@@ -209,7 +223,7 @@ def distributions(
         f"""
         select r.number, x.connection, x.block, count(*)::double as count,
             sum(midrank)::double midrank_total, sum(midrank * midrank)::double midrank_squares,
-            count(*) filter (r.v > r.tail_edge)::double tail_total, tail_total tail_squares
+            {totals}
         from {table} x join ranked r on x.{what} = r.v and {same_group}
         where {condition} group by r.number, x.connection, x.block order by all
         """

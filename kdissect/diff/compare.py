@@ -4,7 +4,8 @@ Each kind has a list of changes, and each change has `change` (a word for it) an
 error that appeared, a latency that grew. A mere difference is not worse. A latency, a size or a
 share of errors counts as changed if the difference is beyond chance (`statistics` compares by
 connections and corrects for all comparisons of the diff) and large enough to matter (the limits
-below). A difference that is large enough but rests on too few connections is `undecided`.
+below). A large difference is `not compared` if it rests on too few connections or moments for any
+test, and `undecided` if they are too few for a test among so many.
 """
 
 from __future__ import annotations
@@ -12,31 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kdissect.api import Tables, require_columns
 from kdissect.diff.collect import (
-    BLOCKS,
     COMPARED,
-    Distributions,
+    TAILS,
     distributions,
     failures,
     open_both,
     prepare,
 )
-from kdissect.diff.statistics import Scores, compare_units
+from kdissect.diff.sample_tests import FALSE_ALARM_RATE, SampleTest, SampleTests
 from kdissect.errors import Error
 from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
 
 _FORMAT_VERSION = 2
-_ALPHA = 0.01  # the probability of one false alarm or more among all comparisons of a diff
 SAMPLE_MIN = 20  # exchanges on each side; fewer are not compared
-TAIL_SAMPLE_MIN = 100  # exchanges on each side, to compare the slowest twentieth
+TAIL_SAMPLE_MIN = 100  # exchanges on each side, to compare the slowest tenth and twentieth
 TAIL_RATIO_MIN = 2.0
 ERROR_RATIO_MIN = 1.5
 ERROR_SHARE_MIN = 0.001  # of the requests: a smaller difference of shares does not matter
-UNDECIDED = "undecided"
+UNDECIDED = "undecided"  # with fewer comparisons in the diff, the test might have decided
+NOT_COMPARED = "not compared"  # so few units cannot exclude chance, whatever the difference
+OPEN = (UNDECIDED, NOT_COMPARED)
 NO_ANSWER = "(no answer)"
 RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics", 32: "group"}
 
@@ -78,7 +77,7 @@ def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
         kind
         for kind in kinds
         if any(
-            row["is_worse"] or (kind not in _WORSENING and row["change"] != UNDECIDED)
+            row["is_worse"] or (kind not in _WORSENING and row["change"] not in OPEN)
             for row in document["changes"][kind]
         )
     ]
@@ -286,7 +285,7 @@ class Measure(NamedTuple):
 
 
 _LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0})
-_TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p95": 10.0, "p99": 20.0})
+_TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p90": 3.0, "p95": 10.0, "p99": 20.0})
 SIZE_EFFECT = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
@@ -299,12 +298,13 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
         "response": distributions(database, "response_size", "api"),
         "batch": distributions(database, "size", "topic", table="batches"),
     }
-    is_b = database.table("select side = 'b' is_b from numbered order by connection")
-    tests = _Tests(is_b["is_b"].to_numpy().astype(bool))
+    numbered = database.table("select side = 'b' is_b, client from numbered order by connection")
+    tests = SampleTests(numbered["is_b"].to_numpy().astype(bool), numbered["client"].to_numpy())
     tests.add(errors, "failed", SAMPLE_MIN)
     for samples in (latency, *sizes.values()):
         tests.add(samples, "midrank", SAMPLE_MIN)
-    tests.add(latency, "tail", TAIL_SAMPLE_MIN)
+    for tail in TAILS:
+        tests.add(latency, tail, TAIL_SAMPLE_MIN)
     tests.run()
     return {
         "errors": [_judge_error(row) for row in errors.rows],
@@ -317,66 +317,6 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
     }
 
 
-class SampleTest(NamedTuple):
-    """The result of a test; the default is that of a row with too few exchanges for one."""
-
-    p_value: float = 1.0
-    is_decided: bool = True
-
-
-class _Tests:
-    """The comparisons of a diff; each test's result is written into the row that it compares.
-
-    connection_is_b: bool[connections], whether a connection is of side b.
-    """
-
-    def __init__(self, connection_is_b: Any) -> None:
-        self._is_b = {"connection": connection_is_b, "block": np.arange(2 * BLOCKS) >= BLOCKS}
-        self._rows: list[tuple[Change, str]] = []
-        self._parts: list[tuple[Any, ...]] = []
-
-    def add(self, samples: Distributions, score: str, sample_min: int) -> None:
-        """Add a comparison for each row that has enough exchanges on both sides.
-
-        score: "failed", "midrank" or "tail", the columns of `samples.sums` to compare.
-        """
-        sums = {name: samples.sums[name].to_numpy() for name in samples.sums.column_names}
-        number = sums["number"].astype(np.int64)
-        for side, is_b in (("a", False), ("b", True)):
-            of_side = self._is_b["connection"][sums["connection"]] == is_b
-            pairs = np.unique(np.stack((number, sums["connection"]))[:, of_side], axis=1)
-            counts = np.bincount(pairs[0], minlength=len(samples.rows))
-            for row, count in zip(samples.rows, counts.tolist(), strict=True):
-                row[f"connections_{side}"] = count
-        is_enough = np.array([min(row["n_a"], row["n_b"]) >= sample_min for row in samples.rows])
-        comparison = np.cumsum(is_enough) - 1 + len(self._rows)
-        for row, is_compared in zip(samples.rows, is_enough, strict=True):
-            row[score] = SampleTest()
-            self._rows += [(row, score)] if is_compared else []
-        if not len(number):
-            return
-        chosen = is_enough[number]
-        columns = ("connection", "block", "count", f"{score}_total", f"{score}_squares")
-        self._parts.append((comparison[number[chosen]], *(sums[name][chosen] for name in columns)))
-
-    def run(self) -> None:
-        """Run all tests: a difference must be beyond chance by connections and by blocks of
-        time."""
-        if not self._rows:
-            return
-        comparison, connection, block, *sums = map(np.concatenate, zip(*self._parts, strict=True))
-        verdicts = [
-            compare_units(
-                Scores(comparison, unit, *sums), self._is_b[name], len(self._rows), _ALPHA
-            )
-            for name, unit in (("connection", connection), ("block", block))
-        ]
-        p_values = np.maximum(*(verdict.p_values for verdict in verdicts))
-        is_decided = np.logical_and(*(verdict.is_decided for verdict in verdicts))
-        for place, (row, score) in enumerate(self._rows):
-            row[score] = SampleTest(p_values[place].item(), is_decided[place].item())
-
-
 def _judge_error(row: Change) -> Change:
     """Return the change of an error: appeared and gone are facts, more and fewer need a test."""
     test = row.pop("failed")
@@ -385,14 +325,14 @@ def _judge_error(row: Change) -> Change:
     share_a, share_b = (row[f"count_{side}"] / row[f"n_{side}"] for side in COMPARED)
     low, high = sorted((share_a, share_b))
     matters = high - low >= ERROR_SHARE_MIN and high >= ERROR_RATIO_MIN * low
-    is_certain = matters and test.p_value < _ALPHA
+    is_certain = matters and test.p_value < FALSE_ALARM_RATE
     change = None
     if code is not None and not (share_a and share_b):
         change = "gone" if share_a else "appeared"
     elif is_certain:
         change = "more" if share_b > share_a else "fewer"
-    elif matters and not test.is_decided:
-        change = UNDECIDED
+    elif matters:
+        change = _open(test)
     return {
         "api_name": row["api_name"],
         "error_code": code,
@@ -400,6 +340,7 @@ def _judge_error(row: Change) -> Change:
         **row,
         "p_value": test.p_value,
         "change": change,
+        "too_few": test.too_few,
         "is_decided": test.is_decided and _is_enough(row),
         "is_worse": is_certain
         and share_b > share_a
@@ -408,24 +349,31 @@ def _judge_error(row: Change) -> Change:
 
 
 def _judge_latency(row: Change) -> Change:
-    """Return the change of a latency: of the whole distribution, otherwise of its tail."""
-    test = row.pop("tail")
+    """Return the change of a latency: of the whole distribution, otherwise of a tail."""
+    tails = {name: row.pop(name) for name in TAILS}
     change = _judge(row, _LATENCY)
-    if change["change"] in (None, UNDECIDED):
-        share_a, share_b = (row[f"tail_{side}"] / row[f"n_{side}"] for side in COMPARED)
-        moved = _moved(row, _TAIL)
-        if moved * (share_b - share_a) > 0 and (
-            max(share_a, share_b) >= TAIL_RATIO_MIN * min(share_a, share_b)
-        ):
-            if test.p_value < _ALPHA:
-                change["change"] = _TAIL.more if moved > 0 else _TAIL.less
-            elif not test.is_decided:
-                change["change"] = UNDECIDED
+    if change["change"] in (None, *OPEN):
+        for name, tail in tails.items():
+            word = _tail_change(row, name, tail)
+            if word not in (None, *OPEN) or change["change"] is None:
+                change["change"] = word
     can_worsen = row["wait"] == "answer"
-    change["tail_p_value"] = test.p_value
-    change["is_decided"] = change["change"] != UNDECIDED
+    change["tail_p_value"] = min(tail.p_value for tail in tails.values())
+    change["is_decided"] = change["change"] not in OPEN
     change["is_worse"] = can_worsen and change["change"] in (_LATENCY.more, _TAIL.more)
     return change
+
+
+def _tail_change(row: Change, name: str, test: SampleTest) -> str | None:
+    """Return the change of a tail, if its percentiles and its share moved alike."""
+    share_a, share_b = (row[f"{name}_{side}"] / row[f"n_{side}"] for side in COMPARED)
+    low, high = sorted((share_a, share_b))
+    moved = _moved(row, _TAIL)
+    if moved * (share_b - share_a) <= 0 or high < TAIL_RATIO_MIN * low:
+        return None
+    if test.p_value < FALSE_ALARM_RATE:
+        return _TAIL.more if moved > 0 else _TAIL.less
+    return _open(test)
 
 
 def _judge(row: Change, measure: Measure) -> Change:
@@ -433,18 +381,25 @@ def _judge(row: Change, measure: Measure) -> Change:
     test = row.pop("midrank")
     moved = _moved(row, measure)
     change = None
-    if moved * row["delta"] > 0 and test.p_value < _ALPHA:
+    if moved * row["delta"] > 0 and test.p_value < FALSE_ALARM_RATE:
         change = measure.more if moved > 0 else measure.less
-    elif moved and not test.is_decided:
-        change = UNDECIDED
+    elif moved:
+        change = _open(test)
     return {
         **row,
         "p_value": test.p_value,
         "change": change,
-        "is_enough": _is_enough(row),
-        "is_decided": change != UNDECIDED,
+        "too_few": test.too_few if _is_enough(row) else "exchanges",
+        "is_decided": change not in OPEN,
         "is_worse": False,
     }
+
+
+def _open(test: SampleTest) -> str | None:
+    """Return the word for a difference that its test could not decide; None if it could."""
+    if test.too_few:
+        return NOT_COMPARED
+    return None if test.is_decided else UNDECIDED
 
 
 def _is_enough(row: Change) -> bool:

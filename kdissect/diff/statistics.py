@@ -49,19 +49,23 @@ class Scores(NamedTuple):
 class Verdicts(NamedTuple):
     """The results, one per comparison.
 
-    p_values: adjusted for the number of comparisons. is_decided: whether there are enough units to
-    decide.
+    p_values: adjusted for the number of comparisons. is_comparable: whether there are enough units
+    for one comparison alone. is_decided: whether there are enough for all comparisons.
     """
 
     p_values: Floats
+    is_comparable: Bools
     is_decided: Bools
 
 
-def compare_units(scores: Scores, is_b: Bools, comparison_count: int, alpha: float) -> Verdicts:
+def compare_units(
+    scores: Scores, is_b: Bools, comparison_count: int, alpha: float, paired: Floats | None = None
+) -> Verdicts:
     """Test all comparisons at once.
 
     is_b: bool[units], whether a unit is of side b. If both sides are alike, no p-value falls below
-    alpha, with probability 1 - alpha.
+    alpha, with probability 1 - alpha. paired: p-values of another test or NaN, by comparison; they
+    decide comparisons with too few units.
     """
     scores, is_b = _bundled(scores, is_b)
     shape = (len(is_b), comparison_count)
@@ -70,11 +74,19 @@ def compare_units(scores: Scores, is_b: Bools, comparison_count: int, alpha: flo
     takes_part[scores.unit, scores.comparison] = 1
     fewest = _fewest(takes_part, is_b)
     attainable = np.maximum(fewest, _farthest(residuals, takes_part, is_b))
+    is_paired = np.zeros(comparison_count, bool)
+    if paired is not None:
+        is_paired = ~np.isnan(paired) & (fewest > alpha / comparison_count)
+        fewest[is_paired] = attainable[is_paired] = 0
     level = alpha / tarone(attainable, alpha)
-    p_values = np.ones(comparison_count)
+    raw, p_values = np.ones(comparison_count), np.ones(comparison_count)
     chosen = np.flatnonzero(attainable <= level)
-    p_values[chosen] = holm(_deal(residuals[:, chosen], takes_part[:, chosen], is_b))
-    return Verdicts(p_values, fewest <= level)
+    dealt = chosen[~is_paired[chosen]]
+    raw[dealt] = _deal(residuals[:, dealt], takes_part[:, dealt], is_b)
+    if paired is not None:
+        raw[is_paired] = paired[is_paired]
+    p_values[chosen] = holm(raw[chosen].tolist())
+    return Verdicts(p_values, fewest <= alpha, fewest <= level)
 
 
 def _bundled(scores: Scores, is_b: Bools) -> tuple[Scores, Bools]:

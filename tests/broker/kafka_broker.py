@@ -38,6 +38,9 @@ appender.file.layout.pattern=%d %p %c - %m%n
 rootLogger.level=info
 rootLogger.appenderRef.file.ref=file
 """
+_LOG4J2_REQUESTS = """logger.requests.name=kafka.request.logger
+logger.requests.level=debug
+"""
 _LOG4J = """log4j.rootLogger=INFO, file
 log4j.appender.file=org.apache.log4j.FileAppender
 log4j.appender.file.File={log}
@@ -130,6 +133,7 @@ class Broker:
 
     settings: further lines of server.properties. scram: user -> password, made while formatting.
     node_id, voters: of a node of a cluster (see `start_cluster`).
+    logs_requests: server.log has a line per request with its times (releases from 4.0 on).
     listeners: further listeners, name -> security protocol (all on 127.0.0.1, ports in `ports`).
     """
 
@@ -145,6 +149,7 @@ class Broker:
         port: int | None = None,
         node_id: int = 1,
         voters: str = "",
+        logs_requests: bool = False,
     ) -> None:
         self.folder, self.kafka_version = folder, kafka_version
         self.cluster_id = cluster_id or _uuid()
@@ -155,6 +160,7 @@ class Broker:
         if port is not None:
             self.ports["PLAINTEXT"] = port
         self.node_id, self.voters = node_id, voters
+        self.logs_requests = logs_requests
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -216,6 +222,8 @@ class Broker:
     def _java(self, *options: str) -> list[str]:
         config = self.folder / "log4j.properties"
         text = _LOG4J if self._is_old else _LOG4J2
+        if self.logs_requests:
+            text += _LOG4J2_REQUESTS
         config.write_text(text.format(log=self.folder / "server.log"))
         logging = (
             f"-Dlog4j.configuration=file:{config}"

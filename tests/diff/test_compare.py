@@ -124,14 +124,49 @@ def test_a_little_slower(many: Tables) -> None:
     assert compare(many, slow)["changes"]["latency"] == []
 
 
+def renamed(tables: Tables) -> Tables:
+    """The tables with other client IDs."""
+
+    def rename(table: pa.Table) -> pa.Table:
+        names = pc.binary_join_element_wise("new", table["client_id"], "-")
+        return column(table, "client_id", names)
+
+    return changed(tables, "exchanges", rename)
+
+
 def test_too_few_connections(sarama: Tables) -> None:
-    """Heartbeats of four connections: no difference is certain, however large, and it says so."""
-    slow = slowed(sarama, "Heartbeat", 1000)
+    """Heartbeats of four connections of other clients: nothing is certain, and it says so."""
+    slow = renamed(slowed(sarama, "Heartbeat", 1000))
     document = compare(sarama, slow)
     (row,) = document["changes"]["latency"]
-    assert (row["api"], row["change"], row["is_decided"]) == ("Heartbeat", "undecided", False)
+    assert (row["api"], row["change"], row["is_decided"]) == ("Heartbeat", "not compared", False)
     assert (row["connections_a"], row["connections_b"]) == (4, 4)
-    assert failing(document, KINDS) == []
+    assert row["too_few"] == "connections"
+    assert failing(document, ["latency"]) == []
+
+
+def test_the_same_few_clients(sarama: Tables) -> None:
+    """Heartbeats of four clients, each compared with itself: a difference of all is certain."""
+    document = compare(sarama, slowed(sarama, "Heartbeat", 1000))
+    (row,) = document["changes"]["latency"]
+    assert (row["api"], row["change"], row["is_decided"]) == ("Heartbeat", "slower", True)
+    assert failing(document, KINDS) == ["latency"]
+
+
+def test_one_moment(many: Tables) -> None:
+    """All exchanges of an API in one moment are one event, however many connections they have."""
+
+    def at_once(table: pa.Table) -> pa.Table:
+        times = pc.if_else(
+            pc.equal(table["api_name"], "Produce"), pc.min(table["request_time"]),
+            table["request_time"],
+        )  # fmt: skip
+        return column(table, "request_time", times)
+
+    both = [changed(each, "exchanges", at_once) for each in (many, slowed(many, "Produce", 1000))]
+    (row,) = compare(*both)["changes"]["latency"]
+    assert (row["change"], row["too_few"]) == ("not compared", "moments")
+    assert (row["moments_a"], row["moments_b"]) == (1, 1)
 
 
 def test_random_halves_are_alike(captures: Path) -> None:
@@ -282,7 +317,8 @@ def test_an_empty_side(sarama: Tables) -> None:
 def test_an_old_table_set(sarama: Tables) -> None:
     """One without service_ms is named, and what to do."""
     old = changed(sarama, "exchanges", lambda table: table.drop_columns(["service_ms"]))
-    with pytest.raises(kdissect.CaptureError, match=r"lack service_ms. Dissect .* again"):
+    old.manifest = {**old.manifest, "format_version": 1}
+    with pytest.raises(kdissect.CaptureError, match=r"exchanges: service_ms\). Dissect .* again"):
         compare(sarama, old)
 
 

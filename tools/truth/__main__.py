@@ -13,14 +13,16 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tools.truth import diff, lag, latency, lost_answers, readiness
+from tools.truth import diff, lag, latency, lost_answers, readiness, rebalance, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT.parent / "shared" / "captures"
 OUT = ROOT / "reports" / "truth.md"
 SECTIONS: dict[str, ModuleType] = {
     "latency": latency,
+    "wait": wait,
     "lag": lag,
+    "rebalance": rebalance,
     "readiness": readiness,
     "loss": lost_answers,
     "diff": diff,
