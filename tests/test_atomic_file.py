@@ -12,6 +12,7 @@ from kdissect.errors import EnvironmentFailed, OutputError
 
 
 def test_what_fails_leaves_what_was_there(tmp_path):
+    """After an error the old content stays, and no part."""
     target = tmp_path / "out.txt"
     target.write_text("before")
 
@@ -31,6 +32,7 @@ def test_what_fails_leaves_what_was_there(tmp_path):
 
 
 def test_a_link_stays_a_link(tmp_path):
+    """The file behind the link is replaced."""
     real, link = tmp_path / "real.txt", tmp_path / "link.txt"
     real.write_text("before")
     link.symlink_to(real)
@@ -41,6 +43,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 
 def test_a_device_is_written_to(tmp_path):
+    """Devices are opened, not replaced; a full one raises an error."""
     with atomic_write("/dev/null") as part, open(part, "ab") as file:
         file.write(b"nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -55,6 +58,7 @@ def test_a_device_is_written_to(tmp_path):
 
 
 def test_places_that_cannot_be_are_said(tmp_path):
+    """A folder, and a missing folder, raise OutputError."""
     for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "x", "cannot be written")):
         with pytest.raises(OutputError, match=words), atomic_write(place):
             pass

@@ -111,6 +111,7 @@ def check(content: bytes, split_bytes: int, folder: Path) -> list[object_splits.
     ids=lambda path: path.name,
 )
 def test_captures_by_pieces(put: Put, path: Path, split_bytes: int, tmp_path: Path) -> None:
+    """The splits equal those of one walk, and no piece is walked twice."""
     content = path.read_bytes()
     put(content)
     walked = check(content, split_bytes, tmp_path)
@@ -119,6 +120,7 @@ def test_captures_by_pieces(put: Put, path: Path, split_bytes: int, tmp_path: Pa
 
 
 def test_a_cut_capture_says_the_same(put: Put, tmp_path: Path) -> None:
+    """Captures that end inside a header or a packet have the same error."""
     content = (CAPTURES / "librdkafka.pcap").read_bytes()
     for size in (100_000, 20, 24, 30, 99_990):
         put(content[:size])
@@ -207,6 +209,7 @@ def test_any_blocks_by_any_pieces(
     cut: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """Random blocks in pieces of any size give the splits of one walk."""
     blocks = Blocks()
     parts = [blocks.section()]
     packet = ethernet(ipv4(tcp(b"x" * 60)))
@@ -234,6 +237,7 @@ def test_any_blocks_by_any_pieces(
 
 
 def test_a_record_is_guessed_among_payload() -> None:
+    """From any position the guess is the next record's start."""
     content = np.frombuffer(pcap(records(200)), np.uint8)
     interfaces = np.array([1, 65535, 6, 0])
     for start in (24, 25, 480, 7_000, 33_333):
@@ -245,6 +249,7 @@ def test_a_record_is_guessed_among_payload() -> None:
 
 
 def test_few_bytes_are_held(put: Put) -> None:
+    """Scattered ranges are read in blocks, within the budget."""
     content = bytes(range(256)) * 400
     asked = put(content)
     sources = Sources([URL], [Version(len(content), "tag")])
@@ -263,6 +268,7 @@ def test_few_bytes_are_held(put: Put) -> None:
 
 
 def test_an_object_that_changes(put: Put) -> None:
+    """Another tag or size ends the run with both sizes."""
     put(b"0123456789" * 1000)
     for version in (Version(10_000, "other"), Version(20_000, "tag")):
         with pytest.raises(EnvironmentFailed, match=r"changed.* while it was read"):
@@ -275,6 +281,7 @@ def test_an_object_that_changes(put: Put) -> None:
 
 
 def test_a_range_that_cannot_be_read(put: Put) -> None:
+    """EnvironmentFailed has the store's message in one line."""
     put(b"0123456789" * 1000)
     sources = Sources([URL], [Version(10_000, "tag")])
     sources.part(0, 0, 3)

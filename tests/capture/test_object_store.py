@@ -54,6 +54,7 @@ def _exchanges(tables: kdissect.Tables) -> list[tuple]:
     ],
 )
 def test_the_rows_of_the_files(bucket, name, files, tmp_path):
+    """A URL, folder or glob gives the exchanges of the files; no copy stays."""
     found = kdissect.read(f"{bucket}/{name}", spool=str(tmp_path))
     assert _exchanges(found) == _exchanges(kdissect.read([CAPTURES / file for file in files]))
     captures = found.captures.to_arrow().filter(~kdissect_unknown(found))
@@ -77,11 +78,13 @@ def kdissect_unknown(tables: kdissect.Tables):
     ],
 )
 def test_what_is_not_there_is_said(bucket, name, words):
+    """CaptureError has the reason."""
     with pytest.raises(kdissect.CaptureError, match=words):
         kdissect.read(f"{bucket}/{name}")
 
 
 def test_a_store_that_cannot_be_reached_is_said(monkeypatch):
+    """CaptureError has the URL, also for an unknown scheme."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     remote._s3.cache_clear()
@@ -167,6 +170,7 @@ def test_tables_are_read_by_the_same_policy(store, pauses):
 
 
 def test_appending_reads_them_again(bucket, tmp_path):
+    """A set of objects is extended by reading them again."""
     out = str(tmp_path / "tables")
     kdissect.read(f"{bucket}/day1/java.pcap").write(out)
     paths, _ = extended(out, ["next.pcap"], Options())
@@ -186,6 +190,7 @@ def test_appending_reads_them_again(bucket, tmp_path):
     ],
 )
 def test_globs_are_those_of_files(pattern, path, matches):
+    """A pattern matches the paths that it matches on disk."""
     import re
 
     assert (re.fullmatch(remote._translated(pattern), path) is not None) == matches

@@ -32,10 +32,12 @@ def test_the_first_whole_batch_is_found(lead: bytes, cut: int) -> None:
 @given(st.binary(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_other_bytes_hold_none(data: bytes) -> None:
+    """Random bytes have no boundary."""
     assert found(data) == len(data)
 
 
 def test_a_damaged_or_cut_batch_is_no_boundary() -> None:
+    """Only a whole batch with a right checksum is a boundary."""
     damaged = bytearray(BATCH)
     damaged[-1] ^= 1
     assert found(bytes(damaged) + BATCH) == len(BATCH)
@@ -44,6 +46,7 @@ def test_a_damaged_or_cut_batch_is_no_boundary() -> None:
 
 
 def test_batches_in_different_windows() -> None:
+    """A batch after many other bytes is found."""
     assert found(bytes(200_000) + BATCH) == 200_000
 
 

@@ -146,6 +146,7 @@ def test_cut_and_damaged_vectors() -> None:
                       (68, "response"), (75, "response"), (88, "request")]
 )  # fmt: skip
 def test_cut_at_every_length(key: int, side: str) -> None:
+    """No shorter frame decodes, and both decoders give the same fault."""
     vectors = [one for one in message_vectors()[key, side] if 20 < len(one["frame"]) < 400][-3:]
     for vector in vectors:
         frame = vector["frame"]
@@ -191,6 +192,7 @@ PAIRS = [
     ),
 )
 def test_any_bytes(pair: tuple[int, str, int], parts: list[bytes]) -> None:
+    """Random bytes have the same values or fault in both decoders."""
     key, side, api_version = pair
     compare(key, side, [(api_version, b"".join(parts))])
 
@@ -226,6 +228,7 @@ EPOCH = 1  # finalized_features_epoch, int64
     ],
 )  # fmt: skip
 def test_tag_sections(tags: bytes, status: Status, pos: int, path: str) -> None:
+    """Faults of tagged fields have their position and path (KIP-482)."""
     frame = API_VERSIONS + tags
     buf, start, end = batch([frame])
     columns = decode_columns(18, "response", buf, start, end, np.array([3], np.int16))

@@ -35,6 +35,7 @@ KILLED = [
 
 
 def test_a_broker_that_was_killed_and_came_back() -> None:
+    """The incident has the outage and the lost request."""
     connections = [*KILLED, _worked(2, 16, 60)]
     lost = exchange(
         500,
@@ -62,6 +63,7 @@ def test_a_broker_that_announced_its_end_is_only_information() -> None:
 
 
 def test_a_client_that_starts_before_its_broker() -> None:
+    """Refused attempts before the first success are for information."""
     connections = [*[_attempt(10 + n, n) for n in range(5)], _worked(1, 6, 60)]
     (early,) = found(exchanges=_traffic(1, 6, 20), connections=connections)
     assert early["severity"] == "info"
@@ -69,11 +71,13 @@ def test_a_client_that_starts_before_its_broker() -> None:
 
 
 def test_one_refused_attempt_is_no_outage() -> None:
+    """A single refusal between working connections is no incident."""
     connections = [_worked(1, 0, 60), _attempt(10, 20), _worked(2, 20.1, 60)]
     assert found(exchanges=_traffic(1, 0, 20), connections=connections) == []
 
 
 def test_an_advertised_address_that_never_worked() -> None:
+    """The incident names the address that Metadata advertises."""
     wrong = {"broker_port": 9999, "refused": False, "unanswered_syn_count": 3, "syn_count": 3}
     connections = [_worked(1, 0, 60), *[_attempt(10 + n, 1 + n, **wrong) for n in range(4)]]
     broker = {"node_id": 1, "host": "10.0.0.9", "port": 9999, "ip": "10.0.0.9"}

@@ -181,8 +181,11 @@ def _tested(
 
 
 def notes_of(tests: Sequence[LatencyTest], *, has_controls: bool, is_controlled: bool) -> list[str]:
-    """The limits of the tests. has_controls: latencies of another run are the reference, not the
-    captured ones. is_controlled: there are several such runs."""
+    """Return notes on the limits of the tests.
+
+    has_controls: latencies of another run are the reference, not the captured ones. is_controlled:
+    there are several such runs.
+    """
     notes = []
     if not has_controls:
         notes.append(

@@ -207,6 +207,7 @@ def test_between() -> None:
     ],
 )
 def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
+    """CaptureError names the file."""
     path = tmp_path / "b.jsonl"
     path.write_text(text)
     with pytest.raises(CaptureError, match=r"b\.jsonl"):
@@ -216,6 +217,7 @@ def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
 
 
 def test_spans() -> None:
+    """Percentiles of an empty and a full list, and their units."""
     span = Span.of(range(1, 101))
     assert (span.count, span.p50, span.p99, span.max) == (100, 51, 100, 100)
     assert Span.of([]).p50 is None
@@ -230,6 +232,7 @@ def test_spans() -> None:
      (999.7, "1 µs"), (12_345_678_900_000, "12346 s")],
 )  # fmt: skip
 def test_a_time_that_rounds_up_has_the_next_unit(ns: float, text: str) -> None:
+    """999.5 µs are 1 ms, not 1000 µs."""
     assert show_ns(ns) == text
 
 

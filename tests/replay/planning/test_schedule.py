@@ -33,6 +33,7 @@ def made(*at_ms: float) -> PlanMaker:
     ],
 )
 def test_when_steps_are_due(pace: str, max_gap: str | None, expected: list[int]) -> None:
+    """Times at recorded pace, faster, and with cut pauses."""
     due, _ = schedule(made(0, 100, 1100, 1200).plan(), parse_pace(pace, max_gap))
     assert due == [each * MS for each in expected]
 
@@ -49,6 +50,7 @@ def test_pauses_of_steps_that_are_not_sent_do_not_count() -> None:
 
 
 def test_durations() -> None:
+    """From the first to the last step; unknown at full speed."""
     plan = made(50, 100, 1100).plan()
     assert duration_ns(plan, Pace()) == 1050 * MS
     assert duration_ns(plan, parse_pace("max")) is None
@@ -57,11 +59,13 @@ def test_durations() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "x0", "fast", "4x", "x-1", "x1e3", "xinf", "x9999999"])
 def test_paces_that_are_none(text: str) -> None:
+    """Other text raises PaceError."""
     with pytest.raises(PaceError):
         parse_pace(text)
 
 
 def test_spans() -> None:
+    """Units from microseconds to hours; other text raises PaceError."""
     assert [parse_span(each) for each in ("250ms", "5s", "2m", "1.5", "1h", "10us")] == [
         0.25, 5, 120, 1.5, 3600, pytest.approx(1e-5),
     ]  # fmt: skip

@@ -32,11 +32,13 @@ def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
 
 
 def test_other_addresses() -> None:
+    """Another port, and a name without an address, are not the captured cluster."""
     check_address(FACTS, "127.0.0.1", 9094, same_cluster=False)
     check_address(FACTS, "no-such-name.invalid", 9092, same_cluster=False)
 
 
 def test_cluster_id() -> None:
+    """The captured cluster id is refused without --same-cluster."""
     target = Target("127.0.0.1", 9094, cluster_id="captured")
     with pytest.raises(GuardError, match="captured cluster"):
         check_cluster(FACTS, target, same_cluster=False)
@@ -46,6 +48,7 @@ def test_cluster_id() -> None:
 
 
 def test_classes_are_allowed_by_name() -> None:
+    """Case and spaces do not matter; other names raise GuardError."""
     assert parse_allow([]) == frozenset()
     assert parse_allow(["produce, groups", "Admin"]) == {"produce", "groups", "admin"}
     assert parse_allow(["read"]) == frozenset()
@@ -55,6 +58,7 @@ def test_classes_are_allowed_by_name() -> None:
 
 
 def test_target_addresses() -> None:
+    """HOST:PORT, with brackets around IPv6; other text raises TargetError."""
     assert parse_address("broker:9092") == ("broker", 9092)
     assert parse_address("[::1]:9092") == ("::1", 9092)
     for wrong in ("broker", "broker:", ":9092", "::1:9092", "b:0", "b:70000", "b:x"):
