@@ -30,6 +30,7 @@ from kdissect.incidents import (
     retry_storm,
     slow_upload,
     throttled,
+    tls_failure,
     transaction_open,
 )
 from kdissect.incidents.causes import without_consequences
@@ -45,6 +46,7 @@ _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
     "broker_stall": broker_stall.find,
     "idle_connection_cut": idle_connection_cut.find,
     "login_failures": login_failures.find,
+    "tls_failure": tls_failure.find,
     "member_too_slow": member_too_slow.find,
     "rebalance_loop": rebalance_loop.find,
     "connection_storm": connection_storm.find,

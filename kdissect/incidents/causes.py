@@ -14,6 +14,7 @@ _CONSEQUENCES: dict[str, frozenset[str]] = {
     ),
     "broker_stall": frozenset(("retry_storm", "idle_connection_cut")),
     "leader_change": frozenset(("retry_storm",)),
+    "tls_failure": frozenset(("connection_storm",)),
 }
 # Cause -> the kinds that it brings about for the same subject or client: a client connects again
 # after a failure, each new one sends Metadata, a member that leaves makes its group rebalance.
@@ -21,6 +22,8 @@ _CONSEQUENCES_FOR_SUBJECT: dict[str, frozenset[str]] = {
     "consumer_stuck": frozenset(("connection_storm", "metadata_storm", "retry_storm")),
     "login_failures": frozenset(("connection_storm",)),
     "connection_storm": frozenset(("metadata_storm",)),
+    # since KIP-219 a broker does not read from a client that a quota makes wait
+    "throttled": frozenset(("slow_upload",)),
     "member_too_slow": frozenset(("rebalance_loop",)),
 }
 # Clients notice an outage, and recover from it, up to so long after its ends: back-off times and

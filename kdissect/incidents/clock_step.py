@@ -50,6 +50,7 @@ def _steps_forward(facts: Facts) -> list[Row]:
 
     The smallest difference of both clocks stays the same, whatever delays some batches. If it
     grows from one packet on, and the capture is silent for as long, then its clock stepped.
+    Batches queue at a producer that a quota or a slow upload holds up: it proves nothing.
     """
     return facts.rows(
         f"""
@@ -59,6 +60,8 @@ def _steps_forward(facts: Facts) -> list[Row]:
             epoch_us(r.request_time) / 1e3 - max(b.max_timestamp_ms) AS offset_ms
           FROM record_batches b JOIN exchanges r USING (exchange_id)
           WHERE b.source = 'produce' AND b.max_timestamp_ms > 0 AND r.request_packet IS NOT NULL
+            AND r.connection_id NOT IN (SELECT connection_id FROM exchanges
+              WHERE throttle_time_ms > 0 OR upload_ms >= {STEP_MIN_MS})
           GROUP BY exchange_id, capture_id, packet, r.client_ip, r.request_time
         ), sides AS (
           SELECT *, max(packet) {_BEFORE} AS before_packet, count(*) {_BEFORE} AS before_count,

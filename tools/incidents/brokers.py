@@ -24,7 +24,7 @@ from tools.incidents.clients import (
     running,
 )
 from tools.incidents.network import drop_segments
-from tools.incidents.scene import PLAINTEXT, Scene, now
+from tools.incidents.scene import PLAINTEXT, Scene, logged_times, now
 
 _LEADS = "Leader orders-0 with topic id"
 _METADATA, _ELECT_LEADERS = 3, 43
@@ -198,15 +198,9 @@ def leader_moved(scene: Scene) -> None:
     scene.happened("leader_change", "orders-0", _leads_since(new))
 
 
-def _log(node: Broker) -> str:
-    return (node.folder / "server.log").read_text(errors="replace")
-
-
 def _leads_since(node: Broker) -> datetime:
     """The time at which a node became the leader of the partition, from its log."""
-    line = next(line for line in reversed(_log(node).splitlines()) if _LEADS in line)
-    local = datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f")
-    return local.astimezone()
+    return logged_times(node, _LEADS)[-1]
 
 
 def _prefer(nodes: list[Broker]) -> None:
@@ -231,5 +225,5 @@ def controlled_shutdown(scene: Scene) -> None:
         time.sleep(3)
         stopped.stop()
         time.sleep(scene.pick(2, 3))
-    moved = min(_leads_since(node) for node in others if _LEADS in _log(node))
+    moved = min(time for node in others for time in logged_times(node, _LEADS))
     scene.happened("leader_change", "orders-0", moved)

@@ -126,6 +126,13 @@ def wait_until(holds: Callable[[], Any], timeout_s: float = 60) -> None:
         time.sleep(0.02)
 
 
+def logged_times(broker: Broker, *texts: str) -> list[datetime]:
+    """The times of the lines of a broker's log that have all texts."""
+    log = (broker.folder / "server.log").read_text(errors="replace")
+    lines = [line for line in log.splitlines() if all(text in line for text in texts)]
+    return [datetime.strptime(one[:23], "%Y-%m-%d %H:%M:%S,%f").astimezone() for one in lines]
+
+
 def write(name: str, made: str, scene: Scene, out: Path) -> None:
     """Write the compressed capture, its truth and its line of the README into a folder."""
     out.mkdir(parents=True, exist_ok=True)

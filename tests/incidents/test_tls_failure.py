@@ -1,0 +1,76 @@
+"""TLS to a plaintext port, the reverse, and handshakes that end after the certificate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
+
+
+def _short(number: int, **values: Any) -> Row:
+    """A connection of 50 ms, one a second."""
+    row = connection(
+        number,
+        first_time=at(number),
+        last_time=at(number + 0.05),
+        close_reason="fin",
+        closed_by="broker",
+        is_kafka=False,
+        is_tls=True,
+        protocol="tls",
+        client_ids=[],
+        request_byte_count=500,
+    )
+    return row | values
+
+
+def _handshake(number: int, **values: Any) -> Row:
+    sizes = {"request_segment_count": 8, "response_byte_count": 700 + number % 3}
+    return _short(number, tls_version="TLSv1.3", closed_by="client", **(sizes | values))
+
+
+def test_tls_on_a_plaintext_port() -> None:
+    """The broker closes without a byte: a loop is bad, one attempt is a warning."""
+    (loop,) = found(connections=[_short(n) for n in range(5)])
+    assert (loop["kind"], loop["severity"]) == ("tls_failure", "bad")
+    assert loop["subject"] == "10.0.0.9:9092"
+    assert loop["start_time"].timestamp() * SECOND_US == at(0)
+    assert "its listener speaks no TLS" in loop["text"]
+    (once,) = found(connections=[_short(0)])
+    assert once["severity"] == "warn"
+
+
+def test_kafka_in_the_clear_on_a_tls_port() -> None:
+    """The broker's first bytes are a TLS alert, which reads as a huge size of a frame."""
+    clear = {"is_kafka": True, "is_tls": False, "protocol": "kafka"}
+    rows = [_short(n, response_byte_count=7, **clear) for n in range(4)]
+    alerts = [
+        {
+            "kind": "limit",
+            "connection_id": n,
+            "direction": "response",
+            "detail": "a size prefix of 352518912 bytes is beyond the limit of frame_size",
+        }
+        for n in range(4)
+    ]
+    (loop,) = found(connections=rows, anomalies=alerts)
+    assert (loop["kind"], loop["severity"]) == ("tls_failure", "bad")
+    assert "its listener speaks TLS" in loop["text"]
+
+
+def test_handshakes_that_end_after_the_certificate() -> None:
+    """Equal short connections without a request are a loop, unless one of the host succeeds."""
+    failed = [_handshake(n) for n in range(4)]
+    (loop,) = found(connections=failed)
+    assert loop["kind"] == "tls_failure"
+    assert "ended the TLS handshake" in loop["text"]
+    success = _handshake(9, request_segment_count=40, response_byte_count=9000)
+    assert found(connections=[*failed, success]) == []
+    different = [_handshake(n, request_byte_count=500 + 40 * n) for n in range(4)]
+    assert found(connections=different) == []
+
+
+def test_kafka_sessions_are_no_failure() -> None:
+    """A plaintext session with a response is healthy."""
+    assert found(connections=[connection(1)], exchanges=[exchange(0)]) == []
