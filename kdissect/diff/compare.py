@@ -96,7 +96,8 @@ def _side(database: Database, side: str) -> dict[str, Any]:
     (row,) = database.rows(
         f"""
         select count(*) exchange_count, count(distinct connection_id) connection_count,
-            count(distinct (client_ip, client_id)) client_count,
+            count(distinct (client_ip, client_id)) filter (status <> 'request_missing')
+                client_count,
             min(coalesce(request_time, response_time)) first_time,
             max(coalesce(response_end_time, request_end_time)) last_time
         from {side}_exchanges
@@ -127,7 +128,9 @@ def _apis(database: Database) -> list[Change]:
     rows = database.rows(
         """
         select api_name, count(*) filter (side = 'a') count_a, count(*) filter (side = 'b') count_b
-        from x group by all having count_a = 0 or count_b = 0 order by api_name
+        from x group by all
+        having (count_a = 0 or count_b = 0) and bool_or(status <> 'request_missing')
+        order by api_name
         """
     )
     return [{**row, "change": _presence(row["count_a"]), "is_worse": False} for row in rows]
@@ -138,17 +141,21 @@ def _presence(in_a: Any) -> str:
 
 
 def _versions(database: Database) -> list[Change]:
-    """Return the versions that only one side uses, of APIs that both use."""
+    """Return the versions that only one side uses, of APIs that both use.
+
+    A version that only responses without their requests have is a guess, and no change.
+    """
     rows = database.rows(
         """
         with counted as (
             select api_name, api_version, count(*) filter (side = 'a') count_a,
-                count(*) filter (side = 'b') count_b
+                count(*) filter (side = 'b') count_b,
+                bool_or(status <> 'request_missing') is_certain
             from x where api_version is not null group by all
         )
         select *, sum(count_a) over (partition by api_name) > 0
             and sum(count_b) over (partition by api_name) > 0 as in_both
-        from counted qualify in_both and (count_a = 0 or count_b = 0)
+        from counted qualify in_both and (count_a = 0 or count_b = 0) and is_certain
         order by api_name, api_version
         """
     )

@@ -334,6 +334,20 @@ def test_lost_answers_are_not_missing(captures: Path, tmp_path: Path) -> None:
     assert failing(document, ["errors"]) == []
 
 
+def test_a_guessed_version_is_no_change(many: Tables) -> None:
+    """A response without its request has a version that only its bytes suggest."""
+
+    def guess(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        row = next(row for row in rows if row["api_name"] == "SyncGroup")
+        row |= {"status": "request_missing", "api_version": 99, "client_id": None}
+        return pa.Table.from_pylist(rows, table.schema)
+
+    document = compare(many, changed(many, "exchanges", guess))
+    assert document["changes"]["versions"] == []
+    assert document["a"]["client_count"] == document["b"]["client_count"]
+
+
 def test_kinds() -> None:
     """A comma list, and an error that names what there is."""
     assert parse_kinds(None) == []

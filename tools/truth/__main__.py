@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tools.truth import diff, lag, latency, lost_answers, readiness, rebalance, wait
+from tools.truth import diff, lag, latency, lost_answers, readiness, rebalance, transaction, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT.parent / "shared" / "captures"
@@ -23,6 +23,7 @@ SECTIONS: dict[str, ModuleType] = {
     "wait": wait,
     "lag": lag,
     "rebalance": rebalance,
+    "transaction": transaction,
     "readiness": readiness,
     "loss": lost_answers,
     "diff": diff,
