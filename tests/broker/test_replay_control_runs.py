@@ -8,10 +8,13 @@ import pytest
 
 from kdissect.replay.target.cluster import Target, parse_address
 from kdissect.replay.target.end_state import EndState, read_end_state
+from kdissect.replay.workload.saved_file import save
+from kdissect.replay.workload.source import load_workload
 from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker, free_ports
 from tests.broker.proxy import Proxy
 from tests.broker.read_back import read_logs
 from tests.broker.replaying import EVERYTHING, ROOT, replay
+from tests.replay.workload.test_starting_state import time_of_first_records
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
 SARAMA = ROOT / "captures" / "sarama.pcap.gz"
@@ -86,3 +89,22 @@ def test_the_state_after_a_run_is_read_back(
         assert {(group, each.topic, each.partition): each.offset for each in listed} == {
             key: offset for key, offset in state.commits.items() if key[0] == group
         }
+
+
+def test_what_an_empty_broker_lacks_is_said_first(
+    start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    """The end of a capture began with topics and records: on the broker that has the whole capture
+    nothing is missing, under another name everything is."""
+    broker = start_broker(LATEST, settings=AS_RECORDED)
+    whole = replay(SARAMA, broker.address, tmp_path / "r.jsonl", *EVERYTHING, "--pace", "x4")
+    assert whole.status == 0, whole.explain()
+    path = tmp_path / "part.replay"
+    save(load_workload([str(SARAMA)], from_ns=time_of_first_records()), str(path))
+    options = ("--pace", "x4", "--fail-on", "none")
+    done = replay(path, broker.address, tmp_path / "r.jsonl", *options)
+    assert not [note for note in done.run["notes"] if "answers will differ" in note]
+    rename = ("--rename", "topic:sarama-2.1.0=absent")
+    done = replay(path, broker.address, tmp_path / "r.jsonl", *options, *rename)
+    assert "answers will differ: topic absent is not there" in done.run["notes"]
+    assert "answers will differ: absent-0 has 0 offsets" in done.errors

@@ -85,7 +85,7 @@ def test_offsets_that_no_request_committed_were_there_before() -> None:
     assert known(after).commits == {}
 
 
-def second_half() -> int:
+def time_of_first_records() -> int:
     """The time of the first Fetch that brings records: the capture has produced them before."""
     whole = load_workload([str(SOURCE)])
     assert starting_state(whole) == StartingState()
@@ -98,9 +98,9 @@ def second_half() -> int:
 
 
 def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
-    """The second half of a capture began with topics and records of the first half; without
+    """The end of a capture began with topics and records of the first half; without
     record data the manifest still says so."""
-    part = load_workload([str(SOURCE)], from_ns=second_half())
+    part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
     found = starting_state(part)
     assert found.topics
     assert found.logs
@@ -111,7 +111,7 @@ def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
 
 def test_a_target_that_lacks_it_is_told_before_the_first_request(tmp_path: Path) -> None:
     """An empty broker has none of the topics: --dry-run and stderr name them."""
-    part = load_workload([str(SOURCE)], from_ns=second_half())
+    part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
     path = str(tmp_path / "part.replay")
     save(part, path)
     plan = CliRunner().invoke(app, ["replay", path, "--dry-run"])
