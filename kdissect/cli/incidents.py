@@ -55,12 +55,14 @@ def incidents_command(
 ) -> None:
     """Show incidents: stalled brokers, refused logins, stuck consumers, storms and others."""
     start_light()
-    from kdissect.incidents import SEVERITIES
+    from kdissect.incidents import SEVERITIES, json_rows
 
     wanted = _wanted(fail_on or ())
-    rows = open_selected(source, capture, selected).incidents().to_pylist()
+    table = open_selected(source, capture, selected).incidents()
+    rows = table.to_pylist()
     if as_json:
-        put([json.dumps(_document(rows), indent=1)])
+        document = {"format_version": _FORMAT_VERSION, "incidents": json_rows(table)}
+        put([json.dumps(document, indent=1)])
     elif not quiet:
         put(_lines(rows))
     if any(
@@ -80,20 +82,6 @@ def _wanted(values: Sequence[str]) -> set[str]:
                 f"{name!r} is none of {', '.join((*SEVERITIES, *KINDS))}", param_hint="--fail-on"
             )
     return names
-
-
-def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON document; ids are texts, because they exceed the integers of JSON readers."""
-    incidents = []
-    for row in rows:
-        ids = {name: [str(number) for number in ids] for name, ids in row["evidence"].items()}
-        times = {name: _rfc3339(row[name]) for name in ("start_time", "end_time")}
-        incidents.append({**row, **times, "evidence": ids})
-    return {"format_version": _FORMAT_VERSION, "incidents": incidents}
-
-
-def _rfc3339(time: Any) -> str:
-    return str(time.isoformat(timespec="microseconds")).replace("+00:00", "Z")
 
 
 def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:

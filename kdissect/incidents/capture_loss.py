@@ -40,6 +40,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           sum(t.byte_count)::BIGINT AS missing, count(DISTINCT t.connection_id) AS connections,
           any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
           c.truncated_packet_count AS truncated,
+          (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
           list(DISTINCT t.connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM timed t JOIN captures c USING (capture_id), totals
         GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
@@ -53,6 +54,11 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["truncated"]
             else "Check tcpdump's count of packets dropped by kernel, and give it a larger buffer."
         )
+        unjudged = (
+            f"{plural(row['unjudged'], 'request')} without an answer could not be judged. "
+            if row["unjudged"]
+            else ""
+        )
         yield Incident(
             "capture_loss",
             BAD if row["part"] >= SHARE_BAD else WARN,
@@ -61,7 +67,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["path"],
             f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "
             f"{plural(row['gaps'], 'gap')} of {plural(row['connections'], 'connection')}. Counts "
-            f"and latencies near them are lower bounds. {reason}",
+            f"and latencies near them are lower bounds. {unjudged}{reason}",
             connection_ids=row["connection_ids"],
             next_command=_TCPDUMP,
         )

@@ -113,7 +113,7 @@ class Facts:
               e.latency_ms, e.upload_ms, e.duration_ms, e.status, e.error_code, e.error_name,
               e.error_codes, e.throttle_time_ms, e.group_id, e.request_size, e.response_size,
               {is_fault("e.api_name", "e.error_codes")} AS failed,
-              NOT coalesce(u.may_be_lost, true) AS is_unanswered, s.is_broker
+              NOT coalesce(u.may_be_lost, true) AS is_unanswered, u.may_be_lost, s.is_broker
             FROM exchanges e LEFT JOIN sessions s USING (connection_id)
             LEFT JOIN ({unanswered()}) u USING (exchange_id)
             """

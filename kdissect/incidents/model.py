@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -109,3 +110,18 @@ def incident_table(incidents: Iterable[Incident]) -> pa.Table:
 
 def _rank(row: Incident) -> tuple[int, datetime, str, str]:
     return SEVERITIES.index(row.severity), row.start, row.kind, row.subject
+
+
+def json_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows of `incidents` as JSON has them.
+
+    Times are RFC 3339. Ids are texts, because they exceed the integers of many JSON readers.
+    """
+    rows = table.to_pylist()
+    for row in rows:
+        for name in ("start_time", "end_time"):
+            row[name] = row[name].isoformat(timespec="microseconds").replace("+00:00", "Z")
+        row["evidence"] = {
+            name: [str(number) for number in ids] for name, ids in row["evidence"].items()
+        }
+    return rows

@@ -21,6 +21,7 @@ from kdissect.api import Tables
 from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
+from kdissect.incidents import json_rows
 from kdissect.report import charts, exchange_facts, findings, page
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import (
@@ -178,6 +179,7 @@ def collect(
     """The document: everything the page shows, as plain values."""
     # a database of its own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
+    found = Background(database.tables.incidents)
     progress("reading", 0)
     with logged_step(_log, "joins over all exchanges"):
         exchange_facts.prepare(database)
@@ -203,5 +205,6 @@ def collect(
         progress(name, number / (_PREPARED + len(sections)))
         with logged_step(_log, name):
             document[name] = section()
+    document["incidents"] = json_rows(found.result())
     document["findings"] = findings.find(database, document)
     return document

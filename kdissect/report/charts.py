@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +18,7 @@ from kdissect import kernel_cache
 from kdissect import text as f
 from kdissect.atomic_file import atomic_write
 from kdissect.charts import EVENT_NAMES, VEGA_LITE, Spec, event_detail, load
+from kdissect.incidents import SEVERITIES
 from kdissect.text import visible
 
 Columns = dict[str, list[Any]]
@@ -474,6 +476,58 @@ def transaction_timeline(data: Columns) -> Chart | None:
         labels={"lane": "transactional id", "event": "outcome", "ms": "took, ms"},
         meanings={"lane": "transactional id of the producer", "event": "how the transaction ended"},
     )
+
+
+def incident_timeline(incidents: list[dict[str, Any]]) -> Chart | None:
+    """A lane for each kind of incident, a bar for each incident."""
+    if not incidents:
+        return None
+    lanes = list(dict.fromkeys(row["kind"] for row in incidents))
+    marks = incident_marks(incidents)
+    return Chart(
+        "incidents",
+        "Incidents over time",
+        f"{f.plural(len(incidents), 'incident')}, the first at "
+        f"{f.moment(min(row['start_time'] for row in incidents))} UTC.",
+        {
+            "lane": [row["kind"] for row in incidents],
+            "event": [row["severity"] for row in incidents],
+            "t": [mark["t"] for mark in marks],
+            "t_end": [mark["t_end"] for mark in marks],
+            "ms": [mark["t_end"] - mark["t"] for mark in marks],
+            "detail": [visible(row["subject"], 200) for row in incidents],
+        },
+        load("events", events=list(SEVERITIES), lane_title="kind", height=22 * len(lanes)),
+        22 * len(lanes) + 40,
+        series=SEVERITIES,
+        labels={"lane": "kind", "event": "severity", "ms": "lasted, ms"},
+        meanings={"lane": "kind of the incident", "event": "how bad it is",
+                  "detail": "broker, client, group or partition"},
+    )  # fmt: skip
+
+
+def incident_marks(incidents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Times in ms since 1970, kinds and severities of incidents, for marks on charts."""
+    return [
+        {
+            "t": _epoch_ms(row["start_time"]),
+            "t_end": _epoch_ms(row["end_time"]),
+            "kind": row["kind"],
+            "severity": row["severity"],
+        }
+        for row in incidents
+    ]
+
+
+def _epoch_ms(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp() * 1000
+
+
+def mark_incidents(chart: Chart, marks: list[dict[str, Any]]) -> None:
+    """Add a band for each incident behind the marks of a chart over time."""
+    if marks and "t" in chart.data and "layer" in chart.spec:
+        band = {**load("incident_marks"), "data": {"values": marks}}
+        chart.spec["layer"].insert(0, {key: band[key] for key in ("data", "mark", "encoding")})
 
 
 def lag_over_time(data: Columns) -> Chart | None:

@@ -4,7 +4,8 @@ A finding says what happened, since when, to whom, with which exchanges and pack
 and which command shows more. Its level says how bad it is: `bad` if requests failed for good or
 data was not seen, `warn` if users lost time, else `info`. Within a level findings are in the order
 of the time that was lost, then of the requests that were hit; `cost` says these figures. A fact
-that holds in every capture (some API is the slowest one) is no finding.
+that holds in every capture (some API is the slowest one) is no finding. Incidents come first, and
+findings that are their consequences are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,32 @@ RETRANSMITTED_MIN = 0.001
 UNCOMPRESSED_BYTES_MIN = 1_000_000
 SMALL_BATCH_RECORDS, SMALL_BATCHES_MIN = 2, 1000
 REBALANCE_LONG_MS = 3000
+# Kind of an incident -> the section of the page with the details.
+_SECTIONS = {
+    **dict.fromkeys(("broker_stall", "slow_upload"), "latency"),
+    **dict.fromkeys(("broker_unreachable", "advertised_address_unreachable"), "network"),
+    **dict.fromkeys(("idle_connection_cut", "tls_failure", "connection_storm"), "network"),
+    **dict.fromkeys(("capture_loss", "clock_step"), "overview"),
+    **dict.fromkeys(("login_failures", "retry_storm", "leader_change"), "errors"),
+    **dict.fromkeys(("rebalance_loop", "member_too_slow"), "groups"),
+    **dict.fromkeys(("duplicate_records", "out_of_order_records", "consumer_stuck"), "topics"),
+    "transaction_open": "transactions",
+    "metadata_storm": "traffic",
+    "throttled": "throttling",
+}
+# Kind -> the sections whose findings are its consequences while it lasts.
+_EXPLAINED = {
+    "broker_stall": ("latency", "groups"),
+    "broker_unreachable": ("latency", "errors", "groups"),
+    "idle_connection_cut": ("errors",),
+    "slow_upload": ("latency",),
+    "login_failures": ("errors",),
+    "leader_change": ("errors",),
+    "retry_storm": ("errors",),
+    "rebalance_loop": ("groups", "errors"),
+    "member_too_slow": ("groups", "errors"),
+    "transaction_open": ("transactions",),
+}
 _ORDER = {"bad": 0, "warn": 1, "info": 2}
 
 
@@ -89,6 +116,8 @@ def _finding(
         "time_lost_ms": time_lost_ms,
         "request_count": count,
         "since": evidence.get("since"),
+        "until": evidence.get("until"),
+        "kind": evidence.get("kind"),
         "whom": whom,
         "exchange_ids": evidence.get("exchange_ids", []),
         "packets": evidence.get("packets", []),
@@ -96,28 +125,45 @@ def _finding(
     }
 
 
-def _unjudged(number: int) -> str:
-    """Requests whose answer may be among the missing bytes."""
-    return (
-        f" {f.plural(number, 'request')} without an answer could not be judged." if number else ""
+def _incidents(facts: _Facts) -> Iterator[Finding]:
+    """The incidents, which are the only source of their conclusions."""
+    for row in facts.document["incidents"]:
+        ids = row["evidence"]["exchange_ids"]
+        packets = facts.database.rows(
+            f"SELECT packet FROM x WHERE exchange_id IN ({', '.join(ids) or 'NULL'}) "
+            f"AND packet IS NOT NULL ORDER BY time LIMIT {EVIDENCE}"
+        )
+        yield _finding(
+            row["severity"],
+            _SECTIONS[row["kind"]],
+            f"{row['kind'].replace('_', ' ').capitalize()}: {row['subject']}",
+            row["text"],
+            whom=row["subject"],
+            command=row["next_command"],
+            time_lost_ms=row["time_lost_ms"],
+            request_count=row["request_count"],
+            since=row["start_time"],
+            until=row["end_time"],
+            kind=row["kind"],
+            exchange_ids=ids[:EVIDENCE],
+            packets=[packet["packet"] for packet in packets],
+        )
+
+
+def _is_consequence(finding: Finding, incidents: list[Finding]) -> bool:
+    """True if an incident brought the finding about: it began at that time, in its sections."""
+    return any(
+        finding["section"] in _EXPLAINED.get(incident["kind"], ())
+        # requests that failed for good have another reason, refused logins apart
+        and (finding["level"] != "bad" or incident["kind"] == "login_failures")
+        and incident["since"] <= (finding["since"] or "") <= incident["until"]
+        for incident in incidents
     )
 
 
 def _health(facts: _Facts) -> Iterator[Finding]:
     overview = facts.document["overview"]
-    health, read = overview["health"], overview["read"]
-    missing = health["missing_byte_count"]
-    if missing:
-        part = missing / (missing + health["byte_count"])
-        yield _finding(
-            "bad",
-            "network",
-            f"{f.byte_size(missing)} of Kafka traffic were not captured",
-            f"{f.share(part)} of the bytes in {f.plural(health['gap_count'], 'gap')}: counts and "
-            "latencies near them are lower bounds." + _unjudged(overview["unjudged"]),
-            command=facts.command("show", "--where", "decode_status = 'partial'"),
-            **facts.evidence("decode_status = 'partial'"),
-        )
+    read = overview["read"]
     damaged = [c for c in overview["captures"] if c["error"] and c["format"] != "unknown"]
     if damaged:
         yield _finding(
@@ -126,15 +172,6 @@ def _health(facts: _Facts) -> Iterator[Finding]:
             f"{f.plural(len(damaged), 'capture')} could not be read to the end",
             f"{damaged[0]['path']}: {damaged[0]['error']}",
             command=shlex.join(["capinfos", damaged[0]["path"]]),
-        )
-    truncated = sum(c["truncated_packet_count"] for c in overview["captures"])
-    if truncated:
-        yield _finding(
-            "bad",
-            "overview",
-            f"{f.plural(truncated, 'packet')} cut by the snap length",
-            "Their bytes are missing for good: capture with a snap length of 0.",
-            command="tcpdump -i any -s 0 -w trace.pcap 'tcp port 9092'",
         )
     unread = read["unread_tls_connections"]
     if unread:
@@ -363,24 +400,6 @@ def _transactions(facts: _Facts) -> Iterator[Finding]:
         )
 
 
-def _throttling(facts: _Facts) -> Iterator[Finding]:
-    throttling = facts.document["throttling"]
-    if throttling["responses"]:
-        top = throttling["clients"]["rows"][0]
-        found = facts.evidence("throttle_time_ms > 0", order="throttle_time_ms DESC")
-        yield _finding(
-            "warn",
-            "throttling",
-            f"{f.plural(throttling['responses'], 'answer')} throttled",
-            f"Most: {f.client(top)} in {top['api']}, {f.duration(top['throttle_ms'])}. Counted as "
-            "lost: the time that brokers made them wait.",
-            whom=f.client(top),
-            command=facts.command("show", "--where", "throttle_time_ms > 0"),
-            time_lost_ms=throttling["throttle_ms"],
-            **found,
-        )
-
-
 def _network(facts: _Facts) -> Iterator[Finding]:
     document = facts.document
     health = document["overview"]["health"]
@@ -450,21 +469,23 @@ def _topics(facts: _Facts) -> Iterator[Finding]:
 
 _RULES: tuple[Callable[[_Facts], Iterator[Finding]], ...] = (
     *(_health, _errors, _readiness, _slow_clients, _slow_apis, _groups),
-    *(_transactions, _throttling, _network, _topics),
+    *(_transactions, _network, _topics),
 )
 
 
 def find(database: ReportDatabase, document: Document) -> dict[str, Any]:
-    """{"findings": list, most costly first; "clear": names of the checks that found no problem}.
+    """{"findings": list, incidents first; "clear": names of the checks that found no problem}.
 
     A finding is a dict of text and numbers: level, section, title, text, cost, time_lost_ms and
-    request_count (what ranked it, or None), since (RFC 3339), whom, exchange_ids, packets,
-    next_command.
+    request_count (what ranked it, or None), since and until (RFC 3339), kind (of an incident),
+    whom, exchange_ids, packets, next_command.
     """
     facts = _Facts(database, document)
+    incidents = list(_incidents(facts))
     findings = [finding for rule in _RULES for finding in rule(facts)]
+    findings = [one for one in findings if not _is_consequence(one, incidents)]
     findings.sort(key=_rank)
-    return {"findings": findings, "clear": _clear(document)}
+    return {"findings": [*sorted(incidents, key=_rank), *findings], "clear": _clear(document)}
 
 
 def _rank(finding: Finding) -> tuple[float, ...]:

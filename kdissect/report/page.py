@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from kdissect import text as f
+from kdissect.incidents.model import INFO
 from kdissect.report import charts, table_columns
 from kdissect.report.charts import Chart
 from kdissect.report.sections import readiness
@@ -185,6 +186,7 @@ def _sections(d: Document) -> list[dict[str, str]]:
 def _charts(d: Document) -> list[Chart]:
     traffic = d["traffic"]
     log = d["broker_log"]
+    marks = charts.incident_marks([row for row in d["incidents"] if row["severity"] != INFO])
     found = [
         charts.traffic(traffic["exchanges"], traffic["slice_ms"]),
         charts.sizes(traffic["bytes"], traffic["slice_ms"]),
@@ -204,7 +206,11 @@ def _charts(d: Document) -> list[Chart]:
             for number, timeline in enumerate(d["groups"]["timelines"])
         ),
     ]
-    return [chart for chart in found if chart is not None]
+    shown = [chart for chart in found if chart is not None]
+    for chart in shown:
+        charts.mark_incidents(chart, marks)
+    timeline = charts.incident_timeline(d["incidents"])
+    return [timeline, *shown] if timeline else shown
 
 
 def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:

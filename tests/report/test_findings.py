@@ -80,7 +80,7 @@ def test_findings_are_in_the_order_of_what_they_cost() -> None:
     again: Row = {"api_name": "Produce", "error_code": 6, "error_codes": [6]}
     routine: Row = {"api_name": "JoinGroup", "error_code": 79, "error_codes": [79], "wait": "group"}
     document = _document(
-        *_answers(1, "a", "Metadata", 1_500_000),
+        *_answers(1, "a", "CreateTopics", 1_500_000),
         *(exchange(100 + n, **again) for n in range(4)),
         *(exchange(200 + n, **failed) for n in range(2)),
         exchange(300, **routine),
@@ -89,7 +89,7 @@ def test_findings_are_in_the_order_of_what_they_cost() -> None:
     assert [row["level"] for row in found] == ["bad", "warn", "warn"]
     assert [row["title"] for row in found] == [
         "OFFSET_OUT_OF_RANGE in Fetch",
-        "Metadata takes long: p95 1.50 s",
+        "CreateTopics takes long: p95 1.50 s",
         "NOT_LEADER_OR_FOLLOWER in Produce",
     ]
     assert [row["request_count"] for row in found] == [2, 30, 4]
