@@ -39,7 +39,7 @@ _SECTIONS = {
     **dict.fromkeys(("capture_loss", "clock_step"), "overview"),
     **dict.fromkeys(("login_failures", "retry_storm", "leader_change"), "errors"),
     **dict.fromkeys(("rebalance_loop", "member_too_slow"), "groups"),
-    **dict.fromkeys(("duplicate_records", "out_of_order_records", "consumer_stuck"), "topics"),
+    **dict.fromkeys(("duplicate_records", "consumer_stuck"), "topics"),
     "transaction_open": "transactions",
     "metadata_storm": "traffic",
     "throttled": "throttling",

@@ -1,4 +1,4 @@
-"""Incidents in the report: before other findings, on a timeline, and as marks on charts over time."""
+"""Incidents in the report: before other findings, on a timeline, as marks on charts."""
 
 from __future__ import annotations
 
