@@ -25,7 +25,7 @@ KINDS = {
         "an address that Metadata advertised was never reached",
     ),
     "login_failures": ("client", "SASL logins were refused"),
-    "tls_failure": ("broker", "one side of connections spoke TLS and the other one did not"),
+    "tls_failure": ("broker", "TLS handshakes failed, or one side spoke no TLS"),
     "rebalance_loop": ("group", "a group rebalanced again and again"),
     "member_too_slow": ("group", "a member left its group because it polled too late"),
     "consumer_stuck": ("partition", "a consumer asked for the same offset, though more was there"),
