@@ -35,10 +35,17 @@ from kdissect.incidents import (
 )
 from kdissect.incidents.causes import without_consequences
 from kdissect.incidents.facts import Facts
-from kdissect.incidents.model import KINDS, SCHEMA, SEVERITIES, Incident, incident_table
+from kdissect.incidents.model import (
+    KINDS,
+    SCHEMA,
+    SEVERITIES,
+    Incident,
+    incident_table,
+    json_rows,
+)
 from kdissect.sql import Database
 
-__all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents"]
+__all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents", "json_rows"]
 
 # broker_unreachable also finds advertised_address_unreachable: both start from the same outages
 _FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
