@@ -14,7 +14,7 @@ import numpy as np
 from kdissect.diff.statistics import Bools, Floats, Ints, Scores
 
 CLIENTS_MIN = 4  # on both sides; with fewer, no difference is certain
-UNITS_MAX = 24  # of a comparison; a test by random assignment decides with more
+SMALL_UNITS_MAX = 24  # of a comparison; a test by random assignment decides with more
 SHARE_MIN = 0.5  # of the exchanges of each side that the clients of both sides must have
 # A few clients may agree by chance more than clients do. Scores are between 0 and 1.
 SPREAD_MIN = 0.02
@@ -26,7 +26,7 @@ def compare_clients(scores: Scores, is_b: Bools, client: Ints, comparison_count:
     is_b, client: by unit, its side and the number of its client.
     """
     units, _ = np.unique(np.stack((scores.comparison, scores.unit)), axis=1)
-    is_small = np.bincount(units, minlength=comparison_count) <= UNITS_MAX
+    is_small = np.bincount(units, minlength=comparison_count) <= SMALL_UNITS_MAX
     rows = is_small[scores.comparison]
     unit, comparison = scores.unit[rows], scores.comparison[rows]
     _, client_number = np.unique(client[unit], return_inverse=True)

@@ -28,7 +28,7 @@ def starting_state(workload: Workload) -> StartingState:
 
 
 @dataclass(slots=True)
-class _Log:
+class _CapturedLog:
     """Batches that answers bring and requests write, as offset ranges. is_open: a request wrote
     records without an offset in its answer, so later batches may be these."""
 
@@ -47,7 +47,7 @@ class _Collector:
             for topic in workload.facts.topics.values()
             for topic_id in topic.topic_ids
         }
-        self._logs: dict[Log, _Log] = {}
+        self._logs: dict[Log, _CapturedLog] = {}
         self._made: set[str] = set()  # topics that were not there at first
         self._committed: set[tuple[str, str, int]] = set()  # by requests of the capture
         self._state = StartingState()
@@ -80,8 +80,8 @@ class _Collector:
                 self._state.logs[log] = earlier[0][0], max(end for _, end in earlier)
         return self._state
 
-    def _log(self, topic: Body, partition: int) -> _Log:
-        return self._logs.setdefault((self._name(topic), partition), _Log())
+    def _log(self, topic: Body, partition: int) -> _CapturedLog:
+        return self._logs.setdefault((self._name(topic), partition), _CapturedLog())
 
     def _name(self, topic: Body) -> str:
         name = topic.get("name") or topic.get("topic") or ""
@@ -147,7 +147,7 @@ def _groups(request: Body, response: Body) -> Iterator[tuple[str, Any]]:
         yield request["group_id"], response.get("topics")
 
 
-def _uncovered(log: _Log) -> Iterator[tuple[int, int]]:
+def _uncovered(log: _CapturedLog) -> Iterator[tuple[int, int]]:
     """Fetched ranges that no captured request produced, before or while they were fetched."""
     for start, end in log.fetched:
         if not any(first <= start < last for first, last in log.produced):
