@@ -14,7 +14,7 @@ from kdissect.text import byte_size, duration, plural
 
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
 REPEATS_MIN = 4
-LENGTH_MS = 3000
+LENGTH_MS = 5000
 
 
 def find(facts: Facts) -> Iterator[Incident]:
@@ -34,6 +34,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           SELECT exchange_id, topic, p.partition_index AS partition, p.error_code AS error,
             p.high_watermark AS high, {_stable(facts)} AS stable
           FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM answered)
+          WHERE {_sends_records(facts)}
         ), useless AS (
           SELECT r.*, s.error, s.high,
             e.error_name, q.response_size, q.connection_id, q.broker, q.response_time
@@ -107,6 +108,16 @@ def _positions(facts: Facts) -> str:
         SELECT * FROM runs
         QUALIFY count(*) OVER (PARTITION BY client, topic, partition, run) >= {REPEATS_MIN}
     """
+
+
+def _sends_records(facts: Facts) -> str:
+    """Return SQL that leaves out responses that name another replica to read from (KIP-392)."""
+    path = ("response", "responses", "partitions", "preferred_read_replica")
+    return (
+        "coalesce(p.preferred_read_replica, -1) < 0"
+        if facts.has_field("api_fetch", *path)
+        else "true"
+    )
 
 
 def _stable(facts: Facts) -> str:
