@@ -47,7 +47,8 @@ def test_slower_answers_are_found(
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}" if is_delayed else broker.address
     with Proxy(port, broker.ports["PLAINTEXT"], delay_s=0.1).running():
-        options = (*OPTIONS, "--against", broker.address, "--fail-on", "latency")
+        options = (*OPTIONS, "--control-runs", "4", "--against", broker.address)
+        options = (*options, "--fail-on", "latency")
         done = replay(SARAMA, address, tmp_path / "r.jsonl", *options)
     slower = {each["subject"] for each in done.summary["findings"]}
     assert done.status == int(is_delayed), (slower, done.run["notes"])

@@ -7,8 +7,8 @@ by connection and run, and a permutation test deals these sums to the runs (`dif
 A change is a finding if all of these hold:
 
 - it is beyond chance, with all tested APIs corrected for
-- the median ratio is at least `LatencyOptions.ratio`, and twice as far from 1, as a logarithm, as
-  that of any two control runs
+- the median ratio is at least `LatencyOptions.ratio`, and beyond the range that the medians of the
+  control runs predict for one more run: a whole run may be slow because the machine was busy
 - the median latency grows by at least `LatencyOptions.min_ns`
 
 Without control runs the captured latencies are the only reference. That is another machine on
@@ -33,7 +33,8 @@ ALPHA = 0.01  # the probability of one false alarm or more among all APIs of a r
 FEWEST_EXCHANGES = 5
 ALL = "all APIs"
 KIND = "latency"
-_NOISE_FACTOR = 2.0
+# Student's t at 0.99, by degrees of freedom from 1; more of them count as the last.
+_T_99 = (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
 
 Latencies = Mapping[int, int]  # by step, in ns
 Floats = npt.NDArray[np.float64]
@@ -171,13 +172,24 @@ def _tested(
     is_slower = (
         decided
         and p_value < ALPHA
-        and effect >= max(math.log(options.ratio), _NOISE_FACTOR * noise)
+        and effect >= max(math.log(options.ratio), _predicted(controls))
         and answered_ns - reference_ns >= options.min_ns
     )
     return LatencyTest(
         name, logs.shape[1], connections, reference_ns, answered_ns, math.exp(effect),
         math.exp(noise), p_value, decided, is_slower,
     )  # fmt: skip
+
+
+def _predicted(controls: Floats) -> float:
+    """The largest effect of one more run that differs from the control runs as they do from each
+    other; 0 for a single one. controls: logarithms by run."""
+    count = len(controls)
+    if count < 2:
+        return 0.0
+    medians = np.median(controls - controls.mean(axis=0), axis=1)
+    quantile = _T_99[min(count - 1, len(_T_99)) - 1]
+    return quantile * float(np.std(medians, ddof=1)) * math.sqrt(1 + 1 / count)
 
 
 def notes_of(tests: Sequence[LatencyTest], *, has_controls: bool, is_controlled: bool) -> list[str]:

@@ -89,8 +89,18 @@ def test_effects_below_the_least_ones_are_no_finding(
 ) -> None:
     """Twice as long: it depends on --latency-ratio and --latency-min whether that counts."""
     plan = plan_of(8)
-    runs = a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, factor=2)
+    runs = [*(a_run(plan, seed) for seed in range(4)), a_run(plan, 9, factor=2)]
     assert of_all(plan, *runs, options=options).is_slower is expected
+
+
+def test_two_control_runs_predict_little() -> None:
+    """Twice as long is found with four control runs; two say too little about a third run."""
+    plan, options = plan_of(8), LatencyOptions(min_ns=0)
+    slower = a_run(plan, 9, factor=2)
+    two = a_run(plan, 1), a_run(plan, 2, factor=1.1)
+    assert not of_all(plan, *two, slower, options=options).is_slower
+    four = (*two, a_run(plan, 3), a_run(plan, 4, factor=1.1))
+    assert of_all(plan, *four, slower, options=options).is_slower
 
 
 def test_faster_answers_are_no_finding() -> None:
