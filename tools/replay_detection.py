@@ -31,6 +31,7 @@ RESULTS = ROOT / "reports" / "replay-detection.json"
 PAGE = ROOT / "reports" / "replay-detection.md"
 OPEN = "open"  # not reported in a run with others, not told alone yet
 NOT_TOLD = "not told"
+LOUD = frozenset({"error", "no error", "emptied"})  # what follows from them hides other lies
 ROOTS = frozenset({"CreateTopics", "FindCoordinator", "InitProducerId", "JoinGroup", "Metadata"})
 # The worst lies are told first: a budget may end before all are.
 ORDER = [
@@ -89,17 +90,31 @@ def is_reported(lie: Lie, done: Replayed) -> bool:
 
 
 def rounds(lies: list[Lie]) -> list[list[Lie]]:
-    """Lies that share a run: one of each API. What the answers of `ROOTS` say decides whether other
-    requests are sent at all, so they have runs apart from the others."""
+    """Lies that share a run: no two of one API that meet. What the answers of `ROOTS` say decides
+    whether other requests are sent at all, so they have runs apart from the others."""
     shared: list[list[Lie]] = []
     for is_root in (False, True):
-        by_api: dict[str, list[Lie]] = defaultdict(list)
+        own: list[list[Lie]] = []
         for lie in lies:
-            if (lie.api in ROOTS) == is_root:
-                by_api[lie.api].append(lie)
-        count = max(map(len, by_api.values()), default=0)
-        shared += [[each[n] for each in by_api.values() if n < len(each)] for n in range(count)]
+            if (lie.api in ROOTS) != is_root:
+                continue
+            free = (each for each in own if not any(do_meet(lie, other) for other in each))
+            place = next(free, None)
+            if place is None:
+                own.append([lie])
+            else:
+                place.append(lie)
+        shared += own
     return shared
+
+
+def do_meet(one: Lie, other: Lie) -> bool:
+    """Whether two lies are about one struct of an API, or one is about a part of the other's."""
+    if one.api != other.api:
+        return False
+    structs = [lie.path.rpartition(".")[0] for lie in (one, other)]
+    is_part = one.path.startswith(other.path) or other.path.startswith(one.path)
+    return is_part or structs[0] == structs[1] or LOUD & {one.kind, other.kind} != set()
 
 
 def measure(

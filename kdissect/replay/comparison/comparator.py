@@ -21,6 +21,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
+from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
@@ -279,7 +280,7 @@ class Comparator:
             each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
             found[outcome.step.number].append(each)
 
-        for state in (LogState, GroupState, ClusterState):
+        for state in (LogState, LogBounds, GroupState, ClusterState):
             state(self.ids, self._outcomes).check(add)
         by_number = {outcome.step.number: outcome for outcome in self._outcomes}
         for number, contradictions in found.items():

@@ -12,6 +12,7 @@ from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.group_state import GroupState
+from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.model import (
     Connection,
@@ -31,6 +32,7 @@ S = 1_000_000_000
 ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
+State = LogState | LogBounds | GroupState | ClusterState
 
 
 class Run:
@@ -62,9 +64,9 @@ class Run:
         )
         return number
 
-    def said(self, state: type[LogState] | type[GroupState] | type[ClusterState]) -> Said:
+    def said(self, state: type[State], brokers: int = 1) -> Said:
         ids = IdMap(self.plan)
-        ids.target.nodes = {1: ("broker", 9092)}
+        ids.target.nodes = {number: ("broker", 9091 + number) for number in range(1, brokers + 1)}
         found: Said = []
         state(ids, self.outcomes).check(
             lambda outcome, path, _, answered, __: found.append(
@@ -82,6 +84,21 @@ class Run:
             at_s, ApiKey.PRODUCE, 8,
             {"acks": -1, "topic_data": [{"name": "t", "partition_data": [partition]}]},
             {"responses": [{"name": "t", "partition_responses": [answered]}]},
+        )  # fmt: skip
+
+    def list_offsets(self, at_s: float, timestamp: int, offset: int, epoch: int) -> int:
+        partition = {"partition_index": 0, "timestamp": timestamp}
+        answered = {"partition_index": 0, "offset": offset, "leader_epoch": epoch}
+        return self.add(
+            at_s, ApiKey.LIST_OFFSETS, 4, {"topics": [{"name": "t", "partitions": [partition]}]},
+            {"topics": [{"name": "t", "partitions": [answered]}]},
+        )  # fmt: skip
+
+    def metadata(self, at_s: float, epoch: int) -> int:
+        partition = {"partition_index": 0, "leader_id": 1, "leader_epoch": epoch}
+        return self.add(
+            at_s, ApiKey.METADATA, 7, {"topics": [{"name": "t"}]},
+            {"topics": [{"error_code": 0, "name": "t", "partitions": [partition]}]},
         )  # fmt: skip
 
     def fetch(self, at_s: float, offset: int, records: bytes, high: int, **more: Any) -> int:
@@ -186,6 +203,39 @@ def test_the_latest_offset() -> None:
         told = {"name": "t", "partitions": [{"partition_index": 0, "offset": offset}]}
         number = run.add(at_s, ApiKey.LIST_OFFSETS, 2, asked, {"topics": [told]})
     assert run.said(LogState) == [(number, "topics[0].partitions[0].offset", "3")]
+
+
+def test_bounds_of_a_log_that_a_later_answer_contradicts() -> None:
+    """Log starts, log ends and leader epochs are at most those of later answers."""
+    run = Run()
+    offset, epoch = "topics[0].partitions[0].offset", "topics[0].partitions[0].leader_epoch"
+    run.list_offsets(1, -2, 0, 3)
+    start = run.list_offsets(2, -2, 1, 3)
+    run.list_offsets(3, -1, 4, 2)
+    end = run.list_offsets(4, -1, 5, 3)
+    run.fetch(5, 4, b"", 4, log_start_offset=0)
+    run.metadata(6, 2)
+    assert run.said(LogBounds) == [(start, offset, "1"), (end, offset, "5"), (end, epoch, "3")]
+
+
+def test_a_low_answer_does_not_contradict_those_before_it() -> None:
+    """One that is below earlier answers of its own API may be the wrong one."""
+    run = Run()
+    run.fetch(1, 4, b"", 4)
+    run.list_offsets(2, -1, 4, 0)
+    run.fetch(3, 4, b"", 0)
+    assert run.said(LogBounds) == []
+
+
+def test_bounds_of_a_log_with_replicas() -> None:
+    """Brokers lag: their offsets are not compared, and epochs only some seconds later."""
+    run = Run()
+    late = run.list_offsets(1, -1, 9, 4)
+    run.list_offsets(8, -1, 9, 4)
+    run.fetch(9, 4, b"", 4)
+    run.metadata(10, 3)
+    path = "topics[0].partitions[0].leader_epoch"
+    assert run.said(LogBounds, brokers=3) == [(late, path, "4")]
 
 
 def test_records_that_an_answer_withholds() -> None:

@@ -1,0 +1,169 @@
+"""Finds log starts, log ends and leader epochs that a later answer of the run contradicts.
+
+These numbers only grow while a topic exists. An answer of one API that has a higher number than the
+next answer of another API, sent after it, is different. Each broker has its own view of the offsets
+until replicas catch up, so offsets are compared if the target has one broker, and epochs on several
+brokers a bounded time later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.timing import WRITE_S
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import api_name, decoded, entries
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+TargetLog = tuple[str, int]  # the target's name of a topic, partition
+Body = dict[str, Any]
+
+_LATEST, _EARLIEST, _READ_COMMITTED = -1, -2, 1
+_START, _END, _STABLE, _EPOCH = "log start", "high watermark", "last stable offset", "leader epoch"
+_SLACK_NS = int(WRITE_S * 1e9)
+
+
+class _Place(NamedTuple):
+    """The arrays of a response, the field with the partition's number, and its bounds by field."""
+
+    topics: str
+    partitions: str
+    number: str
+    bounds: dict[str, str]
+
+
+_PLACES = {
+    ApiKey.PRODUCE: _Place(
+        "responses", "partition_responses", "index", {"log_start_offset": _START}
+    ),
+    ApiKey.FETCH: _Place(
+        "responses", "partitions", "partition_index",
+        {"log_start_offset": _START, "high_watermark": _END, "last_stable_offset": _STABLE},
+    ),
+    ApiKey.LIST_OFFSETS: _Place("topics", "partitions", "partition_index", {}),
+    ApiKey.METADATA: _Place("topics", "partitions", "partition_index", {"leader_epoch": _EPOCH}),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _Place(
+        "topics", "partitions", "partition_index", {"leader_epoch": _EPOCH}
+    ),
+    ApiKey.DELETE_RECORDS: _Place(
+        "topics", "partitions", "partition_index", {"low_watermark": _START}
+    ),
+}  # fmt: skip
+
+
+class _Stated(NamedTuple):
+    """A number in an answer."""
+
+    sent_ns: int
+    answered_ns: int
+    api_key: int
+    value: int
+    outcome: Outcome
+    path: str
+
+
+class LogBounds:
+    """Statements of a finished run about all logs; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._stated: dict[tuple[str, TargetLog], list[_Stated]] = defaultdict(list)
+        self._deleted: set[str] = set()
+        self._has_one_node = len(ids.target.nodes) == 1
+        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
+            api_key = outcome.step.exchange.api_key
+            if outcome.answer is None or outcome.sent is None:
+                continue
+            if api_key == ApiKey.DELETE_TOPICS:
+                self._delete(outcome)
+            elif api_key in _PLACES:
+                answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+                if answer is not None:
+                    self._collect(outcome, answer)
+
+    def _topic(self, topic: Body) -> str:
+        name = topic.get("topic") or topic.get("name") or ""
+        return str(name or self._ids.target.names.get(topic.get("topic_id"), ""))
+
+    def _delete(self, outcome: Outcome) -> None:
+        request = decoded(outcome.sent, "request", ApiKey.DELETE_TOPICS, outcome.api_version)
+        body = {} if request is None else request.body
+        self._deleted.update(entries(body.get("topic_names")))
+        self._deleted.update(self._topic(each) for each in entries(body.get("topics")))
+
+    def _collect(self, outcome: Outcome, answer: Message) -> None:
+        place = _PLACES[ApiKey(answer.api_key)]
+        asked = _asked(outcome) if answer.api_key == ApiKey.LIST_OFFSETS else {}
+        for i, topic in enumerate(entries(answer.body[place.topics])):
+            name = self._topic(topic)
+            for j, partition in enumerate(entries(topic[place.partitions])):
+                if partition["error_code"]:
+                    continue
+                number = partition[place.number]
+                bounds = place.bounds or asked.get((name, number), {})
+                for field, bound in bounds.items():
+                    value = partition.get(field, -1)
+                    path = f"{place.topics}[{i}].{place.partitions}[{j}].{field}"
+                    if value >= 0:
+                        self._stated[bound, (name, number)].append(
+                            _Stated(
+                                outcome.sent_ns, outcome.answered_ns, answer.api_key, value,
+                                outcome, path,
+                            )
+                        )  # fmt: skip
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for (bound, (topic, _)), stated in self._stated.items():
+            if not topic or topic in self._deleted:
+                continue
+            if bound != _EPOCH and not self._has_one_node:
+                continue
+            slack_ns = 0 if self._has_one_node else _SLACK_NS
+            for each, later in _contradicted(stated, slack_ns):
+                note = f"a later answer to {api_name(later.api_key)} has a lower {bound}"
+                add(each.outcome, each.path, f"at most {later.value}", each.value, note)
+
+
+def _asked(outcome: Outcome) -> dict[TargetLog, dict[str, str]]:
+    """The bounds that a ListOffsets request asks for, by log. An isolation level decides whether
+    the latest offset is the high watermark."""
+    request = decoded(outcome.sent or b"", "request", ApiKey.LIST_OFFSETS, outcome.api_version)
+    body = {"topics": ()} if request is None else request.body
+    is_committed = body.get("isolation_level", 0) == _READ_COMMITTED
+    bounds = {
+        _LATEST: {"offset": _STABLE if is_committed else _END, "leader_epoch": _EPOCH},
+        _EARLIEST: {"offset": _START},
+    }
+    return {
+        (topic["name"], partition["partition_index"]): bounds.get(partition["timestamp"], {})
+        for topic in entries(body["topics"])
+        for partition in entries(topic["partitions"])
+    }
+
+
+def _contradicted(stated: list[_Stated], slack_ns: int) -> Iterator[tuple[_Stated, _Stated]]:
+    """Statements that are higher than the next one of another API, and that one. A later statement
+    that is lower than earlier ones of its own API proves nothing: it may be the wrong one."""
+    by_api: dict[int, list[_Stated]] = defaultdict(list)
+    highest: dict[int, int] = defaultdict(lambda: -1)
+    for each in stated:
+        if each.value >= highest[each.api_key]:
+            highest[each.api_key] = each.value
+            by_api[each.api_key].append(each)
+    times = {api_key: [each.sent_ns for each in own] for api_key, own in by_api.items()}
+    for each in stated:
+        for api_key, own in by_api.items():
+            place = bisect_left(times[api_key], each.answered_ns + slack_ns)
+            if api_key == each.api_key or place == len(own):
+                continue
+            if own[place].value < each.value:
+                yield each, own[place]
+                break
