@@ -3,6 +3,7 @@
 - A node that answers the run is in Metadata and DescribeCluster, at one address.
 - Leaders, replicas and controllers are brokers of the same answer; a leader is no offline replica.
 - A coordinator is a broker of Metadata, at its address.
+- Metadata lists each requested topic once, with its partitions from 0 on.
 - A topic that the run made is in Metadata a bounded time later, with its partitions.
 - A transaction is Ongoing only until its end, or until its timeout.
 """
@@ -18,6 +19,7 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.comparison.timing import WRITE_S
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.target_facts import ZERO_UUID
 from kdissect.replay.workload.messages import decoded, entries
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
@@ -36,6 +38,7 @@ _APIS = frozenset(
         ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS,
     }
 )  # fmt: skip
+_NO_TOPIC = frozenset({None, "", ZERO_UUID})
 _Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
 
 
@@ -73,7 +76,8 @@ class ClusterState:
                 for broker in entries(answer.get("brokers")):
                     node = broker["node_id"] if "node_id" in broker else broker["broker_id"]
                     counts[node][broker["host"], broker["port"]] += 1
-        self._cluster_id = ids.most_common(1)[0][0] if ids else ""
+        most = ids.most_common(1)[0][0] if ids else ""
+        self._cluster_id = self._ids.target.cluster_id or most
         return {node: each.most_common(1)[0][0] for node, each in counts.items()}
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
@@ -89,10 +93,12 @@ class ClusterState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        made = self._topics_made()
+        made, constants = self._topics_made(), self._constants()
         for outcome, request, answer in self._by_api[ApiKey.METADATA]:
             brokers = self._check_brokers(outcome, answer, "node_id", add)
             _check_placement(outcome, answer, brokers, add)
+            _check_topics(outcome, request, answer, add)
+            self._check_constants(outcome, answer, constants, add)
             _check_topics_made(outcome, request, answer, made, add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_CLUSTER]:
             if not answer["error_code"] and answer.get("endpoint_type", 1) == 1:
@@ -111,6 +117,8 @@ class ClusterState:
             address = broker["host"], broker["port"]
             if node in listed:
                 add(outcome, f"{path}.{id_name}", "each broker once", node, "it is listed twice")
+            if broker.get("is_fenced") and self._is_up(node, outcome):
+                add(outcome, f"{path}.is_fenced", "false", "true", "it answers the run")
             listed.add(node)
             known = self._addresses.get(node)
             for name, wanted, found in zip(
@@ -146,19 +154,9 @@ class ClusterState:
     def _topics_made(self) -> dict[str, tuple[int, int]]:
         """Topics that CreateTopics of the run made, and nothing of it deletes: when that was
         answered, and with how many partitions (-1 unknown)."""
-        deleted = {
-            name
-            for _, request, _ in self._by_api[ApiKey.DELETE_TOPICS]
-            for name in [*entries(request.get("topic_names")),
-                         *(each["name"] for each in entries(request.get("topics")))]
-        }  # fmt: skip
+        deleted, grown = self._topics_deleted(), self._topics_grown()
         if None in deleted:
             return {}  # by id
-        grown = {
-            topic["name"]
-            for _, request, _ in self._by_api[ApiKey.CREATE_PARTITIONS]
-            for topic in entries(request["topics"])
-        }
         made: dict[str, tuple[int, int]] = {}
         for outcome, request, answer in self._by_api[ApiKey.CREATE_TOPICS]:
             for topic in entries(answer["topics"]):
@@ -168,6 +166,50 @@ class ClusterState:
                 count = -1 if name in grown else topic.get("num_partitions", -1)
                 made.setdefault(name, (outcome.answered_ns, count))
         return made
+
+    def _topics_deleted(self) -> set[str | None]:
+        """Names in requests of the run; None for a topic that a request names by its id."""
+        return {
+            name
+            for _, request, _ in self._by_api[ApiKey.DELETE_TOPICS]
+            for name in [*entries(request.get("topic_names")),
+                         *(each["name"] for each in entries(request.get("topics")))]
+        }  # fmt: skip
+
+    def _topics_grown(self) -> set[str]:
+        return {
+            topic["name"]
+            for _, request, _ in self._by_api[ApiKey.CREATE_PARTITIONS]
+            for topic in entries(request["topics"])
+        }
+
+    def _constants(self) -> dict[str, tuple[bool, int]]:
+        """Topics that the run does not change: whether most answers call it internal, and how many
+        partitions most of them list."""
+        changed = {*self._topics_deleted(), *self._topics_grown(), *self._topics_made()}
+        counts: dict[str, Counter[tuple[bool, int]]] = defaultdict(Counter)
+        for _, _, answer in self._by_api[ApiKey.METADATA]:
+            for topic in entries(answer["topics"]):
+                if not topic["error_code"] and topic.get("name"):
+                    counts[topic["name"]][_constants_of(topic)] += 1
+        return {
+            name: each.most_common(1)[0][0]
+            for name, each in counts.items()
+            if name not in changed and None not in changed
+        }
+
+    def _check_constants(
+        self, outcome: Outcome, answer: Body, constants: dict[str, tuple[bool, int]], add: Add
+    ) -> None:
+        for at, topic in enumerate(entries(answer["topics"])):
+            known = constants.get(topic.get("name") or "")
+            if known is None or topic["error_code"]:
+                continue
+            names = "is_internal", "partitions"
+            for name, wanted, found in zip(names, known, _constants_of(topic), strict=True):
+                if wanted != found:
+                    note = "other answers have another value"
+                    add(outcome, f"topics[{at}].{name}", wanted, found, note)
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -224,7 +266,9 @@ def _check_placement(outcome: Outcome, answer: Body, brokers: set[int], add: Add
     for i, topic in enumerate(entries(answer["topics"])):
         for j, partition in enumerate(entries(topic["partitions"])):
             path = f"topics[{i}].partitions[{j}]"
-            leader = partition["leader_id"]
+            leader, code = partition["leader_id"], partition["error_code"]
+            if code == ErrorCode.UNKNOWN_SERVER_ERROR:
+                add(outcome, f"{path}.error_code", 0, code, "the broker failed")
             if partition["error_code"] or leader < 0:
                 continue
             if leader not in brokers:
@@ -249,6 +293,34 @@ def _check_replicas(outcome: Outcome, path: str, partition: Body, add: Add) -> N
     elif not set(offline) <= set(replicas):
         note = "a broker has no replica"
         add(outcome, f"{path}.offline_replicas", f"of {replicas}", offline, note)
+
+
+def _constants_of(topic: Body) -> tuple[bool, int]:
+    return topic.get("is_internal", False), len(topic["partitions"])
+
+
+def _check_topics(outcome: Outcome, request: Body, answer: Body, add: Add) -> None:
+    """A response lists each requested topic once, and its partitions from 0 on."""
+    topics = entries(answer["topics"])
+    ids = [{topic.get("name"), topic.get("topic_id")} - _NO_TOPIC for topic in topics]
+    wanted = [each.get("name") or each.get("topic_id") for each in entries(request["topics"])]
+    is_all = not wanted and (request["topics"] is None or outcome.api_version == 0)
+    for at, topic in enumerate(topics):
+        path = f"topics[{at}]"
+        name = topic.get("name") or topic.get("topic_id")
+        if not is_all and ids[at].isdisjoint(wanted):
+            add(outcome, f"{path}.name", "a requested topic", name, "the request does not name it")
+        if any(ids[at] & other for other in ids[:at]):
+            add(outcome, f"{path}.name", "each topic once", name, "it is listed twice")
+        if topic["error_code"] == ErrorCode.UNKNOWN_SERVER_ERROR:
+            add(outcome, f"{path}.error_code", 0, topic["error_code"], "the broker failed")
+        numbers = sorted(each["partition_index"] for each in entries(topic["partitions"]))
+        if numbers != list(range(len(numbers))):
+            note = "a topic has partitions from 0 on, each once"
+            add(outcome, f"{path}.partitions", "from 0 on", numbers, note)
+    for name in wanted:
+        if not any(name in each for each in ids):
+            add(outcome, "topics", f"topic {name}", "not listed", "the request names it")
 
 
 def _check_topics_made(

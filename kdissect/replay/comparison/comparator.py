@@ -19,6 +19,7 @@ from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
+from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.log_bounds import LogBounds
@@ -280,7 +281,7 @@ class Comparator:
             each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
             found[outcome.step.number].append(each)
 
-        for state in (LogState, LogBounds, GroupState, ClusterState):
+        for state in (LogState, LogBounds, CommittedOffsets, GroupState, ClusterState):
             state(self.ids, self._outcomes).check(add)
         by_number = {outcome.step.number: outcome for outcome in self._outcomes}
         for number, contradictions in found.items():

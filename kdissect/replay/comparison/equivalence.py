@@ -89,7 +89,7 @@ class Meaning:
             return self._produced_offset(c, a, around, step)
         if translated_as == "marked_log":
             log = self._log(around)
-            return kind is FieldKind.OFFSET and self.ids.is_marked(log)
+            return kind is FieldKind.OFFSET and self.ids.is_marked(log) and c >= 0 and a >= 0
         if translated_as == "offset" and step.exchange.api_key == ApiKey.PRODUCE:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt

@@ -4,7 +4,8 @@
   its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong.
 - The leader of a generation gets its members, among them all that joined it; others get none.
 - Members of the same generation have the same leader and protocol.
-- Members that the captured coordinator gave partitions get some, and only those that exist.
+- Members that the captured coordinator gave partitions get some within five seconds, and only those
+  that exist.
 - A member's epoch does not fall before it joins again (KIP-848).
 """
 
@@ -27,6 +28,7 @@ Body = dict[str, Any]
 
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
+_ASSIGNED_NS = 5_000_000_000  # coordinators compute assignments at most once a second
 _FOREVER = 1 << 62
 _HEARTBEATS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT})
 
@@ -126,23 +128,32 @@ class GroupState:
             if exchange.request["member_epoch"] >= 0:
                 first = self._first_epochs.setdefault(group_id, answer["member_epoch"])
                 limit = first + self._requests[group_id] + 1
-                if not epoch <= answer["member_epoch"] <= limit:
-                    wanted = f"{epoch} to {limit}"
+                least = max(epoch, 1)  # KIP-848: a member that has joined is in an epoch
+                if not least <= answer["member_epoch"] <= limit:
+                    wanted = f"{least} to {limit}"
                     note = "more than the group's requests can have caused, or less than before"
                     add(exchange.outcome, "member_epoch", wanted, answer["member_epoch"], note)
                 else:
                     epoch = answer["member_epoch"]
-            for topic_id, number in _assigned(answer):
+            assigned = _assigned(answer)
+            for topic_id, number in assigned:
                 now = True
                 name = known.names.get(topic_id)
+                if assigned.count((topic_id, number)) > 1:
+                    text = f"{name or topic_id} partition {number}"
+                    note = "it is assigned twice"
+                    path = "assignment.topic_partitions"
+                    add(exchange.outcome, path, "each partition once", text, note)
                 if name is None or (known.has_topic(name) and (name, number) not in known.leaders):
                     path = "assignment.topic_partitions"
                     text = f"{name or topic_id} partition {number}"
                     note = "Metadata has no such partition"
                     add(exchange.outcome, path, "a partition of a topic", text, note)
-        if was and not now and heartbeats[-1][0].answer is not None:
+        last = heartbeats[-1][0].outcome
+        is_long = last.sent_ns - heartbeats[0][0].outcome.sent_ns >= _ASSIGNED_NS
+        if was and not now and is_long and last.answer is not None:
             note = "no heartbeat of this member brings any"
-            add(heartbeats[-1][0].outcome, "assignment", "partitions", "none", note)
+            add(last, "assignment", "partitions", "none", note)
 
 
 _GROUP_APIS = _HEARTBEATS | {
@@ -207,11 +218,9 @@ def _check_generations(group: _Group, add: Add) -> None:
                 for each in group.by_api[ApiKey.JOIN_GROUP]
                 if each.is_taken and each.answer and each.end_ns < exchange.outcome.sent_ns
             ]
-            least = max(earlier, default=0)
+            least = max(earlier, default=1)
             if number < least:
-                note = (
-                    "an earlier answer had a later one" if earlier else "no generation is negative"
-                )
+                note = "an earlier answer had a later one" if earlier else "generations begin at 1"
                 add(exchange.outcome, "generation_id", f"at least {least}", number, note)
     for exchanges in joined.values():
         answers = [each.answer for each in exchanges if each.answer is not None]
@@ -220,6 +229,13 @@ def _check_generations(group: _Group, add: Add) -> None:
         leader = max(set(leaders), key=leaders.count)
         protocols = [answer["protocol_name"] for answer in answers]
         protocol = max(set(protocols), key=protocols.count)
+        subscriptions = {
+            each.answer["member_id"]: {
+                one["metadata"] for one in each.request["protocols"] if one["name"] == protocol
+            }
+            for each in exchanges
+            if each.answer is not None
+        }
         for exchange, answer in zip(exchanges, answers, strict=True):
             listed = {each["member_id"] for each in answer["members"]}
             offered = {each["name"] for each in exchange.request["protocols"]}
@@ -233,7 +249,23 @@ def _check_generations(group: _Group, add: Add) -> None:
                 if listed:
                     note = "only the leader gets the members"
                     add(exchange.outcome, "members", "none", f"{len(listed)} members", note)
-            elif not answer.get("skip_assignment") and not everyone <= listed:
+                continue
+            _check_members(exchange, subscriptions, add)
+            if not answer.get("skip_assignment") and not everyone <= listed:
                 note = "members that joined this generation are not listed"
                 said = f"{len(listed)} of {len(everyone)}"
                 add(exchange.outcome, "members", f"{len(everyone)} members", said, note)
+
+
+def _check_members(exchange: _Exchange, subscriptions: dict[str, set[bytes]], add: Add) -> None:
+    """The leader gets each member once, with the subscription that the member joined with."""
+    seen: set[str] = set()
+    for at, each in enumerate(entries((exchange.answer or {})["members"])):
+        member, path = each["member_id"], f"members[{at}]"
+        if member in seen:
+            note = "it is listed twice"
+            add(exchange.outcome, f"{path}.member_id", "each member once", member, note)
+        seen.add(member)
+        if each["metadata"] not in subscriptions.get(member, {each["metadata"]}):
+            note = "not the subscription that this member joined with"
+            add(exchange.outcome, f"{path}.metadata", "as joined", "other bytes", note)

@@ -1,9 +1,8 @@
 """Finds log starts, log ends and leader epochs that a later answer of the run contradicts.
 
-These numbers only grow while a topic exists. An answer of one API that has a higher number than the
-next answer of another API, sent after it, is different. Each broker has its own view of the offsets
-until replicas catch up, so offsets are compared if the target has one broker, and epochs on several
-brokers a bounded time later.
+These numbers only grow while a topic exists, so an answer with a higher number than that of a later
+request is different. Brokers lag each other: offsets are compared if the target has one broker, and
+epochs on several brokers only a bounded time later.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
@@ -76,8 +76,10 @@ class LogBounds:
         self._stated: dict[tuple[str, TargetLog], list[_Stated]] = defaultdict(list)
         self._deleted: set[str] = set()
         self._has_one_node = len(ids.target.nodes) == 1
+        self._is_connected = True  # all the time: the broker was not restarted
         for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
             api_key = outcome.step.exchange.api_key
+            self._is_connected &= not outcome.error
             if outcome.answer is None or outcome.sent is None:
                 continue
             if api_key == ApiKey.DELETE_TOPICS:
@@ -89,7 +91,9 @@ class LogBounds:
 
     def _topic(self, topic: Body) -> str:
         name = topic.get("topic") or topic.get("name") or ""
-        return str(name or self._ids.target.names.get(topic.get("topic_id"), ""))
+        if name or "topic_id" not in topic:
+            return str(name)
+        return self._ids.target.names.get(topic["topic_id"], "")
 
     def _delete(self, outcome: Outcome) -> None:
         request = decoded(outcome.sent, "request", ApiKey.DELETE_TOPICS, outcome.api_version)
@@ -121,15 +125,30 @@ class LogBounds:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        for (bound, (topic, _)), stated in self._stated.items():
+        for (bound, (topic, number)), stated in self._stated.items():
             if not topic or topic in self._deleted:
                 continue
             if bound != _EPOCH and not self._has_one_node:
                 continue
             slack_ns = 0 if self._has_one_node else _SLACK_NS
-            for each, later in _contradicted(stated, slack_ns):
-                note = f"a later answer to {api_name(later.api_key)} has a lower {bound}"
+            evidence = list(stated)
+            if bound == _STABLE:  # never above the high watermark
+                evidence += self._stated.get((_END, (topic, number)), [])
+            if bound == _EPOCH:
+                self._check_epochs((topic, number), stated, add)
+            for each, later in _contradicted(stated, evidence, slack_ns):
+                note = f"a later answer to {api_name(later.api_key)} is lower"
                 add(each.outcome, each.path, f"at most {later.value}", each.value, note)
+
+    def _check_epochs(self, log: TargetLog, stated: list[_Stated], add: Add) -> None:
+        """The only broker leads every partition, in the same epoch until it is restarted."""
+        known = self._ids.target.leaders.get(log, (-1, -1))[1]
+        if known < 0 or not (self._has_one_node and self._is_connected):
+            return
+        for each in stated:
+            if each.value > known:
+                note = "the broker has not been elected again"
+                add(each.outcome, each.path, f"at most {known}", each.value, note)
 
 
 def _asked(outcome: Outcome) -> dict[TargetLog, dict[str, str]]:
@@ -149,21 +168,24 @@ def _asked(outcome: Outcome) -> dict[TargetLog, dict[str, str]]:
     }
 
 
-def _contradicted(stated: list[_Stated], slack_ns: int) -> Iterator[tuple[_Stated, _Stated]]:
-    """Statements that are higher than the next one of another API, and that one. A later statement
-    that is lower than earlier ones of its own API proves nothing: it may be the wrong one."""
-    by_api: dict[int, list[_Stated]] = defaultdict(list)
-    highest: dict[int, int] = defaultdict(lambda: -1)
-    for each in stated:
-        if each.value >= highest[each.api_key]:
-            highest[each.api_key] = each.value
-            by_api[each.api_key].append(each)
-    times = {api_key: [each.sent_ns for each in own] for api_key, own in by_api.items()}
-    for each in stated:
-        for api_key, own in by_api.items():
-            place = bisect_left(times[api_key], each.answered_ns + slack_ns)
-            if api_key == each.api_key or place == len(own):
-                continue
-            if own[place].value < each.value:
-                yield each, own[place]
+def _contradicted(
+    claims: list[_Stated], evidence: list[_Stated], slack_ns: int
+) -> Iterator[tuple[_Stated, _Stated]]:
+    """Claims that are higher than a later statement, and that one. If several claims contradict
+    one statement, that one is more likely to be wrong: it has to be contradicted no more often."""
+    evidence = sorted(evidence, key=lambda each: each.sent_ns)
+    times = [each.sent_ns for each in evidence]
+    least = list(accumulate((each.value for each in reversed(evidence)), min))[::-1]
+    for each in claims:
+        place = bisect_left(times, each.answered_ns + slack_ns)
+        if place == len(evidence) or least[place] >= each.value:
+            continue
+        lower = [later for later in evidence[place:] if later.value < each.value]
+        for later in (lower[0], lower[-1]):
+            higher = sum(
+                other.value > later.value and other.answered_ns + slack_ns <= later.sent_ns
+                for other in evidence
+            )
+            if higher <= len(lower):
+                yield each, later
                 break

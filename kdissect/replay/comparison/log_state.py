@@ -101,6 +101,7 @@ class LogState:
         self._removed: set[str] = set()  # topics that the run deletes, or whose records
         self._sparse: set[str] | None = None
         self._shared: list[tuple[Outcome, str, Body]] = []  # partitions of ShareFetch responses
+        self._odd: list[tuple[Outcome, str, Any, Any, str]] = []  # without any other response
         self._markers: list[tuple[int, int, int]] = []  # as appends, of any transactional log
         self._has_one_node = len(ids.target.nodes) == 1
         collect: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
@@ -179,6 +180,7 @@ class LogState:
             named = known
         if answer is None or answer.body.get("error_code", 0):
             return
+        self._check_session(outcome, session_id, epoch, answer.body.get("session_id", 0))
         if epoch == INITIAL_EPOCH and answer.body.get("session_id", 0):
             self._sessions[outcome.node_id, answer.body["session_id"]] = named
         partitions = [
@@ -209,6 +211,13 @@ class LogState:
                 log.floors.append((outcome.answered_ns, fetched.end))
             log.stated.append((ApiKey.FETCH, partition["high_watermark"]))
             log.ends.append((outcome, f"{path}.high_watermark", partition["high_watermark"]))
+
+    def _check_session(self, outcome: Outcome, session_id: int, epoch: int, answered: int) -> None:
+        """A response has the session of its request, and none if that ends it (KIP-227). A request
+        to several brokers has none."""
+        expected = 0 if epoch == FINAL_EPOCH else session_id
+        if self._has_one_node and epoch != INITIAL_EPOCH and answered != expected:
+            self._odd.append((outcome, "session_id", expected, answered, "not the request's"))
 
     def _share_fetch(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         body = {} if answer is None else answer.body
@@ -252,6 +261,8 @@ class LogState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
+        for odd in self._odd:
+            add(*odd)
         for (topic, _), log in self._logs.items():
             if not topic or topic in self._removed:
                 continue
@@ -259,6 +270,7 @@ class LogState:
             _check_claims(log, add)
             aborted, committed = _transactions(log)
             for fetched in log.fetched:
+                self._check_preferred_replica(fetched, add)
                 self._check_order(topic, fetched, add)
                 _check_unchanged(log, fetched, add)
                 self._check_not_withheld(topic, log, fetched, add)
@@ -332,9 +344,21 @@ class LogState:
             note = "records after it are here"
             path = f"{fetched.path}.last_stable_offset"
             add(outcome, path, f"at least {fetched.end}", stable, note)
+        floor = _stable_floor(log, watermark) if stable >= 0 else -1
+        if stable < floor and stable < floor - self._appended_meanwhile(log, outcome):
+            note = "no transaction is open there"
+            add(outcome, f"{fetched.path}.last_stable_offset", f"at least {floor}", stable, note)
         if start > watermark + appended:
             note = "it is above the high watermark"
             add(outcome, f"{fetched.path}.log_start_offset", f"at most {watermark}", start, note)
+
+    def _check_preferred_replica(self, fetched: _Fetched, add: Add) -> None:
+        """A broker sends its client only to another broker, and without records (KIP-392)."""
+        replica = fetched.body.get("preferred_read_replica", -1)
+        others = self._ids.target.nodes.keys() - {fetched.outcome.node_id}
+        if replica >= 0 and (replica not in others or fetched.batches):
+            path = f"{fetched.path}.preferred_read_replica"
+            add(fetched.outcome, path, "another broker", replica, "this one has to answer")
 
     def _check_order(self, topic: str, fetched: _Fetched, add: Add) -> None:
         for inside, expected, answered, note in _disorder(fetched.batches, fetched.fetch_offset):
@@ -485,6 +509,25 @@ def _transactions(log: _Log) -> tuple[list[tuple[int, int, int]], set[tuple[int,
         else:
             committed.add((each.producer_id, first))
     return aborted, committed
+
+
+def _stable_floor(log: _Log, watermark: int) -> int:
+    """The least last stable offset beside a high watermark: the first offset of a transaction that
+    no known marker ends. -1 if not all records of the log are known."""
+    if log.unknown_records or 0 not in log.acknowledged:
+        return -1
+    found = {base: next(headers(data), None) for base, data in log.acknowledged.items()}
+    found |= {base: header for base, (header, _) in log.batches.items()}
+    open_since: dict[int, int] = {}
+    for base in sorted(base for base in found if base < watermark):
+        each = found[base]
+        if each is None:
+            return -1
+        if each.is_control:
+            open_since.pop(each.producer_id, None)
+        elif each.is_transactional:
+            open_since.setdefault(each.producer_id, base)
+    return min(open_since.values(), default=watermark)
 
 
 def _check_aborted(

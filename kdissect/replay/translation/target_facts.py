@@ -16,6 +16,7 @@ class TargetFacts:
     """Names are the target's. leaders: (topic, partition) -> (node id, leader epoch)."""
 
     def __init__(self) -> None:
+        self.cluster_id = ""
         self.ranges: dict[int, tuple[int, int]] = {}
         self.nodes: dict[int, tuple[str, int]] = {}
         self.topic_ids: dict[str, UUID] = {}
@@ -28,6 +29,7 @@ class TargetFacts:
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A Metadata or DescribeTopicPartitions response of the target."""
+        self.cluster_id = self.cluster_id or body.get("cluster_id") or ""
         for broker in entries(body.get("brokers")):
             address = broker["host"], broker["port"]
             if self.nodes.get(broker["node_id"]) != address:

@@ -11,6 +11,7 @@ import pytest
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
+from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
@@ -32,7 +33,7 @@ S = 1_000_000_000
 ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
-State = LogState | LogBounds | GroupState | ClusterState
+State = LogState | LogBounds | CommittedOffsets | GroupState | ClusterState
 
 
 class Run:
@@ -227,6 +228,19 @@ def test_a_low_answer_does_not_contradict_those_before_it() -> None:
     assert run.said(LogBounds) == []
 
 
+def test_a_leader_epoch_that_the_only_broker_cannot_have() -> None:
+    """Metadata of the replay has a lower one, and no connection was lost."""
+    run = Run()
+    number = run.list_offsets(1, -1, 9, 4)
+    ids = IdMap(run.plan)
+    ids.target.nodes, ids.target.leaders = {1: ("broker", 9092)}, {("t", 0): (1, 3)}
+    found: list[tuple[int, str]] = []
+    LogBounds(ids, run.outcomes).check(
+        lambda outcome, _, expected, __, ___: found.append((outcome.step.number, expected))
+    )
+    assert found == [(number, "at most 3")]
+
+
 def test_bounds_of_a_log_with_replicas() -> None:
     """Brokers lag: their offsets are not compared, and epochs only some seconds later."""
     run = Run()
@@ -264,6 +278,71 @@ def test_high_watermarks() -> None:
         (above, HIGH, "9"), (below, HIGH, "3"), (delivered, HIGH, "2"), (delivered, stable, "2"),
     ]  # fmt: skip
     assert good not in {number for number, *_ in run.said(LogState)}
+
+
+def test_a_last_stable_offset_is_at_an_open_transaction() -> None:
+    """It is the high watermark if a marker ends each transaction."""
+    run = Run()
+    path = HIGH.replace("high_watermark", "last_stable_offset")
+    data = batch(2, 2, producer_id=9, is_transactional=True)
+    run.produce(1, 0, batch(0))
+    run.produce(2, 2, data)
+    run.fetch(9, 4, b"", 4, last_stable_offset=2)
+    early = run.fetch(10, 4, b"", 4, last_stable_offset=1)
+    ended = {"last_stable_offset": 5, "aborted_transactions": []}
+    run.fetch(20, 0, batch(0) + data + marker(4, COMMIT), 5, **ended)
+    late = run.fetch(21, 5, b"", 5, last_stable_offset=3)
+    assert run.said(LogState) == [(early, path, "1"), (late, path, "3")]
+
+
+def test_a_session_and_a_replica_that_an_answer_cannot_have() -> None:
+    """A request that ends its session gets none; a broker does not send a client to itself."""
+    run = Run()
+    number = run.fetch(1, 0, b"", 0, preferred_read_replica=1)
+    sent = {"session_id": 4, "session_epoch": 3, "topics": []}
+    other = run.add(2, ApiKey.FETCH, 11, sent, {"session_id": 5, "responses": []})
+    replica = HIGH.replace("high_watermark", "preferred_read_replica")
+    assert run.said(LogState) == [(other, "session_id", "5"), (number, replica, "1")]
+
+
+def commit(run: Run, at_s: float, offset: int) -> int:
+    partition = {"partition_index": 0, "committed_offset": offset}
+    return run.add(
+        at_s, ApiKey.OFFSET_COMMIT, 7,
+        {"group_id": "g", "topics": [{"name": "t", "partitions": [partition]}]},
+        {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "error_code": 0}]}]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [5, 8])
+def test_committed_offsets(version: int) -> None:
+    """An answer has the offset of the last commit, or of one that is in flight."""
+    run = Run()
+
+    def fetch(at_s: float, offset: int) -> int:
+        partition = {"partition_index": 0, "committed_offset": offset}
+        topics = [{"name": "t", "partitions": [partition]}]
+        asked = [{"name": "t", "partition_indexes": [0]}]
+        if version < 8:
+            return run.add(
+                at_s, ApiKey.OFFSET_FETCH, version, {"group_id": "g", "topics": asked},
+                {"topics": topics},
+            )  # fmt: skip
+        groups = [{"group_id": "g", "topics": topics}]
+        sent = {"groups": [{"group_id": "g", "topics": asked}]}
+        return run.add(at_s, ApiKey.OFFSET_FETCH, version, sent, {"groups": groups})
+
+    fetch(0.5, 77)  # of an earlier run
+    commit(run, 1, 5)
+    fetch(2, 5)
+    commit(run, 3, 8)
+    commit(run, 3.0005, 9)
+    fetch(4, 8)
+    fetch(4.1, 9)
+    fetch(2.9995, 5)
+    number = fetch(5, 5)
+    path = ("groups[0]." if version == 8 else "") + "topics[0].partitions[0].committed_offset"
+    assert run.said(CommittedOffsets) == [(number, path, "5")]
 
 
 def test_the_end_of_an_epoch() -> None:
@@ -316,11 +395,12 @@ def join(
     members: Sequence[str],
     leader: str = "a",
     generation: int = 1,
+    subscription: bytes = b"",
 ) -> int:
     return run.add(
         at_s, ApiKey.JOIN_GROUP, 5,
         {"group_id": "g", "member_id": member, "session_timeout_ms": 40_000,
-         "protocols": [{"name": "range", "metadata": b""}]},
+         "protocols": [{"name": "range", "metadata": subscription}]},
         {"generation_id": generation, "protocol_name": "range", "leader": leader,
          "member_id": member,
          "members": [{"member_id": each, "metadata": b""} for each in members]},
@@ -370,14 +450,25 @@ def test_members_of_a_generation() -> None:
     assert two.said(GroupState) == [(number, "leader", "b")]
 
 
-def test_generations_begin_at_0_and_do_not_fall() -> None:
-    """A negative or lower generation is a contradiction."""
+def test_a_leader_gets_each_member_once_as_it_joined() -> None:
+    """Its list repeats no member, and has the bytes of each JoinGroup."""
     run = Run()
-    negative = join(run, 1, "a", ["a"], generation=-1)
+    join(run, 1, "b", [], subscription=b"of b")
+    number = join(run, 1, "a", ["a", "b", "b"])
+    assert run.said(GroupState) == [
+        (number, "members[1].metadata", "other bytes"), (number, "members[2].member_id", "b"),
+        (number, "members[2].metadata", "other bytes"),
+    ]  # fmt: skip
+
+
+def test_generations_begin_at_1_and_do_not_fall() -> None:
+    """A lower generation is a contradiction."""
+    run = Run()
+    zero = join(run, 1, "a", ["a"], generation=0)
     join(run, 2, "a", ["a"], generation=2)
     lower = join(run, 3, "a", ["a"], generation=1)
     path = "generation_id"
-    assert run.said(GroupState) == [(negative, path, "-1"), (lower, path, "1")]
+    assert run.said(GroupState) == [(zero, path, "0"), (lower, path, "1")]
 
 
 def test_a_member_that_gets_no_partitions() -> None:
@@ -387,7 +478,9 @@ def test_a_member_that_gets_no_partitions() -> None:
     sent = {"group_id": "g", "member_id": "m", "member_epoch": 0}
     answered = {"member_id": "m", "member_epoch": 1, "assignment": None}
     captured = answered | {"assignment": {"topic_partitions": partitions}}
-    number = run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
+    run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
+    assert run.said(GroupState) == []
+    number = run.add(6, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
     assert run.said(GroupState) == [(number, "assignment", "none")]
     run.outcomes.clear()
     run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered)
@@ -435,6 +528,48 @@ def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
     found = run.said(ClusterState)
     assert {each[0] for each in found} <= {number}
     assert sorted(each[1].rpartition(".")[2] for each in found) == paths
+
+
+PARTITION = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]}
+
+
+@pytest.mark.parametrize(
+    ("topics", "paths"),
+    [
+        ([("t", [0, 1])], []),
+        ([], ["topics"]),
+        ([("t", [0, 1]), ("t", [0, 1])], ["topics[1].name"]),
+        ([("t", [0, 1]), ("u", [0])], ["topics[1].name"]),
+        ([("t", [0, 0])], ["topics[0].partitions"]),
+        ([("t", [0])], ["topics[0].partitions"]),
+        ([("t", [])], ["topics[0].partitions"]),
+    ],
+)
+def test_topics_of_metadata(topics: list[tuple[str, list[int]]], paths: list[str]) -> None:
+    """Each requested topic once, and all of its partitions as in other answers."""
+    run = Run()
+
+    def told(at_s: float, topics: list[tuple[str, list[int]]]) -> int:
+        listed = [
+            {"name": name, "partitions": [PARTITION | {"partition_index": at} for at in numbers]}
+            for name, numbers in topics
+        ]
+        broker = {"node_id": 1, "host": "broker", "port": 9092}
+        body = {"brokers": [broker], "controller_id": 1, "topics": listed}
+        return run.add(at_s, ApiKey.METADATA, 8, {"topics": [{"name": "t"}]}, body)
+
+    told(1, [("t", [0, 1])])
+    told(2, [("t", [0, 1])])
+    number = told(3, topics)
+    assert [each[:2] for each in run.said(ClusterState)] == [(number, path) for path in paths]
+
+
+def test_a_broker_that_answers_is_not_fenced() -> None:
+    """DescribeCluster may not list the broker of the run as fenced."""
+    run = Run()
+    broker = {"broker_id": 1, "host": "broker", "port": 9092, "is_fenced": True}
+    number = run.add(1, ApiKey.DESCRIBE_CLUSTER, 2, {}, {"brokers": [broker]})
+    assert run.said(ClusterState) == [(number, "brokers[0].is_fenced", "true")]
 
 
 def test_a_coordinator_is_a_broker() -> None:

@@ -1,0 +1,137 @@
+"""Finds committed offsets that differ from what the run has committed.
+
+A group's committed offset of a partition is the one of the last OffsetCommit that the target
+accepted. While commits are in flight, each of them may be the last one. A transaction commits its
+offsets some time after EndTxn, so an offset of TxnOffsetCommit is possible from then on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
+_Key = tuple[str, str, int]  # group, topic, partition, in the target's terms
+_COMMITS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT})
+_REMOVALS = frozenset({ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS})
+_APIS = _COMMITS | _REMOVALS | {ApiKey.OFFSET_FETCH}
+_FOREVER = 1 << 62
+
+
+class _Commit(NamedTuple):
+    """end_ns: when it was answered; far away if it may take effect later, or never."""
+
+    sent_ns: int
+    end_ns: int
+    offset: int
+
+
+class _Fetched(NamedTuple):
+    outcome: Outcome
+    path: str
+    offset: int
+
+
+class CommittedOffsets:
+    """Commits of a finished run; `check` reports answers to OffsetFetch that contradict them."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._commits: dict[_Key, list[_Commit]] = defaultdict(list)
+        self._fetched: dict[_Key, list[_Fetched]] = defaultdict(list)
+        self._has_removals = False
+        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
+            api_key = outcome.step.exchange.api_key
+            if outcome.sent is None or api_key not in _APIS:
+                continue
+            if api_key in _REMOVALS:
+                self._has_removals = True
+                continue
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            answer = (
+                None
+                if outcome.answer is None
+                else decoded(outcome.answer, "response", api_key, outcome.api_version)
+            )
+            if request is None:
+                continue
+            body = {} if answer is None else answer.body
+            if api_key in _COMMITS:
+                self._commit(outcome, api_key, request.body, body)
+            else:
+                self._fetch(outcome, request.body, body)
+
+    def _topic(self, topic: Body) -> str:
+        name = topic.get("name") or ""
+        if name or "topic_id" not in topic:
+            return str(name)
+        return self._ids.target.names.get(topic["topic_id"], "")
+
+    def _commit(self, outcome: Outcome, api_key: int, request: Body, answer: Body) -> None:
+        codes = {
+            (self._topic(topic), partition["partition_index"]): partition["error_code"]
+            for topic in entries(answer.get("topics"))
+            for partition in entries(topic["partitions"])
+        }
+        for topic in entries(request["topics"]):
+            for partition in entries(topic["partitions"]):
+                log = self._topic(topic), partition["partition_index"]
+                commits = self._commits[request["group_id"], *log]
+                code = codes.get(log, -1)  # -1: no answer, so the commit may have taken effect
+                is_done = code == 0 and api_key == ApiKey.OFFSET_COMMIT
+                end_ns = outcome.answered_ns if is_done else _FOREVER
+                if code <= 0:
+                    offset = partition["committed_offset"]
+                    commits.append(_Commit(outcome.sent_ns, end_ns, offset))
+                times = partition.get("commit_timestamp", -1), request.get("retention_time_ms", -1)
+                if max(times) >= 0:  # it expires by its own times
+                    commits.append(_Commit(outcome.sent_ns, _FOREVER, -1))
+
+    def _fetch(self, outcome: Outcome, request: Body, answer: Body) -> None:
+        groups = [("", request.get("group_id") or "", answer)]
+        if "groups" in answer:
+            groups = [
+                (f"groups[{at}].", each["group_id"], each)
+                for at, each in enumerate(entries(answer["groups"]))
+            ]
+        for start, group, body in groups:
+            for i, topic in enumerate(entries(body.get("topics"))):
+                for j, partition in enumerate(entries(topic["partitions"])):
+                    if not partition["error_code"]:
+                        path = f"{start}topics[{i}].partitions[{j}].committed_offset"
+                        key = group, self._topic(topic), partition["partition_index"]
+                        self._fetched[key].append(
+                            _Fetched(outcome, path, partition["committed_offset"])
+                        )
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for key, fetched in self._fetched.items():
+            commits = self._commits.get(key, [])
+            first_ns = min((each.end_ns for each in commits), default=_FOREVER)
+            for each in fetched:
+                is_known = first_ns <= each.outcome.sent_ns  # no commit from before the run counts
+                possible = set(_possible(commits, each.outcome))
+                if self._has_removals:
+                    possible.add(-1)
+                if is_known and each.offset not in possible:
+                    wanted = " or ".join(map(str, sorted(possible)))
+                    note = "the last offset that the run has committed"
+                    add(each.outcome, each.path, wanted, each.offset, note)
+
+
+def _possible(commits: list[_Commit], fetch: Outcome) -> Iterator[int]:
+    """Offsets of the commits that may be the last one when a fetch is answered."""
+    done = [each for each in commits if each.end_ns <= fetch.sent_ns]
+    last_ns = max((each.sent_ns for each in done), default=-1)
+    for each in commits:
+        if each.sent_ns <= fetch.answered_ns and each.end_ns >= last_ns:
+            yield each.offset
