@@ -24,7 +24,7 @@ java:
 	@tools/java.sh
 
 demo: $(STAMP) java
-	$(VENV)/bin/kdissect dissect captures --keylog captures/tls13.keylog --out out/demo --overwrite
+	$(VENV)/bin/kdissect dissect "captures/*.pcap*" --keylog captures/tls13.keylog --out out/demo --overwrite
 
 test: $(STAMP) java
 	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder

@@ -230,7 +230,7 @@ def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
         _told_at(facts, row["first_failed"]),
         row["last_failed"],
         f"Metadata names {row['broker']} as the address of a broker. "
-        f"{plural(row['attempts'], 'connection attempt')} to it were {kind}, and none worked. "
+        f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none worked. "
         "Check advertised.listeners of that broker.",
         row["failed_ids"],
     )

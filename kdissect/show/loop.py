@@ -26,9 +26,13 @@ _log = logging.getLogger(__name__)
 Write = Callable[[bytes], object]
 
 
+# Ids beyond 2^53 are strings. Scripts calculate with times, so these stay numbers.
+_NUMBERS = ("request_time_ns", "response_time_ns")
+
+
 def json_lines(table: pa.Table, more: list[str] | None = None) -> bytes:
     """Return each row as a JSON object on a line; `more`: members to add to each, as JSON."""
-    lines = json_objects(table.column_names, table.to_batches(), COMPACT)
+    lines = json_objects(table.column_names, table.to_batches(), COMPACT, _NUMBERS)
     if more is not None:
         lines = (f"{line[:-1]}{members}}}" for line, members in zip(lines, more, strict=True))
     return "".join(f"{line}\n" for line in lines).encode()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -128,9 +128,15 @@ def joined(parts: list[Any], between: str) -> list[str]:
 
 
 def json_objects(
-    names: list[str], batches: Iterable[Any], encoder: json.JSONEncoder = SPACED
+    names: list[str],
+    batches: Iterable[Any],
+    encoder: json.JSONEncoder = SPACED,
+    numbers: Container[str] = (),
 ) -> Iterator[str]:
-    """Yield each row as a JSON object."""
+    """Yield each row as a JSON object.
+
+    numbers: columns whose integers are JSON numbers even beyond 2^53.
+    """
     colon, comma = encoder.key_separator, encoder.item_separator
     keys = [
         f"{comma if place else '{'}{encoder.encode(name)}{colon}"
@@ -142,6 +148,11 @@ def json_objects(
 
     for batch in batches:
         parts: list[Any] = []
-        for key, column in zip(keys, batch.columns, strict=True):
-            parts += [key, pc.fill_null(column_text(column, text_of, encoder), "null")]
+        for name, key, column in zip(names, keys, batch.columns, strict=True):
+            texts = (
+                pc.cast(column, pa.string())
+                if name in numbers
+                else column_text(column, text_of, encoder)
+            )
+            parts += [key, pc.fill_null(texts, "null")]
         yield from joined([*parts, "}"], "")

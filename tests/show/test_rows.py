@@ -83,6 +83,7 @@ def test_json_has_the_types_of_the_contract(captures: Path) -> None:
     assert isinstance(row["exchange_id"], str)
     assert row["request_time"].endswith("Z")
     assert isinstance(row["latency_ms"], float)
+    assert row["request_time_ns"] in table["request_time_ns"].to_pylist()
     assert row["topics"] == ["rd-events"]
     assert row["error_codes"] == []
 
