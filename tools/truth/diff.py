@@ -7,6 +7,7 @@ into answers of one side.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from tools.truth import recordings
 from tools.truth.latency import read_capture
 
 KINDS = ("errors", "latency", "sizes")
+PAIRED = 10  # recordings
 SPLITS = 4  # of each capture, and of each recording
 MOMENT_US = 250_000
 CONNECTIONS_MIN = 8  # a capture of fewer has no halves
@@ -170,12 +172,16 @@ def total(tallies: Iterable[Tally]) -> Tally:
 
 def section(captures: Path) -> str:
     """The section of the page."""
-    trials = [try_recording(kdissect.open(path)) for path in recordings.made()]
-    return page(try_captures(captures), trials)
+    recorded = [kdissect.open(path) for path in recordings.made()]
+    trials = [try_recording(tables) for tables in recorded]
+    pairs = Tally()
+    for a, b in itertools.combinations(recorded[:PAIRED], 2):
+        pairs.add(compare(a, b))
+    return page(try_captures(captures), trials, pairs)
 
 
-def page(tallies: dict[str, Tally], trials: Sequence[Trial]) -> str:
-    """The section of the page, from the outcomes by capture and by recording."""
+def page(tallies: dict[str, Tally], trials: Sequence[Trial], pairs: Tally) -> str:
+    """The section of the page, from the outcomes by capture, by recording and by pair."""
     quiet = [trial.found for trial in trials if trial.found]
     heads = " | ".join(f"{kind} undecided" for kind in KINDS)
     return "\n".join(
@@ -193,11 +199,14 @@ def page(tallies: dict[str, Tally], trials: Sequence[Trial]) -> str:
             f"{total(tallies.values()).cells()} |",
             f"| random halves of the moments of {len(trials)} recordings of one workload | "
             f"{total(trial.tally for trial in trials).cells()} |",
+            f"| all pairs of {PAIRED} recordings of one workload | {pairs.cells()} |",
             "",
-            "The machine was busy with other work, in some recordings more than in others. So "
-            "pairs of recordings really differ, and are no measure of false alarms. Both sides of "
-            "one recording share its connections, so this measure is milder than two recordings. "
-            "The edges of the tails were chosen with five of these recordings.",
+            "The machine was busy with other work (two cores, load averages of 2 to 22), in some "
+            "recordings more than in others, so pairs of recordings really differ: the last row is "
+            "above the limit, and says nothing of a quiet machine. The two sides of one recording "
+            "share its connections and its machine, so the row before is milder than two "
+            "recordings. The edges of the tails were chosen with five of these recordings, and "
+            "none of the pairs.",
             "",
             f"Delays put into a share of the {API} answers of one side, about 1,100 answers of "
             f"{recordings.PRODUCERS} connections. The {len(quiet)} recordings are those whose own "
