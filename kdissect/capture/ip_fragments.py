@@ -261,9 +261,10 @@ class Joined:
 def join(
     tables: Sequence[npt.NDArray[np.int64]], sources: Sources, ignored_count: int
 ) -> Joined | None:
-    """The segments in the fragments of all sources; None if there are no fragments.
+    """The segments in the fragments of all sources; None if there were none, ignored ones included.
 
-    tables[source]: int64[n, FRAGMENT_WIDTH], in order of packets.
+    tables[source]: int64[n, FRAGMENT_WIDTH], in order of packets. ignored_count: fragments beyond
+    the limit of their split.
     """
     if not ignored_count and not any(len(table) for table in tables):
         return None

@@ -75,7 +75,10 @@ DEFAULT_RESOLUTION = 6
 def open_pcapng(
     data: npt.NDArray[np.uint8],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(cursor at the first section header, empty table of interfaces with some room)."""
+    """(cursor at the first section header, empty table of interfaces that callers enlarge).
+
+    cursor: the reader's state, see `packet_reader`.
+    """
     cursor = np.zeros(CURSOR_SIZE, np.int64)
     cursor[END] = len(data)
     cursor[FORMAT] = PCAPNG

@@ -173,11 +173,13 @@ def _errors(changes: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _mark(row: dict[str, Any]) -> str:
+    """Return ! for worse, ~ for changed, ? for undecided."""
     return "!" if row["is_worse"] else "~" if row["is_decided"] else "?"
 
 
 def _certainty(row: dict[str, Any]) -> str:
-    """Return the numbers of connections and the p-value, or of which there are too few."""
+    """Return the numbers of compared connections (or moments) and the p-value, or that there are
+    too few of them."""
     unit = "moments" if row["too_few"] == "moments" else "connections"
     units = f"{row[f'{unit}_a']:,}, {row[f'{unit}_b']:,} {unit}"
     if not row["is_decided"]:

@@ -126,5 +126,5 @@ def _quoted(word: str) -> str:
 
 
 def follow(connection_ids: Sequence[int]) -> tuple[str, str]:
-    """Return the options of `show` that follow the first of some connections."""
+    """Return the options of `show` for the first connection, so that the command stays short."""
     return "--follow", str(connection_ids[0])

@@ -50,7 +50,8 @@ def decode(
 ) -> Iterator[Row]:
     """Write all rows of one slot to tables; yields events, and last a RESULT for the driver.
 
-    files: receives events that no later capture can change.
+    rows: all have the slot's number as their key, in the order of `RowKind`. Slot 0 also writes the
+    tables of the whole run. files: receives events that no later capture can change.
     """
     began = time.perf_counter()
     slot = 0
@@ -68,7 +69,7 @@ def decode(
         elif row.kind == RowKind.STATS:
             stats.append(json.loads(row.data))
         elif row.kind == RowKind.TABLE:
-            name, table = unpacked_table(row.data)  # facts come before tables
+            name, table = unpacked_table(row.data)
             if name == "connections":
                 used.add_users(table)
                 table = with_owners(table, facts)

@@ -103,10 +103,11 @@ class LineLayout:
 
 
 def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> LineLayout:
-    """The columns as wide as they are, without what does not fit.
+    """The columns that fit into `width`, as wide as their values need.
 
-    clock: None is the time of day with its date, if there is room for it. Columns are left out of
-    the default list only; names are cut in any.
+    clock: None is the time of day with its date, if there is room for it. A list that contains the
+    default one loses columns in the order of `_GIVEN_UP`. Any list loses the columns that would
+    begin after the line's end.
     """
     order = _GIVEN_UP if set(DEFAULT) <= set(names) else ("date", "long names")
     for count in range(len(order) + 1):
@@ -118,7 +119,7 @@ def fitted(names: Sequence[str], clock: Clock | None, width: int | None) -> Line
 
 
 def _within(layout: LineLayout) -> LineLayout:
-    """Without the columns that begin behind the line's end; the last of the others is cut."""
+    """Without the columns that would begin after the line's end; the last of the others is cut."""
     columns: list[ShownColumn] = []
     rest = layout.width or 0
     for column in layout.columns:
@@ -129,9 +130,9 @@ def _within(layout: LineLayout) -> LineLayout:
     return replace(layout, columns=tuple(columns))
 
 
-# added columns stay; "date" and "long names" are parts of columns
+# "date", "broker" and "long names" are parts of columns. Columns outside the default list stay.
 _GIVEN_UP = ("date", "broker", "address", "sizes", "long names", "detail", "client", "time")
-_SHORT = {"api": 18, "client": 12, "ends": 37, "address": 17}
+_CUT_WIDTHS = {"api": 18, "client": 12, "ends": 37, "address": 17}
 
 
 def _layout(
@@ -148,7 +149,7 @@ def _layout(
         if name == "time":
             column = _TIMES[clock]
         if "long names" in given_up:
-            column = replace(column, width=_SHORT.get(name, column.width))
+            column = replace(column, width=_CUT_WIDTHS.get(name, column.width))
         columns.append(column)
     return LineLayout(tuple(columns), clock, width)
 

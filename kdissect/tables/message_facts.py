@@ -121,19 +121,20 @@ class ChunkMarks:
 
     @cached_property
     def error_columns(self) -> tuple[Ints, pa.Array]:
-        """(error_code: first non-zero code in wire order, error_codes: list of all distinct
-        ones)."""
+        """(error_code: the first non-zero code in wire order; error_codes: list of all distinct
+        non-zero codes, ascending)."""
         code = np.zeros(self.row_count, np.int16)
-        wrong = self._of(Role.ERROR_CODE, side=1)
-        wrong = wrong[self._a[wrong] != 0]
-        rows, first = self._firsts(wrong)
+        errors = self._of(Role.ERROR_CODE, side=1)
+        errors = errors[self._a[errors] != 0]
+        rows, first = self._firsts(errors)
         code[rows] = self._a[first]
-        pairs = np.unique((self._message[wrong] >> 1) * 65536 + (self._a[wrong] + 32768))
+        # row and code in one integer, the code shifted to be unsigned
+        pairs = np.unique((self._message[errors] >> 1) * 65536 + (self._a[errors] + 32768))
         values = pa.array((pairs % 65536 - 32768).astype(np.int16))
         return code, lists(pairs // 65536, values, self.row_count)
 
     def first_number(self, role: Role) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """(number of the first mark of that role, bool: there is one) per row."""
+        """(value of the first mark of that role, bool: there is one) per row."""
         rows, first = self._firsts(self._of(role))
         value = np.zeros(self.row_count, np.int64)
         valid = np.zeros(self.row_count, bool)

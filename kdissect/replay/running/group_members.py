@@ -78,7 +78,8 @@ class GroupMembers:
                 self._members.pop((group, member or ""), None)
 
     def done(self, outcome: Outcome) -> None:
-        """A step is complete."""
+        """Note the member of a JoinGroup or SyncGroup that succeeded in the capture and at the
+        target."""
         step = outcome.step
         self._waiting.pop(step.number, None)
         if step.exchange.api_key not in _MEMBER_APIS or outcome.answer is None:
@@ -98,8 +99,8 @@ class GroupMembers:
                 joined.sync = step
 
     async def keep(self, now: Callable[[], int]) -> None:
-        """Until cancelled: in groups with a JoinGroup that waits for long, members follow the
-        target's state."""
+        """Until cancelled: if a JoinGroup of a group waits for long, the group's other members
+        send heartbeats, and join again if the target's group rebalances."""
         while True:
             await asyncio.sleep(CHECK_S)
             late = {group for group, sent_ns in self._waiting.values() if now() - sent_ns > WAIT_NS}

@@ -23,7 +23,11 @@ class LaneConnection(Link):
 
 
 class Lane:
-    """Steps of a connection, in order. pos: of the next one to send."""
+    """Steps of a captured connection, in order. pos: of the next one to send.
+
+    links: connections to the target by node id (None: the bootstrap address). timeouts: how many
+    requests timed out in a row.
+    """
 
     __slots__ = (
         "busy",
@@ -43,7 +47,7 @@ class Lane:
     def __init__(self, number: int, numbers: list[int]) -> None:
         self.number, self.numbers, self.pos = number, numbers, 0
         self.links: dict[int | None, LaneConnection] = {}
-        self.is_queued = False
+        self.is_queued = False  # in the runner's queue of lanes that can go on
         self.complete_pos = 0  # steps before it are complete
         self.held: dict[int, Outcome] = {}  # done, but an earlier step is not
         self.busy = 0  # tasks that it waits for
@@ -53,7 +57,7 @@ class Lane:
         self.timeouts = 0
 
     def cancel(self) -> None:
-        """Wait for no time any more."""
+        """Cancel both timers."""
         for timer in (self.timer, self.close_timer):
             if timer is not None:
                 timer.cancel()

@@ -170,6 +170,7 @@ def _vote(ids: IdMap, votes: Counter[int], name: str, partition: int) -> None:
 
 
 def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: int) -> int | None:
+    """The node of the first named group or transaction whose coordinator is known."""
     for kind, slot, holder, _ in _iter_fields(exchange, {wanted}):
         value = holder[slot.name]
         for name in value if isinstance(value, list) else [value]:
@@ -180,10 +181,10 @@ def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: in
 
 
 def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
-    """(key type, target's name) of the coordinators that the plan will need.
+    """(key_type of FindCoordinator, name on the target) of the coordinators that the plan needs.
 
-    The replay looks them up before it begins, so that a new target creates its internal topics
-    before the first request.
+    The replay looks them up before it begins, so that a fresh target creates __consumer_offsets and
+    __transaction_state before the first request.
     """
     found: dict[tuple[int, str], None] = {}
     for step in ids.plan.steps:
