@@ -22,7 +22,8 @@ import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, register_jitable
+from numba.core.typing.templates import infer_global
+from numba.extending import intrinsic
 
 from .kernel_cache import KernelCache
 
@@ -51,25 +52,22 @@ def making_kernel(function: Function) -> Function:
 def _compiled(function: Function, counts: bool) -> Function:
     if not JIT_ENABLED:
         return function
-    compiled = numba.njit(
-        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, no_cfunc_wrapper=True, _nrt=counts
-    )(function)
-    call_template = compiled.get_call_template
-
-    def plain_call_template(args: Any, kws: Any) -> Any:
-        return call_template(tuple(types.unliteral(kind) for kind in args), kws)
-
-    # otherwise Numba compiles a kernel again for each constant that another kernel passes to it
-    compiled.get_call_template = plain_call_template
+    compiled = _dispatcher(function, _nrt=counts)
     if function.__closure__ is None:  # a closure depends on more than its modules' sources
         compiled._cache = KernelCache(compiled.py_func, f"boundscheck={BOUNDSCHECK} nrt={counts}")
     cached: Function = compiled
     return cached
 
 
+_helpers: list[Any] = []  # keeps them alive, because types.Dispatcher does not
+
+
 def inlined(function: Function) -> Function:
-    """Mark a small helper of kernels: LLVM may inline it into its callers."""
-    return _helper(function, is_forced=False)
+    """Mark a small helper of kernels: LLVM may inline it into its callers.
+
+    Like a `kernel`, it cannot create or return arrays.
+    """
+    return _helper(function, forceinline=False, _nrt=False)
 
 
 def part(function: Function) -> Function:
@@ -78,17 +76,37 @@ def part(function: Function) -> Function:
     A call would pass arrays and results through memory, which takes longer than the few
     instructions of a part that run. A helper with several callers is `inlined` or a `kernel`.
     """
-    return _helper(function, is_forced=True)
+    return _helper(function, forceinline=True, _nrt=False)
 
 
-def _helper(function: Function, is_forced: bool) -> Function:
-    if not JIT_ENABLED:
-        return function
-    helper: Function = register_jitable(
-        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, no_cfunc_wrapper=True,
-        forceinline=is_forced,
-    )(function)  # fmt: skip
-    return helper
+def making_part(function: Function) -> Function:
+    """Mark a `part` of a `making_kernel` that may create arrays and return them."""
+    return _helper(function, forceinline=True, _nrt=True)
+
+
+def _helper(function: Function, **options: bool) -> Function:
+    if JIT_ENABLED:
+        # Kernels call the compiled helper; Python calls the function itself. (Numba's
+        # `register_jitable` finds helpers by templates, a tenth of the time of all compilation.)
+        compiled = _dispatcher(function, no_cpython_wrapper=True, **options)
+        infer_global(function, types.Dispatcher(compiled))
+        _helpers.append(compiled)
+    return function
+
+
+def _dispatcher(function: Function, **options: bool) -> Any:
+    """Return Numba's dispatcher of a function, for arguments without literal types."""
+    compiled = numba.njit(
+        nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, no_cfunc_wrapper=True, **options
+    )(function)
+    call_template = compiled.get_call_template
+
+    def plain_call_template(args: Any, kws: Any) -> Any:
+        return call_template(tuple(types.unliteral(kind) for kind in args), kws)
+
+    # otherwise Numba compiles a function again for each constant that a kernel passes to it
+    compiled.get_call_template = plain_call_template
+    return compiled
 
 
 def _loaded(builder: Any, pointer: Any, bits: int) -> Any:

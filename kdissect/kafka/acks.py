@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from kdissect.jit import inlined, kernel, load_u8, load_u16
-from kdissect.kafka.frame_search import API_VERSION, CLIENT_LENGTH, SIZE
 from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
 
 FLEXIBLE_PRODUCE = 9  # first Produce version with tagged fields and compact strings (KIP-482)
@@ -26,9 +25,9 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
     header ends with tagged fields and the string is compact.
     """
     # size int32, api key int16, api version int16, correlation id int32, client id int16 + text
-    at = pos + 14 + max(int64(0), header[CLIENT_LENGTH])
-    end = pos + 4 + header[SIZE]
-    api_version = header[API_VERSION]
+    at = pos + 14 + max(int64(0), header["client_length"])
+    end = pos + 4 + header["size"]
+    api_version = header["api_version"]
     if api_version < 3:
         length = int64(0)
     elif api_version < FLEXIBLE_PRODUCE:
@@ -63,7 +62,7 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
 def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
     """acks of the Produce request at `pos`, unsigned (0 to 65535); -1 if they cannot be read."""
     at = _acks_at(pieces, index, stop, pos, header)
-    if at < 0 or at + 2 > pos + 4 + header[SIZE]:
+    if at < 0 or at + 2 > pos + 4 + header["size"]:
         return -1
     return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
 
@@ -76,7 +75,7 @@ def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) ->
     acks must have a plausible value, and there must be room for the topics that the request claims.
     """
     at = _acks_at(pieces, index, stop, pos, header)
-    end = pos + 4 + header[SIZE]
+    end = pos + 4 + header["size"]
     if at < 0:
         return True
     if at + 7 > end:
@@ -87,7 +86,7 @@ def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) ->
         return False
     # acks int16, timeout int32, then the array of topics: at least 6 bytes per topic (name, array),
     # or 3 in compact form
-    if header[API_VERSION] < FLEXIBLE_PRODUCE:
+    if header["api_version"] < FLEXIBLE_PRODUCE:
         count = peek(pieces, index, stop, at + 6, 4)
         return count * 6 <= end - (at + 10)
     count, at = _uvarint(pieces, index, stop, at + 6)

@@ -41,9 +41,16 @@ from kdissect.kafka.exchanges import (
     Pairs,
     late_responses,
 )
-from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka, PendingRequests
+from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, PENDING, Kafka, PendingRequests
 from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
-from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED, RequestRows, ResponseRows
+from kdissect.kafka.pairing import (
+    ANSWERS,
+    OUT_OF_ORDER,
+    SECOND,
+    UNASKED,
+    RequestRows,
+    ResponseRows,
+)
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import (
@@ -280,9 +287,7 @@ def _paired(
     protocol = np.zeros(len(connections), np.uint8)
     hinted = np.isin(endpoints["port_a"], options.ports)
     hinted |= np.isin(endpoints["port_b"], options.ports)
-    no_requests = PendingRequests(
-        np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    )
+    no_requests = np.zeros(0, PENDING)
     likely = hinted.astype(np.uint8)[pair]
     origin = has_origin.astype(np.int64)
     had_loss = np.zeros(len(connections), np.bool_)
@@ -355,11 +360,7 @@ def _paired(
         Frames.of(walk_requests, len(connections), scratch),
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
-    pending = PendingRequests(
-        requests.column(frame_tables.ID, scratch),
-        _times(times, requests, scratch),
-        requests.column(frame_tables.KIND, scratch),
-    )
+    pending = _pending(requests, times, _is_done(requests, connections, known), scratch)
 
     def walk_responses(state: framing.WalkState, most: int) -> Any:
         return framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
@@ -372,7 +373,7 @@ def _paired(
 
     missing = sides[:, END] - sides[:, BYTE_COUNT]
     pairs = _pairs(
-        requests, responses, pending, _is_done(requests, connections, known), times,
+        requests, responses, pending, times,
         _acknowledged(responses, streams, of_requests, scratch), behind_hole,
         connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
         (missing[of_responses] > 0) | had_loss, scratch,
@@ -426,36 +427,44 @@ def _paired(
     return paired, streams, tls
 
 
-def _times(times: Ints, frames: Frames, scratch: Scratch) -> Ints:
-    """int64[n]: time in ns of the first byte of each frame."""
-    times_ns = scratch.empty(len(frames.table), np.int64)
-    for first in range(0, len(times_ns), FRAMES_AT_ONCE):
-        portion = slice(first, first + FRAMES_AT_ONCE)
-        np.take(
-            times, frames.table[portion, frame_tables.FIRST], out=times_ns[portion], mode="clip"
-        )
-    return times_ns
+def _fill_frames(rows: Any, frames: Frames, times: Ints) -> None:
+    """Fill the columns that PENDING and ANSWERS have in common: facts of each frame."""
+    for first in range(0, len(rows), FRAMES_AT_ONCE):
+        table = frames.table[first : first + FRAMES_AT_ONCE]
+        portion = rows[first : first + FRAMES_AT_ONCE]
+        portion["correlation"] = table[:, frame_tables.ID]
+        portion["kind"] = table[:, frame_tables.KIND]
+        portion["time"] = times[table[:, frame_tables.FIRST]]
+
+
+def _pending(requests: Frames, times: Ints, is_done: Any, scratch: Scratch) -> PendingRequests:
+    """The requests as rows of PENDING."""
+    rows = scratch.empty(len(requests.table), PENDING)
+    _fill_frames(rows, requests, times)
+    rows["end"] = requests.table[:, frame_tables.POS]
+    rows["end"] += requests.table[:, frame_tables.FRAME_SIZE]
+    rows["end"] += 4
+    rows["is_done"] = is_done
+    return rows
 
 
 def _pairs(
-    requests: Frames, responses: Frames, pending: PendingRequests, is_done: Any, times: Ints,
+    requests: Frames, responses: Frames, pending: PendingRequests, times: Ints,
     acknowledged: Any, behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
 ) -> Pairs:  # fmt: skip
     request_count, response_count = len(requests.table), len(responses.table)
-    end = requests.column(frame_tables.POS, scratch)
-    end += 4
-    end += requests.table[:, frame_tables.FRAME_SIZE]
     request_rows = RequestRows(
-        *pending, end, requests.start, is_done,
+        pending, requests.start,
         scratch.empty(request_count, np.int64),
         scratch.empty(request_count, np.uint8),
         scratch.empty(request_count, np.uint8),
     )  # fmt: skip
+    answers = scratch.empty(response_count, ANSWERS)
+    _fill_frames(answers, responses, times)
+    answers["acknowledged"] = acknowledged
+    answers["is_behind_hole"] = behind_hole
     response_rows = ResponseRows(
-        responses.column(frame_tables.ID, scratch),
-        _times(times, responses, scratch),
-        responses.column(frame_tables.KIND, scratch),
-        acknowledged, behind_hole, responses.start,
+        answers, responses.start,
         scratch.empty(response_count, np.int64),
         scratch.empty(response_count, np.uint8),
     )  # fmt: skip

@@ -32,20 +32,15 @@ from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
     API_KEYS,
-    API_VERSION,
     API_VERSIONS,
-    CLIENT_HASH,
-    CLIENT_LENGTH,
     CLIENTS_MAX,
-    CORRELATION,
     FAIR,
     GOOD,
-    HEADER_WIDTH,
-    KEY,
+    HEADER,
     REQUEST_STEP_MAX,
     RISE_MAX,
-    SIZE,
     STEP_MAX,
+    Stream,
     find_request,
     find_response,
     is_api_versions,
@@ -53,7 +48,7 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     response_header,
     step,
 )
-from kdissect.kafka.framing import TOKEN_SIZE_MAX, stream_of
+from kdissect.kafka.framing import TOKEN_SIZE_MAX, bounds_of
 from kdissect.kafka.sasl_detection import is_mechanisms
 from kdissect.tcp.byte_ranges import find, int64, peek
 from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH
@@ -212,32 +207,32 @@ def _begins_with_requests(
     pos = pieces[index]["pos"]
     for number in range(TOKENS_MAX + 1):
         grade = request_header(pieces, index, stream.stop, pos, kafka, header)
-        size = header[SIZE]
+        size = header["size"]
         end = pos + 4 + size
-        client = header[CLIENT_HASH]
-        if is_named and grade == GOOD and header[CLIENT_LENGTH] == 0:
+        client = header["client_hash"]
+        if is_named and grade == GOOD and header["client_length"] == 0:
             return False
-        is_bare = grade == GOOD and header[KEY] == 0 and header[CLIENT_LENGTH] <= 0
+        is_bare = grade == GOOD and header["key"] == 0 and header["client_length"] <= 0
         if is_bare and not may_be_produce(pieces, index, stream.stop, pos, header):
             return False
         if grade in (GOOD, FAIR):
             if end == stream.end:
-                return not is_named or header[KEY] != 0
+                return not is_named or header["key"] != 0
             if end > stream.end:
                 return grade == GOOD and size <= PARTIAL_SIZE_MAX
             behind = find(pieces, index, stream.stop, end)
-            correlation = header[CORRELATION]
+            correlation = header["correlation"]
             after = request_header(pieces, behind, stream.stop, end, kafka, header)
             if after == GOOD:
-                rises = 0 < step(header[CORRELATION], correlation) <= REQUEST_STEP_MAX
-                return not is_named or (header[CLIENT_HASH] == client and rises)
+                rises = 0 < step(header["correlation"], correlation) <= REQUEST_STEP_MAX
+                return not is_named or (header["client_hash"] == client and rises)
             if grade == GOOD:
                 # a request whose every byte is plausible may be followed by other bytes
                 return after == ABSENT or (has_origin and number == 0)
             return False
         if grade == ABSENT:
-            key = header[KEY]
-            api_version = header[API_VERSION]
+            key = header["key"]
+            api_version = header["api_version"]
             return (
                 not is_named
                 and number == 0
@@ -263,8 +258,8 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
         return False
     if not response_header(pieces, index, stream.stop, 0, limit, header):
         return False
-    size = header[SIZE]
-    first = header[CORRELATION]
+    size = header["size"]
+    first = header["correlation"]
     if size < 0 or first < 0 or 4 + size > stream.end:
         return False
     if is_api_versions(stream, index, int64(0), size) or is_mechanisms(
@@ -276,9 +271,9 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
     behind = find(pieces, index, stream.stop, 4 + size)
     if not response_header(pieces, behind, stream.stop, 4 + size, limit, header):
         return False
-    if header[SIZE] < 0 or header[CORRELATION] < 0:
+    if header["size"] < 0 or header["correlation"] < 0:
         return False
-    return 0 < step(header[CORRELATION], first) <= STEP_MAX
+    return 0 < step(header["correlation"], first) <= STEP_MAX
 
 
 def recognise(
@@ -292,20 +287,22 @@ def recognise(
     """
     _recognise(
         pieces, times, sides, connections, has_origin, hinted, kafka, pending, client_side,
-        protocol, np.empty(HEADER_WIDTH, np.int64), np.empty(HEADER_WIDTH, np.int64),
-        np.zeros(CLIENTS_MAX, np.int64),
+        protocol, np.zeros(2, HEADER), np.zeros(CLIENTS_MAX, np.int64),
     )  # fmt: skip
 
 
 @kernel
 def _recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
-    pending: Any, client_side: Any, protocol: Any, header: Any, following: Any, clients: Any,
+    pending: Any, client_side: Any, protocol: Any, headers: Any, clients: Any,
 ) -> None:  # fmt: skip
     """Fill `protocol` and `client_side` of each connection from the first bytes that decide."""
+    header, following = headers[0], headers[1]
     for connection in range(len(protocol)):
-        side_a = stream_of(pieces, sides, 2 * connection)
-        side_b = stream_of(pieces, sides, 2 * connection + 1)
+        start, stop, end = bounds_of(pieces, sides, 2 * connection)
+        side_a = Stream(pieces, start, stop, end)
+        start, stop, end = bounds_of(pieces, sides, 2 * connection + 1)
+        side_b = Stream(pieces, start, stop, end)
         known_client = connections[connection * CONNECTION_WIDTH + CLIENT_SIDE]
         if side_a.start == side_a.stop and side_b.start == side_b.stop:
             protocol[connection] = _NONE
@@ -352,7 +349,7 @@ def _recognise(
                 )  # fmt: skip
                 # If ports suggest otherwise, a single Produce is not enough: a response resembles
                 # it.
-                alone = header[KEY] == 0 and at + 4 + header[SIZE] >= stream.end
+                alone = header["key"] == 0 and at + 4 + header["size"] >= stream.end
                 if at >= 0 and not (turn == 1 and alone):
                     content = _KAFKA
             stream = side_b if client == 0 else side_a

@@ -19,7 +19,7 @@ has its magic. Two responses identify themselves: the list of versions and the l
 mechanisms that connections begin with. Java clients number SASL requests separately (RESERVED), and
 may send a request after others with higher ids (FALL_MAX).
 
-A header's numbers are read into a small int64 array, indexed by `SIZE` and following.
+The kernels read a header into a row of `HEADER`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,15 @@ from kdissect.tcp.byte_ranges import Pieces, find, int64, peek, peek_u8
 # POOR: a possible size only. FAIR: also a printable client id. GOOD: also a known API.
 ABSENT, _NEVER, POOR, FAIR, GOOD = range(5)
 
-# Indices of a header's numbers; -1 if its bytes are missing. A correlation id is unsigned here.
-SIZE, KEY, API_VERSION, CORRELATION, CLIENT_LENGTH, CLIENT_HASH, HEADER_WIDTH = range(7)
+# A frame's header. Numbers are -1 if their bytes are missing; a correlation id is unsigned here.
+HEADER = np.dtype([
+    ("size", "i8"),
+    ("key", "i8"),
+    ("api_version", "i8"),
+    ("correlation", "i8"),
+    ("client_length", "i8"),
+    ("client_hash", "i8"),
+])  # fmt: skip
 
 REQUEST_SIZE_MIN = 8  # api key, api version, correlation id
 RESPONSE_SIZE_MIN = 4  # correlation id
@@ -109,15 +116,25 @@ def is_text(byte: int) -> bool:
     return byte >= 32 and byte != 127
 
 
+@inlined
+def _clear(header: Any) -> None:
+    header["size"] = -1
+    header["key"] = -1
+    header["api_version"] = -1
+    header["correlation"] = -1
+    header["client_length"] = -1
+    header["client_hash"] = -1
+
+
 @kernel
 def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, header: Any) -> int:
     """Read the request header at `pos` (its size prefix) into `header`; returns its grade.
 
     index: a piece at or before `pos`. At most CLIENT_BYTES_READ bytes of the client id are read.
     """
-    header[:] = -1
+    _clear(header)
     size = peek(pieces, index, stop, pos, 4)
-    header[SIZE] = size
+    header["size"] = size
     # size int32, api_key int16, api_version int16, correlation_id int32, client_id int16 + text.
     # KIP-482: request header v2 keeps this client_id, only tagged fields follow it.
     if size < 0:
@@ -126,15 +143,15 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
         return _NEVER
     key = peek(pieces, index, stop, pos + 4, 2)
     api_version = peek(pieces, index, stop, pos + 6, 2)
-    header[CORRELATION] = peek(pieces, index, stop, pos + 8, 4)
-    header[KEY] = key
-    header[API_VERSION] = api_version
-    if key < 0 or api_version < 0 or header[CORRELATION] < 0:
+    header["correlation"] = peek(pieces, index, stop, pos + 8, 4)
+    header["key"] = key
+    header["api_version"] = api_version
+    if key < 0 or api_version < 0 or header["correlation"] < 0:
         return ABSENT
     known = key < API_KEYS and api_version < API_VERSIONS
     known = known and kafka.known[key * API_VERSIONS + api_version] != 0
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
-        header[CLIENT_HASH] = 0
+        header["client_hash"] = 0
         return GOOD if size == 12 and known else POOR  # a broker id is all that follows
     if size < 10:
         return POOR
@@ -143,9 +160,9 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
         return ABSENT
     # length -1: the client id is null
     if length == 0xFFFF:
-        header[CLIENT_HASH] = 0
+        header["client_hash"] = 0
         return GOOD if known else POOR
-    header[CLIENT_LENGTH] = length
+    header["client_length"] = length
     if length > size - 10:
         return POOR
     # hash of the client id: polynomial of base 31
@@ -160,7 +177,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
         if not is_text(byte):
             return POOR
         mixed = (mixed * 31 + byte) & 0xFFFFFFFFFFFF
-    header[CLIENT_HASH] = mixed
+    header["client_hash"] = mixed
     if known:
         return GOOD
     return FAIR if length else POOR
@@ -191,20 +208,20 @@ def quick_request(address: Any, available: int, limit: int, known: Any, header: 
         if not is_text(byte):
             return False
         mixed = (mixed * 31 + byte) & 0xFFFFFFFFFFFF
-    header[SIZE] = size
-    header[KEY] = key
-    header[API_VERSION] = api_version
-    header[CORRELATION] = load_u32(address + np.uint64(8))
-    header[CLIENT_LENGTH] = length
-    header[CLIENT_HASH] = mixed
+    header["size"] = size
+    header["key"] = key
+    header["api_version"] = api_version
+    header["correlation"] = load_u32(address + np.uint64(8))
+    header["client_length"] = length
+    header["client_hash"] = mixed
     return True
 
 
 @kernel
 def is_handshake(stream: Any, index: int, pos: int, header: Any) -> bool:
     """Return whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
-    at = pos + 14 + max(header[CLIENT_LENGTH], 0)
-    end = pos + 4 + header[SIZE]
+    at = pos + 14 + max(header["client_length"], 0)
+    end = pos + 4 + header["size"]
     return end_of_mechanism(stream.pieces, index, stream.stop, at, end) == end
 
 
@@ -225,36 +242,36 @@ def request_points(
     points = 0
     is_seen = False
     for number in range(client_count):
-        if clients[number] == header[CLIENT_HASH]:
+        if clients[number] == header["client_hash"]:
             is_seen = True
     looked_behind = LOOKED_BEHIND
     # evidence of the frame itself: client id, correlation id, start of a segment
-    if header[CLIENT_LENGTH] > 0:
+    if header["client_length"] > 0:
         points += 2 if is_seen else (1 if client_count == 0 else 0)
     elif is_seen:
         points += 1
-    elif header[KEY] != CONTROLLED_SHUTDOWN:
+    elif header["key"] != CONTROLLED_SHUTDOWN:
         # Zeros inside a message resemble it, repeatedly if messages repeat.
         if client_count > 0 or pos != pieces[index]["pos"]:
             return -1
         points -= NAMELESS_POINTS
         looked_behind = LOOKED_BEHIND_NAMELESS
     if last_id >= 0:
-        risen = step(header[CORRELATION], last_id)
+        risen = step(header["correlation"], last_id)
         if 0 < risen <= REQUEST_STEP_MAX:
             points += 2
         elif not is_seen:
-            fallen = step(last_id, header[CORRELATION])
-            if header[CLIENT_LENGTH] <= 0 or not 0 < fallen <= FALL_MAX:
+            fallen = step(last_id, header["correlation"])
+            if header["client_length"] <= 0 or not 0 < fallen <= FALL_MAX:
                 return -1
     if pos == pieces[index]["pos"]:
         points += 1
     at = pos
-    size = header[SIZE]
-    correlation = header[CORRELATION]
-    client = header[CLIENT_HASH]
-    key = header[KEY]
-    api_version = key << 16 | header[API_VERSION]
+    size = header["size"]
+    correlation = header["correlation"]
+    client = header["client_hash"]
+    key = header["key"]
+    api_version = key << 16 | header["api_version"]
     if key == SASL_HANDSHAKE and is_handshake(stream, index, pos, header):
         points += HANDSHAKE_POINTS
     # evidence of the next frames: each must be a request, preferably of the same client with the
@@ -276,26 +293,26 @@ def request_points(
         if grade != GOOD:
             return -1
         points += 2
-        if following[CLIENT_HASH] == client:
-            if not 0 < step(following[CORRELATION], correlation) <= REQUEST_STEP_MAX:
-                if header[CLIENT_LENGTH] <= 0:
+        if following["client_hash"] == client:
+            if not 0 < step(following["correlation"], correlation) <= REQUEST_STEP_MAX:
+                if header["client_length"] <= 0:
                     return -1  # responses resemble requests without client id
-                counted = (following[KEY] << 16 | following[API_VERSION]) - api_version
+                counted = (following["key"] << 16 | following["api_version"]) - api_version
                 if (
                     not is_seen
-                    and following[CORRELATION] == correlation
+                    and following["correlation"] == correlation
                     and 0 < counted <= STEP_MAX
                 ):
                     # Produce responses: their ids resemble keys and versions, the number of topics
                     # an id, and the topic a client id.
                     return -1
                 points -= 1
-            elif header[CLIENT_LENGTH] > 0:
+            elif header["client_length"] > 0:
                 points += 1
-        size = following[SIZE]
-        correlation = following[CORRELATION]
-        key = following[KEY]
-        api_version = key << 16 | following[API_VERSION]
+        size = following["size"]
+        correlation = following["correlation"]
+        key = following["key"]
+        api_version = key << 16 | following["api_version"]
     return points
 
 
@@ -342,16 +359,15 @@ def find_request(
 # ---- responses ----
 
 
-class PendingRequests(NamedTuple):
-    """Pending requests in stream order; one array over all connections.
+PendingRequests = npt.NDArray[np.void]  # PENDING[n], in stream order, of all connections
 
-    correlation: unsigned id. time: ns when the first byte was sent. kind: 0 expects a response, 1
-    is a SASL token, 2 expects no response (acks=0).
-    """
-
-    correlation: npt.NDArray[np.int64]
-    time: npt.NDArray[np.int64]
-    kind: npt.NDArray[np.int64]
+PENDING = np.dtype([
+    ("correlation", "i8"),  # unsigned id
+    ("time", "i8"),  # ns when the first byte was sent
+    ("kind", "i8"),  # 0 expects a response, 1 is a SASL token, 2 expects no response (acks=0)
+    ("end", "i8"),  # after its last byte, in its stream
+    ("is_done", "i8"),  # whether a response that is not here answered it
+])  # fmt: skip
 
 
 @kernel
@@ -360,14 +376,14 @@ def response_header(pieces: Any, index: int, stop: int, pos: int, limit: int, he
 
     The byte after the id must be 0 or 255; see the module.
     """
-    header[:] = -1
+    _clear(header)
     size = peek(pieces, index, stop, pos, 4)
-    header[SIZE] = size
+    header["size"] = size
     if size < 0:
         return True
     if size < RESPONSE_SIZE_MIN or size > limit:
         return False
-    header[CORRELATION] = peek(pieces, index, stop, pos + 4, 4)
+    header["correlation"] = peek(pieces, index, stop, pos + 4, 4)
     if size == RESPONSE_SIZE_MIN:
         return True
     while index < stop and pieces[index]["end"] <= pos + 8:
@@ -386,19 +402,19 @@ def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_bef
     """
     near = min(stop, first + WINDOW)
     for row in range(first, near):
-        if pending.time[row] > sent_before:
+        if pending[row]["time"] > sent_before:
             return -1
-        if pending.correlation[row] == correlation and pending.kind[row] == 0:
+        if pending[row]["correlation"] == correlation and pending[row]["kind"] == 0:
             return row
     if near >= stop:
         return -1
-    guess = near + step(correlation, pending.correlation[near])
+    guess = near + step(correlation, pending[near]["correlation"])
     if guess - WINDOW >= stop:
         return -1
     for row in range(max(near, guess - WINDOW), min(stop, guess + 1)):
-        if pending.time[row] > sent_before:
+        if pending[row]["time"] > sent_before:
             return -1
-        if pending.correlation[row] == correlation and pending.kind[row] == 0:
+        if pending[row]["correlation"] == correlation and pending[row]["kind"] == 0:
             return row
     return -1
 
@@ -408,15 +424,15 @@ def _is_of_the_future(pending: Any, first: int, last: int, correlation: int, now
     """Return whether one of the next WINDOW requests has a lower id and was sent only after
     `now`."""
     for row in range(first, min(last, first + WINDOW)):
-        if pending.time[row] > now:
-            return step(correlation, pending.correlation[row]) <= RISE_MAX
+        if pending[row]["time"] > now:
+            return step(correlation, pending[row]["correlation"]) <= RISE_MAX
     return False
 
 
 @inlined
 def expecting(pending: Any, first: int, stop: int) -> int:
     """The first request in [first, stop) that expects a response; `stop` if none."""
-    while first < stop and pending.kind[first] == 2:
+    while first < stop and pending[first]["kind"] == 2:
         first += 1
     return first
 
@@ -505,10 +521,10 @@ def response_points(
     pieces = stream.pieces
     if not response_header(pieces, index, stream.stop, pos, limit, header):
         return -1
-    correlation = header[CORRELATION]
+    correlation = header["correlation"]
     if correlation < 0:
         return -1
-    size = header[SIZE]
+    size = header["size"]
     begins = pos == pieces[index]["pos"]
     lists_mechanisms = begins and is_mechanisms(stream, index, pos, size)
     lists_names = lists_mechanisms or (begins and is_api_versions(stream, index, pos, size))
@@ -534,8 +550,8 @@ def response_points(
                 points += 1 if 0 < risen <= STEP_MAX else 0
             elif first < last:
                 # Its request may lie before the first captured one, or among them.
-                away = pending.correlation[first] - correlation
-                if pending.kind[first] == 1 or away == 0 or abs(away) > STEP_MAX:
+                away = pending[first]["correlation"] - correlation
+                if pending[first]["kind"] == 1 or away == 0 or abs(away) > STEP_MAX:
                     return -1
                 points += 1
     # evidence of position: the start of a segment
@@ -568,22 +584,22 @@ def response_points(
             return -1
         if at == pieces[index]["pos"]:
             points += 1
-        if following[SIZE] < 0 or following[CORRELATION] < 0:
+        if following["size"] < 0 or following["correlation"] < 0:
             break
         start = row + 1 if row >= 0 else first
-        after = find_pending(pending, start, last, following[CORRELATION], time + (1 << 40))
+        after = find_pending(pending, start, last, following["correlation"], time + (1 << 40))
         if after >= 0:
             points += 2
             row = after
-        elif 0 < step(following[CORRELATION], correlation) <= STEP_MAX:
+        elif 0 < step(following["correlation"], correlation) <= STEP_MAX:
             points += 1
         elif not (
-            0 < step(correlation, following[CORRELATION]) <= FALL_MAX
-            or (begins and (is_reserved(correlation) or is_reserved(following[CORRELATION])))
+            0 < step(correlation, following["correlation"]) <= FALL_MAX
+            or (begins and (is_reserved(correlation) or is_reserved(following["correlation"])))
         ):
             return -1
-        correlation = following[CORRELATION]
-        size = following[SIZE]
+        correlation = following["correlation"]
+        size = following["size"]
     return points
 
 
@@ -592,9 +608,9 @@ def pending_token(pending: Any, first: int, last: int, sent_before: int) -> int:
     """The next pending request in [first, last) that is a SASL token and was sent by then; -1 if
     none."""
     for row in range(first, min(last, first + _TOKENS_AHEAD_MAX)):
-        if pending.time[row] > sent_before:
+        if pending[row]["time"] > sent_before:
             return -1
-        if pending.kind[row] == 1:
+        if pending[row]["kind"] == 1:
             return row
     return -1
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.jit import inlined, kernel, making_kernel
+from kdissect.jit import inlined, kernel, making_kernel, making_part
 from kdissect.kafka.assembly import WARNING, Anomaly
-from kdissect.kafka.frame_search import API_VERSION, CORRELATION, KEY, SIZE
 from kdissect.tcp.byte_ranges import find, grown, int64
 
 # Columns of a frame. CONNECTION: row of its connection. FIRST, LAST: segments of the first and the
@@ -36,7 +35,7 @@ _SHOWN_MAX = 256  # unframed bytes shown with their anomaly
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # indices into `used`, the number of rows in each table
 
 
-@inlined
+@making_part
 def empty_tables() -> Any:
     """(frames, extents, faults, used): empty tables, and the number of rows in each."""
     frames = np.empty(1024 * FRAME_WIDTH, np.int64)
@@ -95,7 +94,7 @@ def put_whole_frame(
     """`put_frame` for the common case: a frame with bytes that lie in one piece."""
     at = used[EXTENTS] * EXTENT_WIDTH
     extents[at] = pieces[index]["file_pos"] + (pos + 4 - pieces[index]["pos"])
-    extents[at + 1] = header[SIZE]
+    extents[at + 1] = header["size"]
     extents[at + 2] = source[pieces[index]["segment"]]
     used[EXTENTS] += 1
     at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
@@ -114,15 +113,15 @@ def _put_head(
     segment = pieces[index]["segment"]
     frames[at + CONNECTION] = connection
     frames[at + POS] = pos
-    frames[at + FRAME_SIZE] = header[SIZE]
-    frames[at + API_KEY] = header[KEY]
-    frames[at + VERSION] = header[API_VERSION]
-    frames[at + ID] = header[CORRELATION]
+    frames[at + FRAME_SIZE] = header["size"]
+    frames[at + API_KEY] = header["key"]
+    frames[at + VERSION] = header["api_version"]
+    frames[at + ID] = header["correlation"]
     frames[at + KIND] = kind
     frames[at + FIRST] = segment
     frames[at + LAST] = segment
     frames[at + EXTENT_COUNT] = 1
-    frames[at + CAPTURED] = 4 + header[SIZE]
+    frames[at + CAPTURED] = 4 + header["size"]
     return at
 
 
@@ -135,7 +134,7 @@ def put_frame(
 
     The tables must have room for it, and for `extents_max` rows of its bytes.
     """
-    end = pos + 4 + header[SIZE]
+    end = pos + 4 + header["size"]
     at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
     first = used[EXTENTS]
     captured = put_extents(pieces, source, index, stop, pos + 4, end, extents, used)

@@ -30,26 +30,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import fetch_ahead, inlined, kernel, load_u32, making_kernel, part
+from kdissect.jit import fetch_ahead, inlined, kernel, load_u32, making_kernel, making_part, part
 from kdissect.kafka.acks import acks_of, quick_acks
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
-    API_VERSION,
-    CLIENT_HASH,
-    CLIENT_LENGTH,
     CLIENTS_MAX,
-    CORRELATION,
     FAIR,
     FALL_MAX,
     GOOD,
-    HEADER_WIDTH,
-    KEY,
+    HEADER,
     POOR,
     RESPONSE_SIZE_MIN,
     RISE_MAX,
     SASL_HANDSHAKE,
-    SIZE,
     STEP_MAX,
     WINDOW,
     Stream,
@@ -141,10 +135,11 @@ class KafkaStreams(NamedTuple):
 
 class WalkState(NamedTuple):
     """The point at which a walk continues. walk: WALK[1]. clients: int64[CLIENTS_MAX], hashes of
-    client ids."""
+    client ids. headers: HEADER[2], scratch for the header of a frame and of the next ones."""
 
     walk: npt.NDArray[Any]
     clients: npt.NDArray[np.int64]
+    headers: npt.NDArray[Any]
 
     @property
     def connection(self) -> int:
@@ -154,19 +149,19 @@ class WalkState(NamedTuple):
 
 def walk_state() -> WalkState:
     """The state before the first step of a walk."""
-    return WalkState(np.zeros(1, WALK), np.zeros(CLIENTS_MAX, np.int64))
+    return WalkState(np.zeros(1, WALK), np.zeros(CLIENTS_MAX, np.int64), np.zeros(2, HEADER))
 
 
 @inlined
-def stream_of(pieces: Any, sides: Any, number: int) -> Any:
-    """The `Stream` with this number."""
+def bounds_of(pieces: Any, sides: Any, number: int) -> Any:
+    """Return `Stream.start`, `stop` and `end` of the stream with this number."""
     at = number * SIDE_WIDTH
     start = sides[at + PIECE_START]
     stop = sides[at + PIECE_STOP]
     end = int64(0)
     if stop > start:
         end = pieces[stop - 1]["end"]
-    return Stream(pieces, start, stop, end)
+    return start, stop, end
 
 
 # ---- steps of both walks ----
@@ -235,7 +230,7 @@ def _piece_at(pieces: Any, index: int, stop: int, pos: int) -> int:
     return index
 
 
-@part
+@making_part
 def _append_frame(
     source: Any, stream: Any, index: int, header: Any, kind: int, walk: Any, frames: Any,
     extents: Any, used: Any,
@@ -245,7 +240,7 @@ def _append_frame(
     stop = stream.stop
     connection = walk["connection"]
     pos = walk["pos"]
-    size = header[SIZE]
+    size = header["size"]
     end = pos + 4 + size
     is_whole = pieces[index]["pos"] <= pos and end <= pieces[index]["end"]
     is_whole = is_whole and size > 0
@@ -331,20 +326,20 @@ def _doubtful_request(
 
     Returns EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME.
     """
-    size = header[SIZE]
+    size = header["size"]
     # GSSAPI before KIP-43 (clients of 0.9): no handshake, the connection begins with a bare token.
     if walk["is_first"] and grade < FAIR and origin and size <= TOKEN_SIZE_MAX:
         walk["in_tokens"] = grade != ABSENT
     # KIP-43: tokens after a SaslHandshake of version 0 have a size prefix and no request header.
     # (KIP-152: after version 1 they come in SaslAuthenticate requests.)
     if walk["in_tokens"] and size <= TOKEN_SIZE_MAX:
-        header[KEY] = -1
-        header[API_VERSION] = -1
-        header[CORRELATION] = -1
+        header["key"] = -1
+        header["api_version"] = -1
+        header["correlation"] = -1
         return TOKEN
     if grade == ABSENT:
         # A row needs api key, version and correlation id; the client id may be missing.
-        if header[CORRELATION] >= 0 and header[KEY] >= 0 and header[API_VERSION] >= 0:
+        if header["correlation"] >= 0 and header["key"] >= 0 and header["api_version"] >= 0:
             return EXPECTS
         return _HEADER_MISSING
     # On a certain boundary a printable client id is enough, even if the API is unknown. Without it,
@@ -360,14 +355,14 @@ def _doubtful_request(
 @kernel
 def _learn_request(walk: Any, clients: Any, header: Any, grade: int) -> None:
     """Record facts of this request that help with later ones."""
-    key = header[KEY]
-    walk["in_tokens"] = key == SASL_HANDSHAKE and header[API_VERSION] == 0
+    key = header["key"]
+    walk["in_tokens"] = key == SASL_HANDSHAKE and header["api_version"] == 0
     # ApiVersions (KIP-35) may come before a handshake.
     walk["is_young"] &= key in (SASL_HANDSHAKE, _API_VERSIONS)
-    if not is_reserved(header[CORRELATION]):
-        walk["last_id"] = header[CORRELATION]
+    if not is_reserved(header["correlation"]):
+        walk["last_id"] = header["correlation"]
     if grade == GOOD:
-        walk["client_count"] = _remember(clients, walk["client_count"], header[CLIENT_HASH])
+        walk["client_count"] = _remember(clients, walk["client_count"], header["client_hash"])
 
 
 @making_kernel
@@ -379,8 +374,8 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
     connection. used: int64[3], rows of the three flat int64 tables.
     """
     frames, extents, faults, used = empty_tables()
-    header = np.empty(HEADER_WIDTH, np.int64)
-    following = np.empty(HEADER_WIDTH, np.int64)
+    header = state.headers[0]
+    following = state.headers[1]
     limit = kafka.limit[0]
     pieces = streams.pieces
     source = streams.source
@@ -392,10 +387,10 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
             continue
         number = 2 * connection + int64(streams.client_side[connection])
         origin = int64(streams.has_origin[number])
-        stream = stream_of(pieces, sides, number)
-        stop = stream.stop
+        start, stop, end = bounds_of(pieces, sides, number)
+        stream = Stream(pieces, start, stop, end)
         _enter(walk, connection, origin, 0)
-        index = find(pieces, stream.start, stop, walk["pos"])
+        index = find(pieces, start, stop, walk["pos"])
         while True:
             if used[FRAMES] >= most:
                 walk["is_inside"] = 1
@@ -424,7 +419,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                 grade = GOOD
             else:
                 grade = request_header(pieces, index, stop, pos, kafka, header)
-            size = header[SIZE]
+            size = header["size"]
             if size < 0:
                 _lose_boundary(walk, pieces[index]["pos"])
                 continue
@@ -442,12 +437,12 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
             walk["is_first"] = 0
             if kind == EXPECTS:
                 _learn_request(walk, clients, header, grade)
-                if grade == GOOD and header[KEY] == _PRODUCE:
+                if grade == GOOD and header["key"] == _PRODUCE:
                     acks = int64(-1)
                     if is_here:
                         acks = quick_acks(
-                            address, min(available, 4 + size), header[API_VERSION],
-                            header[CLIENT_LENGTH],
+                            address, min(available, 4 + size), header["api_version"],
+                            header["client_length"],
                         )  # fmt: skip
                     if acks < 0:
                         acks = acks_of(pieces, index, stop, pos, header)
@@ -477,8 +472,8 @@ def _is_near(pending: Any, first: int, last: int, correlation: int, last_id: int
     ):
         return True
     for row in range(first, min(last, first + WINDOW)):
-        if pending.kind[row] != TOKEN:
-            return abs(pending.correlation[row] - correlation) <= STEP_MAX
+        if pending[row]["kind"] != TOKEN:
+            return abs(pending[row]["correlation"] - correlation) <= STEP_MAX
     return False
 
 
@@ -488,16 +483,16 @@ def _is_token(
 ) -> bool:
     """Return whether the frame at `pos`, whose id matches no request, is a SASL token without
     header (KIP-43)."""
-    size = header[SIZE]
+    size = header["size"]
     first = walk["next_request"]
-    token_expected = first < last and pending.kind[first] == TOKEN
+    token_expected = first < last and pending[first]["kind"] == TOKEN
     if walk["is_young"] and size > 0 and is_broker_token(stream, index, walk["pos"], size):
         return True
     if walk["is_young"] and size == 0:
         return walk["in_tokens"] != 0 or token_expected
     if token_expected:
         return not is_plausible or not _is_near(
-            pending, first, last, header[CORRELATION], walk["last_id"]
+            pending, first, last, header["correlation"], walk["last_id"]
         )
     return False
 
@@ -514,8 +509,8 @@ def _doubtful_response(
     """
     pieces = stream.pieces
     pos = walk["pos"]
-    size = header[SIZE]
-    correlation = header[CORRELATION]
+    size = header["size"]
+    correlation = header["correlation"]
     first = walk["next_request"]
     request = int64(-1)
     if correlation >= 0:
@@ -527,7 +522,7 @@ def _doubtful_response(
         begins = lists_mechanisms or is_api_versions(stream, index, pos, size)
     if request < 0 and not begins and size <= TOKEN_SIZE_MAX:
         if _is_token(stream, index, pending, last, is_plausible, walk, header):
-            header[CORRELATION] = -1
+            header["correlation"] = -1
             # KIP-43: the broker answers tokens with tokens, in order.
             request = pending_token(pending, first, last, sent_before)
             return int64(TOKEN), int64(request), lists_mechanisms, begins
@@ -557,8 +552,8 @@ def some_responses(
     pending_start[connection].
     """
     frames, extents, faults, used = empty_tables()
-    header = np.empty(HEADER_WIDTH, np.int64)
-    following = np.empty(HEADER_WIDTH, np.int64)
+    header = state.headers[0]
+    following = state.headers[1]
     limit = kafka.limit[0]
     pieces = streams.pieces
     source = streams.source
@@ -570,13 +565,13 @@ def some_responses(
             continue
         number = 2 * connection + 1 - int64(streams.client_side[connection])
         origin = int64(streams.has_origin[number])
-        stream = stream_of(pieces, sides, number)
-        stop = stream.stop
+        start, stop, end = bounds_of(pieces, sides, number)
+        stream = Stream(pieces, start, stop, end)
         last = pending_start[connection + 1]
         has_requests = pending_start[connection] < last or origin & HAS_ASKED != 0
         rise_max = int64(STEP_MAX if has_requests else RISE_MAX)
         _enter(walk, connection, origin, pending_start[connection])
-        index = find(pieces, stream.start, stop, walk["pos"])
+        index = find(pieces, start, stop, walk["pos"])
         while True:
             if used[FRAMES] >= most:
                 walk["is_inside"] = 1
@@ -595,7 +590,7 @@ def some_responses(
                     break
                 index = _piece_at(pieces, index, stop, pos)
                 _lock(walk, pos)
-            while first < last and pending.kind[first] == SILENT:
+            while first < last and pending[first]["kind"] == SILENT:
                 first += 1
             walk["next_request"] = first
             if index + AHEAD < stop:
@@ -608,16 +603,16 @@ def some_responses(
             if is_here and available >= 8 and first < last:
                 # The common case: a broker answers the requests of a connection in order.
                 address = pieces[index]["address"] + np.uint64(pos - pieces[index]["pos"])
-                header[SIZE] = load_u32(address)
-                header[CORRELATION] = load_u32(address + np.uint64(4))
+                header["size"] = load_u32(address)
+                header["correlation"] = load_u32(address + np.uint64(4))
                 is_next = (
-                    header[CORRELATION] == pending.correlation[first]
-                    and pending.kind[first] == EXPECTS
-                    and RESPONSE_SIZE_MIN <= header[SIZE] <= limit
+                    header["correlation"] == pending[first]["correlation"]
+                    and pending[first]["kind"] == EXPECTS
+                    and RESPONSE_SIZE_MIN <= header["size"] <= limit
                 )
             if not is_next:
                 is_plausible = response_header(pieces, index, stop, pos, limit, header)
-            size = header[SIZE]
+            size = header["size"]
             if size < 0:
                 _lose_boundary(walk, pieces[index]["pos"])
                 continue
@@ -638,8 +633,8 @@ def some_responses(
                 _refuse(walk, size)
                 continue
             if kind == EXPECTS:
-                if not is_reserved(header[CORRELATION]):
-                    walk["last_id"] = header[CORRELATION]
+                if not is_reserved(header["correlation"]):
+                    walk["last_id"] = header["correlation"]
                 if walk["is_young"]:
                     # KIP-43: tokens may follow a list of mechanisms.
                     if is_next:
@@ -653,8 +648,8 @@ def some_responses(
                 extents, faults = _note_unframed(
                     source, stream, pos, RESPONSE, walk, extents, faults, used
                 )
-            header[KEY] = -1
-            header[API_VERSION] = -1
+            header["key"] = -1
+            header["api_version"] = -1
             frames, extents = _append_frame(
                 source, stream, index, header, kind, walk, frames, extents, used
             )

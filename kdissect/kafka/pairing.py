@@ -101,14 +101,17 @@ NOT_ACKNOWLEDGED = -1  # of a response whose segment acknowledges nothing
 @inlined
 def _may_answer(requests: Any, row: int, start: int, stop: int, time: int, acked: int) -> bool:
     """Return whether a response of this time can belong to the request `row`, as clocks go."""
-    if requests.time[row] <= time:
+    request = requests[row]
+    if request["time"] <= time:
         return True
-    if requests.time[row] > time + CLOCKS_MAX_NS:
+    if request["time"] > time + CLOCKS_MAX_NS:
         return False
-    shared = (row > start and requests.correlation[row - 1] == requests.correlation[row]) or (
-        row + 1 < stop and requests.correlation[row + 1] == requests.correlation[row]
-    )
-    return not shared and requests.end[row] <= acked
+    correlation = request["correlation"]
+    if row > start and requests[row - 1]["correlation"] == correlation:
+        return False
+    if row + 1 < stop and requests[row + 1]["correlation"] == correlation:
+        return False
+    return request["end"] <= acked
 
 
 @inlined
@@ -117,36 +120,35 @@ def _unwrapped(number: int, near: int) -> int:
     return near + ((number - near + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
+ANSWERS = np.dtype([
+    ("correlation", "i8"),
+    ("time", "i8"),
+    ("kind", "i8"),
+    # position in the request stream, modulo 2^32, that its segment acknowledges, or
+    # NOT_ACKNOWLEDGED
+    ("acknowledged", "i8"),
+    ("is_behind_hole", "i8"),  # bytes before it are in no frame
+])  # fmt: skip
+
+
 class RequestRows(NamedTuple):
     """The requests of all connections in stream order; those of connection c are rows start[c] to
-    start[c + 1]. end: of each in its stream; is_done: a response that is not here answered it.
+    start[c + 1]. rows: PENDING[n].
 
     `pair` fills answer_of (-1: none), status and is_lost (its response was in a hole).
     """
 
-    correlation: npt.NDArray[np.int64]
-    time: npt.NDArray[np.int64]
-    kind: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.void]
     start: npt.NDArray[np.int64]
-    is_done: npt.NDArray[np.uint8]
     answer_of: npt.NDArray[np.int64]
     status: npt.NDArray[np.uint8]
     is_lost: npt.NDArray[np.uint8]
 
 
 class ResponseRows(NamedTuple):
-    """The responses likewise. acknowledged: the position in the request stream, modulo 2^32, that
-    the segment acknowledges, or NOT_ACKNOWLEDGED. is_behind_hole: bytes before it are in no frame.
+    """The responses likewise. rows: ANSWERS[n]. `pair` fills request_of (-1: none) and came."""
 
-    `pair` fills request_of (-1: none) and came.
-    """
-
-    correlation: npt.NDArray[np.int64]
-    time: npt.NDArray[np.int64]
-    kind: npt.NDArray[np.int64]
-    acknowledged: npt.NDArray[np.int64]
-    is_behind_hole: npt.NDArray[np.uint8]
+    rows: npt.NDArray[np.void]
     start: npt.NDArray[np.int64]
     request_of: npt.NDArray[np.int64]
     came: npt.NDArray[np.uint8]
@@ -175,6 +177,9 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
     is_closed, has_loss uint8: by connection, whether its end was captured, and whether bytes of
     its responses are missing. buckets: `Buckets`, whatever is in them.
     """
+    pending, answers = requests.rows, responses.rows
+    answer_of, status, is_lost = requests.answer_of, requests.status, requests.is_lost
+    head, tail, following = buckets.head, buckets.tail, buckets.following
     for connection in range(len(requests.start) - 1):
         start = requests.start[connection]
         stop = requests.start[connection + 1]
@@ -187,82 +192,82 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
         first = start  # requests before it are answered or SILENT or LOST
         highest = start - 1  # the last request answered
         for row in range(start, stop):
-            requests.answer_of[row] = WAITING
-            requests.is_lost[row] = 0
-            if requests.is_done[row]:
-                requests.answer_of[row] = WAS_ANSWERED
+            answer_of[row] = WAITING
+            is_lost[row] = 0
+            if pending[row]["is_done"]:
+                answer_of[row] = WAS_ANSWERED
                 highest = row
         acked = int64(0)  # so far
         reach = int64(0)  # the highest of all
         for answer in range(responses.start[connection], responses.start[connection + 1]):
-            if responses.acknowledged[answer] != NOT_ACKNOWLEDGED:
-                acked = _unwrapped(responses.acknowledged[answer], acked)
+            response = answers[answer]
+            if response["acknowledged"] != NOT_ACKNOWLEDGED:
+                acked = _unwrapped(response["acknowledged"], acked)
                 reach = max(reach, acked)
-        tells_acks = start < stop and reach >= requests.end[start]
+        tells_acks = start < stop and reach >= pending[start]["end"]
         acked = int64(0)
         for answer in range(responses.start[connection], responses.start[connection + 1]):
-            correlation = responses.correlation[answer]
-            time = responses.time[answer]
-            kind = responses.kind[answer]
-            hole = responses.is_behind_hole[answer] != 0
-            if responses.acknowledged[answer] != NOT_ACKNOWLEDGED:
-                acked = _unwrapped(responses.acknowledged[answer], acked)
-            is_acknowledged = tells_acks and responses.acknowledged[answer] != NOT_ACKNOWLEDGED
+            response = answers[answer]
+            correlation = response["correlation"]
+            time = response["time"]
+            kind = response["kind"]
+            hole = response["is_behind_hole"] != 0
+            if response["acknowledged"] != NOT_ACKNOWLEDGED:
+                acked = _unwrapped(response["acknowledged"], acked)
+            is_acknowledged = tells_acks and response["acknowledged"] != NOT_ACKNOWLEDGED
             here = acked if is_acknowledged else int64(1 << 62)
             while first < stop and (
-                requests.answer_of[first] != WAITING or requests.kind[first] == SILENT_KIND
+                answer_of[first] != WAITING or pending[first]["kind"] == SILENT_KIND
             ):
                 first += 1
             row = int64(-1)
             seen = False
             if kind == TOKEN_KIND and hole:
                 for candidate in range(highest + 1, min(stop, highest + 1 + TOKENS_AHEAD_MAX)):
-                    if (
-                        requests.kind[candidate] != TOKEN_KIND
-                        or requests.answer_of[candidate] != WAITING
-                    ):
+                    if pending[candidate]["kind"] != TOKEN_KIND or answer_of[candidate] != WAITING:
                         continue
-                    if not _may_answer(requests, candidate, start, stop, time, here):
+                    if not _may_answer(pending, candidate, start, stop, time, here):
                         break
                     row = candidate
             elif (
                 not hole
                 and first < stop
-                and requests.kind[first] == kind
-                and (kind == TOKEN_KIND or requests.correlation[first] == correlation)
+                and pending[first]["kind"] == kind
+                and (kind == TOKEN_KIND or pending[first]["correlation"] == correlation)
             ):
-                if _may_answer(requests, first, start, stop, time, here):
+                if _may_answer(pending, first, start, stop, time, here):
                     row = first
             if row < 0 and kind != TOKEN_KIND:
                 if not used_buckets:
                     used_buckets = True
-                    buckets.head[:size] = -1
+                    for at in range(size):
+                        head[at] = -1
                 while chained < stop:
-                    if requests.kind[chained] != TOKEN_KIND:
-                        at = requests.correlation[chained] & mask
-                        buckets.following[chained] = -1
-                        if buckets.head[at] < 0:
-                            buckets.head[at] = chained
+                    if pending[chained]["kind"] != TOKEN_KIND:
+                        at = pending[chained]["correlation"] & mask
+                        following[chained] = -1
+                        if head[at] < 0:
+                            head[at] = chained
                         else:
-                            buckets.following[buckets.tail[at]] = chained
-                        buckets.tail[at] = chained
+                            following[tail[at]] = chained
+                        tail[at] = chained
                     chained += 1
                 at = correlation & mask
-                candidate = buckets.head[at]
+                candidate = head[at]
                 before = int64(-1)  # in the chain
                 silent = int64(-1)
                 for _ in range(CHAIN_MAX):
                     if candidate < 0:
                         break
-                    after = buckets.following[candidate]
+                    after = following[candidate]
                     is_kept = True
-                    if requests.correlation[candidate] == correlation:
-                        if requests.answer_of[candidate] != WAITING:
+                    if pending[candidate]["correlation"] == correlation:
+                        if answer_of[candidate] != WAITING:
                             # One answered request of an id is enough, and none that is lost.
-                            is_kept = requests.answer_of[candidate] != IS_LOST and not seen
-                            seen |= requests.answer_of[candidate] != IS_LOST
-                        elif _may_answer(requests, candidate, start, stop, time, here):
-                            if requests.kind[candidate] != SILENT_KIND:
+                            is_kept = answer_of[candidate] != IS_LOST and not seen
+                            seen |= answer_of[candidate] != IS_LOST
+                        elif _may_answer(pending, candidate, start, stop, time, here):
+                            if pending[candidate]["kind"] != SILENT_KIND:
                                 if row < 0 or candidate > highest:
                                     row = candidate
                                 if not hole:
@@ -273,11 +278,11 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
                         before = candidate
                     else:
                         if before < 0:
-                            buckets.head[at] = after
+                            head[at] = after
                         else:
-                            buckets.following[before] = after
-                        if buckets.tail[at] == candidate:
-                            buckets.tail[at] = before
+                            following[before] = after
+                        if tail[at] == candidate:
+                            tail[at] = before
                     candidate = after
                 if row < 0:
                     row = silent
@@ -285,29 +290,29 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
                 # Answers come in order: what waits between these was answered in the hole.
                 for candidate in range(highest + 1, row):
                     if (
-                        requests.answer_of[candidate] == WAITING
-                        and requests.kind[candidate] != SILENT_KIND
+                        answer_of[candidate] == WAITING
+                        and pending[candidate]["kind"] != SILENT_KIND
                     ):
-                        requests.answer_of[candidate] = IS_LOST
-                        requests.is_lost[candidate] = 1
+                        answer_of[candidate] = IS_LOST
+                        is_lost[candidate] = 1
             responses.request_of[answer] = row
             if row < 0:
                 responses.came[answer] = SECOND if seen else UNASKED
                 continue
             responses.came[answer] = IN_ORDER if row > highest else OUT_OF_ORDER
             highest = max(highest, row)
-            requests.answer_of[row] = answer
-            requests.status[row] = STATUS[_OUTSTANDING * EVENTS + _RESPONSE]
+            answer_of[row] = answer
+            status[row] = STATUS[_OUTSTANDING * EVENTS + _RESPONSE]
         for row in range(start, stop):
-            if requests.answer_of[row] >= 0:
+            if answer_of[row] >= 0:
                 continue
-            state = _SILENT if requests.kind[row] == SILENT_KIND else _OUTSTANDING
-            if requests.answer_of[row] == IS_LOST:
+            state = _SILENT if pending[row]["kind"] == SILENT_KIND else _OUTSTANDING
+            if answer_of[row] == IS_LOST:
                 state = _LOST
-            requests.answer_of[row] = -1
+            answer_of[row] = -1
             lost = row < highest and has_loss[connection] != 0
             event = _CLOSE if is_closed[connection] and not lost else _LOSS
-            requests.status[row] = STATUS[state * EVENTS + event]
+            status[row] = STATUS[state * EVENTS + event]
 
 
 @kernel

@@ -30,17 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.codec.response_detection import Pair, every_response, fits, weight
-from kdissect.jit import inlined, making_kernel
+from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import Protocol
-from kdissect.kafka.frame_search import (  # fmt: skip
-    CORRELATION,
-    HEADER_WIDTH,
-    SIZE,
-    STEP_MAX,
-    response_header,
-    step,
-)
-from kdissect.kafka.framing import AT_ORIGIN, stream_of
+from kdissect.kafka.frame_search import HEADER, STEP_MAX, response_header, step
+from kdissect.kafka.framing import AT_ORIGIN, bounds_of
 from kdissect.tcp.byte_ranges import find, int64, read_bytes
 from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, PIECE_START, SIDE_WIDTH
 from kdissect.tcp.reassembly import Streams
@@ -68,37 +61,38 @@ def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
     return True
 
 
-@making_kernel
-def chains(pieces: Any, sides: Any, streams: Any, limit: int, ends: Any) -> None:
+@kernel
+def chains(pieces: Any, sides: Any, streams: Any, limit: int, headers: Any, ends: Any) -> None:
     """Find where the first frames of `streams` end, while they are complete and may be responses.
 
+    headers: HEADER[1], scratch.
     ends: int64[len(streams) * FRAMES_READ], zeros on entry; receives the position after each frame.
     A stream that cannot begin with a response gets none.
     """
-    header = np.empty(HEADER_WIDTH, np.int64)
+    header = headers[0]
     for row in range(len(streams)):
-        stream = stream_of(pieces, sides, streams[row])
-        index = stream.start
+        index, stop, end = bounds_of(pieces, sides, streams[row])
         pos = int64(0)
         last = int64(-1)
         for number in range(FRAMES_READ + 1):
-            if pos >= stream.end:
+            if pos >= end:
                 break
-            index = find(pieces, index, stream.stop, pos)
+            index = find(pieces, index, stop, pos)
             if pieces[index]["pos"] > pos:
                 break  # the next frame is in a gap
-            accept = response_header(pieces, index, stream.stop, pos, limit, header)
-            size = header[SIZE]
-            correlation = header[CORRELATION]
+            accept = response_header(pieces, index, stop, pos, limit, header)
+            size = header["size"]
+            correlation = header["correlation"]
             if correlation >= 0:
                 accept = accept and correlation < ID_MAX
                 accept = accept and (last < 0 or 0 < step(correlation, last) <= STEP_MAX)
             if not accept:
-                ends[row * FRAMES_READ : (row + 1) * FRAMES_READ] = 0
+                for place in range(row * FRAMES_READ, (row + 1) * FRAMES_READ):
+                    ends[place] = 0
                 break
             if size < 0 or correlation < 0 or number == FRAMES_READ:
                 break
-            if not _is_whole(pieces, index, stream.stop, pos + 4 + size):
+            if not _is_whole(pieces, index, stop, pos + 4 + size):
                 break
             pos += 4 + size
             last = correlation
@@ -167,7 +161,7 @@ def detect_single_responses(
         portion = rows[first : first + AT_ONCE]
         numbers = 2 * portion + broker[portion]
         frame_ends = np.zeros(len(portion) * FRAMES_READ, np.int64)
-        chains(pieces, streams.sides, numbers, limit, frame_ends)
+        chains(pieces, streams.sides, numbers, limit, np.zeros(1, HEADER), frame_ends)
         ends = frame_ends.reshape(-1, FRAMES_READ)
         starts = np.concatenate([np.zeros((len(portion), 1), np.int64), ends[:, :-1]], 1)
         size = ends - starts - 4

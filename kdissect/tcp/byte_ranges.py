@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
+from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32, making_part
 
 int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
 
@@ -93,7 +93,7 @@ def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
     return b"".join(parts)
 
 
-@inlined
+@making_part
 def grown(table: Any, used: int, needed: int) -> Any:
     """The table itself, or one of at least twice the size with its first `used` numbers copied."""
     if used + needed <= len(table):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kdissect.capture.segments import FRAGMENT_PART
-from kdissect.jit import inlined, load_u8, making_kernel
+from kdissect.jit import inlined, load_u8, making_kernel, making_part
 from kdissect.tcp.byte_ranges import find, int64
 from kdissect.tcp.columns import (
     ACK_HIGH,
@@ -230,7 +230,7 @@ def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
     return lowest
 
 
-@inlined
+@making_part
 def _lay_messy(
     segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
     count: int, conflicts: Any, conflict_count: int,

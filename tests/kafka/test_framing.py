@@ -171,8 +171,8 @@ def test_acks_are_read_across_pieces(
 ) -> None:
     """At any version of Produce; -1 where they are missing, and then they may be any."""
     made = MadePieces(produce(number, said, version), cuts, lost)
-    stream = framing.stream_of(made.pieces, made.sides, 0)
-    header = np.zeros(frame_search.HEADER_WIDTH, np.int64)
+    stream = frame_search.Stream(made.pieces, *framing.bounds_of(made.pieces, made.sides, 0))
+    header = np.zeros(1, frame_search.HEADER)[0]
     kafka = Kafka(known_apis(), np.array([5000], np.int64))
     grade = frame_search.request_header(made.pieces, 0, stream.stop, 0, kafka, header)
     if grade == frame_search.GOOD:
@@ -224,7 +224,9 @@ def test_tokens_are_told(
     for told, is_token in tokens.items():
         for losses in ([False], lost):
             made = MadePieces(framed(told), cuts, losses)
-            stream = framing.stream_of(made.pieces, made.sides, 0)
+            stream = frame_search.Stream(
+                made.pieces, *framing.bounds_of(made.pieces, made.sides, 0)
+            )
             found = bool(getattr(sasl_detection, name)(stream, 0, 0, len(told)))
             is_whole = not any(losses[: len(made.spans) + 1])
             assert found == is_token if is_whole else found <= is_token, told

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from kdissect.capture.file_arrays import MEMORY
 from kdissect.kafka import pairing
 from kdissect.kafka.assembly import PairStatus
+from kdissect.kafka.frame_search import PENDING
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
-from kdissect.kafka.pairing import RequestRows, ResponseRows
+from kdissect.kafka.pairing import ANSWERS, RequestRows, ResponseRows
 from tests.oracles import pairing as oracle
 from tests.oracles.pairing import Request, Response
 
@@ -48,37 +49,31 @@ def kernel(
     responses = [response for connection in many for response in connection[1]]
     starts = np.cumsum([0] + [len(connection[0]) for connection in many])
     answers = np.cumsum([0] + [len(connection[1]) for connection in many])
-    given = [pairing.NOT_ACKNOWLEDGED if one.ack is None else one.ack for one in responses]
-    asked = RequestRows(
-        np.array([request.correlation_id for request in requests], np.int64),
-        np.array([request.time_ns for request in requests], np.int64),
-        np.array([request.kind for request in requests], np.int64),
-        np.array([request.end for request in requests], np.int64),
-        starts,
-        np.array([request.is_done for request in requests], np.uint8),
-        np.empty(len(requests), np.int64),
+    pending = np.zeros(len(requests), PENDING)
+    for row, request in zip(pending, requests, strict=True):
+        row["correlation"], row["time"] = request.correlation_id, request.time_ns
+        row["kind"], row["end"], row["is_done"] = request.kind, request.end, request.is_done
+    answer_rows = np.zeros(len(responses), ANSWERS)
+    for row, response in zip(answer_rows, responses, strict=True):
+        row["correlation"], row["time"] = response.correlation_id, response.time_ns
+        row["kind"], row["is_behind_hole"] = response.kind, response.is_behind_hole
+        row["acknowledged"] = pairing.NOT_ACKNOWLEDGED if response.ack is None else response.ack
+    request_rows = RequestRows(
+        pending, starts, np.empty(len(requests), np.int64), np.empty(len(requests), np.uint8),
         np.empty(len(requests), np.uint8),
-        np.empty(len(requests), np.uint8),
-    )
-    answered = ResponseRows(
-        np.array([response.correlation_id for response in responses], np.int64),
-        np.array([response.time_ns for response in responses], np.int64),
-        np.array([response.kind for response in responses], np.int64),
-        np.array(given, np.int64),
-        np.array([response.is_behind_hole for response in responses], np.uint8),
-        answers,
-        np.empty(len(responses), np.int64),
-        np.empty(len(responses), np.uint8),
+    )  # fmt: skip
+    response_rows = ResponseRows(
+        answer_rows, answers, np.empty(len(responses), np.int64), np.empty(len(responses), np.uint8)
     )
     buckets = pairing.buckets_for(starts, MEMORY)
     for part in buckets:
         part[:] = 7
     pairing.pair(
-        asked, answered, np.array([connection[2] for connection in many], np.uint8),
+        request_rows, response_rows, np.array([connection[2] for connection in many], np.uint8),
         np.array([connection[3] for connection in many], np.uint8), buckets,
     )  # fmt: skip
-    answer_of, status, is_lost = asked.answer_of, asked.status, asked.is_lost
-    request_of, came = answered.request_of, answered.came
+    answer_of, status, is_lost = request_rows[2:]
+    request_of, came = response_rows[2:]
     for answer, row in enumerate(request_of):
         assert row < 0 or answer_of[row] == answer
     found = []
@@ -106,7 +101,7 @@ def test_the_kernel_pairs_as_the_oracle(
 
 
 def test_linear_for_ids_that_never_change() -> None:
-    """100 000 requests with one id, answered at the end, and as many second answers."""
+    """100 000 requests with one id, answer_rows at the end, and as many second answers."""
     requests = [Request(0, number, EXPECTS) for number in range(100_000)]
     responses = [Response(0, 1_000_000, EXPECTS)] * 200_000
     answer_of, _, came, _ = kernel([(requests, responses, False, False)])[0]
@@ -129,8 +124,8 @@ def test_linear_for_ids_that_never_change_behind_holes() -> None:
 
 def test_a_response_behind_a_hole_answers_the_youngest_request_with_its_id() -> None:
     """Ids that begin again (re-authentication): the first answer was lost."""
-    asked = ((5, 0, 40), (6, 10, 80), (5, 20, 120))
-    requests = [Request(number, time, EXPECTS, end) for number, time, end in asked]
+    pending = ((5, 0, 40), (6, 10, 80), (5, 20, 120))
+    requests = [Request(number, time, EXPECTS, end) for number, time, end in pending]
     late = [Response(5, 25, EXPECTS, 120, True)]
     assert kernel([(requests, late, False, True)])[0][0] == [-1, -1, 0]
     in_order = [Response(5, 25, EXPECTS, 120, False)]
