@@ -43,7 +43,7 @@ def member_slow(scene: Scene) -> None:
         ended = now()
         slow.close()
     # librdkafka looks at the interval twice a second: the broker's log has the time of its leave
-    left = logged_times(broker, "member slow-", "left group")
+    left = logged_times(broker, "slow-", "left group")
     scene.happened("member_too_slow", "billing", left[0], ended)
 
 

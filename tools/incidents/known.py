@@ -19,6 +19,8 @@ KNOWN: dict[str, frozenset[str]] = {
     "sasl_handshake_v0": frozenset(("login_failures",)),
     # One per cent of its packets was removed.
     "drop1pct": frozenset(("capture_loss",)),
+    # Its snap length cut each longer packet.
+    "snap128": frozenset(("capture_loss",)),
 }
 # A rotated capture is read whole; `cut` ends in a packet, and has its own message.
 _PARTS = ("rotated_",)
