@@ -28,7 +28,8 @@ SHARED = ROOT.parent / "shared" / "captures"
 HEAD = """# Incidents: found and true
 
 What `kdissect incidents` finds in captures of real brokers and clients, beside the truth that the
-recording script wrote from its own clock. `python -m tools.incidents measure` writes this page.
+recording script wrote from its own clock.
+`python -m tools.incidents measure --report reports/incidents.md` writes this page.
 """
 SCENARIOS: dict[str, Scenario] = {
     function.__name__: function
@@ -110,6 +111,8 @@ def measure(recorded: Path, healthy: list[Path], report: Path | None) -> int:
         faults += len(false_alarms) + len(missed)
         for one in false_alarms:
             print(f"{path.name}: {one.label}: {one.text}", flush=True)
+        for kind in sorted(missed):
+            print(f"{path.name}: not found: {kind}", flush=True)
         cells = (path.name, ", ".join(sorted(known)) or "-")
         labels = "<br>".join(one.label for one in alarms) or "-"
         lines.append(f"| {' | '.join(cells)} | {labels} | {len(found) - len(alarms)} |")

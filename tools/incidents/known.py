@@ -16,7 +16,6 @@ KNOWN: dict[str, frozenset[str]] = {
     "odd_conversations": frozenset(("tls_failure",)),
     # Failed logins of each mechanism.
     "sasl": frozenset(("login_failures",)),
-    "sasl_handshake_v0": frozenset(("login_failures",)),
     # One per cent of its packets was removed.
     "drop1pct": frozenset(("capture_loss",)),
     # Its snap length cut each longer packet.

@@ -28,7 +28,9 @@ class Finding:
 
     @property
     def label(self) -> str:
-        return f"{self.kind} {self.subject} ({self.severity})"
+        """Kind, subject and severity; of a capture the name of its file."""
+        subject = Path(self.subject).name if self.subject.startswith("/") else self.subject
+        return f"{self.kind} {subject} ({self.severity})"
 
 
 @dataclass
