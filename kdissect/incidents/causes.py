@@ -26,6 +26,11 @@ _CONSEQUENCES_FOR_SUBJECT: dict[str, frozenset[str]] = {
     "throttled": frozenset(("slow_upload",)),
     "member_too_slow": frozenset(("rebalance_loop",)),
 }
+# Cause -> the kinds that it brings about at other brokers, too: without the leader, the followers'
+# high watermarks stand still, and so do readers of the nearest replica (KIP-392).
+_CONSEQUENCES_ANYWHERE: dict[str, frozenset[str]] = {
+    "broker_unreachable": frozenset(("consumer_stuck",)),
+}
 # Clients notice an outage, and recover from it, up to so long after its ends: back-off times and
 # refreshes of metadata (retry.backoff.max.ms and reconnect.backoff.max.ms are 1 s by default).
 _SLACK = timedelta(seconds=2)
@@ -47,8 +52,6 @@ def _explains(cause: Incident, incident: Incident) -> bool:
     is_of_subject = incident.kind in _CONSEQUENCES_FOR_SUBJECT.get(
         cause.kind, ()
     ) and incident.subject in (cause.subject, cause.client)
-    return (
-        (is_at_broker or is_of_subject)
-        and bool(cause.brokers & incident.brokers)
-        and cause.start - _SLACK <= incident.start <= cause.end + _SLACK
-    )
+    is_anywhere = incident.kind in _CONSEQUENCES_ANYWHERE.get(cause.kind, ())
+    is_near = (is_at_broker or is_of_subject) and bool(cause.brokers & incident.brokers)
+    return (is_near or is_anywhere) and cause.start - _SLACK <= incident.start <= cause.end + _SLACK
