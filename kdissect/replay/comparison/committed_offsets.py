@@ -33,7 +33,7 @@ class _Commit(NamedTuple):
     offset: int
 
 
-class _Fetched(NamedTuple):
+class _FetchedCommit(NamedTuple):
     outcome: Outcome
     path: str
     offset: int
@@ -45,7 +45,7 @@ class CommittedOffsets:
     def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
         self._ids = ids
         self._commits: dict[_Key, list[_Commit]] = defaultdict(list)
-        self._fetched: dict[_Key, list[_Fetched]] = defaultdict(list)
+        self._fetched: dict[_Key, list[_FetchedCommit]] = defaultdict(list)
         self._has_removals = False
         for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
             api_key = outcome.step.exchange.api_key
@@ -108,7 +108,7 @@ class CommittedOffsets:
                         path = f"{start}topics[{i}].partitions[{j}].committed_offset"
                         key = group, self._topic(topic), partition["partition_index"]
                         self._fetched[key].append(
-                            _Fetched(outcome, path, partition["committed_offset"])
+                            _FetchedCommit(outcome, path, partition["committed_offset"])
                         )
 
     # -- contradictions -------------------------------------------------------------------------

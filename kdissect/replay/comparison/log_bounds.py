@@ -29,7 +29,7 @@ _START, _END, _STABLE, _EPOCH = "log start", "high watermark", "last stable offs
 _SLACK_NS = int(WRITE_S * 1e9)
 
 
-class _Place(NamedTuple):
+class _PartitionFields(NamedTuple):
     """The arrays of a response, the field with the partition's number, and its bounds by field."""
 
     topics: str
@@ -38,20 +38,22 @@ class _Place(NamedTuple):
     bounds: dict[str, str]
 
 
-_PLACES = {
-    ApiKey.PRODUCE: _Place(
+_PARTITION_FIELDS = {
+    ApiKey.PRODUCE: _PartitionFields(
         "responses", "partition_responses", "index", {"log_start_offset": _START}
     ),
-    ApiKey.FETCH: _Place(
+    ApiKey.FETCH: _PartitionFields(
         "responses", "partitions", "partition_index",
         {"log_start_offset": _START, "high_watermark": _END, "last_stable_offset": _STABLE},
     ),
-    ApiKey.LIST_OFFSETS: _Place("topics", "partitions", "partition_index", {}),
-    ApiKey.METADATA: _Place("topics", "partitions", "partition_index", {"leader_epoch": _EPOCH}),
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _Place(
+    ApiKey.LIST_OFFSETS: _PartitionFields("topics", "partitions", "partition_index", {}),
+    ApiKey.METADATA: _PartitionFields(
         "topics", "partitions", "partition_index", {"leader_epoch": _EPOCH}
     ),
-    ApiKey.DELETE_RECORDS: _Place(
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _PartitionFields(
+        "topics", "partitions", "partition_index", {"leader_epoch": _EPOCH}
+    ),
+    ApiKey.DELETE_RECORDS: _PartitionFields(
         "topics", "partitions", "partition_index", {"low_watermark": _START}
     ),
 }  # fmt: skip
@@ -84,7 +86,7 @@ class LogBounds:
                 continue
             if api_key == ApiKey.DELETE_TOPICS:
                 self._delete(outcome)
-            elif api_key in _PLACES:
+            elif api_key in _PARTITION_FIELDS:
                 answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
                 if answer is not None:
                     self._collect(outcome, answer)
@@ -102,7 +104,7 @@ class LogBounds:
         self._deleted.update(self._topic(each) for each in entries(body.get("topics")))
 
     def _collect(self, outcome: Outcome, answer: Message) -> None:
-        place = _PLACES[ApiKey(answer.api_key)]
+        place = _PARTITION_FIELDS[ApiKey(answer.api_key)]
         asked = _asked(outcome) if answer.api_key == ApiKey.LIST_OFFSETS else {}
         for i, topic in enumerate(entries(answer.body[place.topics])):
             name = self._topic(topic)
