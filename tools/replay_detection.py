@@ -42,6 +42,7 @@ Result = dict[str, Any]
 # Lies that may pass, by the end of their field's path, with the reason.
 EXCUSED = {
     "finalized_features_epoch": "an offset of the metadata log; no other answer to a client has it",
+    "error_message": "text for people; the error code beside it is compared",
 }
 
 
