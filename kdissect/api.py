@@ -221,6 +221,9 @@ class Tables:
             return self._tables[name]
         raise AttributeError(name)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
     def __contains__(self, name: str) -> bool:
         return name in self._tables
 

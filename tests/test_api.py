@@ -31,6 +31,12 @@ def test_what_is_no_port(captures: Path, ports: Any) -> None:
         kdissect.read(captures / "sarama.pcap.gz", ports=ports)
 
 
+def test_tables_iterates_over_names(tables: kdissect.Tables) -> None:
+    """Each name is one that `tables[name]` takes."""
+    assert list(tables) == tables.names
+    assert all(tables[name].schema for name in tables)
+
+
 def test_table_sets_travel(tmp_path: Path, tables: kdissect.Tables) -> None:
     """Rows in memory with them; of files the names, which are good in any folder."""
     written = tables.write(tmp_path / "out")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kdissect.kafka.assembly import ANOMALY, Anomaly
 from kdissect.tables.anomalies import (
     _NOT_DECRYPTED,
+    _PROXY_HEADER,
     DATA_MAX,
     DIRECTIONS,
     SEVERITIES,
@@ -25,6 +26,7 @@ from kdissect.tables.anomalies import (
 )
 from kdissect.tables.schemas import ANOMALIES
 
+_TEXTS = {Anomaly.NOT_DECRYPTED: _NOT_DECRYPTED, Anomaly.PROXY_HEADER: _PROXY_HEADER}
 IDS, CAPTURE_IDS = np.array([11, -22, 33]), [101, -202]
 
 anomalies = st.lists(
@@ -39,7 +41,7 @@ anomalies = st.lists(
         st.integers(-1, 5),
         st.integers(0, 5000),
         st.sampled_from([0, 7, -7]),
-        st.integers(0, len(_NOT_DECRYPTED) - 1),
+        st.integers(0, min(map(len, _TEXTS.values())) - 1),
         st.integers(-9, 9),
     ),
     max_size=12,
@@ -53,8 +55,8 @@ NAMES = (
 def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
     kind = Anomaly(int(row["kind"]))
     text = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))
-    if kind is Anomaly.NOT_DECRYPTED:
-        text = _NOT_DECRYPTED[int(row["a"])]
+    if kind in _TEXTS:
+        text = _TEXTS[kind][int(row["a"])]
     return {
         "kind": kind.name.lower(),
         "severity": SEVERITIES[SEVERITY[kind]],
