@@ -86,8 +86,8 @@ def making_part(function: Function) -> Function:
 
 def _helper(function: Function, **options: bool) -> Function:
     if JIT_ENABLED:
-        # Kernels call the compiled helper; Python calls the function itself. (Numba's
-        # `register_jitable` finds helpers by templates, a tenth of the time of all compilation.)
+        # Kernels call the compiled helper; Python calls the function itself. Numba's
+        # `register_jitable` would search its templates for the helper in each caller.
         compiled = _dispatcher(function, no_cpython_wrapper=True, **options)
         infer_global(function, types.Dispatcher(compiled))
         _helpers.append(compiled)
