@@ -204,7 +204,7 @@ class Plots:
         part = f" (first {EVENTS_MAX} of {count} events)" if count > EVENTS_MAX else ""
         spec = load(
             "events",
-            events=list(EVENT_NAMES.values()),
+            colours={"domain": list(EVENT_NAMES.values())},
             lane_title="member",
             height=22 * len({row["lane"] for row in rows}),
         )

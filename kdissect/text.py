@@ -7,6 +7,7 @@ is the only sanitizer: each output passes such text through it, then escapes for
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 import unicodedata
 
 NONE = "–"
@@ -33,6 +34,11 @@ def _escaped(character: str) -> str:
     if code < 0x100:
         return _SHORT.get(character) or f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def shell_word(word: str) -> str:
+    """Return a word quoted for a shell; SQL with quotes of its own stays readable."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
 
 
 def display_width(text: str) -> int:

@@ -20,7 +20,9 @@ FILES = sorted(
 VALUES: dict[str, Any] = {
     "slice_ms": 1000,
     "series": ["a", "b"],
-    "events": ["a", "b"],
+    "colours": {"domain": ["a", "b"]},
+    "bad": "#f00",
+    "warn": "#ff0",
     "height": 100,
     "scale": "log",
     "count_scale": "symlog",

@@ -27,6 +27,9 @@ EVENT_NAMES = {
     "stable": "stable",
 }
 
+# Severities of incidents, the worst first; the colours suit light and dark pages.
+SEVERITY_COLOURS = {"bad": "#d1242f", "warn": "#bf8700", "info": "#7290b3"}
+
 
 def load(name: str, /, **parameters: Any) -> Spec:
     """The specification `name`, without data. Its data source is called ``d``.

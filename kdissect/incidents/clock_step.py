@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row
+from kdissect.incidents.facts import PACKETS, Facts
 from kdissect.incidents.model import WARN, Incident
-from kdissect.text import duration
+from kdissect.text import duration, plural
 
 # NTP slews smaller offsets, and packets of several CPUs may be out of order by milliseconds.
 STEP_MIN_MS = 200
@@ -14,86 +14,99 @@ STEP_MIN_MS = 200
 BATCHES_MIN = 10
 # Share of a step for which the capture must have no packet: the jump itself is such a time.
 SILENT_SHARE = 0.9
-# Times of packets in the order of the capture, which is the order of their arrival.
-_PACKETS = """
-    SELECT capture_id, packet, time, lag(time) OVER (PARTITION BY capture_id ORDER BY packet)
-      AS previous
-    FROM (SELECT request_capture_id AS capture_id, request_packet AS packet, request_time AS time
-        FROM exchanges WHERE request_packet IS NOT NULL
-      UNION ALL SELECT response_capture_id, response_packet, response_time
-        FROM exchanges WHERE response_packet IS NOT NULL)
+_SILENCE_MIN_MS = STEP_MIN_MS * SILENT_SHARE
+# Pauses of the capture, and packets that are earlier than the one before them. Packet numbers have
+# the order of arrival. `packet` is the first one after the pause.
+_JUMPS = f"""
+    CREATE TEMP TABLE clock_jumps AS
+    SELECT capture_id, packet, previous, time, epoch_us(time - previous) / 1e3 AS jump_ms
+    FROM (
+      SELECT *, lag(time) OVER (PARTITION BY capture_id ORDER BY packet) AS previous
+      FROM ({PACKETS})
+    ) WHERE jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS}
 """
-_OFFSETS = "OVER (PARTITION BY capture_id, client_ip ORDER BY packet ROWS BETWEEN"
-_BEFORE = f"{_OFFSETS} UNBOUNDED PRECEDING AND 1 PRECEDING)"
-_AFTER = f"{_OFFSETS} CURRENT ROW AND UNBOUNDED FOLLOWING)"
 
 
 def find(facts: Facts) -> Iterator[Incident]:
-    """Yield the steps back, as packets show them, and the first step forward of each capture."""
-    yield from _incidents(facts, _steps_back(facts), "back")
-    yield from _incidents(facts, _steps_forward(facts), "forward")
+    """Yield the steps back of each capture, as packets show them, and its steps forward."""
+    facts.run(_JUMPS)
+    yield from _incidents(facts, _STEPS_BACK, "back")
+    yield from _incidents(facts, _STEPS_FORWARD, "forward")
 
 
-def _steps_back(facts: Facts) -> list[Row]:
-    return facts.rows(
-        f"""
-        SELECT c.path, p.previous AS before_time, p.time AS after_time,
-          epoch_us(p.previous - p.time) / 1e3 AS step_ms
-        FROM ({_PACKETS}) p JOIN captures c USING (capture_id)
-        WHERE p.previous - p.time >= INTERVAL {STEP_MIN_MS} MILLISECONDS ORDER BY p.packet
-        """
+_STEPS_BACK = f"""
+    SELECT capture_id, packet, previous AS before_time, time AS after_time, -jump_ms AS step_ms
+    FROM clock_jumps WHERE jump_ms <= -{STEP_MIN_MS}
+"""
+# Steps of packet times against the timestamps of produced records. The smallest difference of both
+# clocks stays the same, whatever delays some batches. If it is larger from a pause on, and the
+# pause is as long, then the capture's clock stepped. Batches queue at a producer that a quota or a
+# slow upload holds up: it proves nothing.
+_STEPS_FORWARD = f"""
+    WITH stamped AS (
+      SELECT r.request_capture_id AS capture_id, r.request_packet AS packet, r.client_ip,
+        epoch_us(r.request_time) / 1e3 - b.max_timestamp_ms AS offset_ms
+      FROM record_batches b JOIN requests r USING (exchange_id)
+      WHERE b.source = 'produce' AND b.max_timestamp_ms > 0 AND r.request_packet IS NOT NULL
+        AND r.connection_id NOT IN (SELECT connection_id FROM requests
+          WHERE throttle_time_ms > 0 OR upload_ms >= {STEP_MIN_MS})
+    ), sections AS (
+      SELECT s.capture_id, s.client_ip, coalesce(j.packet, 0) AS section,
+        min(s.offset_ms) AS offset_ms, count(DISTINCT s.packet) AS batches
+      FROM stamped s ASOF LEFT JOIN clock_jumps j
+        ON j.capture_id = s.capture_id AND j.packet <= s.packet
+      GROUP BY ALL
+    ), from_here AS (
+      SELECT *, min(offset_ms) OVER w AS least_ms, sum(batches) OVER w AS batches_after,
+        sum(batches) OVER (PARTITION BY capture_id, client_ip) - batches_after AS batches_before
+      FROM sections
+      WINDOW w AS (PARTITION BY capture_id, client_ip ORDER BY section DESC)
+    ), sides AS (
+      SELECT *, lag(section) OVER w AS previous_section,
+        least_ms - lag(least_ms) OVER w AS step_ms
+      FROM from_here WINDOW w AS (PARTITION BY capture_id, client_ip ORDER BY section)
     )
+    SELECT s.capture_id, max_by(j.packet, j.jump_ms) AS packet,
+      max_by(j.previous, j.jump_ms) AS before_time,
+      max_by(j.time, j.jump_ms) AS after_time, s.step_ms
+    FROM sides s JOIN clock_jumps j ON j.capture_id = s.capture_id
+      AND j.packet > s.previous_section AND j.packet <= s.section
+    WHERE s.step_ms >= {STEP_MIN_MS} AND s.batches_before >= {BATCHES_MIN}
+      AND s.batches_after >= {BATCHES_MIN}
+    GROUP BY s.capture_id, s.client_ip, s.section, s.step_ms
+    HAVING max(j.jump_ms) >= {SILENT_SHARE} * s.step_ms
+"""
 
 
-def _steps_forward(facts: Facts) -> list[Row]:
-    """Return the steps of packet times against the timestamps of produced records.
-
-    The smallest difference of both clocks stays the same, whatever delays some batches. If it
-    grows from one packet on, and the capture is silent for as long, then its clock stepped.
-    Batches queue at a producer that a quota or a slow upload holds up: it proves nothing.
-    """
-    return facts.rows(
+def _incidents(facts: Facts, steps: str, direction: str) -> Iterator[Incident]:
+    """Yield one incident for the steps of a capture, however many it has."""
+    rows = facts.rows(
         f"""
-        WITH stamped AS (
-          SELECT r.request_capture_id AS capture_id, r.request_packet AS packet, r.client_ip,
-            r.request_time AS time,
-            epoch_us(r.request_time) / 1e3 - max(b.max_timestamp_ms) AS offset_ms
-          FROM record_batches b JOIN exchanges r USING (exchange_id)
-          WHERE b.source = 'produce' AND b.max_timestamp_ms > 0 AND r.request_packet IS NOT NULL
-            AND r.connection_id NOT IN (SELECT connection_id FROM exchanges
-              WHERE throttle_time_ms > 0 OR upload_ms >= {STEP_MIN_MS})
-          GROUP BY exchange_id, capture_id, packet, r.client_ip, r.request_time
-        ), sides AS (
-          SELECT *, max(packet) {_BEFORE} AS before_packet, count(*) {_BEFORE} AS before_count,
-            count(*) {_AFTER} AS after_count,
-            min(offset_ms) {_AFTER} - min(offset_ms) {_BEFORE} AS step_ms
-          FROM stamped
-        ), steps AS (
-          SELECT capture_id, arg_min(packet, packet) AS packet,
-            arg_min(before_packet, packet) AS before_packet, arg_min(step_ms, packet) AS step_ms
-          FROM sides WHERE step_ms >= {STEP_MIN_MS} AND before_count >= {BATCHES_MIN}
-            AND after_count >= {BATCHES_MIN} GROUP BY capture_id
+        WITH steps AS (
+          SELECT capture_id, packet, before_time, after_time, max(step_ms) AS step_ms
+          FROM ({steps}) GROUP BY ALL
         )
-        SELECT c.path, arg_max(p.previous, p.time - p.previous) AS before_time,
-          arg_max(p.time, p.time - p.previous) AS after_time, s.step_ms
-        FROM steps s JOIN ({_PACKETS}) p ON p.capture_id = s.capture_id
-          AND p.packet > s.before_packet AND p.packet <= s.packet
-        JOIN captures c ON c.capture_id = s.capture_id
-        GROUP BY c.path, s.step_ms
-        HAVING max(epoch_us(p.time - p.previous)) / 1e3 >= {SILENT_SHARE} * s.step_ms
+        SELECT c.path, c.capture_id, arg_min(s.before_time, s.packet) AS start,
+          greatest(start, arg_max(s.after_time, s.packet)) AS stop, count(*) AS steps,
+          max(s.step_ms) AS step_ms
+        FROM steps s JOIN captures c USING (capture_id)
+        GROUP BY c.path, c.capture_id ORDER BY start, c.path
         """
     )
-
-
-def _incidents(facts: Facts, rows: list[Row], direction: str) -> Iterator[Incident]:
     for row in rows:
+        size = duration(row["step_ms"])
+        steps_taken = f"by {size}"
+        if row["steps"] > 1:
+            steps_taken = f"{plural(row['steps'], 'time')}, by {size} at most"
         yield Incident(
             "clock_step",
             WARN,
-            row["before_time"],
-            max(row["before_time"], row["after_time"]),
+            row["start"],
+            row["stop"],
             row["path"],
-            f"The clock of the capture went {direction} by {duration(row['step_ms'])}. "
-            "Durations across the step are wrong.",
-            next_command=facts.command("show", "--from", row["before_time"].isoformat()),
+            f"The clock of the capture went {direction} {steps_taken}. "
+            "Durations across a step are wrong.",
+            next_command=facts.command(
+                "show", "--from", row["start"].isoformat(), capture_id=row["capture_id"]
+            ),
         )

@@ -11,58 +11,24 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts, follow
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.protocol.error_codes import ErrorCode
+from kdissect.incidents.produced import ACKNOWLEDGED, contents, make_produced
 from kdissect.text import plural
 
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
 AGAIN_S = 300
-# A broker that answers with one of these may have appended the batch already.
-_UNDECIDED = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the partitions with batches that were written twice."""
-    if not facts.has("records") or not facts.has_field(
-        "api_produce", "response", "responses", "partition_responses", "base_offset"
-    ):
+    if not facts.has("records") or not make_produced(facts):
         return
-    codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
-    has_ids = facts.has_field("api_produce", "response", "responses", "topic_id")
-    same_topic = "o.name = b.topic" + (" OR o.topic_id = b.topic_id" if has_ids else "")
-    topic_id = "t.topic_id" if has_ids else "NULL"
+    in_lost = "(coalesce(topic, topic_id), partition) IN (SELECT (topic, partition) FROM lost)"
     rows = facts.rows(
         f"""
-        WITH batches AS (
-          SELECT b.exchange_id, b.topic, b.topic_id, b.partition, b.record_count AS records,
-            r.client, r.broker, r.connection_id, r.time, r.response_time, r.status
-          FROM record_batches b JOIN requests r USING (exchange_id)
-          WHERE b.source = 'produce' AND b.record_count > 0
-        ), topics AS (
-          SELECT exchange_id, unnest(response.responses) AS t FROM api_produce
-          WHERE response IS NOT NULL
-        ), offsets AS (
-          SELECT exchange_id, t.name AS name, {topic_id} AS topic_id,
-            unnest(t.partition_responses) AS p FROM topics
-        ), answered AS (
-          SELECT b.*, o.p.base_offset AS first_offset, o.p.error_code AS error
-          FROM batches b JOIN offsets o ON o.exchange_id = b.exchange_id
-            AND o.p.index = b.partition AND ({same_topic})
-        ), lost AS (
-          SELECT topic, partition, exchange_id, records, time FROM batches
-          WHERE response_time IS NULL AND status IN ('response_missing', 'connection_closed')
-          UNION ALL
-          SELECT topic, partition, exchange_id, records, time FROM answered
-          WHERE error IN ({codes})
-        ), acked AS (
-          SELECT *, first_offset - lag(first_offset + records)
-            OVER (PARTITION BY topic, partition ORDER BY first_offset) AS room
-          FROM answered WHERE error = 0 AND first_offset >= 0
-        ), contents AS (
-          SELECT exchange_id, topic, partition,
-            hash(list((key, value) ORDER BY batch_index, record_index)) AS content
-          FROM records WHERE source = 'produce'
-            AND (topic, partition) IN (SELECT (topic, partition) FROM lost)
-          GROUP BY ALL
+        WITH lost AS (
+          SELECT topic, partition, exchange_id, records, time FROM produced WHERE is_lost
+        ), acked AS ({ACKNOWLEDGED}
+        ), contents AS ({contents(in_lost)}
         ), copies AS (
           SELECT l.topic, l.partition, l.exchange_id AS lost_id, l.records, l.time AS lost_time,
             s.exchange_id, s.time, s.response_time, s.first_offset,

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,11 +16,19 @@ import pyarrow as pa
 from kdissect.sql import Database, view_name
 from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
 from kdissect.sql.unanswered import unanswered
+from kdissect.text import shell_word
 
 Row = dict[str, Any]
 # A broker holds back the responses of these until records or members arrive, so that a request
 # without a response is no sign of a fault until its time is over.
 HELD_APIS = "('Fetch', 'ShareFetch', 'JoinGroup', 'SyncGroup')"
+# SQL of packets with known times: the first of each request and response
+PACKETS = """
+  SELECT request_capture_id AS capture_id, request_packet AS packet, request_time AS time
+  FROM requests WHERE request_packet IS NOT NULL
+  UNION ALL SELECT response_capture_id, response_packet, response_time
+  FROM requests WHERE response_packet IS NOT NULL
+"""
 # SQL of a client as `text.client` writes it
 _CLIENT = "coalesce(nullif({id}, ''), '(none)') || ' @ ' || {ip}"
 
@@ -88,7 +95,7 @@ class Facts:
         """Return a kdissect command over a capture, quoted for a shell."""
         first = next(iter(self._paths.values()), "CAPTURE")
         path = self._paths.get(capture_id, first) if capture_id is not None else first
-        return " ".join(_quoted(word) for word in ("kdissect", verb, path, *options))
+        return " ".join(shell_word(word) for word in ("kdissect", verb, path, *options))
 
     def _prepare(self) -> None:
         brokers = broker_connections("api_fetch" in self._views)
@@ -107,6 +114,8 @@ class Facts:
             CREATE TEMP TABLE requests AS
             SELECT e.exchange_id, e.connection_id, e.api_name AS api, e.api_version,
               {_CLIENT.format(id="e.client_id", ip="e.client_ip")} AS client, e.client_id,
+              e.client_ip, e.request_capture_id, e.response_capture_id, e.request_packet,
+              e.response_packet, e.request_pos, e.response_pos,
               {endpoint("e.broker_ip", "e.broker_port")} AS broker,
               coalesce(e.request_time, e.response_time) AS time, e.request_time,
               e.request_end_time, e.response_time, e.response_end_time, e.wait, e.service_ms,
@@ -118,11 +127,6 @@ class Facts:
             LEFT JOIN ({unanswered()}) u USING (exchange_id)
             """
         )
-
-
-def _quoted(word: str) -> str:
-    """Return a word quoted for a shell; SQL with quotes of its own stays readable."""
-    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
 
 
 def follow(connection_ids: Sequence[int]) -> tuple[str, str]:

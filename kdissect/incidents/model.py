@@ -31,6 +31,10 @@ KINDS = {
     "consumer_stuck": ("partition", "a consumer asked for the same offset, though more was there"),
     "transaction_open": ("transactional id", "an open transaction kept records from readers"),
     "duplicate_records": ("partition", "the same records were written twice"),
+    "out_of_order_records": (
+        "partition",
+        "records were written in another order than they were sent",
+    ),
     "connection_storm": ("client", "a client opened many short connections"),
     "metadata_storm": ("client", "a client sent Metadata requests without need"),
     "retry_storm": ("client", "a client repeated a failing request"),

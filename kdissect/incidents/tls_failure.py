@@ -1,7 +1,7 @@
 """`tls_failure`: TLS handshakes failed, or one side spoke no TLS.
 
-TLS 1.3 encrypts the alert that names the reason (RFC 8446, 6), so that the wire shows the failure,
-but not whether a certificate has ended or its authority is unknown.
+The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
+8446, 6): then it does not show whether a certificate has ended or its authority is unknown.
 """
 
 from __future__ import annotations
@@ -16,12 +16,6 @@ from kdissect.text import duration, plural
 # One failure may be a scanner, or a client that goes away; a program tries again.
 LOOP_MIN = 3
 PAUSE_MS = 60_000
-# SYN, ClientHello, an alert, FIN and the acknowledgements. A client that succeeds also sends
-# Finished and a request: 11 segments and more.
-SEGMENTS_MAX = 10
-# Failed handshakes of one program have the same size, but for the length of random signatures.
-SPREAD_MAX = 16  # bytes
-LENGTH_S = 5
 # A broker reads the first bytes of an alert record (RFC 8446, 5.1: 21, 3, 1 to 4) as such a size.
 _ALERT_SIZES = f"{0x15030000} AND {0x150304FF}"
 
@@ -30,8 +24,10 @@ _TEXTS = {
     "listener speaks no TLS. Compare security.protocol of the client with the listener.",
     "TLS port": "sent Kafka requests in the clear, and the broker answered with a TLS alert: its "
     "listener speaks TLS. Compare security.protocol of the client with the listener.",
-    "handshake": "ended the TLS handshake after the broker's certificate and sent no request. Look "
-    "at the end of the certificate, its names, and the client's trust store.",
+    "client": "ended the TLS handshake with an alert: {alerts}. Look at the end of the broker's "
+    "certificate, its names, and the client's trust store.",
+    "broker": "got a TLS alert in the handshake: {alerts}. Compare TLS versions, cipher suites and "
+    "client certificates of both sides.",
 }
 
 
@@ -39,11 +35,13 @@ def find(facts: Facts) -> Iterator[Incident]:
     """Yield the failures of each client host at each broker."""
     signs = f"""(
         SELECT client_ip, broker, connection_id, first_time AS time, last_time,
-          request_byte_count, response_byte_count,
-          is_tls AND handshake_seen AND tls_version IS NOT NULL AS has_hello,
+          coalesce(request_tls_alert, response_tls_alert) AS alert,
           CASE
+            WHEN request_tls_alert IS NOT NULL THEN 'client'
+            WHEN response_tls_alert IS NOT NULL THEN 'broker'
             WHEN is_tls AND tls_version IS NULL AND response_byte_count = 0
-              AND request_byte_count > 0 AND closed_by = 'broker' THEN 'plaintext port'
+              AND response_missing_byte_count = 0 AND request_byte_count > 0
+              AND closed_by = 'broker' THEN 'plaintext port'
             WHEN NOT is_tls AND closed_by = 'broker' AND connection_id IN (
               SELECT connection_id FROM anomalies WHERE kind = 'limit' AND direction = 'response'
                 AND TRY_CAST(regexp_extract(detail, 'of ([0-9]+) bytes', 1) AS BIGINT)
@@ -51,32 +49,21 @@ def find(facts: Facts) -> Iterator[Incident]:
               AND connection_id NOT IN (
                 SELECT connection_id FROM requests WHERE response_time IS NOT NULL)
               THEN 'TLS port'
-            WHEN has_hello AND NOT is_kafka AND close_reason IN ('fin', 'rst')
-              AND request_segment_count <= {SEGMENTS_MAX}
-              AND last_time - first_time < INTERVAL {LENGTH_S} SECONDS THEN 'handshake'
-            WHEN has_hello THEN 'success'
           END AS sign
         FROM sessions WHERE handshake_seen
     )"""
-    facts.run(f"CREATE TEMP TABLE tls_signs AS FROM {signs} WHERE sign IS NOT NULL")
+    failed = f"(FROM {signs} WHERE sign IS NOT NULL)"
     rows = facts.rows(
         f"""
-        WITH failed AS (
-          SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
-            count(*) AS connections, list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS ids,
-            greatest(max(request_byte_count) - min(request_byte_count),
-              max(response_byte_count) - min(response_byte_count)) AS spread
-          FROM ({runs("tls_signs", "client_ip, broker, sign", PAUSE_MS)}) GROUP BY ALL
-        )
-        SELECT * FROM failed
-        WHERE sign IN ('plaintext port', 'TLS port')
-          OR sign = 'handshake' AND connections >= {LOOP_MIN} AND spread <= {SPREAD_MAX}
-            AND (client_ip, broker) NOT IN (
-              SELECT (client_ip, broker) FROM tls_signs WHERE sign = 'success')
-        ORDER BY start, client_ip
+        SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
+          count(*) AS connections, list(DISTINCT alert ORDER BY alert) AS alerts,
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS ids
+        FROM ({runs(failed, "client_ip, broker, sign", PAUSE_MS)})
+        GROUP BY client_ip, broker, sign, run ORDER BY start, client_ip
         """
     )
     for row in rows:
+        text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
         yield Incident(
             "tls_failure",
@@ -85,7 +72,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["stop"],
             row["broker"],
             f"{plural(row['connections'], 'connection')} from {row['client_ip']} to "
-            f"{row['broker']} failed in {duration(length_ms)}: the client {_TEXTS[row['sign']]}",
+            f"{row['broker']} failed in {duration(length_ms)}: the client {text}",
             time_lost_ms=length_ms,
             connection_ids=row["ids"],
             next_command=facts.command("show", *follow(row["ids"])),

@@ -192,6 +192,7 @@ class TlsFacts:
 
     certificate_names: common name and alternative names of the server's certificate.
     client_subject: of the client's certificate (RFC 4514 text).
+    request_alert, response_alert: by which the client or the broker ended the handshake.
     """
 
     version: str | None = None
@@ -199,6 +200,8 @@ class TlsFacts:
     cipher: str | None = None
     certificate_names: tuple[str, ...] = ()
     client_subject: str | None = None
+    request_alert: str | None = None
+    response_alert: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,8 +138,8 @@ def add_earlier_facts(appended: AppendedWindow, facts: ConnectionFacts) -> None:
         if principal is not None:
             facts.principal[row] = principal
         if earlier_tls is not None:
-            version, sni, cipher, names, subject = earlier_tls
-            tls.setdefault(row, TlsFacts(version, sni, cipher, tuple(names), subject))
+            version, sni, cipher, names, *others = earlier_tls
+            tls.setdefault(row, TlsFacts(version, sni, cipher, tuple(names), *others))
 
 
 def requests_seen(appended: AppendedWindow) -> Any:

@@ -17,8 +17,14 @@ from typing import Any
 from kdissect import kernel_cache
 from kdissect import text as f
 from kdissect.atomic_file import atomic_write
-from kdissect.charts import EVENT_NAMES, VEGA_LITE, Spec, event_detail, load
-from kdissect.incidents import SEVERITIES
+from kdissect.charts import (
+    EVENT_NAMES,
+    SEVERITY_COLOURS,
+    VEGA_LITE,
+    Spec,
+    event_detail,
+    load,
+)
 from kdissect.text import visible
 
 Columns = dict[str, list[Any]]
@@ -77,6 +83,7 @@ class Chart:
     choose: a column that a menu narrows to one value.
     labels: the headings of the columns in the table of the chart's data.
     meanings: of columns, if the number means something else here than in other charts.
+    colours: of series that have colours of their own.
     """
 
     id: str
@@ -90,12 +97,13 @@ class Chart:
     choose_label: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     meanings: dict[str, str] = field(default_factory=dict)
+    colours: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The values from which the page's script draws the chart."""
         present = set().union(*(self.data.get(name, ()) for name in ("series", "event", "group")))
         legend = [
-            [name, number]
+            [name, self.colours.get(name, number)]
             for number, name in enumerate(self.series)
             if name in present or not present
         ]
@@ -438,7 +446,7 @@ def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
         },
         load(
             "events",
-            events=list(EVENT_NAMES.values()),
+            colours={"domain": list(EVENT_NAMES.values())},
             lane_title="member",
             height=22 * len(lanes),
         ),
@@ -467,7 +475,7 @@ def transaction_timeline(data: Columns) -> Chart | None:
         },
         load(
             "events",
-            events=list(OUTCOME_NAMES),
+            colours={"domain": list(OUTCOME_NAMES)},
             lane_title="transactional id",
             height=22 * len(ids),
         ),
@@ -497,9 +505,18 @@ def incident_timeline(incidents: list[dict[str, Any]]) -> Chart | None:
             "ms": [mark["t_end"] - mark["t"] for mark in marks],
             "detail": [visible(row["subject"], 200) for row in incidents],
         },
-        load("events", events=list(SEVERITIES), lane_title="kind", height=22 * len(lanes)),
+        load(
+            "events",
+            colours={
+                "domain": list(SEVERITY_COLOURS),
+                "range": list(SEVERITY_COLOURS.values()),
+            },
+            lane_title="kind",
+            height=22 * len(lanes),
+        ),
         22 * len(lanes) + 40,
-        series=SEVERITIES,
+        series=SEVERITY_COLOURS,
+        colours=SEVERITY_COLOURS,
         labels={"lane": "kind", "event": "severity", "ms": "lasted, ms"},
         meanings={"lane": "kind of the incident", "event": "how bad it is",
                   "detail": "broker, client, group or partition"},
@@ -526,7 +543,8 @@ def _epoch_ms(time: str) -> float:
 def mark_incidents(chart: Chart, marks: list[dict[str, Any]]) -> None:
     """Add a band for each incident behind the marks of a chart over time."""
     if marks and "t" in chart.data and "layer" in chart.spec:
-        band = {**load("incident_marks"), "data": {"values": marks}}
+        colours = {name: SEVERITY_COLOURS[name] for name in ("bad", "warn")}
+        band = {**load("incident_marks", **colours), "data": {"values": marks}}
         chart.spec["layer"].insert(0, {key: band[key] for key in ("data", "mark", "encoding")})
 
 

@@ -19,6 +19,7 @@ from kdissect import text as f
 from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import quantile
 from kdissect.report.sections.latency import ANSWERS_MIN
+from kdissect.text import shell_word
 
 Document = dict[str, Any]
 Finding = dict[str, Any]
@@ -39,7 +40,7 @@ _SECTIONS = {
     **dict.fromkeys(("capture_loss", "clock_step"), "overview"),
     **dict.fromkeys(("login_failures", "retry_storm", "leader_change"), "errors"),
     **dict.fromkeys(("rebalance_loop", "member_too_slow"), "groups"),
-    **dict.fromkeys(("duplicate_records", "consumer_stuck"), "topics"),
+    **dict.fromkeys(("duplicate_records", "out_of_order_records", "consumer_stuck"), "topics"),
     "transaction_open": "transactions",
     "metadata_storm": "traffic",
     "throttled": "throttling",
@@ -70,6 +71,9 @@ class _Facts:
             row["capture_id"]: os.path.basename(row["path"])
             for row in document["overview"]["captures"]
         }
+        self._files = {
+            row["path"]: os.path.basename(row["path"]) for row in document["overview"]["captures"]
+        }
 
     def evidence(
         self, condition: str, values: tuple[Any, ...] = (), order: str = "time"
@@ -89,15 +93,14 @@ class _Facts:
         ids = [str(ident) for ident in row["exchange_ids"] or []]
         return {**row, "exchange_ids": ids, "packets": row["packets"] or [], "capture": path}
 
+    def by_file(self, word: str) -> str:
+        """The file name of a capture's path, or another word as it is."""
+        return self._files.get(word, word)
+
     def command(self, verb: str, *options: str, capture: str | None = None) -> str:
         """A command over a capture, which a shell takes as it is."""
         path = capture or next(iter(self.paths.values()), "CAPTURE")
-        return " ".join(_quoted(word) for word in ("kdissect", verb, path, *options))
-
-
-def _quoted(word: str) -> str:
-    """For a shell; SQL with quotes of its own stays readable."""
-    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
+        return " ".join(shell_word(word) for word in ("kdissect", verb, path, *options))
 
 
 def _finding(
@@ -133,13 +136,15 @@ def _incidents(facts: _Facts) -> Iterator[Finding]:
             f"SELECT packet FROM x WHERE exchange_id IN ({', '.join(ids) or 'NULL'}) "
             f"AND packet IS NOT NULL ORDER BY time LIMIT {EVIDENCE}"
         )
+        subject = facts.by_file(row["subject"])
+        words = shlex.split(row["next_command"])
         yield _finding(
             row["severity"],
             _SECTIONS[row["kind"]],
-            f"{row['kind'].replace('_', ' ').capitalize()}: {row['subject']}",
+            f"{row['kind'].replace('_', ' ').capitalize()}: {subject}",
             row["text"],
-            whom=row["subject"],
-            command=row["next_command"],
+            whom=subject,
+            command=" ".join(shell_word(facts.by_file(word)) for word in words),
             time_lost_ms=row["time_lost_ms"],
             request_count=row["request_count"],
             since=row["start_time"],

@@ -87,6 +87,8 @@ def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, pa.Array]:
             [list(row.certificate_names) for row in rows], pa.list_(pa.string())
         ),
         "tls_client_subject": pa.array([row.client_subject for row in rows], pa.string()),
+        "request_tls_alert": pa.array([row.request_alert for row in rows], pa.string()),
+        "response_tls_alert": pa.array([row.response_alert for row in rows], pa.string()),
     }
 
 

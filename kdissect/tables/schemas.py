@@ -88,6 +88,8 @@ CONNECTIONS = pa.schema(
         ("tls_cipher", _string),
         ("tls_certificate_names", STRINGS),
         ("tls_client_subject", _string),
+        ("request_tls_alert", _string),
+        ("response_tls_alert", _string),
         ("sasl_mechanism", _string),
         ("principal", _string),
         ("client_software_name", _string),

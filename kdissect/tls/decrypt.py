@@ -60,6 +60,7 @@ from kdissect.kafka.assembly import TlsFacts
 from kdissect.tcp.byte_ranges import read_bytes
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls import handshake, records
+from kdissect.tls.alerts import fatal_alert
 from kdissect.tls.cipher_suites import Suite, suite_name, suite_of
 from kdissect.tls.ciphers import Opener, Tls13, openers_12
 from kdissect.tls.handshake import (
@@ -227,10 +228,17 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
             for kind, _, body in handshake.messages(flight):
                 if kind == CERTIFICATE and certificates[number] is None:
                     certificates[number] = handshake.certificate(body, server.version)
+    suite = suite_of(server.suite) if server else None
+    alerts = [
+        fatal_alert(streams.pieces, _rows(table), suite, side == client_side)
+        for side, table in enumerate(tables)
+    ]
     facts = TlsFacts(
         version=handshake.version_name(server.version) if server else None,
         sni=client.server_name if client else None,
         cipher=suite_name(server.suite) if server else None,
+        request_alert=alerts[client_side],
+        response_alert=alerts[1 - client_side],
         **_certificate_facts(*certificates),
     )
     session = None

@@ -30,6 +30,24 @@ def test_a_step_of_the_clock(step_s: float, direction: str) -> None:
     assert f"went {direction} by 2" in step["text"] or f"went {direction} by 1.9" in step["text"]
 
 
+@pytest.mark.parametrize(("sign", "direction"), [(1, "forward"), (-1, "back")])
+def test_a_clock_that_steps_all_the_time(sign: int, direction: str) -> None:
+    """Eight steps of two seconds are one incident, from the first to the last."""
+    exchanges, batches = [], []
+    for number in range(100):
+        seen = number / 10 + 2 * sign * min(number // 10, 8)
+        exchanges.append(exchange(number, at_us=round(seen * 1e6), api_name="Produce"))
+        exchanges[-1]["response_capture_id"] = 7
+        stamp = (START_US + number * 100_000) // 1000
+        batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})
+    (steps,) = found(exchanges=exchanges, record_batches=batches, connections=[connection()])
+    assert steps["kind"] == "clock_step"
+    assert f"went {direction} 8 times, by " in steps["text"]
+    last = 8 + 2 * 8 if sign > 0 else 0.901
+    assert steps["start_time"].timestamp() == pytest.approx(at(0.901) / 1e6, abs=1e-3)
+    assert steps["end_time"].timestamp() == pytest.approx(at(last) / 1e6, abs=1e-3)
+
+
 def test_a_producer_that_waits_is_no_step() -> None:
     """Its batches are late, and later ones are in time again."""
     late = {number: (29.9 - number) / 10 for number in range(15, 30)}
@@ -37,9 +55,12 @@ def test_a_producer_that_waits_is_no_step() -> None:
 
 
 def test_bytes_that_the_capture_lacks() -> None:
-    exchanges = [exchange(number, at_us=number * 1_000_000) for number in range(10)]
+    exchanges = [
+        exchange(number, at_us=number * 1_000_000, request_pos=104 * number)
+        for number in (0, 1, 2, 4, 5, 6)
+    ]
     gap = {"kind": "gap", "severity": "error", "connection_id": 1, "capture_id": 7, "packet": 8,
-           "byte_count": 500, "direction": "request"}  # fmt: skip
+           "byte_count": 500, "direction": "request", "pos": 104 * 3}  # fmt: skip
     counts = {"request_byte_count": 9500, "request_missing_byte_count": 500}
     (loss,) = found(exchanges=exchanges, anomalies=[gap], connections=[connection(**counts)])
     assert (loss["kind"], loss["severity"], loss["subject"]) == (
@@ -47,5 +68,23 @@ def test_bytes_that_the_capture_lacks() -> None:
         "bad",
         "trace.pcap",
     )
-    assert loss["start_time"].timestamp() == at(4) / 1e6  # the request in packet 8
+    assert loss["start_time"].timestamp() == at(2) / 1e6  # the last request before the gap
+    assert loss["end_time"].timestamp() == at(4) / 1e6  # the request in packet 8
     assert "500 B (5.00 %) are missing in 1 gap of 1 connection" in loss["text"]
+
+
+def test_a_missing_response_is_no_older_than_its_request() -> None:
+    """The connection idled for 20 s; the request after that was captured, its response was not."""
+    exchanges = [
+        exchange(
+            number, at_us=second * 1_000_000, request_pos=104 * number, response_pos=204 * number
+        )
+        for number, second in enumerate([0, 1, 21, 22])
+    ]
+    exchanges[2] = exchange(2, at_us=21_000_000, request_pos=208, latency_us=None)
+    gap = {"kind": "gap", "severity": "error", "connection_id": 1, "capture_id": 7, "packet": 7,
+           "byte_count": 204, "direction": "response", "pos": 408}  # fmt: skip
+    counts = {"request_byte_count": 400, "response_byte_count": 600}
+    lost = connection(response_missing_byte_count=204, response_gap_count=1, **counts)
+    (loss,) = found(exchanges=exchanges, anomalies=[gap], connections=[lost])
+    assert loss["start_time"].timestamp() == at(21) / 1e6

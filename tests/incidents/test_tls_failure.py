@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.incidents.made import SECOND_US, Row, at, connection, found
 from tests.report.made import exchange
 
@@ -23,11 +25,6 @@ def _short(number: int, **values: Any) -> Row:
         request_byte_count=500,
     )
     return row | values
-
-
-def _handshake(number: int, **values: Any) -> Row:
-    sizes = {"request_segment_count": 8, "response_byte_count": 700 + number % 3}
-    return _short(number, tls_version="TLSv1.3", closed_by="client", **(sizes | values))
 
 
 def test_tls_on_a_plaintext_port() -> None:
@@ -59,16 +56,29 @@ def test_kafka_in_the_clear_on_a_tls_port() -> None:
     assert "its listener speaks TLS" in loop["text"]
 
 
-def test_handshakes_that_end_after_the_certificate() -> None:
-    """Equal short connections without a request are a loop, unless one of the host succeeds."""
-    failed = [_handshake(n) for n in range(4)]
+@pytest.mark.parametrize(
+    ("column", "alert", "text"),
+    [
+        ("request_tls_alert", "encrypted", "ended the TLS handshake with an alert: encrypted"),
+        ("response_tls_alert", "protocol_version", "alert in the handshake: protocol_version"),
+    ],
+)
+def test_handshakes_that_end_with_an_alert(column: str, alert: str, text: str) -> None:
+    """A loop of alerts is bad, one is a warning."""
+    hello = {"tls_version": "TLSv1.3", "closed_by": "client", "response_byte_count": 700}
+    failed = [_short(number, **hello, **{column: alert}) for number in range(4)]
     (loop,) = found(connections=failed)
-    assert loop["kind"] == "tls_failure"
-    assert "ended the TLS handshake" in loop["text"]
-    success = _handshake(9, request_segment_count=40, response_byte_count=9000)
-    assert found(connections=[*failed, success]) == []
-    different = [_handshake(n, request_byte_count=500 + 40 * n) for n in range(4)]
-    assert found(connections=different) == []
+    assert (loop["kind"], loop["severity"]) == ("tls_failure", "bad")
+    assert text in loop["text"]
+    (once,) = found(connections=failed[:1])
+    assert once["severity"] == "warn"
+
+
+def test_short_handshakes_without_an_alert() -> None:
+    """Health checks end like failed handshakes; without an alert nothing is established."""
+    hello = {"tls_version": "TLSv1.3", "closed_by": "client", "response_byte_count": 700}
+    checks = [_short(number, request_segment_count=8, **hello) for number in range(4)]
+    assert found(connections=checks) == []
 
 
 def test_kafka_sessions_are_no_failure() -> None:

@@ -12,6 +12,8 @@ from kdissect.report import collect
 from kdissect.report.database import ReportDatabase
 from kdissect.report.page import _charts
 
+RED = "#d1242f"
+
 
 @pytest.mark.parametrize("name", ["broker_paused"])
 def test_an_incident_is_the_first_finding_and_marks_the_charts(name: str, captures: Path) -> None:
@@ -24,6 +26,8 @@ def test_an_incident_is_the_first_finding_and_marks_the_charts(name: str, captur
     assert not [one for one in document["findings"]["findings"] if one["section"] == "latency"][1:]
     charts = {chart.id: chart for chart in _charts(document)}
     assert charts["incidents"].data["lane"] == ["broker_stall"]
+    assert charts["incidents"].to_json()["legend"] == [["bad", RED]]
+    assert first["next_command"].startswith(f"kdissect show {name}.pcap.gz ")
     over_time = [chart for chart in charts.values() if "t" in chart.data]
     assert {"traffic", "bytes", "latency-time"} < {chart.id for chart in over_time}
     for chart in over_time:

@@ -99,7 +99,7 @@
     list.replaceChildren(...names.map(([name, index]) => {
       const item = document.createElement("li");
       item.textContent = name;
-      item.style.setProperty("--c", colors[index % colors.length]);
+      item.style.setProperty("--c", typeof index === "string" ? index : colors[index % colors.length]);
       return item;
     }));
   };

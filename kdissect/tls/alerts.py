@@ -1,0 +1,69 @@
+"""Finds the fatal alert by which a side ended a TLS handshake (RFC 8446, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kdissect.tcp.byte_ranges import read_bytes
+from kdissect.tls import records
+from kdissect.tls.cipher_suites import Suite
+from kdissect.tls.records import TLS_HEADER_SIZE
+
+ENCRYPTED = "encrypted"
+_FATAL = 2
+_SIZE = 2  # of an alert: level and description
+_DESCRIPTIONS = {
+    0: "close_notify",
+    10: "unexpected_message",
+    20: "bad_record_mac",
+    22: "record_overflow",
+    40: "handshake_failure",
+    42: "bad_certificate",
+    43: "unsupported_certificate",
+    44: "certificate_revoked",
+    45: "certificate_expired",
+    46: "certificate_unknown",
+    47: "illegal_parameter",
+    48: "unknown_ca",
+    49: "access_denied",
+    50: "decode_error",
+    51: "decrypt_error",
+    70: "protocol_version",
+    71: "insufficient_security",
+    80: "internal_error",
+    86: "inappropriate_fallback",
+    90: "user_canceled",
+    109: "missing_extension",
+    110: "unsupported_extension",
+    112: "unrecognized_name",
+    113: "bad_certificate_status_response",
+    115: "unknown_psk_identity",
+    116: "certificate_required",
+    120: "no_application_protocol",
+}
+
+
+def fatal_alert(
+    pieces: Any, rows: Iterable[list[int]], suite: Suite | None, is_client: bool
+) -> str | None:
+    """Return the description of a side's fatal alert before its first encrypted handshake message.
+
+    rows: the side's records. The client's first encrypted record of TLS 1.3 is an alert if it has
+    the size of one, because all handshake messages are larger. It gives ENCRYPTED.
+    """
+    is_13 = suite is not None and suite.is_13
+    for row in rows:
+        kind, size = row[records.TYPE], row[records.SIZE]
+        if kind == records.ALERT and size == row[records.CAPTURED] == TLS_HEADER_SIZE + _SIZE:
+            start = row[records.POS] + TLS_HEADER_SIZE
+            level, description = read_bytes(pieces, row[records.PIECE], start, _SIZE)
+            if level == _FATAL:
+                return _DESCRIPTIONS.get(description, f"alert_{description}")
+        elif kind == records.APPLICATION and suite is not None and is_13 and is_client:
+            # RFC 8446, 5.2: the alert, a byte with its type, and the tag
+            is_alert = size == TLS_HEADER_SIZE + _SIZE + 1 + suite.tag_size
+            return ENCRYPTED if is_alert else None
+        elif kind != records.HANDSHAKE and not (kind == records.CHANGE_CIPHER and is_13):
+            return None
+    return None

@@ -1,0 +1,181 @@
+"""Batches that lie in another order than their producer sent them, proven by offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+
+from tests.incidents.made import START_US, Row, at, connection, found
+from tests.report.made import SECOND_US, exchange
+
+_ANSWER = pa.struct(
+    [("index", pa.int32()), ("error_code", pa.int16()), ("base_offset", pa.int64())]
+)
+_RESPONSE = pa.struct(
+    [
+        (
+            "responses",
+            pa.list_(
+                pa.struct([("name", pa.string()), ("partition_responses", pa.list_(_ANSWER))])
+            ),
+        )
+    ]
+)
+_NOT_LEADER, _DUPLICATE_SEQUENCE, _TIMED_OUT = 6, 46, 7
+
+
+@dataclass
+class Send:
+    """A Produce request with ten records of one batch.
+
+    offset: that the broker gave. error: of its response; None without a response.
+    """
+
+    second: float
+    batch: str
+    offset: int = -1
+    error: int | None = 0
+    sequence: int = -1
+    connection: int = 1
+    stamp: int = 0
+
+
+def _incidents(*sends: Send) -> list[Row]:
+    exchanges, batches, records, produced = [], [], [], []
+    for number, send in enumerate(sends):
+        row = exchange(
+            number,
+            at_us=round(send.second * SECOND_US),
+            latency_us=None if send.error is None else 1000,
+            api_name="Produce",
+            connection_id=send.connection,
+            client_port=50000 + send.connection,
+        )
+        if send.error:
+            row |= {"error_code": send.error, "error_codes": [send.error]}
+        exchanges.append(row)
+        stamp = send.stamp or (START_US + ord(send.batch[0]) * SECOND_US) // 1000
+        batches.append(
+            {
+                "exchange_id": number,
+                "source": "produce",
+                "topic": "orders",
+                "partition": 0,
+                "batch_index": 0,
+                "record_count": 10,
+                "base_timestamp_ms": stamp,
+                "max_timestamp_ms": stamp,
+                "base_sequence": send.sequence,
+                "producer_id": 5 if send.sequence >= 0 else -1,
+                "producer_epoch": 0,
+            }
+        )
+        records += [
+            {
+                "exchange_id": number,
+                "source": "produce",
+                "topic": "orders",
+                "partition": 0,
+                "batch_index": 0,
+                "record_index": index,
+                "value": f"{send.batch} {index}".encode(),
+            }
+            for index in range(10)
+        ]
+        answer = {"index": 0, "error_code": send.error, "base_offset": send.offset}
+        topic = {"name": "orders", "partition_responses": [answer]}
+        produced.append(None if send.error is None else {"responses": [topic]})
+    return found(
+        exchanges=exchanges,
+        record_batches=batches,
+        records=records,
+        connections=[connection(number) for number in {send.connection for send in sends}],
+        apis__Produce=pa.table(
+            {
+                "exchange_id": pa.array(range(len(sends)), pa.int64()),
+                "response": pa.array(produced, _RESPONSE),
+            }
+        ),
+    )
+
+
+_REFUSED = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", 0), Send(2, "a", 10)]
+
+
+def test_a_repetition_behind_a_later_batch() -> None:
+    """The first attempt fails, the next batch succeeds, and the repetition lies behind it."""
+    (late,) = _incidents(*_REFUSED)
+    assert (late["kind"], late["severity"]) == ("out_of_order_records", "bad")
+    assert (late["subject"], late["request_count"]) == ("orders-0", 1)
+    acknowledged = late["start_time"].timestamp() * SECOND_US
+    assert acknowledged == late["end_time"].timestamp() * SECOND_US == at(2.001)
+    assert "wrote 10 records to orders-0 out of order" in late["text"]
+    assert "batch in packet 0 failed. The repetition in packet 4 got offset 10," in late["text"]
+    assert "in packet 2, got offset 0." in late["text"]
+    assert late["evidence"]["exchange_ids"] == [1, 0, 2]
+
+
+def test_a_lost_response_without_room_for_the_first_attempt() -> None:
+    """Offsets that follow one another prove that the first attempt was not appended."""
+    (late,) = _incidents(Send(1, "a", error=None), Send(1.1, "b", 0), Send(2, "a", 10))
+    assert late["kind"] == "out_of_order_records"
+
+
+@pytest.mark.parametrize("error", [None, _TIMED_OUT])
+def test_a_first_attempt_that_may_have_been_appended(error: int | None) -> None:
+    """Room for ten records before the later batch: then the first copy is in order."""
+    sends = Send(0.5, "z", 0), Send(1, "a", error=error), Send(1.1, "b", 20), Send(2, "a", 30)
+    assert "out_of_order_records" not in {row["kind"] for row in _incidents(*sends)}
+
+
+def test_a_repetition_in_order() -> None:
+    """All batches fail and are sent again in their order, or the other one was sent before."""
+    again = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", error=_NOT_LEADER)]
+    assert _incidents(*again, Send(2, "a", 0), Send(2.1, "b", 10)) == []
+    assert _incidents(*again, Send(2, "b", 0), Send(2.1, "a", 10)) != []
+    older = Send(1.1, "Z", 0)  # records of another failed batch, in a new one
+    assert _incidents(Send(1, "a", error=_NOT_LEADER), older, Send(2, "a", 10)) == []
+    before = [Send(1, "b", error=_NOT_LEADER), Send(1.1, "a", error=_NOT_LEADER)]
+    assert _incidents(*before, Send(2, "b", 0), Send(2.1, "a", 10)) == []
+
+
+def test_other_producers_and_other_records() -> None:
+    """A client of the same name on another connection, and a batch that only looks alike."""
+    first, later, repetition = _REFUSED
+    other = Send(later.second, later.batch, later.offset, connection=2)
+    assert _incidents(first, other, repetition) == []
+    alike = Send(2, "c", 10, stamp=(START_US + ord("a") * SECOND_US) // 1000)
+    assert _incidents(first, later, alike) == []
+
+
+def test_a_repetition_on_the_connection_to_the_new_leader() -> None:
+    """The later batch and the repetition have one connection, so they have one producer."""
+    first, later, repetition = _REFUSED
+    moved = [Send(s.second, s.batch, s.offset, connection=2) for s in (later, repetition)]
+    assert [row["kind"] for row in _incidents(first, *moved)] == ["out_of_order_records"]
+
+
+def test_sequence_numbers_in_another_order_than_offsets() -> None:
+    """The higher sequence number has the lower offset, and was acknowledged before."""
+    sends = (
+        Send(1, "a", 0, sequence=0),
+        Send(2, "b", 10, sequence=20),
+        Send(3, "c", 20, sequence=10),
+    )
+    (late,) = _incidents(*sends)
+    assert late["kind"] == "out_of_order_records"
+    assert "Sequence number 10 (packet 4) got offset 20, and the later one 20" in late["text"]
+
+
+def test_sequences_in_order() -> None:
+    """A refused duplicate, a wrap to 0, and a log that was cut are in order."""
+    first = Send(1, "a", 0, sequence=0)
+    assert _incidents(first, Send(2, "b", 10, sequence=10), Send(3, "a", 0, sequence=0)) == []
+    refused = Send(3, "a", error=_DUPLICATE_SEQUENCE, sequence=0)
+    assert _incidents(first, Send(2, "b", 10, sequence=10), refused) == []
+    wrap = Send(1, "a", 0, sequence=2**31 - 10), Send(2, "b", 10, sequence=0)
+    assert _incidents(*wrap) == []
+    cut = Send(1, "a", 100, sequence=0), Send(2, "b", 50, sequence=10)
+    assert _incidents(*cut) == []
