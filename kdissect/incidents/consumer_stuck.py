@@ -93,13 +93,21 @@ def _positions(facts: Facts) -> str:
         ), partitions AS (
           SELECT exchange_id, is_committed, max_bytes,
             {facts.topic_name("request", "topics")} AS topic, unnest(t.partitions) AS p FROM asked
-        ), positions AS (
+        ), positions AS MATERIALIZED (
           SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
             p.p.fetch_offset AS position, r.client, r.time
           FROM partitions p JOIN requests r USING (exchange_id)
           WHERE topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
+        ), steps AS (
+          SELECT client, topic, partition, position != lag(position) OVER w AS is_move,
+            position = lag(position, {REPEATS_MIN - 1}) OVER w AS may_stay
+          FROM positions WINDOW w AS (PARTITION BY client, topic, partition ORDER BY time)
+        ), staying AS (
+          SELECT DISTINCT client, topic, partition FROM steps WHERE may_stay AND NOT is_move
         ), moves AS (
-          SELECT *, coalesce(position != lag(position) OVER w, true) AS is_move FROM positions
+          -- most consumers advance, and sorting them once is enough
+          SELECT *, coalesce(position != lag(position) OVER w, true) AS is_move
+          FROM positions JOIN staying USING (client, topic, partition)
           WINDOW w AS (PARTITION BY client, topic, partition ORDER BY time)
         ), runs AS (
           SELECT *, count(*) FILTER (is_move)
