@@ -25,7 +25,7 @@ SHUTDOWN_S = 60
 # Listeners of one node close within so long of each other.
 ONE_NODE = timedelta(milliseconds=250)
 # A client connects to the brokers that Metadata named within so long of its own start.
-TOLD_BEFORE = timedelta(seconds=5)
+METADATA_BEFORE = timedelta(seconds=5)
 # Java's clients repeat Metadata each retry.backoff.ms; some requests may be of a client's start.
 METADATA_MIN = 3
 
@@ -227,7 +227,7 @@ def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
     yield _wrong_address(
         facts,
         row["broker"],
-        _told_at(facts, row["first_failed"]),
+        _connected_at(facts, row["first_failed"]),
         row["last_failed"],
         f"Metadata names {row['broker']} as the address of a broker. "
         f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none worked. "
@@ -236,19 +236,20 @@ def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
     )
 
 
-def _told_at(facts: Facts, first_failed: datetime) -> datetime:
-    """Return when the client connected that asked for Metadata before the first attempt."""
+def _connected_at(facts: Facts, first_failed: datetime) -> datetime:
+    """Return when the client that last read Metadata before the first attempt had connected."""
     (row,) = facts.rows(
         f"""
-        SELECT max_by(s.first_time, r.response_time) AS told
+        SELECT max_by(s.first_time, r.response_time) AS connected
         FROM requests r JOIN sessions s USING (connection_id)
         WHERE r.api = 'Metadata' AND r.response_time <= TIMESTAMPTZ '{first_failed.isoformat()}'
         """
     )
-    told: datetime | None = row["told"]
+    connected: datetime | None = row["connected"]
     # a connection that is older had another reason
-    is_recent = told is not None and first_failed - told <= TOLD_BEFORE
-    return told if told is not None and is_recent else first_failed
+    if connected is None or first_failed - connected > METADATA_BEFORE:
+        return first_failed
+    return connected
 
 
 def _unseen(facts: Facts) -> Iterator[Incident]:

@@ -42,7 +42,9 @@ def test_an_idle_connection_that_was_cut() -> None:
     assert cut["subject"] == "app @ 10.0.0.1"
     assert cut["start_time"].timestamp() * SECOND_US == at(55)
     assert "died while idle for 54" in cut["text"]
-    rows["exchanges"] = rows["exchanges"][:2]  # the broker answers nobody: no cut connection
+    rows["exchanges"] = rows["exchanges"][
+        :2
+    ]  # the broker sends no response to any client: no cut connection
     assert found(**rows) == []
 
 

@@ -68,21 +68,17 @@ class CommittedOffsets:
             else:
                 self._fetch(outcome, request.body, body)
 
-    def _topic(self, topic: Body) -> str:
-        name = topic.get("name") or ""
-        if name or "topic_id" not in topic:
-            return str(name)
-        return self._ids.target.names.get(topic["topic_id"], "")
-
     def _commit(self, outcome: Outcome, api_key: int, request: Body, answer: Body) -> None:
         codes = {
-            (self._topic(topic), partition["partition_index"]): partition["error_code"]
+            (self._ids.target.topic_name(topic), partition["partition_index"]): partition[
+                "error_code"
+            ]
             for topic in entries(answer.get("topics"))
             for partition in entries(topic["partitions"])
         }
         for topic in entries(request["topics"]):
             for partition in entries(topic["partitions"]):
-                log = self._topic(topic), partition["partition_index"]
+                log = self._ids.target.topic_name(topic), partition["partition_index"]
                 commits = self._commits[request["group_id"], *log]
                 code = codes.get(log, -1)  # -1: no answer, so the commit may have taken effect
                 is_done = code == 0 and api_key == ApiKey.OFFSET_COMMIT
@@ -106,7 +102,11 @@ class CommittedOffsets:
                 for j, partition in enumerate(entries(topic["partitions"])):
                     if not partition["error_code"]:
                         path = f"{start}topics[{i}].partitions[{j}].committed_offset"
-                        key = group, self._topic(topic), partition["partition_index"]
+                        key = (
+                            group,
+                            self._ids.target.topic_name(topic),
+                            partition["partition_index"],
+                        )
                         self._fetched[key].append(
                             _FetchedCommit(outcome, path, partition["committed_offset"])
                         )

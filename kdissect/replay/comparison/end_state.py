@@ -116,14 +116,13 @@ class Claims:
         """Transactional ids whose state the answers decide."""
         return {name for name, state in self._transactions.items() if state}
 
-    def _name(self, topic: Body) -> str:
-        name = topic.get("name") or topic.get("topic") or topic.get("topic_name") or ""
-        return str(name or self._ids.target.names.get(topic.get("topic_id"), ""))  # type: ignore[arg-type]
-
     def _results(self, body: Body | None, topics: str, inner: str) -> dict[Log, Body]:
         """(topic, partition) -> its entry in a response; empty without a response."""
         return {
-            (self._name(topic), each.get("partition_index", each.get("index", -1))): each
+            (
+                self._ids.target.topic_name(topic),
+                each.get("partition_index", each.get("index", -1)),
+            ): each
             for topic in entries(None if body is None else body.get(topics))
             for each in entries(topic[inner])
         }
@@ -136,7 +135,7 @@ class Claims:
         results = self._results(answer, "responses", "partition_responses")
         for topic in entries(request["topic_data"]):
             for partition in entries(topic["partition_data"]):
-                log = self._name(topic), partition["index"]
+                log = self._ids.target.topic_name(topic), partition["index"]
                 claim, result = self._logs[log], results.get(log)
                 batches = list(headers(partition["records"] or b""))
                 is_counted = all(each.magic == 2 for each in batches)
@@ -159,7 +158,7 @@ class Claims:
         """A request that creates topics may bring back one that was deleted."""
         if request.get("allow_auto_topic_creation", True):
             for topic in entries(request["topics"]):
-                name = self._name(topic)
+                name = self._ids.target.topic_name(topic)
                 if name in self._topics and not self._topics[name].exists:
                     del self._topics[name]
 
@@ -178,14 +177,14 @@ class Claims:
 
     def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for result in entries(None if answer is None else answer["responses"]):
-            name = self._name(result)
+            name = self._ids.target.topic_name(result)
             if result["error_code"] == 0 and name:
                 self._topics[name] = _TopicClaim(False)
                 self._forget_topic(name)
         if answer is None:
             for name in [
                 *entries(request.get("topic_names")),
-                *map(self._name, entries(request.get("topics"))),
+                *map(self._ids.target.topic_name, entries(request.get("topics"))),
             ]:
                 self._topics.pop(name, None)
                 self._forget_topic(name)
@@ -235,7 +234,7 @@ class Claims:
         results = self._results(answer, "topics", "partitions")
         for topic in entries(request["topics"]):
             for each in entries(topic["partitions"]):
-                log = self._name(topic), each["partition_index"]
+                log = self._ids.target.topic_name(topic), each["partition_index"]
                 result = results.get(log)
                 if result is None:
                     self._open_groups.add(group)

@@ -91,23 +91,17 @@ class LogBounds:
                 if answer is not None:
                     self._collect(outcome, answer)
 
-    def _topic(self, topic: Body) -> str:
-        name = topic.get("topic") or topic.get("name") or ""
-        if name or "topic_id" not in topic:
-            return str(name)
-        return self._ids.target.names.get(topic["topic_id"], "")
-
     def _delete(self, outcome: Outcome) -> None:
         request = decoded(outcome.sent, "request", ApiKey.DELETE_TOPICS, outcome.api_version)
         body = {} if request is None else request.body
         self._deleted.update(entries(body.get("topic_names")))
-        self._deleted.update(self._topic(each) for each in entries(body.get("topics")))
+        self._deleted.update(map(self._ids.target.topic_name, entries(body.get("topics"))))
 
     def _collect(self, outcome: Outcome, answer: Message) -> None:
         place = _PARTITION_FIELDS[ApiKey(answer.api_key)]
         asked = _asked(outcome) if answer.api_key == ApiKey.LIST_OFFSETS else {}
         for i, topic in enumerate(entries(answer.body[place.topics])):
-            name = self._topic(topic)
+            name = self._ids.target.topic_name(topic)
             for j, partition in enumerate(entries(topic[place.partitions])):
                 if partition["error_code"]:
                     continue

@@ -123,7 +123,7 @@ class IdMap:
         name = topic.get("name") or topic.get("topic") or ""
         topic_id = topic.get("topic_id")
         if not is_captured:
-            return name or self.target.names.get(topic_id, topic_id)  # type: ignore[arg-type]
+            return self.target.topic_name(topic) or topic_id
         if name or topic_id is None:
             return self.topic(name)
         target_id = self.topic_id(topic_id)

@@ -78,8 +78,7 @@ def _by_leader(ids: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
     for body in bodies.values():
         body[topics] = []
     for topic in entries(whole.body[topics]):
-        name = topic.get("name") or topic.get("topic") or ""
-        name = name or ids.target.names.get(topic.get("topic_id"), "")
+        name = ids.target.topic_name(topic)
         mine: dict[int, list[Any]] = {}
         for each in entries(topic[partitions]):
             leader = ids.target.leaders.get((name, each[number] if number else each), (first, -1))[

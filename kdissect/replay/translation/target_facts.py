@@ -27,6 +27,15 @@ class TargetFacts:
         self.coordinators: dict[tuple[int, str], int] = {}
         self.changes = 0  # how often an answer changed one of these
 
+    def topic_name(self, topic: Mapping[str, Any]) -> str:
+        """The name of a topic's entry in a message of the target; "" if only an unknown id is
+        there."""
+        name = topic.get("name") or topic.get("topic") or topic.get("topic_name")
+        topic_id = topic.get("topic_id")
+        if name or topic_id is None:
+            return str(name or "")
+        return self.names.get(topic_id, "")
+
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A Metadata or DescribeTopicPartitions response of the target."""
         self.cluster_id = self.cluster_id or body.get("cluster_id") or ""

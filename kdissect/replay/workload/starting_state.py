@@ -85,7 +85,10 @@ class _Collector:
 
     def _name(self, topic: Body) -> str:
         name = topic.get("name") or topic.get("topic") or ""
-        return str(name or self._names.get(topic.get("topic_id"), topic.get("topic_id")))  # type: ignore[arg-type]
+        topic_id = topic.get("topic_id")
+        if name or topic_id is None:
+            return str(name)
+        return self._names.get(topic_id, str(topic_id))
 
     def _metadata(self, exchange: Exchange, request: Body, response: Body) -> None:
         for topic in entries(response.get("topics")):

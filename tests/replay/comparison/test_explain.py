@@ -75,18 +75,19 @@ def test_another_release() -> None:
         ),
         Difference("throttle_time_ms", "0", "1", rule="throttle-time"),
     ]
-    told, [outcome] = run(plan, {0: of_release})
-    assert told[0] == "by what they offer, the captured broker is Kafka 3.9, the target Kafka 4.3"
-    assert told[1].startswith("2 differences between Kafka 3.9 and Kafka 4.3 (rule other-release)")
+    lines, [outcome] = run(plan, {0: of_release})
+    assert lines[0] == "by what they offer, the captured broker is Kafka 3.9, the target Kafka 4.3"
+    assert lines[1].startswith("2 differences between Kafka 3.9 and Kafka 4.3 (rule other-release)")
     assert outcome.judgement is not None
     assert outcome.judgement.verdict is Verdict.TOLERATED
     lies = [
         Difference(f"api_keys[{index}].max_version", "17", "3"),
         Difference("api_keys[1]", "{api_key=1, min_version=0, max_version=17}", "absent"),
     ]
-    told, [outcome] = run(plan, {0: lies})
-    assert len(told) == 1
-    assert [each.rule for each in outcome.judgement.differences] == ["", ""]  # type: ignore[union-attr]
+    lines, [outcome] = run(plan, {0: lies})
+    assert len(lines) == 1
+    assert outcome.judgement is not None
+    assert [each.rule for each in outcome.judgement.differences] == ["", ""]
     assert notes(outcome) == [
         "versions of this API that Kafka 3.9 offered, and those that Kafka 4.3 does",
         "Kafka 3.9 offered this API, Kafka 4.3 does not",

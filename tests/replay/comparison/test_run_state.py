@@ -549,7 +549,7 @@ def test_topics_of_metadata(topics: list[tuple[str, list[int]]], paths: list[str
     """Each requested topic once, and all of its partitions as in other answers."""
     run = Run()
 
-    def told(at_s: float, topics: list[tuple[str, list[int]]]) -> int:
+    def answer(at_s: float, topics: list[tuple[str, list[int]]]) -> int:
         listed = [
             {"name": name, "partitions": [PARTITION | {"partition_index": at} for at in numbers]}
             for name, numbers in topics
@@ -558,9 +558,9 @@ def test_topics_of_metadata(topics: list[tuple[str, list[int]]], paths: list[str
         body = {"brokers": [broker], "controller_id": 1, "topics": listed}
         return run.add(at_s, ApiKey.METADATA, 8, {"topics": [{"name": "t"}]}, body)
 
-    told(1, [("t", [0, 1])])
-    told(2, [("t", [0, 1])])
-    number = told(3, topics)
+    answer(1, [("t", [0, 1])])
+    answer(2, [("t", [0, 1])])
+    number = answer(3, topics)
     assert [each[:2] for each in run.said(ClusterState)] == [(number, path) for path in paths]
 
 
