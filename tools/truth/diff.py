@@ -204,8 +204,8 @@ def page(tallies: dict[str, Tally], trials: Sequence[Trial], pairs: Tally) -> st
             "The last row is above the limit. The machine ran other work meanwhile (two cores, "
             "load averages of 2 to 22), in some recordings more than in others. That may be the "
             "reason, but no measurement shows it. The two sides of one recording share its "
-            "connections and its machine, so the row before is milder than two recordings. The edges of the tails were chosen with five of these recordings, and "
-            "none of the pairs.",
+            "connections and its machine, so the row before is milder than two recordings. The "
+            "edges of the tails were chosen with five of these recordings, and none of the pairs.",
             "",
             f"Delays put into a share of the {API} answers of one side, about 1,100 answers of "
             f"{recordings.PRODUCERS} connections. The {len(quiet)} recordings are those whose own "
