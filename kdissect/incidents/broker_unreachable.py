@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from kdissect.incidents.facts import Facts, Row, follow
+from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.exchange_facts import endpoint
@@ -188,7 +188,7 @@ def _outage(facts: Facts, row: Row, is_internal: bool) -> Incident | None:
         length_ms,
         row["exchange_ids"] or (),
         ids,
-        facts.command("show", *follow(ids)),
+        facts.follow(ids),
         frozenset((row["broker"],)),
     )
 

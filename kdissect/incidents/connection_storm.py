@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural
@@ -53,6 +53,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             f"{row['broker']} in {duration(length.total_seconds() * 1000)}, {rate:,.1f} a second, "
             f"none open for {SHORT_S} s. An application should keep one client and share it.",
             connection_ids=row["ids"],
-            next_command=facts.command("show", *follow(row["ids"])),
+            next_command=facts.follow(row["ids"]),
             brokers=frozenset((row["broker"],)),
         )

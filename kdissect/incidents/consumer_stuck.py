@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row, follow
+from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.text import byte_size, duration, plural
 
@@ -71,7 +71,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             length_ms,
             row["exchange_ids"],
             list(dict.fromkeys(row["connection_ids"])),
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             frozenset(row["brokers"]),
             row["client"],
         )

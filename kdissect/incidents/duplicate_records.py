@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.produced import ACKNOWLEDGED, contents, make_produced
 from kdissect.text import plural
@@ -73,6 +73,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             None,
             row["exchange_ids"],
             row["connection_ids"],
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             frozenset((row["broker"],)),
         )

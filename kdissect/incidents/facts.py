@@ -97,6 +97,10 @@ class Facts:
         path = self._paths.get(capture_id, first) if capture_id is not None else first
         return " ".join(shell_word(word) for word in ("kdissect", verb, path, *options))
 
+    def follow(self, connection_ids: Sequence[int]) -> str:
+        """Return the command that shows the first connection, so that the command stays short."""
+        return self.command("show", "--follow", str(connection_ids[0]))
+
     def _prepare(self) -> None:
         brokers = broker_connections("api_fetch" in self._views)
         self.run(
@@ -127,8 +131,3 @@ class Facts:
             LEFT JOIN ({unanswered()}) u USING (exchange_id)
             """
         )
-
-
-def follow(connection_ids: Sequence[int]) -> tuple[str, str]:
-    """Return the options of `show` for the first connection, so that the command stays short."""
-    return "--follow", str(connection_ids[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import HELD_APIS, Facts, follow
+from kdissect.incidents.facts import HELD_APIS, Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.text import duration, plural
 
@@ -77,6 +77,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["lost_ms"],
             row["exchange_ids"],
             row["connection_ids"],
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             frozenset((row["broker"],)),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.protocol.error_codes import ErrorCode
@@ -101,6 +101,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             length_ms if row["requests"] else None,
             list(dict.fromkeys(row["exchange_ids"])),
             list(dict.fromkeys(row["connection_ids"])),
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             facts.addresses(row["old_leader"]),
         )

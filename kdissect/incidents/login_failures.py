@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, Incident
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.text import plural
@@ -62,6 +62,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["lost_ms"],
             row["exchange_ids"],
             row["connection_ids"],
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             frozenset((row["broker"],)),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row, follow
+from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.produced import ACKNOWLEDGED, contents, make_produced
 from kdissect.protocol.error_codes import ErrorCode
@@ -62,7 +62,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             None,
             list(dict.fromkeys(row["exchange_ids"])),
             row["connection_ids"],
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             frozenset((row["first"]["broker"],)),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row, follow
+from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural, share
@@ -58,7 +58,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["upload_ms"],
             row["exchange_ids"],
             ids[:EVIDENCE_MAX],
-            facts.command("show", *follow(ids)),
+            facts.follow(ids),
             frozenset((row["broker"],)),
         )
 

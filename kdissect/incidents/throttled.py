@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural, share
@@ -53,6 +53,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["lost_ms"],
             row["exchange_ids"],
             row["connection_ids"],
-            facts.command("show", *follow(row["connection_ids"])),
+            facts.follow(row["connection_ids"]),
             frozenset(row["brokers"]),
         )

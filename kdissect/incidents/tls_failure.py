@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, follow
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural
@@ -75,6 +75,6 @@ def find(facts: Facts) -> Iterator[Incident]:
             f"{row['broker']} failed in {duration(length_ms)}: the client {text}",
             time_lost_ms=length_ms,
             connection_ids=row["ids"],
-            next_command=facts.command("show", *follow(row["ids"])),
+            next_command=facts.follow(row["ids"]),
             brokers=frozenset((row["broker"],)),
         )
