@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from contextlib import ExitStack
-from datetime import datetime
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
@@ -30,122 +31,96 @@ _LEADS = "Leader orders-0 with topic id"
 _METADATA, _ELECT_LEADERS = 3, 43
 
 
-def _traffic(scene: Scene, stack: ExitStack, address: str, topic: str = "orders") -> None:
-    """A producer and a reader at a steady rate, until the stack closes."""
+@contextmanager
+def _traffic(scene: Scene, address: str) -> Iterator[None]:
+    """A producer and a reader at a steady rate, while the block runs."""
     library = scene.pick(LIBRDKAFKA, KAFKA_PYTHON)
-    stack.enter_context(producing(library, address, topic, "shop", scene.pick(40, 25)))
-    stack.enter_context(reading(address, topic, "billing"))
+    with (
+        producing(library, address, "orders", "shop", scene.pick(40, 25)),
+        reading(address, "orders", "billing"),
+    ):
+        yield
+
+
+@contextmanager
+def _recorded_traffic(
+    scene: Scene, address: str, before_s: float, after_s: float
+) -> Iterator[None]:
+    """Record traffic of the topic before, during and after the block."""
+    create_topic(address, "orders")
+    with scene.recording(int(address.split(":")[1])), _traffic(scene, address):
+        time.sleep(before_s)
+        yield
+        time.sleep(after_s)
 
 
 def broker_killed(scene: Scene) -> None:
     """SIGKILL to a single broker, which starts again some seconds later."""
     broker = scene.broker()
-    create_topic(broker.address, "orders")
-    with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
-        _traffic(scene, stack, broker.address)
-        time.sleep(2)
-        killed = now()
+    with (
+        _recorded_traffic(scene, broker.address, 2, 3),
+        scene.incident("broker_unreachable", broker.address),
+    ):
         broker.kill()
         time.sleep(scene.pick(3, 7))
         broker.start()
-        back = now()
-        time.sleep(3)
-    scene.happened("broker_unreachable", broker.address, killed, back)
-
-
-def node_killed(scene: Scene) -> None:
-    """SIGKILL to one of three nodes, the leader of the partition; it stays away."""
-    nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
-    create_topic(nodes[0].address, "orders", 1, 3)
-    victim = next(node for node in nodes if node.node_id == _leader(nodes[0], "orders"))
-    alive = next(node for node in nodes if node is not victim)
-    with scene.recording(*(node.ports[PLAINTEXT] for node in nodes)), ExitStack() as stack:
-        _traffic(scene, stack, alive.address)
-        time.sleep(3)
-        killed = now()
-        victim.kill()
-        time.sleep(scene.pick(12, 16))
-    scene.happened("broker_unreachable", victim.address, killed)
-
-
-def _leader(node: Broker, topic: str) -> int:
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": node.address})
-    leader: int = admin.list_topics(topic, timeout=20).topics[topic].partitions[0].leader
-    return leader
 
 
 def broker_paused(scene: Scene) -> None:
     """SIGSTOP to a broker for 3 s, then SIGCONT."""
     broker = scene.broker()
-    create_topic(broker.address, "orders")
     assert broker.process is not None
-    with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
-        _traffic(scene, stack, broker.address)
-        time.sleep(3)
-        stopped = now()
+    with (
+        _recorded_traffic(scene, broker.address, 3, 3),
+        scene.incident("broker_stall", broker.address),
+    ):
         broker.process.send_signal(signal.SIGSTOP)
         time.sleep(scene.pick(3, 5))
         broker.process.send_signal(signal.SIGCONT)
-        continued = now()
-        time.sleep(3)
-    scene.happened("broker_stall", broker.address, stopped, continued)
 
 
 def responses_delayed(scene: Scene) -> None:
     """A relay keeps all responses of a broker for some seconds, then sends them at once."""
-    broker, relay = scene.broker_with_relay()
-    create_topic(broker.address, "orders")
-    with scene.recording(relay.port), ExitStack() as stack:
-        _traffic(scene, stack, f"127.0.0.1:{relay.port}")
-        time.sleep(3)
-        held = now()
+    relay = scene.relay()
+    with (
+        _recorded_traffic(scene, relay.address, 3, 3),
+        scene.incident("broker_stall", relay.address),
+    ):
         relay.is_holding = True
         time.sleep(scene.pick(4, 3))
         relay.is_holding = False
-        released = now()
-        time.sleep(3)
-    scene.happened("broker_stall", f"127.0.0.1:{relay.port}", held, released)
 
 
 def port_refuses(scene: Scene) -> None:
     """A relay resets its connections and refuses new ones for some seconds."""
-    broker, relay = scene.broker_with_relay()
-    create_topic(broker.address, "orders")
-    with scene.recording(relay.port), ExitStack() as stack:
-        _traffic(scene, stack, f"127.0.0.1:{relay.port}")
-        time.sleep(2)
-        refused = now()
+    relay = scene.relay()
+    with (
+        _recorded_traffic(scene, relay.address, 2, 4),
+        scene.incident("broker_unreachable", relay.address),
+    ):
         relay.refuse()
         time.sleep(scene.pick(4, 6))
         relay.open()
-        opened = now()
-        time.sleep(4)
-    scene.happened("broker_unreachable", f"127.0.0.1:{relay.port}", refused, opened)
 
 
 def network_silent(scene: Scene) -> None:
     """A relay drops all segments of its connections and all SYNs: neither ACK nor RST."""
-    broker, relay = scene.broker_with_relay()
-    create_topic(broker.address, "orders")
-    address = f"127.0.0.1:{relay.port}"
+    relay = scene.relay()
+    create_topic(relay.address, "orders")
     timeouts = {"socket_timeout_ms": 3000, "socket_connection_setup_timeout_ms": 2000}
     # the clients end after the recording, when the relay works again
     with ExitStack() as stack, scene.recording(relay.port):
-        one = producer(address, client_id="shop", request_timeout_ms=3000, **timeouts)
+        one = producer(relay.address, client_id="shop", request_timeout_ms=3000, **timeouts)
         stack.callback(one.purge)
         stack.enter_context(running(lambda: _send(one), 0.03))
-        stack.enter_context(reading(address, "orders", "billing", **timeouts))
+        stack.enter_context(reading(relay.address, "orders", "billing", **timeouts))
         stack.callback(relay.open)
         stack.callback(relay.refuse)
         time.sleep(3)
-        silent = now()
-        relay.drop_connects()
-        relay.drop_all()
-        time.sleep(scene.pick(12, 17))
-        ended = now()
-    scene.happened("broker_unreachable", address, silent, ended)
+        with scene.incident("broker_unreachable", relay.address):
+            relay.drop_connects()
+            relay.drop_all()
+            time.sleep(scene.pick(12, 17))
 
 
 def _send(one: Producer) -> None:
@@ -167,63 +142,75 @@ def advertised_silent(scene: Scene) -> None:
 
 
 def _advertised(scene: Scene, wrong: int) -> None:
-    advertised = f"PLAINTEXT://127.0.0.1:{wrong}"
-    broker = scene.broker({"advertised.listeners": advertised})
+    """Record a producer whose broker advertises a port, until it gives up without a delivery."""
+    wrong_address = f"127.0.0.1:{wrong}"
+    broker = scene.broker({"advertised.listeners": f"PLAINTEXT://{wrong_address}"})
     topics = {"topics": [{"name": "orders"}], "allow_auto_topic_creation": True}
     call(broker.address, _METADATA, 8, topics)  # a client would wait for the new topic
     time.sleep(1)
-    with scene.recording(broker.ports[PLAINTEXT], wrong):
-        began = now()
-        with producing(scene.pick(LIBRDKAFKA, KAFKA_PYTHON), broker.address, "orders", "shop", 5):
-            time.sleep(scene.pick(6, 9))
-        # the producer gives up: nothing was delivered
-    scene.happened("advertised_address_unreachable", f"127.0.0.1:{wrong}", began)
+    with (
+        scene.recording(broker.ports[PLAINTEXT], wrong),
+        scene.incident("advertised_address_unreachable", wrong_address),
+        producing(scene.pick(LIBRDKAFKA, KAFKA_PYTHON), broker.address, "orders", "shop", 5),
+    ):
+        time.sleep(scene.pick(6, 9))
+
+
+def _cluster(scene: Scene) -> list[Broker]:
+    """Three nodes with a topic of one partition; its leader is the first of them."""
+    nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
+    create_topic(nodes[0].address, "orders", 1, 3)
+    admin = AdminClient({"bootstrap.servers": nodes[0].address})
+    leader = admin.list_topics("orders", timeout=20).topics["orders"].partitions[0].leader
+    return sorted(nodes, key=lambda node: node.node_id != leader)
+
+
+def _ports(nodes: list[Broker]) -> list[int]:
+    return [node.ports[PLAINTEXT] for node in nodes]
+
+
+def node_killed(scene: Scene) -> None:
+    """SIGKILL to one of three nodes, the leader of the partition; it stays away."""
+    nodes = _cluster(scene)
+    leader, follower, _ = nodes
+    with scene.recording(*_ports(nodes)), _traffic(scene, follower.address):
+        time.sleep(3)
+        with scene.incident("broker_unreachable", leader.address):
+            leader.kill()
+            time.sleep(scene.pick(12, 16))
 
 
 def leader_moved(scene: Scene) -> None:
     """A partition is reassigned to another leader while clients write and read it."""
-    nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
-    create_topic(nodes[0].address, "orders", 1, 3)
-    leader = _leader(nodes[0], "orders")
-    others = [node.node_id for node in nodes if node.node_id != leader]
-    with scene.recording(*(node.ports[PLAINTEXT] for node in nodes)), ExitStack() as stack:
-        _traffic(scene, stack, nodes[0].address)
+    nodes = _cluster(scene)
+    leader, new, other = nodes
+    replicas = [new.node_id, other.node_id, leader.node_id]
+    with scene.recording(*_ports(nodes)), _traffic(scene, leader.address):
         time.sleep(3)
-        admin = KafkaAdminClient(bootstrap_servers=nodes[0].address, client_id="operator")
-        admin.alter_partition_reassignments({TopicPartition("orders", 0): [*others, leader]})
-        _prefer(nodes)
+        admin = KafkaAdminClient(bootstrap_servers=leader.address, client_id="operator")
+        admin.alter_partition_reassignments({TopicPartition("orders", 0): replicas})
+        _elect_preferred_leader(leader.address)
         time.sleep(3)
         admin.close()
-    new = next(node for node in nodes if node.node_id == others[0])
-    scene.happened("leader_change", "orders-0", _leads_since(new))
+    scene.happened("leader_change", "orders-0", logged_times(new, _LEADS)[-1])
 
 
-def _leads_since(node: Broker) -> datetime:
-    """The time at which a node became the leader of the partition, from its log."""
-    return logged_times(node, _LEADS)[-1]
-
-
-def _prefer(nodes: list[Broker]) -> None:
-    """Elect the preferred leader."""
+def _elect_preferred_leader(address: str) -> None:
     body = {
         "election_type": 0,
         "topic_partitions": [{"topic": "orders", "partitions": [0]}],
         "timeout_ms": 10_000,
     }
-    call(nodes[0].address, _ELECT_LEADERS, 2, body)
+    call(address, _ELECT_LEADERS, 2, body)
 
 
 def controlled_shutdown(scene: Scene) -> None:
     """A node stops in order (SIGTERM), and another one leads its partition from then on."""
-    nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
-    create_topic(nodes[0].address, "orders", 1, 3)
-    leader = _leader(nodes[0], "orders")
-    stopped = next(node for node in nodes if node.node_id == leader)
-    others = [node for node in nodes if node is not stopped]
-    with scene.recording(*(node.ports[PLAINTEXT] for node in nodes)), ExitStack() as stack:
-        _traffic(scene, stack, others[0].address)
+    nodes = _cluster(scene)
+    leader, *followers = nodes
+    with scene.recording(*_ports(nodes)), _traffic(scene, followers[0].address):
         time.sleep(3)
-        stopped.stop()
+        leader.stop()
         time.sleep(scene.pick(2, 3))
-    moved = min(time for node in others for time in logged_times(node, _LEADS))
+    moved = min(time for node in followers for time in logged_times(node, _LEADS))
     scene.happened("leader_change", "orders-0", moved)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
@@ -15,7 +18,16 @@ from tools.incidents.clients import (
     producer,
     producing,
 )
+from tools.incidents.network import Relay
 from tools.incidents.scene import PLAINTEXT, Scene, logged_times, now, wait_until
+
+_ACKS_ALL: dict[str, Any] = {
+    "client_id": "shop",
+    "acks": "all",
+    "linger_ms": 20,
+    "retry_backoff_ms": 10,
+    "reconnect_backoff_ms": 10,
+}
 
 
 def member_slow(scene: Scene) -> None:
@@ -64,15 +76,14 @@ def member_flaps(scene: Scene) -> None:
         member(broker.address, ["orders"], "billing", "steady", **config),
     ):
         time.sleep(6)
-        began = now()
-        for _ in range(scene.pick(6, 8)):
-            with member(broker.address, ["orders"], "billing", "flapping", **config) as is_assigned:
-                wait_until(is_assigned.is_set)
-                time.sleep(0.5)
-            time.sleep(1)
-        ended = now()
+        with scene.incident("rebalance_loop", "billing"):
+            for _ in range(scene.pick(6, 8)):
+                joining = member(broker.address, ["orders"], "billing", "flapping", **config)
+                with joining as is_assigned:
+                    wait_until(is_assigned.is_set)
+                    time.sleep(0.5)
+                time.sleep(1)
         time.sleep(2)
-    scene.happened("rebalance_loop", "billing", began, ended)
 
 
 def transaction_hangs(scene: Scene) -> None:
@@ -139,50 +150,43 @@ def _write(one: Producer, values: list[bytes]) -> None:
 
 def retries_duplicate(scene: Scene) -> None:
     """The response to a Produce is lost; the application writes the batch with a new producer."""
-    _duplicates(scene, enable_idempotence=True)
+    relay = scene.relay()
+    config = _ACKS_ALL | {"enable_idempotence": True}
+    with _response_lost(scene, relay, config) as first:
+        first.purge()
+        first.flush(1)
+        second = producer(relay.address, **config)
+        relay.is_swallowing = False
+        _write(second, _orders(4))
+        with scene.incident("duplicate_records", "orders-0"):
+            _write(second, _orders(3))
+        _write(second, _orders(5))
 
 
 def retries_duplicate_plain(scene: Scene) -> None:
     """The response to a Produce is lost; the producer without idempotence sends it again."""
-    _duplicates(scene, enable_idempotence=False)
+    relay = scene.relay()
+    with _response_lost(scene, relay, _ACKS_ALL | {"enable_idempotence": False}) as one:
+        relay.is_swallowing = False
+        with scene.incident("duplicate_records", "orders-0"):
+            relay.reset_all()
+            one.flush(30)
+        _write(one, _orders(5))
 
 
-def _duplicates(scene: Scene, enable_idempotence: bool) -> None:
-    _, relay = scene.broker_with_relay()
-    address = f"127.0.0.1:{relay.port}"
-    create_topic(address, "orders")
-    config = {
-        "client_id": "shop",
-        "acks": "all",
-        "enable_idempotence": enable_idempotence,
-        "linger_ms": 20,
-        "retry_backoff_ms": 10,
-        "reconnect_backoff_ms": 10,
-    }
+@contextmanager
+def _response_lost(scene: Scene, relay: Relay, config: Mapping[str, Any]) -> Iterator[Producer]:
+    """Record a producer whose fourth batch has no response, as the relay swallows responses."""
+    create_topic(relay.address, "orders")
     with scene.recording(relay.port):
-        one = producer(address, **config)
+        one = producer(relay.address, **config)
         for number in range(3):
             _write(one, _orders(number))
         relay.is_swallowing = True
         for value in _orders(3):
             one.produce("orders", value)
         one.flush(1)
-        if enable_idempotence:  # the application gives up, and a new producer writes again
-            one.purge()
-            one.flush(1)
-            relay.is_swallowing = False
-            one = producer(address, **config)
-            _write(one, _orders(4))
-            began = now()
-            _write(one, _orders(3))
-        else:  # the connection ends, and the producer repeats the batch
-            relay.is_swallowing = False
-            began = now()
-            relay.reset_all()
-            one.flush(30)
-        ended = now()
-        _write(one, _orders(5))
-    scene.happened("duplicate_records", "orders-0", began, ended)
+        yield one
 
 
 def _orders(number: int) -> list[bytes]:

@@ -64,6 +64,10 @@ class Relay:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._dropped: list[tuple[socket.socket, socket.socket]] = []
 
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
     def open(self, upstream: int = 0) -> None:
         """Listen, and forward to a port of this host."""
         self._upstream = upstream or self._upstream

@@ -86,14 +86,13 @@ class Scene:
             self.stack.callback(node.stop)
         return nodes
 
-    def broker_with_relay(self, **options: Any) -> tuple[Broker, Relay]:
-        """A broker that advertises the address of a relay in front of it."""
+    def relay(self, **options: Any) -> Relay:
+        """A relay in front of a started broker, which advertises the relay's address."""
         relay = Relay(**options)
         self.stack.callback(relay.close)
-        address = f"PLAINTEXT://127.0.0.1:{relay.port}"
-        broker = self.broker({"advertised.listeners": address})
+        broker = self.broker({"advertised.listeners": f"PLAINTEXT://{relay.address}"})
         relay.open(broker.ports[PLAINTEXT])
-        return broker, relay
+        return relay
 
     @contextmanager
     def recording(self, *ports: int) -> Iterator[None]:
@@ -101,6 +100,13 @@ class Scene:
         with record.recording(self.capture, ports):
             yield
         keep_ports(self.capture, ports)
+
+    @contextmanager
+    def incident(self, kind: str, subject: str) -> Iterator[None]:
+        """Add an incident to the truth that begins and ends with the block."""
+        start = now()
+        yield
+        self.happened(kind, subject, start)
 
     def happened(
         self, kind: str, subject: str, start: datetime, end: datetime | None = None

@@ -31,12 +31,12 @@ def metadata_stormed(scene: Scene) -> None:
     ):
         time.sleep(4)
         admin = AdminClient({"bootstrap.servers": broker.address, "client.id": "monitor"})
-        began = now()
-        with running(lambda: admin.list_topics(timeout=30), scene.pick(0.01, 0.02)):
+        with (
+            scene.incident("metadata_storm", client("monitor")),
+            running(lambda: admin.list_topics(timeout=30), scene.pick(0.01, 0.02)),
+        ):
             time.sleep(scene.pick(8, 12))
-        ended = now()
         time.sleep(3)
-    scene.happened("metadata_storm", client("monitor"), began, ended)
 
 
 def retries_stormed(scene: Scene) -> None:
@@ -56,15 +56,13 @@ def retries_stormed(scene: Scene) -> None:
             retry_backoff_ms=pause_ms, retry_backoff_max_ms=pause_ms,
         )  # fmt: skip
         one.list_topics("orders", timeout=30)
-        began = now()
-        one.produce("orders", b"x" * 200)
         end = time.monotonic() + scene.pick(6, 10)
-        while time.monotonic() < end:
-            one.poll(0.1)
-        ended = now()
+        with scene.incident("retry_storm", client("shop")):
+            one.produce("orders", b"x" * 200)
+            while time.monotonic() < end:
+                one.poll(0.1)
         one.purge()
         one.flush(5)
-    scene.happened("retry_storm", client("shop"), began, ended)
 
 
 def quota_exceeded(scene: Scene) -> None:
