@@ -37,7 +37,8 @@ def test_order_of_time_is_that_of_ids_too(rows: list[tuple[int, int]]) -> None:
 
 
 @given(st.lists(st.integers(-3, 9)))
-def test_values_are_at_their_places(values: list[int]) -> None:
+def test_by_value_gives_positions_in_order(values: list[int]) -> None:
+    """`by_value` gives each value's positions in order."""
     found = {
         value: places.tolist() for value, places in by_value(np.array(values, np.int16)).items()
     }
@@ -47,7 +48,8 @@ def test_values_are_at_their_places(values: list[int]) -> None:
     assert found == wanted
 
 
-def test_any_of_few() -> None:
+def test_is_any_of_agrees_with_numpy() -> None:
+    """`is_any_of` agrees with `numpy.isin`."""
     rng = np.random.default_rng(7)
     values = rng.integers(-50, 50, 200)
     for count in (0, 1, 2, 30):
@@ -65,6 +67,7 @@ def test_rows_are_taken_as_numpy_takes_them(rows: list[int]) -> None:
     assert not np.shares_memory(taken, array)
 
 
-def test_rows_that_are_not_there_are_a_fault() -> None:
+def test_a_row_after_the_end_is_an_error() -> None:
+    """Taking a row after the end raises IndexError."""
     with pytest.raises(IndexError):
         take(np.zeros(3, [("low", "<i4")]), np.array([2, 3]))

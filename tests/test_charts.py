@@ -41,6 +41,7 @@ def _parameters(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_specification_compiles_to_marks(name: str) -> None:
+    """Each specification, with all its parameters, is valid Vega-Lite that draws marks."""
     vl_convert = pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
     spec = charts.load(name, **_parameters(name))
     assert "$" not in json.dumps(spec)
@@ -48,7 +49,8 @@ def test_a_specification_compiles_to_marks(name: str) -> None:
     assert vega["marks"]
 
 
-def test_parameters_are_complete_and_known() -> None:
+def test_a_missing_or_unknown_parameter_is_an_error() -> None:
+    """A missing or an unknown parameter of a chart is an error with its name."""
     with pytest.raises(KeyError, match="height"):
         charts.load("ranges")
     with pytest.raises(TypeError, match="ranges has no parameter colour"):

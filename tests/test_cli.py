@@ -181,6 +181,8 @@ def test_definitions(kdissect: Run) -> None:
 def test_an_interrupt_while_modules_are_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Ctrl-C during imports ends with exit code 130 and one line."""
+
     def cut() -> None:
         raise KeyboardInterrupt
 

@@ -23,6 +23,7 @@ PACKAGE = Path(kdissect.__file__).parent
 def test_rows_in_memory_belong_to_arrow(
     captures: Path, travel: Callable[[kdissect.Tables], kdissect.Tables]
 ) -> None:
+    """Arrow's own memory pool has the tables, also after pickling."""
     before = pa.total_allocated_bytes()
     tables = travel(kdissect.read(captures / "librdkafka.pcap"))
     rows = [tables[name].to_arrow() for name in tables.names]

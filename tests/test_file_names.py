@@ -52,7 +52,8 @@ def is_module(name: str) -> bool:
     return any(each.is_dir() or each.with_suffix(".py").is_file() for each in (path, path.parent))
 
 
-def test_named_files_and_modules_are_there() -> None:
+def test_named_files_and_modules_exist() -> None:
+    """Every file and module in prose exists."""
     known = known_endings()
     missing = set()
     for path in sources():

@@ -37,11 +37,13 @@ def imports_of(path: Path) -> set[Path]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_import_of_a_module_counts(path: Path) -> None:
+def test_every_import_is_in_the_stamp(path: Path) -> None:
+    """The cache's stamp has the imports that an independent parser finds."""
     assert kernel_cache.imported_modules(path) == imports_of(path)
 
 
-def test_modules_of_a_package_count() -> None:
+def test_modules_of_a_package_are_in_the_stamp() -> None:
+    """The stamp has modules that a module imports from its package."""
     assert ROOT / "capture" / "link_layers.py" in kernel_cache.imported_modules(
         ROOT / "capture" / "scan.py"
     )
@@ -63,6 +65,8 @@ def test_helpers_are_no_older_than_their_kernels() -> None:
 
 
 def test_kernels_that_borrow_make_no_arrays() -> None:
+    """A borrowing kernel counts no references, and cannot allocate an array."""
+
     @jit.kernel
     def borrows(numbers: np.ndarray) -> int:
         numbers[0] = 2

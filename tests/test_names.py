@@ -9,6 +9,7 @@ from tests.conftest import ROOT
 
 
 def test_class_names_have_one_meaning() -> None:
+    """No two modules of the package define classes of one name."""
     modules = defaultdict(list)
     for path in sorted((ROOT / "kdissect").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -37,6 +38,7 @@ TWO_MEANINGS = {
 
 
 def test_public_constants_have_one_meaning() -> None:
+    """No two modules define a public constant of one name, with listed exceptions."""
     modules = defaultdict(list)
     for path in sorted((ROOT / "kdissect").rglob("*.py")):
         # a detector of incidents has thresholds of its own, of the same names

@@ -39,6 +39,7 @@ def test_an_index_becomes_small() -> None:
 @settings(deadline=None)  # the first time the kernel is compiled
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32))
 def test_columns_become_rows(rows: int, columns: int, seed: int) -> None:
+    """The kernel transposes small matrices as NumPy does."""
     before = np.random.default_rng(seed).integers(0, 256, (rows, columns)).astype(np.uint8)
     assert transposed(before).tolist() == before.T.tolist()
 
@@ -46,6 +47,7 @@ def test_columns_become_rows(rows: int, columns: int, seed: int) -> None:
 @pytest.mark.parametrize("rows", [TILE - 1, TILE, TILE + 1, 3 * TILE + 9])
 @pytest.mark.parametrize("columns", [1, 8, 23, 140, TILE + 9])
 def test_columns_become_rows_beyond_a_tile(rows: int, columns: int) -> None:
+    """The kernel transposes matrices around its tile size as NumPy does."""
     before = np.random.default_rng(rows).integers(0, 256, (rows, columns)).astype(np.uint8)
     for matrix in (before, np.ascontiguousarray(before.T)):
         assert np.array_equal(transposed(matrix), matrix.T)

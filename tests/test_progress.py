@@ -41,6 +41,7 @@ def bar(tracker: Tracker) -> progress.Progress:
 
 
 def test_stages_have_their_shares(tracker: Tracker, bar: progress.Progress) -> None:
+    """The bar's position comes from the tasks that Spark has completed in each stage."""
     assert bar._state() == ("scan", 0)
     tracker.jobs = {3: [(4, 4), (2, 1), (8, 0), (1, 0)]}
     assert bar._state() == ("assemble", pytest.approx(0.15 + 0.15 / 2))
@@ -51,6 +52,7 @@ def test_stages_have_their_shares(tracker: Tracker, bar: progress.Progress) -> N
 
 
 def test_one_task_is_the_whole_run(tracker: Tracker, bar: progress.Progress) -> None:
+    """A job of one task counts as the whole run."""
     tracker.jobs = {1: [(1, 0)]}
     assert bar._state() == ("dissect", 0)
     tracker.jobs = {1: [(1, 1)]}

@@ -13,6 +13,7 @@ from bench.crowd import connections_of, crowd, heartbeat, large_fetch
 
 @pytest.mark.parametrize("is_large", [False, True])
 def test_every_exchange_is_there(tmp_path: Path, is_large: bool) -> None:
+    """A crowd's capture has each exchange on its connection, in order, without anomalies."""
     path = tmp_path / "crowd.pcap"
     connection = connections_of(40, 4, 0.5)
     exchange = large_fetch() if is_large else heartbeat()
@@ -30,6 +31,7 @@ def test_every_exchange_is_there(tmp_path: Path, is_large: bool) -> None:
 
 
 def test_the_first_connection_has_its_share() -> None:
+    """The first of 100 connections gets the wanted 90 % of the exchanges."""
     connection = connections_of(10_000, 100, 0.9)
     assert 0.88 < (connection == 0).mean() < 0.92
     assert len(np.unique(connection)) == 100

@@ -178,6 +178,7 @@ def test_growth_and_other_programs(tmp_path: Path) -> None:
 
 
 def test_processes_are_timed_and_read() -> None:
+    """A process that prints nothing, or ends with another exit code, is an error."""
     code = "import time; print('a', flush=True); time.sleep(30)"
     assert first_line([sys.executable, "-c", code]) > 0
     assert printed([sys.executable, "-c", "print(1); exit(1)"], codes=(0, 1)) == "1\n"

@@ -13,9 +13,10 @@ CAPTURES = Path(__file__).parents[2] / "captures"
 
 
 @pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap"])
-def test_rows_do_not_tell_whether_segments_were_staged(
+def test_rows_are_the_same_from_copied_segments(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Small windows of mapped files, and copies of segments, change no table."""
     expected = kdissect.read(CAPTURES / name)
     monkeypatch.setattr(resident, "WATCHED_SIZE_MIN", 0)
     monkeypatch.setattr(mapped_files, "WINDOW_BYTES", 1 << 12)

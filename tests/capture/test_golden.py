@@ -42,7 +42,8 @@ def described(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.pcap*")), ids=lambda path: path.name)
-def test_golden_capture(path: Path) -> None:
+def test_golden_capture_has_its_stored_segments(path: Path) -> None:
+    """A stored capture gives the segments in the JSON file beside it."""
     assert described(path) == json.loads(path.with_suffix(".json").read_text())
 
 

@@ -50,6 +50,7 @@ def test_mappings_end_with_their_arrays(tmp_path: Path) -> None:
 
 
 def test_staging_segments_leaves_nothing_of_the_file_resident(tmp_path: Path) -> None:
+    """Segments across a large file are copied, and its pages are released."""
     path = tmp_path / "large"
     path.write_bytes(bytes(resident.WATCHED_SIZE_MIN))
     sources = Sources([path])

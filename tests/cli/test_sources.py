@@ -96,7 +96,8 @@ def test_what_is_too_large_is_sent_to_dissect(verb: str, capture: Path, tmp_path
         ("-", "a stream of unknown length; kdissect dissect -"),
     ],
 )
-def test_neither_is_an_error(source: str, said: str, tmp_path: Path, captures: Path) -> None:
+def test_a_path_without_capture_or_table_set_is_an_error(source: str, said: str, tmp_path: Path, captures: Path) -> None:
+    """A path without a capture or a table set gets an error that names the reason."""
     with pytest.raises(CaptureError) as error:
         open_source([source.format(tmp=tmp_path, captures=captures)], SourceOptions())
     assert said in str(error.value)
@@ -121,7 +122,8 @@ def test_options_reach_the_captures(captures: Path) -> None:
     ("text", "size"),
     [("256MB", 256_000_000), ("1.5GiB", 3 << 29), ("10 k", 10_000), ("77", 77), ("1tb", 10**12)],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_have_units(text: str, size: int) -> None:
+    """Sizes have decimal and binary units; other text is refused."""
     assert parse_size(text) == size
     with pytest.raises(ValueError, match="is no size"):
         parse_size(text + "x")

@@ -55,6 +55,7 @@ def _submit(cluster: Cluster, out: Path, *conf: str) -> list[str]:
 
 
 def test_spark_submit_gives_the_rows_of_read(cluster, expected, tmp_path):
+    """A job of spark-submit on a standalone cluster writes the tables of `read()`."""
     out = tmp_path / "tables"
     done = subprocess.run(
         _submit(cluster, out), env=environment(), capture_output=True, text=True, timeout=300,
@@ -68,7 +69,8 @@ def test_spark_submit_gives_the_rows_of_read(cluster, expected, tmp_path):
     assert tables.manifest["options"]["split_bytes"] == 400_000
 
 
-def test_a_worker_that_is_killed_costs_nothing(cluster, expected, tmp_path):
+def test_a_killed_worker_costs_no_row(cluster, expected, tmp_path):
+    """Tasks of a killed worker run again, and the tables have every row once."""
     out = tmp_path / "tables"
     job = subprocess.Popen(
         _submit(cluster, out),
@@ -173,6 +175,7 @@ def test_a_packed_environment_compiles_nothing(packed, expected, tmp_path):
 
 
 def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
+    """A session of Spark Connect writes the tables of `read()`."""
     pytest.importorskip("grpc", reason="Spark Connect's client is not installed")
     from pyspark.sql import SparkSession
 

@@ -25,6 +25,7 @@ def _usual() -> list[Row]:
 
 
 def test_all_connections_silent_then_all_responses_at_once() -> None:
+    """A broker that answers all waiting requests at one time after a silence has stalled."""
     waiting = [
         _answered(201, 10.05, 13.2, connection_id=1, api_name="Produce"),
         _answered(202, 10.10, 13.2, connection_id=2, api_name="Produce"),
@@ -46,6 +47,7 @@ def test_one_slow_request_is_no_stall() -> None:
 
 
 def test_long_polls_and_group_waits_are_no_stall() -> None:
+    """Requests that wait by their own settings are no evidence."""
     waiting = [
         _answered(201, 10.05, 13.2, connection_id=1, api_name="Fetch", wait="long_poll"),
         _answered(202, 10.05, 13.2, connection_id=2, api_name="JoinGroup", wait="group"),
@@ -54,6 +56,7 @@ def test_long_polls_and_group_waits_are_no_stall() -> None:
 
 
 def test_a_response_on_another_connection_disproves_a_stall() -> None:
+    """One response during the silence shows that the broker works."""
     waiting = [
         _answered(201, 10.05, 11.3, connection_id=1, api_name="Produce"),
         _answered(202, 10.05, 11.3, connection_id=2, api_name="Produce"),

@@ -23,7 +23,8 @@ def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 1
 
 
 @pytest.mark.parametrize(("step_s", "direction"), [(2.0, "forward"), (-2.0, "back")])
-def test_a_step_of_the_clock(step_s: float, direction: str) -> None:
+def test_a_step_of_the_clock_is_found(step_s: float, direction: str) -> None:
+    """A step of two seconds is an incident with its direction and its size."""
     (step,) = found(**_produced(delays={}, step_s=step_s, step_from=20))
     assert step["kind"] == "clock_step"
     assert step["start_time"].timestamp() == pytest.approx(at(1.901) / 1e6)
@@ -54,7 +55,8 @@ def test_a_producer_that_waits_is_no_step() -> None:
     assert found(**_produced(delays=late)) == []
 
 
-def test_bytes_that_the_capture_lacks() -> None:
+def test_missing_bytes_are_a_loss_between_two_requests() -> None:
+    """Missing bytes are an incident from the last request before the gap to the next one."""
     exchanges = [
         exchange(number, at_us=number * 1_000_000, request_pos=104 * number)
         for number in (0, 1, 2, 4, 5, 6)

@@ -40,7 +40,8 @@ def _with_timeout(rows: dict[str, Any], timeout_ms: int) -> dict[str, Any]:
     return rows | {"apis__JoinGroup": pa.Table.from_pylist(joins, schema)}
 
 
-def test_a_member_that_flaps() -> None:
+def test_a_member_that_flaps_makes_a_rebalance_loop() -> None:
+    """A member that joins and leaves four times makes a rebalance loop."""
     steps: list[tuple[float, str, str]] = [(1, "join", "steady"), (1, "rebalance", "steady")]
     for start in (10, 13, 16, 19):
         steps += [(start, "join", "flapping"), (start, "rebalance", "flapping")]
@@ -52,7 +53,8 @@ def test_a_member_that_flaps() -> None:
     assert "flapping @ 10.0.0.1 left and joined again 3 times" in loop["text"]
 
 
-def test_members_that_start_and_end_one_after_another() -> None:
+def test_members_that_start_and_end_once_make_no_loop() -> None:
+    """Six members that start and end once each make no rebalance loop."""
     steps = []
     for number in range(6):
         client = f"member-{number}"
@@ -74,6 +76,7 @@ def test_a_member_that_leaves_after_its_poll_interval() -> None:
 
 
 def test_a_member_that_leaves_earlier_or_closes_its_connection() -> None:
+    """A leave before the poll timeout, or with its connection, is no slow member."""
     early = _events((1, "join", "app"), (3, "leave", "app"), (9, "join", "app"))
     assert found(**_with_timeout(early, 4000)) == []
     closing = _events((1, "join", "app"), (6, "leave", "app"))

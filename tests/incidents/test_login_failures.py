@@ -26,7 +26,8 @@ def _refused(count: int) -> dict[str, list[Row]]:
     }
 
 
-def test_a_program_that_goes_on_with_a_wrong_password() -> None:
+def test_a_loop_of_refused_logins_is_bad() -> None:
+    """Six refused logins in five seconds are one incident of the client."""
     (loop,) = found(**_refused(6))
     assert (loop["kind"], loop["severity"]) == ("login_failures", "bad")
     assert loop["subject"] == "app @ 10.0.0.1"
@@ -35,11 +36,13 @@ def test_a_program_that_goes_on_with_a_wrong_password() -> None:
 
 
 def test_one_refused_login_is_only_information() -> None:
+    """A mistyped password is not an alarm."""
     (one,) = found(**_refused(1))
     assert one["severity"] == "info"
 
 
 def test_logins_that_succeed_are_no_incident() -> None:
+    """The same exchanges without an error code give no incident."""
     rows = _refused(6)
     for row in rows["exchanges"]:
         row.update(error_code=0, error_name="NONE", error_codes=[])

@@ -125,6 +125,7 @@ def test_damaged_copies_give_the_same_frames(name: str) -> None:
 @pytest.mark.parametrize(("share", "least"), [(0.001, 0.999), (0.01, 0.995), (0.05, 0.98)])
 @pytest.mark.parametrize("name", SOME)
 def test_random_loss_costs_only_the_frames_it_hits(name: str, share: float, least: float) -> None:
+    """Nearly all frames without a lost byte are found, and no frame is made up."""
     batch, memory, whole = assembled(name)
     keep = np.random.default_rng(7).random(len(batch.segments)) >= share
     compare_with_the_rest(batch, memory, whole, keep, least)
@@ -132,7 +133,8 @@ def test_random_loss_costs_only_the_frames_it_hits(name: str, share: float, leas
 
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("start", [0.2, 0.4, 0.7])
-def test_a_start_in_the_middle(name: str, start: float) -> None:
+def test_a_capture_may_start_in_the_middle(name: str, start: float) -> None:
+    """A capture that starts late gives nearly all frames after its start."""
     batch, memory, whole = assembled(name)
     keep = np.arange(len(batch.segments)) >= len(batch.segments) * start
     compare_with_the_rest(batch, memory, whole, keep, 0.98)
@@ -140,7 +142,8 @@ def test_a_start_in_the_middle(name: str, start: float) -> None:
 
 @pytest.mark.parametrize(("direction", "least"), [(0, 0.98), (1, 0.95)])
 @pytest.mark.parametrize("name", SOME)
-def test_one_direction_alone(name: str, direction: int, least: float) -> None:
+def test_one_direction_alone_is_framed(name: str, direction: int, least: float) -> None:
+    """Requests alone, or responses alone, are framed with one per cent of loss."""
     batch, memory, whole = assembled(name)
     client = np.zeros(len(batch.endpoints), np.int64)
     client[whole.connections["endpoints"]] = whole.connections["client_side"]

@@ -153,7 +153,8 @@ def on_ports_of(packets: list[Packet], ports: tuple[int, int]) -> list[Packet]:
 
 @given(st.binary(max_size=80), st.integers(0, 1 << 24))
 @settings(max_examples=300, deadline=None)
-def test_random_bytes_weigh_nothing(body: bytes, correlation_id: int) -> None:
+def test_random_bytes_are_no_response(body: bytes, correlation_id: int) -> None:
+    """Random bytes after a correlation ID never reach the weight of a response."""
     frame = struct.pack(">i", correlation_id) + body
     assert max(weight(key, version, frame) for key, version in SOME) < response_only.WEIGHT_MIN
 

@@ -115,11 +115,13 @@ def check(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_like_tshark(name: str, tmp_path: Path) -> None:
+def test_packets_are_those_of_tshark(name: str, tmp_path: Path) -> None:
+    """kdissect and tshark read the same packets of an odd file."""
     check(name, tmp_path)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(set(CASES) - set(QUICK)))
-def test_all_like_tshark(name: str, tmp_path: Path) -> None:
+def test_packets_of_all_files_are_those_of_tshark(name: str, tmp_path: Path) -> None:
+    """kdissect and tshark read the same packets of every other odd file."""
     check(name, tmp_path)

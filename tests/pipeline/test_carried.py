@@ -27,7 +27,8 @@ def _frames(assembly: Assembly) -> list[bytes]:
     return found
 
 
-def test_slices_take_their_bytes_with_them(tmp_path: Path) -> None:
+def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:
+    """Decrypted frames survive a split into three packed slices, and their joining."""
     parties = Parties(tmp_path, "TLSv1_3")
     talk = Talk(parties)
     for number in range(20):
@@ -53,7 +54,8 @@ def test_slices_take_their_bytes_with_them(tmp_path: Path) -> None:
     assert (np.diff(place["pos"]) > 0).all()
 
 
-def test_a_slice_without_carried_bytes_mixes_with_others(tmp_path: Path) -> None:
+def test_empty_slices_can_be_joined(tmp_path: Path) -> None:
+    """A packed empty slice can be joined with an unpacked one."""
     plain = exchange_index.concat([])
     packed = exchange_index.from_bytes(exchange_index.to_bytes(plain))
     both = exchange_index.concat([packed, plain])
@@ -61,6 +63,7 @@ def test_a_slice_without_carried_bytes_mixes_with_others(tmp_path: Path) -> None
 
 
 def test_carried_bytes_are_a_source(tmp_path: Path) -> None:
+    """Extents read carried bytes by a source number after those of the files."""
     path = tmp_path / "file"
     path.write_bytes(b"abcdef")
     spool = Spool()

@@ -34,13 +34,15 @@ def digests(extents: list[bytes]) -> list[tuple[int, int]]:
 
 
 def test_digests_are_the_published_ones() -> None:
+    """The kernel's digests are the published values of FNV-1a."""
     found = digests([header(name) for name in PUBLISHED])
     assert [(digest % 2**64, length) for digest, length in found] == [
         (digest, len(name)) for name, digest in PUBLISHED.items()
     ]
 
 
-def test_null_and_what_the_extent_does_not_hold() -> None:
+def test_null_and_cut_client_ids_have_no_digest() -> None:
+    """A null client ID has length -1, and one that is cut has -2."""
     cut = header(b"orders")[:-1]
     assert digests([header(b"", -1), header(b"", -32768), cut, cut[:9], b""]) == [
         (0, -1), (0, -1), (0, -2), (0, -2), (0, -2),

@@ -73,6 +73,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_rows_of_the_local_file(
     spark: Any, store: Store, tmp_path: Path, read_here: list[int], split_bytes: int | None
 ) -> None:
+    """Spark reads an object in bounded requests, and writes the rows of the local file."""
     path = CAPTURES / "librdkafka.pcap"
     name = f"day{split_bytes}/librdkafka.pcap"
     url = store.put(name, path)
@@ -114,7 +115,8 @@ def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> 
     assert sum(item["is_capture"] for item in found.manifest["inputs"]) == 4
 
 
-def test_an_object_that_is_not_there(spark: Any, store: Store, tmp_path: Path) -> None:
+def test_a_missing_object_is_an_error(spark: Any, store: Store, tmp_path: Path) -> None:
+    """A missing object is one clear error, and nothing is written."""
     with pytest.raises(CaptureError, match=r"s3://far/none\.pcap: no such file"):
         kdissect.dissect(spark, store.url("none.pcap"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -199,7 +201,8 @@ def test_a_range_that_cannot_be_read(
     assert kdissect.dissect(spark, url, out).exchanges.num_rows
 
 
-def test_an_object_that_may_not_be_read(spark: Any, store: Store, tmp_path: Path) -> None:
+def test_a_refused_object_is_an_error(spark: Any, store: Store, tmp_path: Path) -> None:
+    """A refused object is one clear error, and nothing is written."""
     url = store.put("secret.pcap", CAPTURES / "java_2_0_1.pcap")
     store.fault = lambda method, path, span: 403 if path == "/far/secret.pcap" else 0
     try:

@@ -89,9 +89,10 @@ def test_windows_are_no_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.spark
 @pytest.mark.heavy
-def test_a_file_that_is_cut_under_the_workers(
+def test_a_file_that_shrinks_during_a_run_is_an_error(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A capture that shrinks during a run is an error; the repeated run is whole."""
     path = tmp_path / "made.pcap"
     shutil.copy(CAPTURE, path)
     stages = on_spark._stages

@@ -149,6 +149,7 @@ def test_a_lost_fragment_is_a_gap(tmp_path: Path, packets: list[Packet]) -> None
 
 
 def test_a_lost_first_fragment_loses_the_segment(tmp_path: Path, packets: list[Packet]) -> None:
+    """Without its first fragment a segment's payload is missing, with an anomaly."""
     datagrams = fragmented(packets, cut_ipv4(552))
     largest = max(range(len(datagrams)), key=lambda at: len(datagrams[at]))
     payload = (
@@ -166,6 +167,7 @@ def test_a_lost_first_fragment_loses_the_segment(tmp_path: Path, packets: list[P
 
 
 def test_the_first_bytes_win_where_fragments_overlap(tmp_path: Path, packets: list[Packet]) -> None:
+    """Other bytes for the same position change no row, and an anomaly has their packet."""
     whole = read(tmp_path, packets)
     datagrams = fragmented(packets, cut_ipv4(552))
     largest = max(datagrams, key=len)

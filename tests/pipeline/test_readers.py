@@ -38,7 +38,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return out, read
 
 
-def test_pyarrow_alone(tables: tuple[Path, Any]) -> None:
+def test_pyarrow_alone_reads_every_table(tables: tuple[Path, Any]) -> None:
+    """PyArrow reads the files of a table set without kdissect, with the same counts."""
     out, read = tables
     done = subprocess.run(
         [sys.executable, "-c", READ, str(out)], capture_output=True, text=True, check=True

@@ -44,6 +44,7 @@ def same_tables(expected: kdissect.Tables, found: kdissect.Tables) -> None:
 
 @pytest.mark.parametrize("path", sorted(CAPTURES.glob("*.pcap*")), ids=lambda path: path.name)
 def test_parts_and_files_change_no_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets in parts and in temporary files give the tables of buckets in memory."""
     keylog = sorted(CAPTURES.glob("*.keylog"))
     expected = kdissect.read(path, keylog=keylog)
     divide(monkeypatch, 3000)
@@ -81,7 +82,8 @@ def test_a_giant_among_others_over_rotated_files(
 
 
 @pytest.mark.parametrize("large_bytes", [0, 600, 1 << 20])
-def test_what_is_gathered(large_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_a_connection_stay_in_order(large_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection's segments come out in the order in which they came in."""
     divide(monkeypatch, large_bytes)
     rng = np.random.default_rng(1)
     pairs = np.zeros(5, ENDPOINTS)

@@ -151,6 +151,7 @@ def test_records_and_topics_of_whole_batches(tmp_path: Path, seed: int) -> None:
 def test_splits_and_slots_do_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split_bytes: int | None
 ) -> None:
+    """Splits and slots that cut a snapshot's responses change no record."""
     batches = topics(1, 120)
     path = write_capture(
         tmp_path / "made.pcap",
@@ -167,6 +168,7 @@ def test_splits_and_slots_do_not_matter(
 @pytest.mark.heavy
 @pytest.mark.spark
 def test_cut_batches_on_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark gives the rows of `read()` for batches that responses cut."""
     batches = topics(2, 100)
     exchanges = pieces(b"".join(batches), cuts_of(random.Random(2), batches, 40))
     path = write_capture(tmp_path / "made.pcap", exchanges)

@@ -137,7 +137,8 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         assert any(name.endswith(".parquet") for name in before)
 
 
-def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
+def test_a_second_writer_gets_one_line(tmp_path: Path) -> None:
+    """A second writer gets one line that names the first one's process, and exit code 2."""
     out = tmp_path / "set"
     with writer(str(out)):
         done = subprocess.run(
@@ -154,7 +155,8 @@ def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
     assert line.startswith(f"kdissect: {out}: another run is writing there (process ")
 
 
-def test_what_a_killed_run_staged_goes_with_the_next(tmp_path: Path) -> None:
+def test_the_next_run_removes_files_of_a_killed_one(tmp_path: Path) -> None:
+    """The next run removes the staged files of a killed one."""
     out = tmp_path / "set"
     with writer(str(out)) as killed:
         killed.send_signal(signal.SIGKILL)
@@ -296,6 +298,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("quick")
 def test_a_prefix_has_one_writer(store: Store) -> None:
+    """A second writer to a prefix of a store is refused until the first one ends."""
     out = store.url("one")
     with writing(out, overwrite=False):
         with pytest.raises(OutputError, match=rf"is writing there \(process {os.getpid()} on "):

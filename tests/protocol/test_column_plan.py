@@ -85,7 +85,9 @@ def test_element_bytes_bound_the_builders() -> None:
     assert worst < 64
 
 
-def test_roles() -> None:
+def test_roles_of_fields() -> None:
+    """A field's role comes from its API, its name, its type and its entity."""
+
     def role(key: int, name: str, kind: Type, entity: str = "") -> Role:
         return role_of(key, Field(name, kind, ALWAYS, entity=entity))
 
@@ -130,6 +132,7 @@ def api_of(*fields: Field) -> Api:
 
 
 def test_definitions_without_columns_are_refused() -> None:
+    """A field with two types, or a tagged one with a default, has no column."""
     header = catalog.REQUEST_HEADER
     text = Field("x", Type.STRING, VersionRange(0, 0))
     again = replace(text, versions=VersionRange(1, 1))
@@ -141,7 +144,8 @@ def test_definitions_without_columns_are_refused() -> None:
         compile_plan(api_of(tagged), "request", header)
 
 
-def test_unknown_api_and_side() -> None:
+def test_an_unknown_api_or_side_is_refused() -> None:
+    """A plan for an unknown API or side is refused by name."""
     with pytest.raises(ValueError, match="no API has key 999"):
         column_plan.plan(999, "request")
     with pytest.raises(ValueError, match="side must be"):

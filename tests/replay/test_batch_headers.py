@@ -39,7 +39,8 @@ def test_quick_looks(parts: list[bytes], tail: bytes, cut: int) -> None:
     assert has_producer(data) or all(it.producer_id < 0 or it.is_partial for it in found)
 
 
-def test_batches_without_a_producer_are_seen_at_once() -> None:
+def test_a_producer_id_is_read_from_headers() -> None:
+    """`has_producer` reads the producer ID of every batch header."""
     plain = struct.pack(
         ">qiibIhiqqqhii", 5, BATCH_HEADER_SIZE - 12, 0, 2, 0, 0, 2, 0, 0, -1, -1, -1, 3
     )

@@ -32,7 +32,8 @@ def _fetch(number: int, replica_id: int = -1, connection_id: int = 1) -> Row:
     return {"exchange_id": number, "connection_id": connection_id, "request": wish}
 
 
-def test_brokers_are_known_by_what_only_they_send() -> None:
+def test_brokers_are_known_by_requests_that_only_they_send() -> None:
+    """A Fetch with a replica ID, or an API of brokers only, marks its connection."""
     made = tables(
         exchanges=[
             exchange(1, api_name="Fetch"),

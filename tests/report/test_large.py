@@ -26,7 +26,8 @@ print(int(peak_kb) >> 10)
 
 
 @pytest.mark.heavy
-def test_a_million_exchanges(shared_capture: Any, tmp_path: Path) -> None:
+def test_a_million_exchanges_in_bounded_memory(shared_capture: Any, tmp_path: Path) -> None:
+    """A report of a million exchanges stays within its memory and its page size."""
     capture = shared_capture("perf/perf_small.pcap")
     many = tmp_path / "many.pcap"
     multiply(capture, many, COPIES)

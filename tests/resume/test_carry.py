@@ -188,6 +188,7 @@ def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> No
 
 
 def test_a_response_without_its_request_keeps_the_next_one_waiting(run: Run) -> None:
+    """A request queues until the response to one that the capture lacks (pipelining)."""
     talk = Talk()
     for number in range(3):
         talk.ask(request(number))

@@ -202,6 +202,7 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["1.3 key updates", "1.3 traffic secrets", "1.2 mutual",
                                   "1.2 CBC, pre-master secrets"])  # fmt: skip
 def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_process) -> None:
+    """An append after a cut in TLS gives the tables of one run over both parts."""
     book, log = _made(kind, tmp_path)
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
@@ -237,7 +238,8 @@ def _check_state(out: Path, log: bytes) -> None:
     assert len(saved) < 2 * RECORD_MAX + 20_005 + 10_000
 
 
-def test_a_key_log_that_is_gone_is_said(tmp_path: Path, in_process) -> None:
+def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
+    """An append without its key log counts the bytes, and notes the missing secrets."""
     book, log = _made("1.3", tmp_path)
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"

@@ -197,7 +197,8 @@ def test_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [duckdb.InterruptException("INTERRUPT Error"), RuntimeError("Query interrupted")]
 )
-def test_an_interrupt_is_pythons_own(error: Exception) -> None:
+def test_interrupts_become_keyboard_interrupt(error: Exception) -> None:
+    """DuckDB's interrupt errors become KeyboardInterrupt; other errors stay."""
     with pytest.raises(KeyboardInterrupt), interrupts():
         raise error
     with pytest.raises(RuntimeError, match="another"), interrupts():

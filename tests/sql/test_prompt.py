@@ -41,6 +41,7 @@ def dialogue(tables: kdissect.Tables, *lines: str | type[BaseException]) -> tupl
 
 
 def test_a_query_ends_with_a_semicolon(tables: kdissect.Tables) -> None:
+    """The prompt reads lines until a semicolon, then prints the result."""
     asked, said = dialogue(tables, "select count(*) as n", "  from exchanges;", ".quit", "never")
     assert asked == [FIRST, NEXT, FIRST]
     assert said.splitlines()[1:] == ["  n", "---", "319"]

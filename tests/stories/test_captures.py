@@ -75,7 +75,8 @@ def test_every_join_and_sync(capture: Capture, say: Callable[[str], None]) -> No
         say(f"{capture}: {expected.total()} {name} rows")
 
 
-def test_every_leave(capture: Capture) -> None:
+def test_leaves_are_those_of_the_log(capture: Capture) -> None:
+    """Leave events have the members and reasons of the logged requests."""
     leaves: Counter[Any] = Counter()
     for _, asked, _ in bodies(capture, 13):
         members = asked.get("members", [asked])
@@ -264,6 +265,7 @@ def test_no_sequence_is_missing(capture: Capture) -> None:
 
 
 def test_each_event_names_its_exchange(capture: Capture) -> None:
+    """Events and transactions refer to exchanges that exist."""
     known = {row["exchange_id"] for row in capture.rows("exchanges")}
     for row in capture.rows("group_events"):
         assert row["exchange_id"] in known

@@ -58,7 +58,8 @@ def logged_sessions(
 @pytest.mark.parametrize(
     "name", ["java_latest/java_latest", "cluster/cluster", "old_clients/java_2_0_1"]
 )
-def test_every_fetch(name: str, say: Callable[[str], None]) -> None:
+def test_fetches_ask_for_the_partitions_of_the_log(name: str, say: Callable[[str], None]) -> None:
+    """Each logged Fetch asks for the partitions that its session's rows name."""
     capture = Capture(name)
     names = {row["topic_id"]: row["topic"] for row in capture.rows("topics")}
     stays: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)

@@ -42,6 +42,7 @@ def test_commits_alone(error_code: int, expected: str) -> None:
     assert _types(_event(ApiKey.OFFSET_COMMIT, error_code, "m", refused="")) == [expected]
 
 
-def test_what_others_of_the_group_are() -> None:
+def test_the_type_comes_from_other_members() -> None:
+    """A refused commit gets the type that another member's request shows."""
     heartbeat = _event(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, "n", epoch=5)
     assert _types(_event(ApiKey.OFFSET_COMMIT, 22, "m", refused=""), heartbeat) == ["consumer"]

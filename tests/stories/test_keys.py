@@ -17,6 +17,7 @@ from tests.truth.rows import set_differences
 @needs_material
 @pytest.mark.parametrize("name", ["transactions/transactions", "share_streams/streams"])
 def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small keys of events give the tables of few large ones."""
     capture = Capture(name)
     monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 100_000)
     monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 70_000)

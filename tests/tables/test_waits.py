@@ -64,6 +64,7 @@ MARKER = _batch(10, is_transactional=True, is_control=True, producer_id=1)
 def test_a_fetch_waits_if_too_little_was_there(
     tmp_path: Path, records: bytes, took_ms: int, how: dict[str, Any], expected: str | None
 ) -> None:
+    """A Fetch is a long poll if fewer than min_bytes were ready, for at most its max_wait."""
     assert _wait(tmp_path / "fetch.pcap", records, took_ms, **how) == expected
 
 

@@ -151,10 +151,12 @@ def interleaved(count: int) -> Any:
 
 @pytest.mark.parametrize("work", [with_gaps, interleaved])
 def test_work_is_linear_in_the_segments(work: Any) -> None:
+    """Twice the segments cost at most twice the work, with gaps or retransmissions between them."""
     assert_linear(work, 1000)
 
 
 def test_a_million_gaps_and_interleaved_retransmissions() -> None:
+    """Counts of gaps and of retransmissions are right for very large streams."""
     streams = with_gaps(1_000_000)
     assert streams.sides.reshape(-1, c.SIDE_WIDTH)[0, c.GAP_COUNT] == 999_999
     streams = interleaved(200_000)

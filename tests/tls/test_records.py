@@ -108,6 +108,7 @@ def test_the_key_schedules_give_published_values() -> None:
 
 
 def test_suites_are_named_and_understood() -> None:
+    """Cipher suites have their IANA names and parameters; unknown ones have none."""
     assert suite_name(0x1301) == "TLS_AES_128_GCM_SHA256"
     assert suite_name(0xC030) == "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384"
     assert suite_name(0x4A4A) == "0x4A4A"

@@ -10,11 +10,13 @@ def row(page, name):
 
 
 def test_versions_are_written_as_ranges():
+    """Consecutive versions are written as one range."""
     assert versions_text([]) == "-"
     assert versions_text([3, 0, 1, 2, 5, 5]) == "0-3, 5"
 
 
-def test_a_version_counts_where_both_sides_do():
+def test_a_version_counts_with_both_sides():
+    """A version counts as decoded only with its request and its response."""
     evidence = Evidence(
         sources=("Somewhere.",),
         decoded={(1, 4, "request"): 2, (1, 4, "response"): 1, (1, 5, "request"): 1},

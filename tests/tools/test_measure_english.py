@@ -24,6 +24,7 @@ def test_code_headings_and_cells_are_not_sentences() -> None:
 
 
 def test_the_line_of_a_sentence_is_that_of_its_paragraph() -> None:
+    """A sentence has the first line of its paragraph or list item."""
     text = "First line,\nsecond line.\n\n- item one.\n- item two.\n"
     assert [each.line for each in sentences(PAGE, text)] == [1, 4, 5]
 

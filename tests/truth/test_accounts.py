@@ -89,6 +89,7 @@ def test_every_packet_is_counted(source: Input) -> None:
 
 @every_input
 def test_every_tcp_packet_is_in_one_connection_or_a_duplicate(source: Input) -> None:
+    """Segments and duplicates add up to the TCP packets; dpkt counts the same duplicates."""
     (capture,) = source.rows("captures")
     segments = sum(
         row[f"{side}_segment_count"] for row in source.rows("connections") for side in SIDES
@@ -195,6 +196,7 @@ def _length(spans: Spans) -> int:
 
 @every_input
 def test_rows_refer_to_rows_that_exist(source: Input) -> None:
+    """IDs are unique and positive, and every reference has its row."""
     connections = [row["connection_id"] for row in source.rows("connections")]
     exchanges = [row["exchange_id"] for row in source.rows("exchanges")]
     captures = {row["capture_id"] for row in source.rows("captures")}

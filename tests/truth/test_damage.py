@@ -82,7 +82,8 @@ def test_damage_makes_no_false_frame(shape: str) -> None:
 
 
 @every_damage
-def test_only_what_the_damage_touched_is_lost(shape: str, say: Callable[[str], None]) -> None:
+def test_only_frames_with_damaged_packets_are_lost(shape: str, say: Callable[[str], None]) -> None:
+    """Nearly all frames without a damaged packet are found."""
     whole = _frames(SHAPES_BASE.rows("exchanges"))
     found = _frames(read(CAPTURES / "shapes" / shape).exchanges.to_arrow().to_pylist())
     touched = _touched(_lost_packets(shape))

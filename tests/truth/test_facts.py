@@ -84,6 +84,7 @@ def test_errors_and_throttling_are_those_of_the_response(capture: Capture) -> No
 
 @every_capture
 def test_groups_and_transactional_ids_are_those_of_the_request(capture: Capture) -> None:
+    """The columns have the group and the transactional ID of the logged request."""
     differ = []
     for entry, row in match(capture).pairs:
         for side, layout, body in _sides(entry):
@@ -146,7 +147,8 @@ def test_every_record_batch_has_the_name_of_its_topic(capture: Capture) -> None:
 
 
 @every_capture
-def test_brokers_are_those_that_metadata_told(capture: Capture) -> None:
+def test_brokers_are_those_of_metadata(capture: Capture) -> None:
+    """The table `brokers` has exactly the brokers of logged Metadata responses."""
     expected = set()
     for entry in request_log.load(capture.request_log_path):
         if entry.key[4] in (METADATA, DESCRIBE_CLUSTER) and not entry.is_forwarded:

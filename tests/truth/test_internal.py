@@ -56,7 +56,8 @@ def test_offset_commits_are_those_that_clients_asked_for(say: Callable[[str], No
     say(f"{CLUSTER}: {len(accepted)} accepted offset commits are in __consumer_offsets")
 
 
-def test_topics_are_those_that_metadata_tells() -> None:
+def test_topics_are_those_of_metadata() -> None:
+    """Metadata records have all topics and partitions of logged Metadata responses."""
     names = {
         topic["topicId"]: topic["name"]
         for _, response in _logged(METADATA)
@@ -111,7 +112,8 @@ def test_broker_registrations_are_those_that_brokers_sent() -> None:
     assert found == sent
 
 
-def test_producers_of_transactions_are_those_that_were_given_out() -> None:
+def test_producers_of_transactions_have_their_logged_ids() -> None:
+    """The transaction log's records have the producer IDs of logged InitProducerId responses."""
     given = {
         (request["transactionalId"], response["producerId"])
         for request, response in _logged(INIT_PRODUCER_ID)

@@ -63,6 +63,7 @@ def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:
     "name", ["cluster/cluster", pytest.param("perf/perf_tshark", marks=pytest.mark.heavy)]
 )
 def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
+    """Splits of a megabyte give the tables of one split."""
     capture = Capture(name)
     split = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=1_000_003)
     _same(set_differences(capture.tables, split))
@@ -80,6 +81,7 @@ def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
 def test_spark_gives_the_rows_of_read(
     spark: Any, tmp_path: Path, name: str, split_bytes: int | None
 ) -> None:
+    """Spark writes the tables of `read()`, and `open()` reads them back."""
     capture = Capture(name)
     out = tmp_path / "out"
     ours = kdissect.dissect(
@@ -152,6 +154,7 @@ def test_rotated_files_are_one_capture(reverse: bool) -> None:
 
 @pytest.mark.spark
 def test_rotated_files_are_one_capture_on_spark(spark: Any, tmp_path: Path) -> None:
+    """Spark reads rotated files as the one capture that they were."""
     rotated = kdissect.dissect(
         spark, [str(path) for path in ROTATED], str(tmp_path / "out"), reveal_secrets=True
     )
@@ -209,6 +212,7 @@ def test_reordered_and_duplicated_packets_change_nothing_of_kafka(shape: str) ->
 
 
 def test_duplicates_keep_the_times_of_the_first_copies() -> None:
+    """Duplicated packets change no time and no duration."""
     _same(_kafka_differences(SHAPES / "duplicated.pcap", drop=set(PACKETS)))
 
 

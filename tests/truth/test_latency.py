@@ -12,6 +12,7 @@ _compared: list[latency.Compared] = []
 
 @each("capture", LOGGED)
 def test_service_ms_is_the_brokers_total_time(capture: Capture) -> None:
+    """Most `service_ms` agree with the broker's logged total time."""
     compared = latency.compare(str(capture), capture.tables, capture.request_log_path)
     _compared.append(compared)
     assert len(compared.service) >= 30

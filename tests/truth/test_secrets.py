@@ -105,7 +105,8 @@ def test_the_secrets_are_in_the_captures() -> None:
     ],
     ids=" ".join,
 )
-def test_show(capture: Capture, style: tuple[str, ...]) -> None:
+def test_show_prints_no_secret(capture: Capture, style: tuple[str, ...]) -> None:
+    """No style of `show` prints a secret."""
     assert len(run(capture, "show", capture.path, *style)) > 1000
 
 
@@ -129,7 +130,8 @@ def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path:
 
 
 @BOTH
-def test_report(capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path) -> None:
+def test_report_contains_no_secret(capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path) -> None:
+    """The report's page and its CSV files contain no secret."""
     as_json = ["--json"] if capture == TOKENS else []
     run(
         capture, "report", table_sets[capture], "--out", tmp_path / "report", *as_json, out=tmp_path

@@ -266,7 +266,8 @@ def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
 
 
-def test_order_means_nothing_where_a_rule_says_so(plan: ReplayPlan) -> None:
+def test_order_is_free_under_a_rule(plan: ReplayPlan) -> None:
+    """Under a rule of order, a reversed list is equal, and a new item is found."""
     comparator = Comparator(IdMap(plan))
     step = step_named(plan, "ApiVersions")
     outcome, _ = answered(step, lambda body: body["api_keys"].reverse())
@@ -287,6 +288,7 @@ def test_order_means_nothing_where_a_rule_says_so(plan: ReplayPlan) -> None:
 
 
 def test_rules_of_a_file_come_first(plan: ReplayPlan, tmp_path: Path) -> None:
+    """A rule of the user's file allows a difference of two, and not of three."""
     file = tmp_path / "mine.toml"
     file.write_text(
         """

@@ -95,6 +95,7 @@ def test_another_release() -> None:
 
 
 def test_the_same_release_explains_nothing() -> None:
+    """A difference between two runs of one release gets no explanation."""
     plan = make_plan(workload([exchange(0, asked(), 0, 1, api_versions(NEW))]), everything())
     told, [outcome] = run(plan, {0: [Difference("api_keys[3].max_version", "12", "13")]})
     assert told == []
@@ -120,7 +121,8 @@ def test_known_values_and_what_follows() -> None:
     assert notes(outcomes[2]) == [permitted]
 
 
-def test_texts_can_be_shown() -> None:
+def test_texts_name_releases_if_they_need_them() -> None:
+    """Each explanation names releases if, and only if, it needs them."""
     for each in explanations():
         text = each.text.format(then="3.9", now="4.3")
         assert ("4.3" in text or "3.9" in text) <= each.needs_releases

@@ -345,7 +345,8 @@ def test_committed_offsets(version: int) -> None:
     assert run.said(CommittedOffsets) == [(number, path, "5")]
 
 
-def test_the_end_of_an_epoch() -> None:
+def test_an_epoch_ends_with_the_last_record() -> None:
+    """An end offset after the last produced record contradicts the run."""
     run = Run()
     run.produce(1, 0, batch(0, 4))
     asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 0}]}]}
@@ -611,6 +612,7 @@ def test_topics_that_the_run_made() -> None:
 
 
 def test_a_transaction_that_does_not_end() -> None:
+    """An ongoing transaction after its timeout, or after its end, contradicts the run."""
     run = Run()
     wanted = {"transactional_id": "x", "transaction_timeout_ms": 10_000}
     run.add(1, ApiKey.INIT_PRODUCER_ID, 1, wanted, {"producer_id": 9})

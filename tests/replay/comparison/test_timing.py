@@ -103,9 +103,10 @@ class Run:
     ],
     ids=["an error hidden by a retry", "a value hidden by a retry"],
 )
-def test_a_first_answer_that_timing_does_not_explain(
+def test_a_first_answer_with_another_value_is_a_finding(
     api_key: int, first: dict[str, Any], said: tuple[str, str, str]
 ) -> None:
+    """A first answer with another value is a finding, though the retry agreed."""
     run = Run()
     run.add(api_key, 1)
     number = run.add(api_key, 100, first=first)

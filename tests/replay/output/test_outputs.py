@@ -151,7 +151,8 @@ def test_console() -> None:
     assert "1 x Heartbeat topics[].error_code" in text
 
 
-def test_exit_codes() -> None:
+def test_exit_code_follows_findings_and_the_end() -> None:
+    """The exit code follows the findings, `--fail-on` and how the run ended."""
     assert made().exit_code == 1
     assert made("none").exit_code == 0
     assert made("skipped").exit_code == 1

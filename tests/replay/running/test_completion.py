@@ -61,7 +61,8 @@ def test_in_the_order_of_the_connection() -> None:
     assert done == [0, 1, 2], "settled once"
 
 
-def test_what_is_held_when_nothing_comes_any_more() -> None:
+def test_a_released_lane_reports_its_completed_steps() -> None:
+    """Releasing a lane reports its completed steps after one that has no response."""
     completion, _, done = made([[0, 1, 2]])
     complete(completion, 2)
     completion.release(completion._lanes[0])

@@ -81,7 +81,8 @@ def asked(
     return side.asked
 
 
-def test_a_member_joins_again_while_another_waits() -> None:
+def test_a_heartbeat_in_a_rebalance_makes_a_member_join_again() -> None:
+    """A heartbeat with REBALANCE_IN_PROGRESS makes the member join and sync again."""
     joined = [ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP]
     assert asked(REBALANCE, joined) == [ApiKey.HEARTBEAT, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP]
     assert asked(REBALANCE, joined[:1]) == [ApiKey.HEARTBEAT, ApiKey.JOIN_GROUP]

@@ -50,6 +50,7 @@ def test_scram_that_fails(challenge: bytes, final: bytes, reason: str) -> None:
 
 
 def test_scram_names_are_escaped() -> None:
+    """A user name's comma and equals sign are escaped (RFC 5802, section 5.1)."""
     tokens = auth._scram("a=b,c", "x", "sha256", "n")
     assert next(tokens) == b"n,,n=a=3Db=2Cc,r=n"
 
@@ -66,6 +67,7 @@ def test_bearer() -> None:
 def test_secrets_from_files_and_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Passwords and tokens come from a file or a variable, and no text shows them."""
     monkeypatch.delenv(auth.PASSWORD_VARIABLE, raising=False)
     file = tmp_path / "password"
     file.write_text("from file\n")
@@ -80,7 +82,8 @@ def test_secrets_from_files_and_environment(
     assert sasl_from("oauthbearer", None, None, None).secret == "dA=="
 
 
-def test_options_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options_are_refused_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wrong option of SASL or TLS is refused with its own reason."""
     with pytest.raises(OptionError, match="none of PLAIN"):
         sasl_from("GSSAPI", "u", None, None)
     with pytest.raises(OptionError, match="--sasl-user"):

@@ -93,6 +93,7 @@ def test_answers_become_one() -> None:
 
 
 def test_batches_go_to_their_leaders() -> None:
+    """A Produce for two leaders becomes a Produce for each, with its own partition."""
     request = produce(0)
     more = produce(1).body["topic_data"][0]["partition_data"]
     request.body["topic_data"][0]["partition_data"] += more
@@ -105,6 +106,7 @@ def test_batches_go_to_their_leaders() -> None:
 
 
 def test_groups_go_to_their_coordinators() -> None:
+    """A DescribeGroups becomes one for each coordinator of its groups."""
     request = Message(
         ApiKey.DESCRIBE_GROUPS, 1, "request", {"client_id": "c"}, {"groups": ["a", "b", "other"]}
     )

@@ -103,6 +103,7 @@ def test_kafkas_own_log_lines_are_read(tmp_path: Path) -> None:
 
 
 def test_a_correlation_id_that_comes_again_is_matched_in_order(tmp_path: Path) -> None:
+    """Two entries with one correlation ID match two exchanges in order of time."""
     log = tmp_path / "log.jsonl"
     entry = {"client": ["10.0.0.1", 50000], "correlation_id": 1, "api_key": 3}
     log.write_text("".join(json.dumps({**entry, "total_time_ms": t}) + "\n" for t in (1.5, 30)))
@@ -123,6 +124,7 @@ def test_a_correlation_id_that_comes_again_is_matched_in_order(tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["", "nothing of it\n", '{"a": 1}\n', '["x"]\n'])
 def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path) -> None:
+    """A file without one line of a request log is an error."""
     path = tmp_path / "some.log"
     path.write_text(text)
     with pytest.raises(CaptureError, match="no line of a request log"):
@@ -130,6 +132,7 @@ def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_ranks_of_equals_are_their_mean() -> None:
+    """Rank correlation is 1 or -1 with ties, and absent without variation."""
     a = np.array([1.0, 2.0, 2.0, 3.0, 10.0])
     assert broker_log.rank_correlation(a, a * 7) == pytest.approx(1)
     assert broker_log.rank_correlation(a, -a) == pytest.approx(-1)
