@@ -40,7 +40,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def prepare(folder: Path, text: str) -> None:
-    """Lay out what the commands of a page name."""
+    """Create the files that a page's commands name."""
     (folder / "captures").symlink_to(ROOT / "captures")
     named = " ".join(command for command, _ in commands(text))
     for name in sorted(set(re.findall(r"\btables(?:-(\w+))?/", named))):

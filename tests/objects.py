@@ -1,4 +1,4 @@
-"""An S3 server on loopback for tests, with an account of what was asked of it."""
+"""An S3 server on loopback for tests, which logs its requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _error(status: int) -> bytes:
 
 @dataclass(slots=True)
 class Store:
-    """A server with one bucket. `requests`: method, path, range or None, of each that was asked.
+    """A server with one bucket. `requests`: method, path, and range or None of each request.
 
     fault: what the status of a request must be, by these three; 0 for what the server says.
     """
@@ -77,7 +77,7 @@ class Store:
         return sorted(info.path[cut:] for info in infos if info.is_file)
 
     def get_bytes(self, name: str) -> int:
-        """Bytes of an object that were asked for by ranges, since `requests` was cleared."""
+        """The bytes of ranged reads of an object since `requests` was cleared."""
         asked = [
             span
             for method, path, span in self.requests
@@ -106,7 +106,7 @@ def refuse_each_once(
 
 
 class _Counting:
-    """A WSGI application that notes what is asked before it is answered."""
+    """A WSGI application that logs each request before it responds."""
 
     def __init__(self, inner: Any, store: Store) -> None:
         self.inner = inner

@@ -120,7 +120,7 @@ def test_an_empty_name_of_a_folder(tables: kdissect.Tables, out: str) -> None:
     ],
 )
 def test_a_table_that_there_is_not(tables: kdissect.Tables, name: str, near: list[str]) -> None:
-    """The names that come near, and all of them where none does."""
+    """The error has similar names, or all names."""
     with pytest.raises(KeyError) as raised:
         tables[name]
     assert raised.value.args == (f"no table {name!r}; did you mean {' or '.join(near)}?",)

@@ -59,7 +59,7 @@ def test_is_any_of_agrees_with_numpy() -> None:
 
 @pytest.mark.parametrize("rows", [[], [0], [2, 3, 4], [4, 3, 2], [1, 1, 2], [-1, 0, 1], [-3, -2]])
 def test_rows_are_taken_as_numpy_takes_them(rows: list[int]) -> None:
-    """Neighbours in order are one range; what counts from the end is none."""
+    """Rows in order are one range; negative numbers are not."""
     array = np.arange(6, dtype=np.int64).view([("low", "<i4"), ("high", "<i4")])
     index = np.array(rows, np.int64)
     taken = take(array, index)

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all; devices and links stay what they are."""
+"""Files appear whole or not at all; devices and links remain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_fails_leaves_what_was_there(tmp_path):
 
 
 def test_a_link_stays_a_link(tmp_path):
-    """The file behind the link is replaced."""
+    """The target of the link is replaced."""
     real, link = tmp_path / "real.txt", tmp_path / "link.txt"
     real.write_text("before")
     link.symlink_to(real)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, one clear line, what is left behind."""
+"""The command line as a user meets it: exit codes, one clear line, removed files."""
 
 import importlib
 import json
@@ -116,7 +116,7 @@ def test_bad_usage(kdissect: Run, arguments: list[str]) -> None:
 def test_no_java(
     kdissect: Run, tmp_path: Path, captures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without Java one line says what to install, exit 3."""
+    """Without Java one line names the package to install; exit code 3."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", "")
     result = kdissect("dissect", str(captures / "librdkafka.pcap"), "--out", str(tmp_path / "o"))
@@ -226,7 +226,7 @@ def test_an_interrupt_of_the_summary(
 
 
 def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
-    """SIGINT in the middle of a run: exit 130, one line, nothing left behind."""
+    """SIGINT during a run gives exit code 130 and one line, and leaves no file."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "kdissect", "dissect", str(captures / "librdkafka.pcap")]
     with subprocess.Popen(
@@ -258,7 +258,7 @@ def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
     ],
 )
 def test_replay_names_the_option(kdissect: Run, options: list[str], said: str) -> None:
-    """Exit 2, before the capture is read: the option that was typed, and what is wrong with it."""
+    """Exit code 2 before the capture is read; the line names the option and its fault."""
     done = kdissect("replay", "captures/librdkafka.pcap", "--dry-run", *options)
     assert done.returncode == 2
     assert said in one_line(done)
@@ -284,7 +284,7 @@ def test_replay_takes_apis_as_show_does(kdissect: Run) -> None:
 def test_examples_of_the_help_can_be_copied(
     verb: str, kdissect: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A terminal of 80 columns breaks no command: a shell reads what the page shows."""
+    """On 80 columns no command is broken: a shell can run each example."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
     shown = kdissect(verb, "--help").stdout.partition("Examples:")[2]

@@ -60,7 +60,7 @@ def installed(tmp_path: Path) -> Path:
 
 @needs_mounts
 def test_a_package_and_a_home_that_cannot_be_written(installed: Path, tmp_path: Path) -> None:
-    """Two processes compile at once; a third one finds what they made, in the temporary folder."""
+    """Two processes compile at once; a third one loads their kernels from the temporary folder."""
     (installed / "small.py").write_text(SMALL)
     script = f"cd {installed}\n" + "$PYTHON small.py & $PYTHON small.py; wait; $PYTHON small.py"
     done = run(

@@ -1,4 +1,4 @@
-"""Shell completion: a script for each shell, put where that shell looks, and asked by bash."""
+"""Shell completion: a script for each shell, at its place, and its answers in bash."""
 
 import os
 import subprocess

@@ -114,7 +114,7 @@ def test_the_table_reference_is_what_the_schemas_say() -> None:
 
 
 def test_every_kind_of_anomaly_is_listed() -> None:
-    """docs/tables.md says what each value of anomalies.kind means, with its severity."""
+    """docs/tables.md explains each value of anomalies.kind, with its severity."""
     text = (ROOT / "docs" / "tables.md").read_text()
     rows = re.findall(r"^\| (`[a-z_`, 0-9]+) \| (info|warning|error) \|", text, re.MULTILINE)
     listed = {

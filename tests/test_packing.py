@@ -1,4 +1,4 @@
-"""Arrays of rows: what is packed comes back."""
+"""Packed arrays of rows unpack to themselves."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ DTYPES = (
 @settings(deadline=None)  # the first time the kernel is compiled
 @given(st.lists(st.binary(max_size=400), min_size=len(DTYPES), max_size=len(DTYPES)))
 def test_packed_arrays_come_back(data: list[bytes]) -> None:
-    """Whatever the rows hold, and where there are none."""
+    """Arrays of any rows, and empty ones, unpack to themselves."""
     arrays = [
         np.frombuffer(part[: len(part) // dtype.itemsize * dtype.itemsize], dtype)
         for part, dtype in zip(data, DTYPES, strict=True)

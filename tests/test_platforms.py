@@ -46,7 +46,7 @@ main()
 
 
 def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Runs a program in a process without what Unix has."""
+    """Run a program in a process without Unix's own modules."""
     command = [sys.executable, "-c", WITHOUT_UNIX + program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
@@ -67,7 +67,7 @@ def test_every_module_can_be_imported_without_unix() -> None:
 
 
 def test_a_capture_without_memory_maps_is_refused_in_one_line() -> None:
-    """The table verbs name what is missing, with exit code 3."""
+    """The verbs of tables name the missing module, with exit code 3."""
     done = run(COMMANDS, "summary", str(CAPTURES / "java_2_0_1.pcap"))
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].endswith(

@@ -1,4 +1,4 @@
-"""Plots hold what the tables hold, in few marks, and every one of them renders."""
+"""Plots have the values of the tables, in few marks, and each one renders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that kdissect is measured against decodes what a capture holds: it is no straw man."""
+"""The loop that benchmarks compare with decodes every message and record of a capture."""
 
 from pathlib import Path
 

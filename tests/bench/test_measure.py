@@ -65,7 +65,7 @@ def test_codecs_have_their_ratios() -> None:
 
 
 def test_memory_of_a_family_is_summed() -> None:
-    """A child of a child counts; what it holds shows up in the peak."""
+    """The memory of a grandchild counts, and the peak includes it."""
     held = 40 << 20
     inner = f"import time; data = b'x' * {held}; print('ready', flush=True); time.sleep(30)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"

@@ -24,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> recovery.Whole:
 
 @pytest.mark.parametrize("scenario", recovery.SCENARIOS, ids=names)
 def test_bare_tokens_are_found_again(whole: recovery.Whole, scenario: recovery.Scenario) -> None:
-    """Handshakes, tokens and what follows: as many as are asked for, none false, no wrong pair."""
+    """Enough exchanges with bare SASL tokens are found, and none is false or wrongly paired."""
     parts = [recovery.count(whole, scenario, seed) for seed in range(4)]
     assert sum(part.false for part in parts) == 0
     assert sum(part.wrong_pairs for part in parts) == 0

@@ -1,4 +1,4 @@
-"""The benchmark of the replay: what it measures, in small, and how the page shows it."""
+"""The replay benchmark on a small capture, and its section of the page."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_a_captured_workload() -> None:
 
 
 def test_the_section() -> None:
-    """Goals among the ratios, and a table of what a request costs in each step."""
+    """The section has the ratios with their goals, and the cost of each step."""
     made = replay_loop.of_made(10, 50, 0.1, 1, "max", True)
     paced = {**made, "lag_ms": [0.5, 4.0, 9.0]}
     names = ("loop", "small", "pipelined", "captured", "paced")

@@ -1,4 +1,4 @@
-"""The hand-made capture: whole conversations whose record sets hold what was put in."""
+"""The synthesised capture has whole conversations, with the records that were written."""
 
 from __future__ import annotations
 

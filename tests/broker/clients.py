@@ -1,4 +1,4 @@
-"""Captures of real clients, each with what its broker had set that answers show."""
+"""Captures of real clients, with the settings of their brokers that responses show."""
 
 from __future__ import annotations
 

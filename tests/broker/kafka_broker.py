@@ -63,11 +63,11 @@ AS_RECORDED = {
 
 
 class Unavailable(Exception):
-    """No broker can be started here; the text says what is missing."""
+    """No broker can start here; the text names the missing part."""
 
 
 def cache() -> Path:
-    """Where jars are kept: $KDISSECT_BROKERS, else ~/.cache/kdissect-brokers."""
+    """The folder of jars: $KDISSECT_BROKERS, else ~/.cache/kdissect-brokers."""
     chosen = os.environ.get("KDISSECT_BROKERS")
     return Path(chosen) if chosen else Path.home() / ".cache" / "kdissect-brokers"
 
@@ -109,7 +109,7 @@ def java() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on.
+    """Ports of the loopback interface without a listener.
 
     They are drawn from below the ephemeral range: of that one a client of another test may get
     the port for its end of a connection before the broker listens.

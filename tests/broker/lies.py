@@ -225,7 +225,7 @@ RECORD_KINDS: dict[str, Callable[[bytes], bytes]] = {
 
 @cache
 def _entity(api_key: int, api_version: int) -> Any:
-    """kio's class of a response; None where it has none."""
+    """kio's class of a response; None if kio has no such class."""
     name = index.api_key_map.get(api_key)
     try:
         module = importlib.import_module(f"kio.schema.{name}.v{api_version}.response")

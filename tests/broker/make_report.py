@@ -104,7 +104,7 @@ def _row(recorded: Recorded, one: Result) -> list[Any]:
 
 
 def _notes(results: dict[str, dict[str, Result]], version: str) -> list[list[Any]]:
-    """Differences of all captures together, by API and path and what the note says."""
+    """Differences of all captures together, by API, path and note."""
     found: dict[tuple[str, str, str], list[tuple[str, Result]]] = defaultdict(list)
     for recorded in RECORDED:
         one = results.get(recorded.name, {}).get(version)

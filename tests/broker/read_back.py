@@ -23,7 +23,7 @@ _XERIAL, _XERIAL_HEAD = b"\x82SNAPPY\x00", 16
 
 
 def _xerial(data: bytes) -> bytes:
-    """Snappy as Java clients frame it: blocks behind their sizes; others send one plain block."""
+    """Decompress Snappy from Java clients (blocks with sizes) or from others (one block)."""
     if not data.startswith(_XERIAL):
         return bytes(cramjam.snappy.decompress_raw(data))
     out, pos = b"", _XERIAL_HEAD
@@ -81,7 +81,7 @@ def read_logs(address: str, topics: Iterable[str]) -> Logs:
 
 
 def produced_logs(path: Path) -> Logs:
-    """The list of what the captured clients wrote (``NAME.produced.jsonl.gz``), in order."""
+    """The records that the captured clients wrote (``NAME.produced.jsonl.gz``), in order."""
     logs: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
     with gzip.open(path, "rt", encoding="utf-8") as file:
         for line in file:

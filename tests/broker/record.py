@@ -63,7 +63,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @cache
 def capturer() -> str:
-    """The program that may capture loopback traffic here; Unavailable says why none does."""
+    """The program that may capture loopback traffic here; else Unavailable has the reason."""
     reasons = []
     for program in ("tcpdump", "dumpcap"):
         if shutil.which(program) is None:
@@ -82,7 +82,7 @@ def capturer() -> str:
 
 @contextmanager
 def recording(path: Path, ports: Sequence[int]) -> Iterator[Path]:
-    """Record what goes to and from some loopback ports while the block runs, into a pcap file."""
+    """Record the packets of some loopback ports into a pcap file, while the block runs."""
     process = _start(path, ports, capturer())
     try:
         yield path

@@ -1,4 +1,4 @@
-"""`kdissect replay` as a user runs it, and what its JSON lines say."""
+"""`kdissect replay` as a user runs it, and its JSON lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CODES = re.compile(r"\w+ then, \w+ now")
 
 
 def is_explained(note: str | None) -> bool:
-    """Whether the note beside a difference says more than what error codes are called."""
+    """True if the note of a difference says more than the names of error codes."""
     return bool(note) and _CODES.fullmatch(note or "") is None
 
 
@@ -42,7 +42,7 @@ class Replayed:
         return Counter(row["verdict"] for row in self.rows)
 
     def differences(self) -> set[tuple[str, str, str, str]]:
-        """(API, path without indices, captured, answered) of what nothing tolerates."""
+        """(API, path without indices, captured, answered) of differences without a rule."""
         return {
             (each["api_name"], each["path"], each["captured"], each["answered"])
             for each in self.summary["differences"]
@@ -71,7 +71,7 @@ class Replayed:
         return found
 
     def unexplained(self) -> list[tuple[int, str, dict[str, str]]]:
-        """(step, API, difference) of what no rule allows and no note explains."""
+        """(step, API, difference) of differences without a rule and without a note."""
         return [
             (row["step"], row["api_name"], each)
             for row in self.rows

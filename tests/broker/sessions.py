@@ -1,4 +1,4 @@
-"""What clients do in the recorded sessions, and an independent look at what the topics hold."""
+"""The clients of the recorded sessions, and an independent reader of the topics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def admin_calls(address: str) -> None:
 
 
 def group_questions(address: str) -> None:
-    """What an operator asks about groups and offsets."""
+    """An operator's requests about groups and offsets."""
     admin = AdminClient({"bootstrap.servers": address, "client.id": "operator"})
     admin.list_consumer_groups(request_timeout=WAIT_S).result(WAIT_S)
     _all(admin.describe_consumer_groups(["billing"]))

@@ -1,4 +1,4 @@
-"""TLS and SASL to a real broker: what works, and in which words it fails."""
+"""Replay logs in to a real broker by TLS and SASL, and reports each failure clearly."""
 
 import asyncio
 import base64

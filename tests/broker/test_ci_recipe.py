@@ -55,7 +55,7 @@ def test_no_difference(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_difference_fails(tmp_path: Path) -> None:
-    """A candidate with another default is told by name, and the job fails."""
+    """A candidate broker with another default fails the job, which names the setting."""
     properties = tmp_path / "broker.properties"
     recorded = (ROOT / "examples" / "ci" / "broker.properties").read_text()
     properties.write_text(recorded.replace("segment.bytes=67108864", "segment.bytes=33554432"))

@@ -1,4 +1,4 @@
-"""The harness itself: a broker that serves, records what it is asked, and ends."""
+"""The test broker starts, logs its requests, and stops."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -35,7 +35,7 @@ def test_captures_of_clients(
 def test_another_release(
     start_broker: Callable[..., Broker], tmp_path: Path, recorded: Recorded
 ) -> None:
-    """On the release after or before, each difference says what it comes from."""
+    """Against the next or the previous release each difference has an explanation."""
     other = BEFORE if recorded.kafka_version == LATEST else LATEST
     done = _replayed(recorded, start_broker, tmp_path, other)
     assert not done.unexplained(), done.unexplained()[:10]
@@ -111,7 +111,7 @@ def test_a_topic_is_missing(start_broker: Callable[..., Broker], tmp_path: Path)
 
 
 def test_an_acl(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
-    """An authorizer that lets nobody write: exactly the denied requests differ."""
+    """If an authorizer denies all writes, exactly the denied requests differ."""
     target = start_broker(
         settings=AS_RECORDED
         | {
@@ -180,7 +180,7 @@ def test_a_flipped_field(start_broker: Callable[..., Broker], tmp_path: Path) ->
 
 
 def test_the_broker_is_killed(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
-    """In the middle: what was done is kept, the rest says why it is not, exit code 3."""
+    """A broker that dies ends the run with exit code 3; finished steps have results."""
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"
     process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines),
@@ -198,7 +198,7 @@ def test_the_broker_is_killed(start_broker: Callable[..., Broker], tmp_path: Pat
 
 
 def test_interrupted(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
-    """SIGINT: outputs are written with what was done, exit code 130."""
+    """After SIGINT the outputs have the finished steps, and the exit code is 130."""
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"
     process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines))
@@ -212,7 +212,7 @@ def test_interrupted(start_broker: Callable[..., Broker], tmp_path: Path) -> Non
 
 
 def test_no_way_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
-    """A closed port, TLS where none is spoken, a wrong password: one line, exit code 3."""
+    """A closed port, TLS to a plaintext port and a wrong password: one line, exit code 3."""
     authority = Authority(tmp_path)
     target = start_broker(
         listeners={"SASL": "SASL_PLAINTEXT"},

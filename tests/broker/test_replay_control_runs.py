@@ -1,4 +1,4 @@
-"""Control runs on a real broker: what an unchanged broker does differently is no finding."""
+"""Control runs on a real broker excuse differences of an unchanged broker."""
 
 import asyncio
 from collections.abc import Callable

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 def recorded(
     start_broker: Callable[..., Broker], folder: Path, version: str
 ) -> tuple[Path, Records]:
-    """A capture of the whole session, and what the topics hold after it."""
+    """A capture of the whole session, and the records of the topics after it."""
     broker = start_broker(version)
     with recording(folder / "session.pcap", [broker.ports["PLAINTEXT"]]) as path:
         whole_session(broker.address)

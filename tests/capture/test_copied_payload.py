@@ -13,9 +13,7 @@ CAPTURES = Path(__file__).parents[2] / "captures"
 
 
 @pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap"])
-def test_rows_are_the_same_from_copied_segments(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_the_same_from_copied_segments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small windows of mapped files, and copies of segments, change no table."""
     expected = kdissect.read(CAPTURES / name)
     monkeypatch.setattr(resident, "WATCHED_SIZE_MIN", 0)

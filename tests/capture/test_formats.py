@@ -196,7 +196,7 @@ def test_pcapng_by_hand(tmp_path: Path) -> None:
 
 
 def make_numbered() -> bytes:
-    """Blocks that Wireshark numbers, and some that it does not, before, between and behind."""
+    """A pcapng file with blocks that Wireshark numbers, and blocks that it does not."""
     blocks = Blocks()
     event = struct.pack("<HQQIHI", 1, 1000, 5, 30, 3, 2) + bytes(20)
     others = [

@@ -1,4 +1,4 @@
-"""Small captures kept with the tests, and the segments that they hold.
+"""Small captures give the segments that are stored beside them.
 
 `first_packets.pcap` is the beginning of a real capture, as tcpdump wrote it; `blocks.pcapng` is
 `test_formats.make_pcapng()`. `python -m tests.capture.test_golden` writes what is expected anew.

@@ -40,7 +40,7 @@ def test_format_is_known_by_content_not_by_name(tmp_path: Path) -> None:
 
 
 def test_compressed_files_unpack_to_the_same_bytes(tmp_path: Path, compression: str) -> None:
-    """Also when several compressed members lie one behind the other."""
+    """Files with several compressed members unpack wholly, too."""
     whole = compress(CAPTURE + NOISE, compression, tmp_path / "whole")
     first = compress(CAPTURE[:1000], compression, tmp_path / "first")
     rest = compress(CAPTURE[1000:] + NOISE, compression, tmp_path / "rest")

@@ -1,4 +1,4 @@
-"""Captures in an object store: the walk by pieces tells what one walk over the file tells."""
+"""A walk by pieces over an object gives the splits of one walk over the file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Put = Callable[[bytes], list[tuple[int, int]]]
 
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Makes bytes the object at URL; small blocks, of which few are held at a time."""
+    """A function that puts bytes at URL; few small blocks stay in memory at a time."""
     monkeypatch.setattr(object_bytes, "BLOCK_BYTES", 4096)
     monkeypatch.setattr(object_bytes, "BUDGET_BYTES", 4 * 4096)
 
@@ -66,7 +66,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
 
 def described(plan: Splits) -> tuple[object, ...]:
-    """All that splits tell, whatever they are."""
+    """The facts of splits, without their sources."""
     results = [scan(split, plan.sources, plan.fragments) for split in plan.splits]
     numbers = [split.first_packet for split in plan.splits]
     assert numbers == sorted(numbers)
@@ -136,7 +136,7 @@ def records(count: int, payload: int = 400) -> list[bytes]:
 
 
 def test_interfaces_in_the_middle_are_learned(put: Put, tmp_path: Path) -> None:
-    """A second interface, then a section of the other byte order, each behind many pieces."""
+    """A second interface, and a section of the other byte order, count from their packets on."""
     little, big = Blocks(), Blocks(little=False)
     packets = records(120)
     content = b"".join(

@@ -1,4 +1,4 @@
-"""Captures in an object store: an S3 server on loopback gives what the files give."""
+"""Captures in an S3 server on loopback give the rows of the files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bucket(store):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """Longest pauses before reads that are repeated here; none is waited for."""
+    """The longest pauses before repeated reads; the tests skip the waiting."""
     longest: list[float] = []
     monkeypatch.setattr(remote.random, "uniform", lambda _, most: longest.append(most) or 0.0)
     return longest

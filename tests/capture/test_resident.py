@@ -1,4 +1,4 @@
-"""Large captures stay mapped, but what was read of them does not stay resident."""
+"""Large captures stay mapped, and their pages are released after reading."""
 
 import time
 from pathlib import Path

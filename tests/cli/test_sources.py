@@ -30,7 +30,7 @@ OWN = {"out", "timings", "source", "totals"}  # of a set on disk, or of the run 
 
 @pytest.fixture(scope="module")
 def capture(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
-    """A folder with a capture and a file that is none."""
+    """A folder with a capture and another file."""
     folder = tmp_path_factory.mktemp("sources") / "folder"
     folder.mkdir()
     shutil.copy(captures / "java_0_10_2_2.pcap", folder)
@@ -96,7 +96,9 @@ def test_what_is_too_large_is_sent_to_dissect(verb: str, capture: Path, tmp_path
         ("-", "a stream of unknown length; kdissect dissect -"),
     ],
 )
-def test_a_path_without_capture_or_table_set_is_an_error(source: str, said: str, tmp_path: Path, captures: Path) -> None:
+def test_a_path_without_capture_or_table_set_is_an_error(
+    source: str, said: str, tmp_path: Path, captures: Path
+) -> None:
     """A path without a capture or a table set gets an error that names the reason."""
     with pytest.raises(CaptureError) as error:
         open_source([source.format(tmp=tmp_path, captures=captures)], SourceOptions())

@@ -1,4 +1,4 @@
-"""The shared message vectors as frames in one buffer per API and side, and what to expect."""
+"""The message vectors as frames in one buffer per API and side, with expected values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def message_vectors() -> dict[tuple[int, str], list[dict[str, Any]]]:
 
 
 def batch(frames: list[bytes]) -> tuple[Any, Any, Any]:
-    """(buf, start, end) of frames laid behind each other."""
+    """(buffer, starts, ends) of frames, one after another."""
     end = np.cumsum([len(frame) for frame in frames], dtype=np.int64)
     start = end - np.array([len(frame) for frame in frames], np.int64)
     return np.frombuffer(b"".join(frames), np.uint8), start, end

@@ -16,7 +16,7 @@ VECTORS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
 
 
 def vectors() -> list[dict[str, Any]]:
-    """Record sets written by Kafka, and what Kafka's reader gives for them; [] where not there."""
+    """Record sets that Kafka wrote, with the values of Kafka's reader; [] if absent."""
     if not VECTORS.exists():
         return []
     with gzip.open(VECTORS) as lines:

@@ -23,7 +23,7 @@ def found(data: bytes) -> int:
 @given(st.binary(max_size=90), st.integers(0, len(BATCH)))
 @settings(max_examples=200, deadline=None)
 def test_the_first_whole_batch_is_found(lead: bytes, cut: int) -> None:
-    """Behind any bytes, also the end of another batch; what follows does not matter."""
+    """After any bytes, even the end of another batch, the search finds the first whole batch."""
     assert found(lead + BATCH + BATCH[:cut]) == len(lead)
     tail = BATCH[cut:] if cut else b""
     assert found(tail + BATCH) == len(tail)

@@ -1,4 +1,4 @@
-"""Codecs into bounded buffers: what fits, what does not, what is no compressed data."""
+"""Codecs decompress into bounded buffers, and refuse data that is wrong or too large."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def lz4_frame(content: bytes, flags: int, code: int, content_size: int | None = 
     "flags", [flags | more for flags in range(0x40, 0x80, 16) for more in (0, 4, 8, 12)]
 )
 def test_lz4_block_alone_is_what_a_frame_of_it_is(flags: int) -> None:
-    """Also where a byte is wrong, missing or too many; the frame's decoder says what is right."""
+    """A block with a wrong, missing or extra byte gives the result of the frame's decoder."""
     data = lz4_frame(TEXT[:500], flags, 4)
     out = np.zeros(600, np.uint8)
     assert decompress(Codec.LZ4, view(data), out) == (Status.OK, 500)

@@ -1,4 +1,4 @@
-"""Group protocols inside messages: told or recognised, whole or cut, and never a crash."""
+"""Group protocols in messages decode by type or by their bytes, whole or cut."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def row(embedded: Embedded, at: int = 0) -> Any:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_kafkas_own_consumer_subscriptions_and_assignments_decode(told: bool) -> None:
-    """Every vector, told to be of a consumer or recognised by its bytes alone."""
+    """Every vector decodes, with its protocol type and by its bytes alone."""
     for vector in internal_vectors()["consumer_protocol"]:
         definition = value_definition(vector)
         read = subscriptions if definition.name.endswith("Subscription") else assignments

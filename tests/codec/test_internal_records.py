@@ -206,7 +206,7 @@ def test_any_bytes_give_rows_or_faults(
 
 
 def _outcome(vector: dict[str, Any], value: bytes) -> tuple[bool, int] | None:
-    """(decodes, bytes behind it) of a coordinator's value as the reference sees it."""
+    """(decodes, bytes after it) of a coordinator's value, by the reference."""
     definition = value_definition(vector)
     version = int.from_bytes(value[:2], "big", signed=True)
     if len(value) < 2 or version not in definition.versions:

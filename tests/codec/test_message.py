@@ -168,7 +168,7 @@ def test_apiversions_with_error_35_is_version_0():
 
 
 def test_apiversions_with_error_35_in_the_version_asked_for():
-    """Not what Kafka does; but a body that fits only the version asked for is read as that."""
+    """A body that fits only the requested version is read in that version."""
     body = {"error_code": 35, "throttle_time_ms": 4}
     frame = encode_message(Message(18, 3, "response", {"correlation_id": 7}, body))
     assert decode_message(frame, side="response", api_key=18, api_version=3).api_version == 3
@@ -227,7 +227,7 @@ def test_controlled_shutdown_0_has_no_client_id():
 
 
 def test_data_may_be_any_bytes():
-    """bytes, bytearray and memoryview decode alike."""
+    """bytes, bytearray and memoryview give the same message."""
     frame = encode_message(Message(3, 12, "request", body={"topics": [{"name": "t"}]}))
     message = decode_message(frame, side="request")
     assert decode_message(bytearray(frame), side="request") == message

@@ -409,7 +409,7 @@ def same(definition, version, text, skip, body):
 
 
 def test_connects_group_protocol():
-    """As a Connect worker writes them, each behind its int16 version."""
+    """Subscriptions and assignments of Connect decode after their int16 version."""
     text = "0014" + b"http://worker-1:8083".hex() + "0000000000000007"
     definition = catalog.definition("ConnectProtocolSubscription")
     expected = {"url": "http://worker-1:8083", "config_offset": 7}

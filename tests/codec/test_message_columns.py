@@ -269,7 +269,7 @@ def test_results_outlive_their_buffers() -> None:
 
 
 def test_threads_share_plans() -> None:
-    """Builders are one thread's at a time: many threads get what one gets."""
+    """Many threads, each with its builders, get the columns of one thread."""
     alone = {}
     for key, side in message_vectors():
         alone[key, side] = vector_columns(key, side)[1].body
@@ -282,7 +282,7 @@ def test_threads_share_plans() -> None:
 
 
 def test_the_first_decode_of_a_process_compiles_nothing() -> None:
-    """With a warm kernel cache; nor does it load what only other verbs need."""
+    """With a warm cache the first decode compiles no kernel, and loads no other verb."""
     code = (
         "import sys, numpy as np\n"
         "from numba.core import event\n"

@@ -66,7 +66,7 @@ def expected_of(key: int, side: str, api_version: int, frame: bytes) -> Expected
 
 
 def java_int(tag: int) -> int:
-    """A tag as an int32: what a column holds of those beyond."""
+    """A tag as the int32 of its column."""
     return tag - (1 << 32) if tag >= 1 << 31 else tag
 
 
@@ -249,7 +249,7 @@ def test_counts_beyond_the_bytes_take_no_memory(count: int) -> None:
 
 
 def test_many_failures_leave_their_neighbours_alone() -> None:
-    """Good messages between broken ones are what they are without them."""
+    """Broken messages change no row of the good ones between them."""
     chance = random.Random(3)
     for key, side in ((1, "response"), (9, "response"), (75, "response")):
         vectors = [one for one in message_vectors()[key, side] if len(one["frame"]) < 3000]
@@ -288,7 +288,7 @@ def test_a_section_full_of_unknown_tags() -> None:
 
 
 def test_names_by_the_million() -> None:
-    """An array of empty names, whole and cut: rows for what is there, no marks."""
+    """A million empty names, whole and cut, give their rows without marks."""
     number = 1_000_000
     head = bytearray(b"\0\x2a\0\2\0\0\0\1\xff\xff\0")
     message_codec.write_uvarint(head, number + 1)

@@ -509,7 +509,7 @@ SAME_CRC = int(f"{0x11EDC6F41:033b}"[::-1], 2).to_bytes(5, "little")
 @pytest.mark.parametrize("codec", CODEC_NAMES[1:])
 @pytest.mark.parametrize("chunk_bytes", [1, 2000, 8 << 20])
 def test_batches_that_come_again_are_read_again(codec: str, chunk_bytes: int) -> None:
-    """With the same bytes but for what a broker sets, or other bytes with the same CRC."""
+    """A repeated batch is read again, with the broker's fields or with other records."""
     records = [[row(k, b"%d" % n * 90) for k in range(3)] for n in range(3)]
     sent = [encode_batch(some, codec=codec) for some in records]
     stored = [(1000 + n).to_bytes(8, "big") + data[8:] for n, data in enumerate(sent)]

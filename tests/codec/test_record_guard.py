@@ -1,4 +1,4 @@
-"""Nothing is read outside a record set: memory before and behind it is forbidden."""
+"""Kernels read no byte before or after a record set: guard pages surround it."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_bearers_claims() -> None:
     ids=["deep list", "deep object", "list", "long number", "empty", "nul", "text"],
 )
 def test_a_token_without_claims_is_a_token(claims: str) -> None:
-    """A token whose claims cannot be read has none."""
+    """A token with unreadable claims gives a row without claims."""
     token = said(bearer(claims))
     assert "claims" not in token
     assert token["token"]

@@ -1,4 +1,4 @@
-"""Pushed metrics: every kind of metric, limits, and bytes that are none."""
+"""Pushed metrics: every kind of metric, limits, and bytes that are no metrics."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> tuple[str,
 
 
 def test_exit_codes(kdissect: Run, sets: tuple[str, str]) -> None:
-    """0 unless asked to fail; 1 on a kind that changed; 0 on one that did not."""
+    """Without --fail-on the exit code is 0; with it, 1 for a kind that changed."""
     shown = kdissect("diff", *sets)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "~ Produce" in shown.stdout
@@ -32,7 +32,7 @@ def test_exit_codes(kdissect: Run, sets: tuple[str, str]) -> None:
 
 
 def test_json(kdissect: Run, sets: tuple[str, str]) -> None:
-    """One document with a format_version, and what it failed on."""
+    """--json prints one document with its version and the reasons to fail."""
     result = kdissect("diff", *sets, "--fail-on", "apis", "--json")
     document = json.loads(result.stdout)
     assert document["format_version"] == 2
@@ -49,7 +49,7 @@ def test_bad_usage(kdissect: Run, sets: tuple[str, str], arguments: list[str]) -
 
 
 def test_no_table_set(kdissect: Run, sets: tuple[str, str], tmp_path: Path) -> None:
-    """The folder that is none is named."""
+    """A folder without tables is named."""
     result = kdissect("diff", sets[0], str(tmp_path))
     assert result.returncode == 2
     assert str(tmp_path) in result.stderr

@@ -119,7 +119,7 @@ def test_slower_answers(many: Tables) -> None:
 
 
 def test_a_little_slower(many: Tables) -> None:
-    """Certain, and below what matters."""
+    """A certain slowdown below the threshold is no change."""
     slow = slowed(many, "Produce", 2)
     assert compare(many, slow)["changes"]["latency"] == []
 
@@ -223,7 +223,7 @@ def test_errors(many: Tables) -> None:
 
 
 def test_an_error_that_appeared_by_chance(many: Tables) -> None:
-    """One of many answers is told of, and is no worse: its p-value is 1."""
+    """One error among many responses is listed, and is not worse: its p-value is 1."""
     once = failed(many, "Produce", 29, 10_000)
     document = compare(many, once)
     (row,) = document["changes"]["errors"]
@@ -232,7 +232,7 @@ def test_an_error_that_appeared_by_chance(many: Tables) -> None:
 
 
 def test_more_errors(many: Tables) -> None:
-    """More of the same beyond chance; a few more are not told of."""
+    """More errors than chance allows are worse; a few more are not listed."""
     some = failed(many, "Produce", 29, 20)
     (row,) = compare(some, failed(many, "Produce", 29, 2))["changes"]["errors"]
     assert row["change"] == "more"
@@ -240,7 +240,7 @@ def test_more_errors(many: Tables) -> None:
 
 
 def test_steps_of_the_protocol_are_no_failure(many: Tables) -> None:
-    """A rebalance more or less is told of, and is not worse."""
+    """One rebalance more is listed, and is not worse."""
     document = compare(many, failed(many, "Produce", 27, 2))
     (row,) = document["changes"]["errors"]
     assert (row["error_name"], row["change"]) == ("REBALANCE_IN_PROGRESS", "appeared")
@@ -315,7 +315,7 @@ def test_an_empty_side(sarama: Tables) -> None:
 
 
 def test_an_old_table_set(sarama: Tables) -> None:
-    """One without service_ms is named, and what to do."""
+    """A set without service_ms is refused with its name and the remedy."""
     old = changed(sarama, "exchanges", lambda table: table.drop_columns(["service_ms"]))
     old.manifest = {**old.manifest, "format_version": 1}
     with pytest.raises(kdissect.CaptureError, match=r"exchanges: service_ms\). Dissect .* again"):
@@ -349,7 +349,7 @@ def test_a_guessed_version_is_no_change(many: Tables) -> None:
 
 
 def test_kinds() -> None:
-    """A comma list, and an error that names what there is."""
+    """Kinds are a comma list; an unknown one gets an error that names the known ones."""
     assert parse_kinds(None) == []
     assert parse_kinds(" errors, latency ") == ["errors", "latency"]
     with pytest.raises(UnknownKind, match=r"speed.*apis, versions, clients, errors"):

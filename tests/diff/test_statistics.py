@@ -1,4 +1,4 @@
-"""Tests by permutation: their level, what they find, and the corrections by hand."""
+"""Permutation tests: their level, their power, and corrections computed by hand."""
 
 import itertools
 import math
@@ -120,7 +120,7 @@ def test_tarone() -> None:
 
 
 def test_holm() -> None:
-    """By hand: 0.01 of 4, 0.02 of 3, 0.03 and 0.04 no lower than what came before."""
+    """Holm's correction of four p-values is the one computed by hand."""
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []

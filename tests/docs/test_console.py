@@ -1,4 +1,4 @@
-"""What the pages show is what the commands print."""
+"""Outputs on the pages are the outputs of the commands."""
 
 from pathlib import Path
 

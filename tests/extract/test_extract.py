@@ -1,4 +1,4 @@
-"""kdissect extract: the packets that are written are those which carry what was asked for."""
+"""`extract` writes exactly the packets of the selected exchanges."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Mutated captures, with what must hold for any of them."""
+"""Mutated captures, and the properties of all of them."""

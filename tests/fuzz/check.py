@@ -166,7 +166,7 @@ def check_bytes(
 
 
 def check_case(seed: int) -> tuple[str, int]:
-    """Run one case; (what it was, rows compared). Raises Broken, or whatever kdissect raised."""
+    """Run one case; returns (mutation, compared rows), or raises Broken or kdissect's error."""
     origin, what, result, choose = made(seed)
     split_bytes = choose.choice((0, 0, 0, 1, 5000, 40_000))
     tables = check_bytes(result.data, result.packet_count, result.may_refuse, split_bytes)

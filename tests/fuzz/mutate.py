@@ -1,4 +1,4 @@
-"""Changes to a capture at every level, each with what it cannot have touched.
+"""Changes to a capture at every level, each with the packets that it leaves untouched.
 
 A mutation knows the connections whose packets it changed (`touched`, None for all), and when it
 only changed bytes inside of bodies, the frames these are in (`frames`): all others must come out as
@@ -28,7 +28,7 @@ INTERESTING = (
 
 @dataclass
 class Mutated:
-    """packet_count None: the file's own structure was changed, and nobody knows."""
+    """packet_count is None if the file's own structure changed."""
 
     data: bytes = b""
     packet_count: int | None = None
@@ -195,7 +195,7 @@ def resize(m: Mutation) -> None:
 
 
 def conflict(m: Mutation) -> None:
-    """A retransmission with other bytes, reaching before or behind the first copy."""
+    """A retransmission with other bytes, which reaches before or after the first copy."""
     row = m.with_payload()
     if row is None:
         return
@@ -326,7 +326,7 @@ def change_batch(m: Mutation) -> None:
 
 
 def damage_file(m: Mutation) -> None:
-    """Bytes of the file anywhere, or its end; nothing is known of what must remain."""
+    """Other bytes anywhere in the file, or a cut end; no packet is sure to remain."""
     writer = m.choose.choice((pcap_bytes, pcapng_bytes))
     data = bytearray(writer(m.packets))
     for _ in range(m.choose.choice((1, 1, 3, 10))):
@@ -366,7 +366,7 @@ _IN_PLACE = {"message", "batch"}  # need packets where the base has them
 
 
 def mutated(base: Base, choose: random.Random) -> tuple[str, Mutated]:
-    """(what was done, the result): one mutation, or several of any level."""
+    """(description, result) of one mutation, or of several of any level."""
     m = Mutation(base, choose)
     levels = choose.choices(list(WEIGHTS), list(WEIGHTS.values()), k=choose.choice((1, 1, 1, 2, 4)))
     levels.sort(key=lambda level: (level == "file", level not in _IN_PLACE, level != "frame"))

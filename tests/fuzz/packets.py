@@ -14,7 +14,7 @@ Key = frozenset[tuple[bytes, int]]
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """An Ethernet packet; `length` is what it had on the wire."""
+    """An Ethernet packet; `length` is its length on the wire."""
 
     time_ns: int
     data: bytes
@@ -26,7 +26,7 @@ class Packet:
 
     @property
     def is_tcp(self) -> bool:
-        """IPv4 and TCP with whole headers; what is made here for other packets is not looked at."""
+        """True for IPv4 and TCP with whole headers."""
         data = self.data
         if len(data) < 54 or data[12:14] != b"\x08\0" or data[14] >> 4 != 4 or data[23] != 6:
             return False

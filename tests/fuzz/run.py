@@ -71,7 +71,7 @@ def work(first: int, count: int, cpu_seconds: float, log: Path) -> None:
 
 
 def supervise(minutes: float, first: int, folder: Path) -> dict[str, object]:
-    """Cases from `first` on until that many CPU minutes are used; what was found."""
+    """Run cases from `first` on for some CPU minutes; returns the faults."""
     used = 0.0
     seed = first
     cases = compared = 0

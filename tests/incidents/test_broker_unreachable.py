@@ -87,7 +87,7 @@ def test_an_advertised_address_that_never_worked() -> None:
 
 
 def test_an_advertised_name_that_no_client_can_resolve() -> None:
-    """The client asks for Metadata again and again, and nothing else."""
+    """A client that only repeats Metadata cannot resolve the advertised name."""
     broker = {"node_id": 1, "host": "kafka.internal", "port": 9094}
     only_metadata = _traffic(1, 0, 20)
     (address,) = found(exchanges=only_metadata, connections=[_worked(1, 0, 60)], brokers=[broker])

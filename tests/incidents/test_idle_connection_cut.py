@@ -49,7 +49,7 @@ def test_an_idle_connection_that_was_cut() -> None:
 
 
 def test_an_idle_connection_that_its_client_closes_is_no_cut() -> None:
-    """A request that a closing client leaves behind is no incident."""
+    """A request without a response from a closing client is no incident."""
     closing = _open(1, last_time=at(55.1), close_reason="fin", closed_by="client")
     rows = [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)]
     assert found(connections=[closing, _open(2, 56)], exchanges=rows) == []

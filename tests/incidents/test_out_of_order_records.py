@@ -105,7 +105,7 @@ _REFUSED = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", 0), Send(2, "a", 10)
 
 
 def test_a_repetition_behind_a_later_batch() -> None:
-    """The first attempt fails, the next batch succeeds, and the repetition lies behind it."""
+    """The first attempt fails, the next batch succeeds, and the repeated one follows it."""
     (late,) = _incidents(*_REFUSED)
     assert (late["kind"], late["severity"]) == ("out_of_order_records", "bad")
     assert (late["subject"], late["request_count"]) == ("orders-0", 1)
@@ -142,7 +142,7 @@ def test_a_repetition_in_order() -> None:
 
 
 def test_other_producers_and_other_records() -> None:
-    """A client of the same name on another connection, and a batch that only looks alike."""
+    """Another connection of the same client name, or other records, give no incident."""
     first, later, repetition = _REFUSED
     other = Send(later.second, later.batch, later.offset, connection=2)
     assert _incidents(first, other, repetition) == []

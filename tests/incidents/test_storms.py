@@ -1,4 +1,4 @@
-"""Storms of connections, of Metadata and of retries, beside busy clients that are none."""
+"""Storms of connections, of Metadata and of retries, and busy clients without a storm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _requests(count: int, interval_s: float, **values: object) -> dict[str, list
 
 
 def test_a_connection_for_each_record() -> None:
-    """Forty connections, four a second, none of which lives for a second."""
+    """Forty connections, four a second, each shorter than a second, are a storm."""
     (storm,) = found(connections=_connections(40, 0.25, 0.2))
     assert (storm["kind"], storm["severity"]) == ("connection_storm", "warn")
     assert storm["subject"] == "app @ 10.0.0.1"
@@ -50,7 +50,7 @@ def test_connections_that_are_no_storm(count: int, interval_s: float, length_s: 
 
 
 def test_metadata_without_a_pause() -> None:
-    """A client asks ten times a second for six seconds."""
+    """Ten Metadata requests a second for six seconds are a storm."""
     (storm,) = found(**_requests(60, 0.1, api_name="Metadata", client_id="app"))
     assert (storm["kind"], storm["severity"]) == ("metadata_storm", "warn")
     assert storm["request_count"] == 60

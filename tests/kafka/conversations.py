@@ -20,7 +20,7 @@ TOKEN_ID = -1
 
 
 class Frame(NamedTuple):
-    """A frame that one side sent; pos: of its size prefix in the stream; size: what that says."""
+    """A frame of one side; pos: stream position of its size prefix, with the value size."""
 
     side: int
     pos: int
@@ -43,7 +43,7 @@ class Conversation:
         self.streams[side] += data
 
     def segments(self, sizes: list[int]) -> list[tuple[int, int, int]]:
-        """(side, begin, end) of segments of these sizes, in turns; none has bytes of two runs."""
+        """(side, begin, end) of segments of these sizes in turns, each within one run."""
         found = []
         for side, run in groupby(self.frames, lambda frame: frame.side):
             frames = list(run)
@@ -110,7 +110,7 @@ APIS = ((3, 1), (3, 9), (1, 4), (1, 12), (2, 1), (9, 1), (12, 0), (18, 0))
 def conversations(
     draw: st.DrawFn, least: int = 3, names: Sequence[str | None] = NAMES
 ) -> Conversation:
-    """A client that logs in or not, then asks, some requests at a time; all of it is answered."""
+    """Conversations of a client, with or without a login; every request has its response."""
     talk = Conversation()
     number = draw(st.sampled_from((0, 250, 1 << 20, -(2**31))))
     name = draw(st.sampled_from(names))

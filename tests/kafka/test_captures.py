@@ -155,7 +155,7 @@ def test_one_direction_alone_is_framed(name: str, direction: int, least: float) 
 def compare_with_the_rest(
     batch: SegmentBatch, memory: Memory, whole: Assembly, keep: Any, least: float, only: int = -1
 ) -> None:
-    """Assemble what is kept; at least that share of its intact frames is found, and no other."""
+    """Assemble the kept segments; at least that share of intact frames appears, and no other."""
     kept = batch.segments[keep]
     assembly = assemble(SegmentBatch(batch.endpoints, kept), memory)
     check_accounts(assembly)

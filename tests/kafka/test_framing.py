@@ -1,4 +1,4 @@
-"""Frames and what tells them: what was said is found however it was cut, and nothing else is."""
+"""Framing finds the sent frames in streams cut in any way, and no others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def captured(talk: Conversation, segments: list[tuple[int, int, int]], has_syn: 
 
 
 def check_damaged(talk: Conversation, found: Assembly) -> set[tuple[int, ...]]:
-    """Nothing was found that was not said; the frames, without the API that requests tell."""
+    """Check that each frame was sent; returns the frames without the API of requests."""
     said = {frame[:4] for frame in talk.frames}
     frames = {frame[:4] for frame in frames_of(found)}
     assert frames <= said
@@ -220,7 +220,7 @@ MECHANISMS = {  # a correlation id, then what SaslHandshake answers
 def test_tokens_are_told(
     name: str, tokens: dict[bytes, bool], cuts: list[int], lost: list[bool]
 ) -> None:
-    """However they are cut; missing bytes make no token of what is none."""
+    """SASL tokens are recognised in any segments, and missing bytes make no token."""
     for told, is_token in tokens.items():
         for losses in ([False], lost):
             made = MadePieces(framed(told), cuts, losses)

@@ -307,7 +307,7 @@ def kafka(choose: random.Random) -> Talk:
 
 @pytest.mark.parametrize("ports", [(9092, 443), (50000, 80), (1025, 64000), (2181, 5432)])
 def test_kafka_on_any_port(ports: tuple[int, int], tmp_path: Path) -> None:
-    """Recognised from the start and from the middle, with the client on the port that asks."""
+    """Detection finds the client's side on any port, from the start or the middle."""
     packets = conversation(kafka(random.Random(0)), ports)
     for start in (0, 3, 20, 61):
         tables = read(packets[start:], tmp_path)

@@ -101,7 +101,7 @@ def test_the_kernel_pairs_as_the_oracle(
 
 
 def test_linear_for_ids_that_never_change() -> None:
-    """100 000 requests with one id, answer_rows at the end, and as many second answers."""
+    """100,000 requests with one ID, all responses at the end, and as many second ones."""
     requests = [Request(0, number, EXPECTS) for number in range(100_000)]
     responses = [Response(0, 1_000_000, EXPECTS)] * 200_000
     answer_of, _, came, _ = kernel([(requests, responses, False, False)])[0]
@@ -110,7 +110,7 @@ def test_linear_for_ids_that_never_change() -> None:
 
 
 def test_linear_for_ids_that_never_change_behind_holes() -> None:
-    """100 000 requests with one id; every answer stands behind a hole."""
+    """100,000 requests with one ID, each response after a gap, cost linear work."""
     requests = [Request(0, 10 * number, EXPECTS, 30 * number) for number in range(100_000)]
     responses = [Response(0, 20 * number + 5, EXPECTS, None, True) for number in range(50_000)]
     answer_of, status, came, is_lost = kernel([(requests, responses, False, True)])[0]

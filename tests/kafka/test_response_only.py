@@ -1,4 +1,4 @@
-"""Answers alone in their connections: found by what they say, and nothing else is."""
+"""Connections with responses only: their APIs come from the bytes, without guesses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_answer_alone(name: str, begins: bool, tmp_path: Path) -> None:
 
 
 def test_what_says_little_beside_it(tmp_path: Path) -> None:
-    """A tiny answer before or behind one that tells itself is found with it."""
+    """A tiny response is found beside one that is certain."""
     tiny = response(8, bytes(6))
     told = answer("metadata v1, no topics", 9)
     talk = [(1, tiny), (1, told), (1, response(10, bytes(2)))]
@@ -86,7 +86,7 @@ def test_the_request_lost(tmp_path: Path) -> None:
 
 
 def test_not_so(tmp_path: Path) -> None:
-    """A byte more or less, an id of text, a name that is none, a port that is none."""
+    """A wrong length, ID, name or port makes a response unrecognised."""
     good = answer("metadata v1, no topics", 7)
     port = struct.pack(">i", 9092)
     bad = {
@@ -163,7 +163,7 @@ SOME = random.Random(0).sample(sorted(every_response()), 40)
 
 
 def test_equal_answers_are_weighed_once() -> None:
-    """Ids apart; and what is beyond the limit is tried with what was told before."""
+    """Responses equal but for their IDs are weighed once; others try the known API first."""
     tried = response_only._Tried()
     first = answer("metadata v1, no topics", 1)[4:]
     assert tried.try_out([first, answer("metadata v1, no topics", 2)[4:], bytes(30)]) == [

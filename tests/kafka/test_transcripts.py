@@ -1,4 +1,4 @@
-"""Conversations told as transcripts: what each of them must become."""
+"""Conversations written as transcripts, with the frames that each must give."""
 
 from __future__ import annotations
 

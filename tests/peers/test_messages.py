@@ -66,7 +66,7 @@ def samples() -> list[Sample]:
 
 
 def body_of(sample: Sample) -> tuple[dict[str, Any], bytes]:
-    """Our values, and the bytes behind the header."""
+    """kdissect's values, and the bytes after the header."""
     key, version, side, frame = sample
     message = decode_message(frame, side=side, api_key=key, api_version=version)
     api = catalog.api(key)

@@ -40,7 +40,7 @@ def _rows(tables: kdissect.Tables) -> dict[str, Counter]:
 
 
 def _check(tables: kdissect.Tables, captures, **options) -> None:
-    """The rows are those of one run over all captures, except for what the anomalies count."""
+    """Check that the rows are those of one run, except for rows that anomalies count."""
     found, expected = _rows(tables), _rows(kdissect.read(captures, **options))
     assert found.keys() == expected.keys()
     counted = _counted(tables)
@@ -99,7 +99,7 @@ def _packets(path: Path) -> tuple[bytes, list[bytes]]:
 
 
 def _rotated(path: Path, parts: int | list[int], folder: Path, compression: str = "") -> list[str]:
-    """The capture as that many files, or cut behind those packets."""
+    """The capture in so many files, or cut after those packets."""
     head, packets = _packets(path)
     if isinstance(parts, int):
         parts = [len(packets) * number // parts for number in range(1, parts)]

@@ -1,4 +1,4 @@
-"""Digests of client ids, against published ones of FNV-1a and against what a header says."""
+"""Digests of client IDs are FNV-1a of the header's client ID."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def test_null_and_cut_client_ids_have_no_digest() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=9)), max_size=6))
 def test_digests_are_of_the_client_id_alone(names: list[tuple[bytes, bytes]]) -> None:
-    """Whatever lies behind it and beside it."""
+    """Bytes before and after the client ID change no digest."""
     found = digests([header(name) + behind for name, behind in names])
     assert found == [digests([header(name)])[0] for name, _ in names]

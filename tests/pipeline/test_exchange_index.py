@@ -1,4 +1,4 @@
-"""Assemblies cut, packed and put together keep every row and what it refers to."""
+"""Assemblies that are cut, packed and joined have every row and its references."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def assembly(seed: int, count: int = 20) -> Assembly:
 
 
 def told(given: Assembly) -> list[tuple[object, ...]]:
-    """Every exchange with what its references lead to, in order."""
+    """Every exchange with the rows that it refers to, in order."""
     rows = []
     for exchange in given.exchanges:
         connection = given.connections[exchange["connection"]]

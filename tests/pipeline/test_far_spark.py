@@ -148,7 +148,7 @@ def test_an_object_that_changes_on_the_way(
 
 
 def refusing(status: int, count: int, path: str) -> tuple[list[tuple[int, int]], Any]:
-    """(ranges that were refused, what refuses the first `count` requests for ranges of `path`)."""
+    """(refused ranges, a fault that refuses the first `count` ranged requests for `path`)."""
     refused: list[tuple[int, int]] = []
 
     def fault(method: str, asked: str, span: tuple[int, int] | None) -> int:

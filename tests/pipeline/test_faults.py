@@ -211,7 +211,7 @@ def test_an_interrupted_run_can_be_repeated(tmp_path: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_to_an_object_store(number: int) -> None:
-    """No manifest; what a killed one leaves is in nobody's way, and gone after the repeat."""
+    """An interrupted run leaves no manifest; the repeated run removes its files."""
     with object_store(f"killed-{number}") as store:
         env = {**os.environ, **store.environment}
         mapped_files, out = store.put("x.pcap", CAPTURE), store.url("out")

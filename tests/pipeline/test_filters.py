@@ -1,4 +1,4 @@
-"""--host, --from and --to: what is left is what the whole capture's tables have of it."""
+"""--host, --from and --to give the matching rows of the whole capture's tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_times_as_users_give_them(text, seconds):
 
 
 def test_fractions_of_seconds_are_exact():
-    """Nanoseconds are kept."""
+    """Times of filters have nanoseconds."""
     assert time_ns("2026-11-21T07:30:00.123456789Z") == 1795246200_123456789
     assert time_ns("1795246200.000000001") == 1795246200_000000001
 
@@ -103,7 +103,7 @@ def test_two_ranges_make_the_whole(whole):
 
 
 def test_hosts_keep_their_connections_whole(whole):
-    """The only host gives all rows; other hosts give none."""
+    """The capture's host gives all rows; another host gives no row."""
     every = kdissect.read(CAPTURE, hosts=["127.0.0.1"])
     assert _sorted(every.exchanges.to_arrow()) == _sorted(whole.exchanges.to_arrow())
     none = kdissect.read(CAPTURE, hosts=["127.0.0.2", "::1"])

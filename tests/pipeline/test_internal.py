@@ -1,4 +1,4 @@
-"""Internal topics, control records and the topics they tell, through captures."""
+"""Internal topics, control records and topic names, through captures."""
 
 import gzip
 import json

@@ -139,7 +139,7 @@ def test_array_elements() -> None:
 
 
 def test_anomaly_data(tmp_path: Path) -> None:
-    """Of an unknown version's bytes only so many are shown; byte_count tells how many there are."""
+    """The anomaly has the first bytes of an unknown version, and byte_count counts all."""
     said = [(0, request(1, 18, 3, body=bytes(50))), (0, request(2, 3, 60, body=bytes(200)))]
     for limits, size in (({}, 222), ({"anomaly_data": 16}, 16)):
         tables = read_talk(tmp_path, said, **limits)
@@ -186,7 +186,9 @@ def test_documented() -> None:
         assert f"| `{name}` | {default} |" in text, name
 
 
-def test_an_unknown_limit_is_refused(kdissect: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
+def test_an_unknown_limit_is_refused(
+    kdissect: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
     """An unknown limit is refused in one line that names the known ones."""
     done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--limit", "sizes=1")
     assert done.returncode == 2
@@ -216,7 +218,7 @@ def test_every_verb_that_reads_captures_takes_limits(
 def test_show_extract_and_replay_keep_to_limits(
     tmp_path: Path, kdissect: Callable[..., CompletedProcess[str]]
 ) -> None:
-    """Requests beyond frame_size are in none of them."""
+    """No verb writes or sends requests beyond frame_size."""
     path = tmp_path / "made.pcap"
     said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
     path.write_bytes(pcap_bytes(conversation(said, segment_size=500)))

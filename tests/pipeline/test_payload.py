@@ -1,4 +1,4 @@
-"""`payload` and `decode_values`: what of the records' own bytes is in any table."""
+"""`payload` and `decode_values` decide which record bytes the tables contain."""
 
 import json
 from pathlib import Path

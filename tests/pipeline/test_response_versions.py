@@ -1,4 +1,4 @@
-"""Responses whose requests were not captured: the API and version that their bytes tell."""
+"""Responses without a captured request: their bytes decide API and version."""
 
 from __future__ import annotations
 

@@ -82,7 +82,9 @@ def test_a_giant_among_others_over_rotated_files(
 
 
 @pytest.mark.parametrize("large_bytes", [0, 600, 1 << 20])
-def test_segments_of_a_connection_stay_in_order(large_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_of_a_connection_stay_in_order(
+    large_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each connection's segments come out in the order in which they came in."""
     divide(monkeypatch, large_bytes)
     rng = np.random.default_rng(1)

@@ -132,7 +132,7 @@ def test_sql_that_is_none_or_reaches_out(where: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "-3ms", "5 parsecs"])
 def test_wrong_durations(text: str) -> None:
-    """The message says what to give."""
+    """The error has an example of a duration."""
     with pytest.raises(ValueError, match="50ms"):
         duration_ms(text)
 
@@ -145,7 +145,7 @@ def test_wrong_connections(text: str) -> None:
 
 
 def test_wrong_apis() -> None:
-    """Unknown and ambiguous names say what is near."""
+    """An unknown or ambiguous API is refused with similar names."""
     with pytest.raises(ValueError, match="Fetch"):
         api_keys(["Fetsch"])
     with pytest.raises(ValueError, match="DescribeGroups"):
@@ -181,7 +181,7 @@ def test_tables_of_a_selection(rows: pd.DataFrame, is_on_disk: bool, tmp_path: P
 
 
 def test_a_selection_of_a_report_and_a_summary(tmp_path: Path) -> None:
-    """The same exchanges as `show` has; none of them is a warning."""
+    """Report and summary select the exchanges of `show`, and warn if there are no such."""
     expected = len(ids(Selection(errors=True, clients=("RD-C?",))))
     for verb in ("summary", "report"):
         options = ["--errors", "--client", "RD-C?", "--json"]

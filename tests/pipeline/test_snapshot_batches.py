@@ -86,7 +86,7 @@ def batch_rows(tables: kdissect.Tables) -> dict[int, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_cut_batch_is_a_partial_row_in_each_response(tmp_path: Path, seed: int) -> None:
-    """The rows of a response have all its bytes, and say of each batch what its first row can."""
+    """Each response has all its bytes in rows; cut batches have their header's values."""
     chosen = random.Random(seed)
     batches = topics(seed, chosen.choice((1, 5, 30)))
     snapshot = b"".join(batches)

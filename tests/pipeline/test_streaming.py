@@ -114,7 +114,7 @@ class Query:
         return {name: _all([part[name] for part in first if name in part]) for name in names}
 
     def kinds(self, tables: dict[str, pa.Table]) -> list[str]:
-        """Of anomalies, except what lost packets do to connections."""
+        """Kinds of anomalies, except those of connections with lost packets."""
         kinds = tables["anomalies"]["kind"].to_pylist() if "anomalies" in tables else []
         return [kind for kind in kinds if kind not in LOSS]
 
@@ -190,7 +190,7 @@ def test_a_glob_is_a_folder(folder, put):
 
 
 def test_only_new_files_are_opened(folder, put, monkeypatch):
-    """A trigger over many rotated files costs what the new ones cost."""
+    """A trigger opens only the new ones of many rotated files."""
     put(0, 1, 2)
     (folder / "notes.txt").write_text("no capture")
     opened: list[str] = []
@@ -216,7 +216,7 @@ def test_only_new_files_are_opened(folder, put, monkeypatch):
 
 
 def test_a_late_file_is_read_by_itself(folder, put, caplog):
-    """What arrives after later ones were read is not lost, and a row says what it costs."""
+    """A file that arrives after later ones is read alone, and a row says so."""
     query = Query(folder)
     put(0, 2, 3)
     first = query.batch()

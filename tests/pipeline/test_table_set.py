@@ -121,7 +121,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_manifests_are_checked(tmp_path: Path) -> None:
-    """No manifest, a broken one and one of a newer format are told apart."""
+    """A missing manifest, a broken one and a newer one have different errors."""
     with pytest.raises(CaptureError, match="no table set"):
         read_manifest(str(tmp_path))
     (tmp_path / MANIFEST).write_text("{")
@@ -135,7 +135,7 @@ def test_manifests_are_checked(tmp_path: Path) -> None:
 
 
 def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set that appeared before this run had the lock is not replaced without being asked for."""
+    """Without --overwrite a run does not replace a set that appeared before its lock."""
     out = tmp_path / "set"
 
     def late(target: str) -> Any:

@@ -1,4 +1,4 @@
-"""Times beyond any calendar: kept exactly as on the wire, null as timestamps, readable anywhere."""
+"""Times beyond the calendar stay exact as integers, and are null as timestamps."""
 
 from pathlib import Path
 from typing import Any

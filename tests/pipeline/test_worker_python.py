@@ -1,4 +1,4 @@
-"""Which Python workers run, and what is said of one that cannot run kdissect."""
+"""The Python that workers run, and the error if it cannot run kdissect."""
 
 import os
 import subprocess
@@ -38,7 +38,7 @@ def python_without(folder: Path, module: str) -> Path:
     ],
 )
 def test_python(monkeypatch: pytest.MonkeyPatch, master: str, named: str, expected: str) -> None:
-    """A local session's default is the caller's; what was named, and clusters, stay."""
+    """Local sessions use the caller's Python, unless the user or the cluster names one."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     context = SimpleNamespace(master=master, pythonExec=named)
     session: Any = SimpleNamespace(_sc=context)
@@ -73,7 +73,7 @@ def test_python_of_our_own_session(
 
 @pytest.mark.spark
 def test_workers_that_cannot_run_kdissect(tmp_path: Path) -> None:
-    """Exit 3, one line that names the module and what docs/cluster.md says; nothing is left."""
+    """Exit code 3, one line names the missing module and docs/cluster.md, and no file stays."""
     out = tmp_path / "out"
     python = python_without(tmp_path, "kdissect")
     done = subprocess.run(

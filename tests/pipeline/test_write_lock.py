@@ -168,7 +168,7 @@ def test_the_next_run_removes_files_of_a_killed_one(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_commit_left_goes_with_the_next(tmp_path: Path) -> None:
-    """Files in place without a manifest, and beside one; users' files are none of these."""
+    """The next run removes a killed commit's files, and no file of the user."""
     out = tmp_path / "set"
     left = "topics/part-00000-0123456789ab.parquet"
     (out / "topics").mkdir(parents=True)
@@ -279,7 +279,7 @@ def test_a_late_release_leaves_the_next_lock(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets are written; whether what lies there is a live run's is not known, so it stays."""
+    """Without file locks sets are written, and other staged files stay."""
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")

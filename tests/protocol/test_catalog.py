@@ -40,7 +40,7 @@ def test_an_api_is_found_by_any_of_its_names(name):
     ("name", "hint"), [("Fetsh", "Fetch"), ("metadta", "Metadata"), ("Offset", "OffsetCommit")]
 )
 def test_a_wrong_name_is_answered_with_near_ones(name, hint):
-    """ValueError suggests names that look alike."""
+    """ValueError suggests similar names."""
     with pytest.raises(ValueError, match=hint):
         catalog.api(name)
 
@@ -75,7 +75,7 @@ def test_every_record_definition_is_found_by_its_name():
 
 
 def test_an_unknown_definition_is_answered_with_near_ones():
-    """ValueError suggests a name that looks alike."""
+    """ValueError suggests a similar name."""
     with pytest.raises(ValueError, match="OffsetCommitValue"):
         catalog.definition("OffsetComitValue")
 

@@ -1,4 +1,4 @@
-"""Plans: one layout per side of an API, roles from definitions, bounds of what bytes can cost."""
+"""Plans: one layout per side of an API, roles from definitions, bounds of the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The definition files say what Kafka's own say.
+"""The definition files agree with Kafka's own.
 
 Compared field by field, for every version, with the facts of the releases beside the checkout, and
 with a real jar that ``KDISSECT_KAFKA_JAR`` names (a new Kafka release is found out this way).
@@ -118,7 +118,7 @@ def our_version(definition, version):
 
 
 def layout(described):
-    """Without what has no effect on the bytes: names, defaults, entities, keys."""
+    """The definition without names, defaults, entities and keys, which change no byte."""
     flexible, tree = described
 
     def bare(fields):

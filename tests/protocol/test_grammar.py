@@ -1,4 +1,4 @@
-"""The notation: what it says, what it refuses, and that formatting gives the text back."""
+"""The notation: its meaning, its errors, and texts that format to themselves."""
 
 from pathlib import Path
 

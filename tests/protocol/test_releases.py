@@ -69,7 +69,7 @@ def test_targets(target: str, release: str) -> None:
 
 @pytest.mark.parametrize("target", ["2.3", "4.4", "5.0", "4", "", "latest", "4.0.0.1"])
 def test_unknown_targets(target: str) -> None:
-    """The error names what is known."""
+    """The error names the known releases."""
     with pytest.raises(ValueError, match=r"2\.4 to 4\.3"):
         releases.find_release(target)
 

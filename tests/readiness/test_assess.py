@@ -1,4 +1,4 @@
-"""Verdicts: transcripts of a client and what its broker offered, as tables made by hand."""
+"""Verdicts on clients, from transcripts and offered versions in handmade tables."""
 
 import datetime
 from typing import Any
@@ -27,7 +27,7 @@ BEGIN = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 class Scene:
-    """Connections and what is said on them; ``tables`` is the set that dissecting it would give."""
+    """Connections and their requests; ``tables`` are those of the dissected capture."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in FIXED_TABLES}
@@ -133,7 +133,7 @@ def test_a_higher_version_was_offered(scene: Scene) -> None:
 
 
 def test_the_highest_offered_version(scene: Scene) -> None:
-    """It took the highest of an old broker: nobody knows."""
+    """A client at the highest version of an old broker has an unknown verdict."""
     scene.connect((0, 2), offers={0: (0, 2)})
     assert scene.verdicts() == {"app": "unknown"}
 
@@ -174,7 +174,7 @@ def test_new_software_told_to_be_old(scene: Scene) -> None:
 
 
 def test_a_client_that_never_asks(scene: Scene) -> None:
-    """Seen from its first packet on, it asked nobody: it has one version."""
+    """A client without ApiVersions, seen from its first packet, has one version."""
     scene.connect((0, 0))
     (client,) = scene.assess()["clients"]
     assert client["verdict"] == "breaks"
@@ -182,7 +182,7 @@ def test_a_client_that_never_asks(scene: Scene) -> None:
 
 
 def test_a_connection_from_the_middle(scene: Scene) -> None:
-    """What was asked before the capture began is not known; another's answer may tell."""
+    """An ApiVersions before the capture is unknown; another connection may have one."""
     scene.connect((0, 2), whole=False)
     assert scene.verdicts() == {"app": "unknown"}
     scene.connect((0, 9), client_id="other", offers={0: (0, 11), 3: (0, 12)})
@@ -190,7 +190,7 @@ def test_a_connection_from_the_middle(scene: Scene) -> None:
 
 
 def test_a_connection_with_a_gap(scene: Scene) -> None:
-    """A client asks before anything else: later gaps hide no question, one at the start may."""
+    """Only a gap at the start of a connection can hide its ApiVersions."""
     scene.connect((0, 2), (0, 2))
     del scene.rows["exchanges"][1]
     assert scene.verdicts() == {"app": "breaks"}
@@ -219,7 +219,7 @@ def test_versions_above_the_target_s(scene: Scene) -> None:
 
 
 def test_apis_that_the_target_lacks(scene: Scene) -> None:
-    """A group protocol is needed; telemetry, and what admins can ask otherwise, is not."""
+    """A missing group protocol breaks a client; missing telemetry or admin APIs do not."""
     scene.connect((68, 1), (1, 13), (8, 9), (9, 9), client_id="consumer", offers={})
     scene.connect((71, 0), (72, 0), (60, 1), (75, 0), (69, 0), client_id="admin", offers={})
     scene.connect((999, 0), (0, 9), client_id="strange", offers={})
@@ -230,7 +230,7 @@ def test_apis_that_the_target_lacks(scene: Scene) -> None:
 
 
 def test_clients_apart(scene: Scene) -> None:
-    """Software and principal tell clients with one id apart."""
+    """Clients of one ID are separate by software and by principal."""
     scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:a")
     scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:b")
     scene.connect((0, 2), offers={0: (0, 9)}, software=("old", "1"), principal="User:b")
@@ -302,7 +302,7 @@ def test_message_formats(scene: Scene) -> None:
 
 
 def test_an_unknown_release(scene: Scene) -> None:
-    """The error is the caller's, and names what is known."""
+    """An unknown release is the caller's error, which names the known ones."""
     with pytest.raises(ReadinessError, match=r"2\.4 to 4\.3"):
         scene.assess("9.9")
 

@@ -23,7 +23,7 @@ def table_set(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
 
 
 def test_exit_codes(kdissect: Run, table_set: Path) -> None:
-    """1 where someone breaks, with the reason; 0 where none does."""
+    """Exit code 1 with the reason if a client breaks, else 0."""
     breaks = kdissect("readiness", str(table_set), "--target", "2.4")
     assert breaks.returncode == 1, breaks.stderr
     assert "3 clients would break" in breaks.stdout

@@ -58,7 +58,7 @@ UNNAMED = {
 
 @pytest.mark.parametrize(("name", "client_id"), UNNAMED, ids=str)
 def test_java_clients_by_their_behaviour(name: str, client_id: str) -> None:
-    """What brokers logged of a client fits the Java release that it was, and of others none."""
+    """Logged requests of a Java client fit its own release, and no other."""
     broker = "1.1.1" if "zk" in name else "4.3.1" if "tls" in name or "other" in name else "3.9.1"
     offered = spoken_versions(broker)
     requests = set()
@@ -91,7 +91,7 @@ def logged(path: Path, release: str) -> Counter[tuple[str | None, int, int]]:
 
 @pytest.mark.parametrize(("name", "target"), VERDICTS, ids=str)
 def test_a_recording(name: str, target: str) -> None:
-    """The findings are the requests in the log, and the verdicts what the recording is made of."""
+    """The findings are the logged requests, and the verdicts fit the recorded clients."""
     document = assess(kdissect.read(CAPTURES / f"{name}.pcap"), target)
     found: Counter[tuple[str | None, int, int]] = Counter()
     for client in document["clients"]:

@@ -1,4 +1,4 @@
-"""Plans made by hand, a translation that only counts, and a server that misbehaves as told."""
+"""Handmade plans, a translation that counts, and a server with scripted faults."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class PlanMaker:
 
 
 class Counting:
-    """A translation of correlation ids only; keeps what it was asked, in order."""
+    """A translation of correlation IDs only, which logs its calls in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, int]] = []
@@ -242,7 +242,7 @@ class FakeBroker:
 
 
 def end_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Of a thread that has ended: what still waits is cancelled."""
+    """Cancel the waiting tasks of an event loop whose thread has ended."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""A made-up target: what the captured brokers said, as another cluster would have said it.
+"""A simulated target: the captured brokers' responses, as another cluster would send them.
 
 Every id of the capture has a counterpart by a plain rule (producer ids count from 1000 on, nodes
 are 100 higher, and so on). `moved` gives a captured frame in the terms of that cluster, requests
@@ -105,7 +105,7 @@ class OtherCluster:
         return self.name(value) if is_name else value
 
     def value(self, kind: str, value: Any) -> Any:
-        """A single value; what is counted stays below 0, where it has another meaning."""
+        """One value; counts stay below 0, since others have another meaning."""
         if value is None:
             return None
         if kind in ("topic", "group", "transactional-id", "coordinator-key"):
@@ -186,7 +186,7 @@ def _string(text: str) -> bytes:
 
 
 def _other_token(value: Any) -> Any:
-    """Of the same length; none stays none."""
+    """Another token of the same length; None for None."""
     if not value or value == ZERO:
         return value
     if isinstance(value, UUID):

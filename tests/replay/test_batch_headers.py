@@ -1,4 +1,4 @@
-"""Headers of record batches: what is looked up quickly is what the headers say."""
+"""Fast reads of batch headers agree with the full parser."""
 
 import struct
 
@@ -31,7 +31,7 @@ def entries(draw: st.DrawFn) -> bytes:
 
 @given(st.lists(entries(), max_size=4), st.binary(max_size=70), st.integers(0, 400))
 def test_quick_looks(parts: list[bytes], tail: bytes, cut: int) -> None:
-    """With whatever behind the batches, and cut anywhere."""
+    """Fast reads agree with `headers` for any cut, and any bytes after the batches."""
     data = (b"".join(parts) + tail)[: 400 - cut]
     found = list(headers(data))
     wanted = [it.last_offset for it in found if not it.is_partial and not it.is_control]

@@ -25,7 +25,7 @@ def librdkafka() -> Tables:
 
 @pytest.fixture(scope="session")
 def table_set(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same on disk, in a folder whose name says what it is."""
+    """The same tables on disk, in a folder named `orders`."""
     folder = tmp_path_factory.mktemp("report") / "orders"
     librdkafka.write(folder)
     return folder
@@ -62,7 +62,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def shared_capture() -> Callable[[str], Path]:
-    """A capture of the workplace beside the project; skips where there is none."""
+    """A capture beside the project; skips if it is absent."""
 
     def find(name: str) -> Path:
         path = SHARED / name

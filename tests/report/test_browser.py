@@ -1,4 +1,4 @@
-"""Reports in headless Chromium: nothing asked of the network, nothing said on the console."""
+"""Reports in headless Chromium send no request and log no error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _until(holds: Callable[[], Any], timeout_s: float = 5) -> None:
 
 
 def _asked(browser: Any) -> list[str]:
-    """Addresses that the page asked for, data: aside."""
+    """The addresses that the page requested, except data URLs."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [
         event["params"]["request"]["url"]
@@ -358,7 +358,7 @@ def test_a_packets_filter_is_copied(browser: Any, page: Path) -> None:
 
 
 def test_text_has_contrast_in_both_themes(browser: Any, page: Path) -> None:
-    """4.5 to 1 (WCAG 2 AA) for all text of the page, against what lies behind it."""
+    """All text has a contrast of 4.5 to 1 with its background (WCAG 2 AA)."""
     for scheme in ("light", "dark"):
         _open(browser, page, scheme=scheme)
         worst = browser.execute_script(_CONTRAST)

@@ -1,4 +1,4 @@
-"""What stands out: ranked by what it cost, and nothing that is always so."""
+"""Findings are ranked by lost time, and routine behaviour is no finding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _answers(first: int, client: str, api: str, latency_us: int, count: int = 30
 
 
 def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:
-    """Not one that asks for slow things, nor the one that happens to be last."""
+    """The only finding is the client that is slower at an API of several clients."""
     found = _found(
         *_answers(100, "a", "Produce", 5_000),
         *_answers(200, "b", "Produce", 6_000),

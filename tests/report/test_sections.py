@@ -130,7 +130,7 @@ def test_groups_have_all_events(document: dict[str, Any], librdkafka: Tables) ->
 
 
 def test_a_story_has_the_events_up_to_its_end(document: dict[str, Any]) -> None:
-    """A rebalance lists its events, and none of another rebalance."""
+    """A rebalance lists its own events only."""
     stories = [s for each in document["groups"]["timelines"] for s in each["stories"]]
     assert stories
     for story in stories:
@@ -200,7 +200,7 @@ def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_cap
 
 
 def _check_errors(capture: Path) -> None:
-    """Codes found by walking messages are those that the exchanges tell, exchange by exchange."""
+    """Error codes in messages are those of `exchanges`, row by row."""
     with ReportDatabase(kdissect.read(capture)) as database:
         exchange_facts.prepare(database)
         errors.prepare(database)
@@ -270,7 +270,7 @@ def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
 
 
 def test_each_column_has_one_meaning() -> None:
-    """A key that every table uses alike is defined once; a table's own meaning differs from it."""
+    """A column of all tables is defined once; a different meaning has its own entry."""
     tables_of_columns = [
         value
         for name, value in vars(table_columns).items()

@@ -1,4 +1,4 @@
-"""Connections carried between windows: what is finished when, and what limits do."""
+"""Connections over several windows: when exchanges finish, and how limits act."""
 
 import struct
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ class Talk:
 
 
 class Run:
-    """Windows of one packet each (or more), and what each of them finishes."""
+    """Windows of one packet or more, and the exchanges that each one finishes."""
 
     def __init__(self, path: Path, limits: CarryLimits | None = None) -> None:
         self.path = path
@@ -301,7 +301,7 @@ def test_a_hole_is_waited_for(run: Run) -> None:
 
 
 def test_a_hole_that_was_acknowledged_is_given_up(run: Run) -> None:
-    """The receiver has what the capture lost: what comes behind it is shown, not held."""
+    """After an acknowledged gap the following frames are shown without waiting."""
     talk = Talk()
     for number in (1, 2):
         talk.ask(request(number))
@@ -349,7 +349,7 @@ def test_a_closed_connection_is_over_after_a_moment(run: Run) -> None:
 
 
 def test_requests_alone(run: Run) -> None:
-    """One direction only: requests are not held for ever."""
+    """Requests of one captured direction are shown after a limit."""
     talk = Talk()
     for number in range(200):
         talk.ask(request(number))
@@ -361,7 +361,7 @@ def test_requests_alone(run: Run) -> None:
 def test_the_quietest_connections_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the limit open exchanges are shown as they are, and counted; none is lost."""
+    """Open exchanges beyond the limit are shown and counted."""
     monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 400)
     monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 400)
     run = Run(tmp_path / "many.pcap", CarryLimits(connection_max=16))

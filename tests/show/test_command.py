@@ -84,7 +84,7 @@ def test_compressed_and_piped(captures: Path) -> None:
 
 
 def test_usage(kdissect: Run, tmp_path: Path) -> None:
-    """Exit 2 and one line for what cannot be; a warning where there is no Kafka."""
+    """Wrong options end with exit code 2 and one line; a capture without Kafka gives a warning."""
     text = tmp_path / "notes.txt"
     text.write_text("no capture")
     path = "captures/librdkafka.pcap"
@@ -103,7 +103,7 @@ def test_usage(kdissect: Run, tmp_path: Path) -> None:
 
 
 def test_filters_that_nothing_passes(kdissect: Run) -> None:
-    """A line says so, of how many; what does pass needs none."""
+    """A line has the count of exchanges if filters select no exchange."""
     path = "captures/librdkafka.pcap"
     done = kdissect("show", path, "--topic", "nosuch", "--json")
     assert (done.returncode, done.stdout) == (0, "")
@@ -130,7 +130,7 @@ def test_hostile_names_do_not_steer_the_terminal(
 
 
 def test_colours(kdissect: Run, captures: Path) -> None:
-    """A pipe gets none without --colour."""
+    """Output into a pipe has colours only with --colour."""
     path = os.fspath(captures / "java_2_0_1.pcap")
     for args, has_colour in (([], False), (["--colour"], True)):
         assert ("\x1b[" in kdissect("show", path, *args).stdout) == has_colour
@@ -322,7 +322,7 @@ def test_times(captures: Path) -> None:
 
 
 def test_connections_that_stay_encrypted_are_counted(kdissect: Run, captures: Path) -> None:
-    """One line on stderr has the number that `connections` has; with the key log there is none."""
+    """One line counts the connections that stay encrypted; with the key log it is absent."""
     command = ["show", "captures/tls13.pcap.gz"]
     tables = package.read(captures / "tls13.pcap.gz")
     count = tables.connections.to_arrow()["protocol"].to_pylist().count("tls")

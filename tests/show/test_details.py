@@ -32,7 +32,7 @@ def leaves(value: object) -> int:
 
 
 def test_a_tree_has_every_field(captures: Path) -> None:
-    """Names and values of what `decode_message` says of the same message."""
+    """The tree has the names and values of `decode_message`."""
     path = captures / "librdkafka.pcap"
     chosen = Selection(apis=api_keys(["FindCoordinator"]), clients=("rd-c0",))
     lines = shown(path, TREE, chosen)
@@ -121,7 +121,7 @@ def with_secrets(path: Path) -> Path:
 
 @pytest.mark.parametrize("style", [TREE, RAW, WHOLE, Style(as_json=True, records=True)], ids=str)
 def test_secrets_are_hidden(style: Style, tmp_path: Path) -> None:
-    """In trees, beside fields and in records, unless they are asked for."""
+    """Trees, fields and records hide secrets without --reveal-secrets."""
     path = with_secrets(tmp_path / "made.pcap")
     hidden = shown(path, style)
     assert SECRET.decode() not in "\n".join(hidden) + raw_text(hidden)
@@ -139,7 +139,7 @@ def test_every_secret_is_shown_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_broken_message_is_shown_as_far_as_it_goes(captures: Path, tmp_path: Path) -> None:
-    """The fields before the fault, the reason, and the bytes behind it."""
+    """A broken message shows its fields before the fault, the reason, and the bytes after it."""
     data = bytearray((captures / "librdkafka.pcap").read_bytes())
     at = data.index(b"\x00\x0ard-classic\x00\x00\x17\x70")
     data[at : at + 2] = b"\x7f\xff"  # the length of a JoinGroup's group id

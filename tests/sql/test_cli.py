@@ -121,7 +121,7 @@ def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str], words: 
 
 
 def test_no_table_set(kdissect: Run, tmp_path: Path) -> None:
-    """A folder that is none is named."""
+    """A folder without tables is named."""
     result = kdissect("sql", str(tmp_path), "select 1")
     assert result.returncode == 2
     assert str(tmp_path) in result.stderr

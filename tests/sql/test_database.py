@@ -153,7 +153,7 @@ def test_faults_in_the_middle(tables: kdissect.Tables) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A large sort goes to the disk and leaves nothing there; what cannot is said clearly."""
+    """A large sort uses the disk and removes its files; a refused one has a clear error."""
     with Database({}, memory_limit="60MiB") as database:
         spill = Path(database._spill)
         _, batches = database.stream("select a from range(6000000) t(a) order by hash(a)")
@@ -175,7 +175,7 @@ def test_many_results_stream() -> None:
 
 
 def test_other_datasets() -> None:
-    """Rows in memory, and none at all."""
+    """Tables in memory can be queried, also without a row."""
     some = pads.dataset(pa.table({"a": [1, 2]}))
     none = pads.dataset(pa.table({"a": pa.array([], pa.int64())}))
     with Database({"topics": some, "apis/None": none}) as database:

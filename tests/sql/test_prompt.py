@@ -23,7 +23,7 @@ def tables(captures: Path) -> kdissect.Tables:
 
 
 def dialogue(tables: kdissect.Tables, *lines: str | type[BaseException]) -> tuple[list[str], str]:
-    """What was asked with, and what was answered."""
+    """The prompts that the dialogue printed, and its output."""
     asked: list[str] = []
     given = iter(lines)
 

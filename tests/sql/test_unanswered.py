@@ -1,4 +1,4 @@
-"""Which requests without a response had none: against captures before packets were taken out."""
+"""Requests without a response, checked against captures before packets were removed."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The truth tests' way to say what was compared."""
+"""A fixture by which truth tests print their comparisons."""
 
 from tests.truth.conftest import say
 

@@ -36,7 +36,7 @@ def test_the_address_that_is_left() -> None:
 
 
 def test_doubt_is_null() -> None:
-    """Two names on one port, or two addresses: nothing tells which is which."""
+    """A port with two names or two addresses has no known node."""
     both = {("10.0.0.1", 9092), ("10.0.0.2", 9092)}
     assert ips([(1, "a.example", 9092), (2, "b.example", 9092)], both) == [None, None]
     assert ips([(1, "a.example", 9092)], both) == [None]

@@ -95,7 +95,7 @@ def test_leaves_are_those_of_the_log(capture: Capture) -> None:
 
 
 def test_every_refusal(capture: Capture, say: Callable[[str], None]) -> None:
-    """Heartbeats and commits that were refused, and none of the others."""
+    """Refused heartbeats and commits are events, and other requests are not."""
     heartbeats: Counter[Any] = Counter()
     for key, asked, given in bodies(capture, 12, *EPOCH_APIS):
         if given["errorCode"] and (key == 12 or asked["memberEpoch"] > 0):
@@ -146,7 +146,7 @@ def test_generations(capture: Capture, say: Callable[[str], None]) -> None:
 
 
 def test_a_rebalance_lasts_from_the_first_join_to_the_last_sync(capture: Capture) -> None:
-    """Times of `exchanges`, found again through what the log says of each request."""
+    """The times are those of `exchanges` for the logged requests."""
     tables = capture.tables
     times = {
         row["exchange_id"]: (row["request_time_ns"], row["response_time_ns"])
@@ -275,7 +275,7 @@ def test_each_event_names_its_exchange(capture: Capture) -> None:
 
 
 def test_lost_packets_make_no_false_story() -> None:
-    """1 % of the packets missing: whatever is told is also told of the whole capture."""
+    """With 1 % of the packets missing, each event is also one of the whole capture."""
     base = Capture("other_clients/librdkafka")
     damaged = read(base.path.parent.parent / "shapes" / "drop1pct.pcap")
 

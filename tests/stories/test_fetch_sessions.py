@@ -1,4 +1,4 @@
-"""What a Fetch really asks for, against the sessions of the brokers' request logs (KIP-227)."""
+"""The partitions of a Fetch are those of the sessions in request logs (KIP-227)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _places(topics: list[dict[str, Any]], names: dict[str, str]) -> set[Ask]:
 def logged_sessions(
     capture: Capture, names: dict[str, str]
 ) -> dict[tuple[int, int], dict[int, set[Ask]]]:
-    """(broker port, session id) -> epoch -> what is asked for, by walking through the log."""
+    """(broker port, session ID) -> epoch -> partitions, from the log."""
     steps: dict[tuple[int, int], dict[int, Any]] = defaultdict(dict)
     for entry in request_log.load(capture.request_log_path):
         if entry.key[4] != 1:

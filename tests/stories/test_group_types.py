@@ -38,7 +38,7 @@ def _types(*events: dict[str, Any]) -> list[str]:
     ("error_code", "expected"), [(STALE_MEMBER_EPOCH, "consumer"), (ILLEGAL_GENERATION, "classic")]
 )
 def test_commits_alone(error_code: int, expected: str) -> None:
-    """Epochs are of the consumer protocol (KIP-848); generations tell nothing new."""
+    """Epochs belong to the consumer protocol (KIP-848), generations to the classic one."""
     assert _types(_event(ApiKey.OFFSET_COMMIT, error_code, "m", refused="")) == [expected]
 
 

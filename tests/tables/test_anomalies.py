@@ -1,4 +1,4 @@
-"""Rows of `anomalies` made by the column say what a row at a time would say."""
+"""Rows of `anomalies` by columns are those by single rows."""
 
 from __future__ import annotations
 

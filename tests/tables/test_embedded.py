@@ -50,7 +50,7 @@ def assignment(topic: str, *partitions: int) -> bytes:
 
 @pytest.mark.parametrize("api_key", APIS)
 def test_the_type_follows_from_the_api_alone(api_key: int) -> None:
-    """Also where a side, or every row, is absent; and it names what is decoded."""
+    """The type has the decoded protocol, also if a side or every row is absent."""
     none = added(api_key)[:2]
     absent = added(api_key, (None, None), ({}, None), (None, {}))[:2]
     assert [side.type for side in none] == [side.type for side in absent]
@@ -64,7 +64,7 @@ def test_other_apis_are_left_alone() -> None:
 
 
 def test_a_group_joins_and_syncs() -> None:
-    """The protocol's type is in the request where an old response does not tell it."""
+    """If an old response lacks the protocol's type, the request has it."""
     member = {"member_id": "m", "metadata": subscription("a", "b")}
     request, response, faults = added(
         JOIN_GROUP,
@@ -208,7 +208,7 @@ def test_an_envelope_in_an_envelope_keeps_its_secrets() -> None:
 
 
 def test_record_data_within_is_left_out() -> None:
-    """Records are for `records`, where --payload decides what is shown."""
+    """Records appear only in `records`, under the control of --payload."""
     produced = {
         "acks": 1,
         "topic_data": [{"name": "t", "partition_data": [{"index": 0, "records": b"private"}]}],

@@ -39,7 +39,7 @@ def _value(kind: str, *members: tuple[str, bytes, bytes]) -> dict[str, Any]:
 
 
 def test_members() -> None:
-    """Of consumers; a tombstone has none; other bytes are null beside the member they are of."""
+    """Consumers have members; a tombstone has no member; other bytes give null."""
     values = [
         _value("consumer", ("m", SUBSCRIPTION, ASSIGNMENT), ("n", b"\1", b"")),
         None,

@@ -1,4 +1,4 @@
-"""Redaction hides what the rules name, at any depth of lists, and nothing else."""
+"""Redaction hides the fields of the rules, at any depth of lists, and no others."""
 
 import pyarrow as pa
 import pytest
@@ -21,7 +21,7 @@ def test_bytes_of_a_token_are_hidden_and_null_stays() -> None:
 
 
 def test_configs_hide_by_name_and_by_the_brokers_word() -> None:
-    """A DescribeConfigs value hides when the broker says so, or its name tells."""
+    """A DescribeConfigs value is hidden by the broker's flag, or by its name."""
     synonym = pa.struct([("name", pa.string()), ("value", pa.string())])
     config = pa.struct(
         [

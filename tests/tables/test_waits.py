@@ -1,4 +1,4 @@
-"""`wait`: what tells a held Fetch from a slow answer."""
+"""`wait` separates a Fetch that waits at the broker from a slow response."""
 
 from __future__ import annotations
 

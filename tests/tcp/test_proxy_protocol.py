@@ -1,4 +1,4 @@
-"""PROXY protocol headers before Kafka and TLS: their clients, and the exchanges behind them."""
+"""PROXY protocol headers before Kafka and TLS: their clients, and the exchanges after them."""
 
 from __future__ import annotations
 

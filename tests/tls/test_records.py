@@ -35,7 +35,7 @@ RECORDS = st.tuples(st.sampled_from([20, 21, 22, 23]), st.sampled_from([1, 3]), 
 def test_records_are_found_however_they_are_cut(
     said: list[tuple[int, int, bytes]], cuts: list[int], lost: list[bool], has_origin: bool
 ) -> None:
-    """All that are there whole, and none that was not sent, whatever is missing."""
+    """Every whole record is found, and no other, in any segments and with gaps."""
     data = b""
     sent = {}
     for kind, minor, body in said:
@@ -60,7 +60,7 @@ def test_records_are_found_however_they_are_cut(
 
 
 def test_key_logs_are_read_as_they_are_found() -> None:
-    """Comments, line ends of all kinds, upper case, other labels, lines that are none."""
+    """Key logs may have comments, any line ends, upper case and unknown lines."""
     random, session, head = bytes(range(32)), b"\xaa" * 32, b"\xbb" * 8
     master = b"\xcc" * 48
     text = b"\r\n".join(

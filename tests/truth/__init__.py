@@ -1,1 +1,1 @@
-"""The acceptance tests: whole captures against what brokers and clients themselves wrote down."""
+"""Acceptance tests: whole captures against the logs of brokers and clients."""

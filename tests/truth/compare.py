@@ -1,4 +1,4 @@
-"""Comparing a decoded body, as the tables hold it, with what the broker logged of the same message.
+"""Compares a decoded body of the tables with the broker's log of the same message.
 
 Two kinds of log. Brokers since 2.6 write JSON: it leaves out tagged fields that have their default
 and shows records only as their size, bytes as base64 and uuids as base64url. Older brokers print
@@ -24,7 +24,7 @@ RECORDS = {"records": "recordsSizeInBytes", "unalignedRecords": "unalignedRecord
 
 @dataclass
 class Comparison:
-    """What came of comparing bodies: how many values were looked at, and what differed."""
+    """The result of comparisons: the count of values, and the differences."""
 
     fields: int = 0
     differences: list[str] = field(default_factory=list)

@@ -37,7 +37,7 @@ def snake_case(name: str) -> str:
 
 
 def in_versions(api_version: int, text: str | None) -> bool:
-    """Whether Kafka's notation ("3", "1-4", "2+", "none") covers a version."""
+    """True if Kafka's notation ("3", "1-4", "2+", "none") covers a version."""
     if not text or text == "none":
         return False
     first, _, last = text.partition("-")

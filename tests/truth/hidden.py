@@ -1,4 +1,4 @@
-"""What a capture holds that must not be shown, as its manifest and its revealed tables tell."""
+"""The secrets of a capture, by its manifest and its revealed tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def token_rows(capture: Capture) -> list[dict[str, Any]]:
 
 
 def secrets_of(capture: Capture) -> set[bytes]:
-    """What must not be shown: passwords of the manifest, and what the tokens and HMACs were."""
+    """The secrets: passwords of the manifest, and the values of tokens and HMACs."""
     text = json.dumps(capture.manifest)
     found = set(re.findall(r'(?:password|user_\w+)=\\+"([^"\\]+)', text))
     found.update(re.findall(r'"delegation.token.secret.key": "([^"]+)', text))

@@ -42,7 +42,7 @@ def match(capture: Capture) -> Match:
 
 
 def direct(capture: Capture) -> list[Entry]:
-    """What was logged where it arrived: all but what an Envelope carried."""
+    """Log entries at their first broker: all but those of an Envelope."""
     return [e for e in request_log.load(capture.request_log_path) if not e.is_forwarded]
 
 

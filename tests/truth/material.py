@@ -94,7 +94,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def shapes() -> dict[str, dict[str, Any]]:
-    """File name under shapes/ -> what was done to librdkafka.pcap to make it."""
+    """File name under shapes/ -> changes of librdkafka.pcap that made it."""
     path = CAPTURES / "shapes" / "shapes.json"
     return _json(path)["files"] if path.is_file() else {}
 

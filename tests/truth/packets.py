@@ -69,7 +69,7 @@ def tcp_packets(path: Path) -> list[TcpPacket]:
 
 
 def copies(path: Path) -> int:
-    """How many packets are second copies: all that tells them apart is the same, within 10 ms."""
+    """The count of second copies: packets with equal contents within 10 ms."""
     last_seen: dict[tuple[object, ...], int] = {}
     count = 0
     for packet in tcp_packets(path):

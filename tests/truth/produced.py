@@ -19,7 +19,7 @@ Place = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Produced:
-    """A record that a client's library confirmed. None: the list does not tell."""
+    """A record that a client's library confirmed. None: not in the list."""
 
     how: str | None
     topic: str
@@ -32,7 +32,7 @@ class Produced:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Columns that the list tells beside topic, key and value, as the record was sent."""
+        """Columns of the list besides topic, key and value, as the client sent the record."""
         names = ["partition", "offset", "headers"]
         if self.how != "logappend":  # there the time is the broker's, from the response
             names.append("timestamp_ms")
@@ -111,7 +111,7 @@ def by_place(records: Iterable[dict[str, Any]]) -> dict[Place, list[dict[str, An
 
 
 def is_equal(one: Produced, row: dict[str, Any], *, empty_key_is_null: bool) -> bool:
-    """Whether a fetched record has the content of a listed one, and the time where told."""
+    """True if a fetched record has the listed contents, and the listed time if any."""
     key, row_key = one.key, row["key"]
     if empty_key_is_null:
         key, row_key = key or None, row_key or None

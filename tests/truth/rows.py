@@ -1,4 +1,4 @@
-"""Tables as multisets of rows, to say whether two runs gave the same ones, and what differs."""
+"""Tables as multisets of rows, to compare two runs and list their differences."""
 
 from __future__ import annotations
 

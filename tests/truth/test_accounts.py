@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Input:
-    """A capture file and what is known of it from elsewhere."""
+    """A capture file, and independent facts about it."""
 
     path: Path
     packet_count: int
@@ -219,7 +219,7 @@ def test_rows_refer_to_rows_that_exist(source: Input) -> None:
 
 @every_input
 def test_record_counts_are_those_of_the_batches(source: Input) -> None:
-    """Each whole batch has its records, numbered from 0; a partial one has none."""
+    """A whole batch has its records, numbered from 0; a partial one has no record."""
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row in source.rows("records"):
         found[row["exchange_id"], row["batch_index"]].append(row["record_index"])
@@ -267,7 +267,7 @@ def test_connections_are_those_that_dpkt_finds(name: str) -> None:
 
 
 def _close_reason(there: packets.Stream, back: packets.Stream) -> str:
-    """What ended it first, of either side; clients often reset what they have just closed."""
+    """The first end of either side; clients often reset a closed connection."""
     ends = [stream.end for stream in (there, back) if stream.end is not None]
     if not ends:
         return "capture_end"

@@ -1,4 +1,4 @@
-"""Damaged captures: less is there, nothing that is not true, and only what the damage touched."""
+"""Damaged captures give no false row, and lose only damaged frames."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _frames(rows: list[Row]) -> dict[Frame, Row]:
 
 
 def _lost_packets(shape: str) -> set[int]:
-    """Packets of librdkafka.pcap that are not in the shape, from the list of what was done."""
+    """Packets of librdkafka.pcap that are not in the shape, by the list of changes."""
     entry = shapes()[shape]
     if "dropped" in entry:
         return set(entry["dropped"])

@@ -1,4 +1,4 @@
-"""What the tables sum up - errors, groups, topics, clients, brokers - is what the log says."""
+"""Errors, groups, topics, clients and brokers in the tables are those of the log."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_topics_are_those_that_messages_told(capture: Capture) -> None:
 
 @each("capture", ALL)
 def test_every_record_batch_has_the_name_of_its_topic(capture: Capture) -> None:
-    """All these captures tell the names of their topic ids, or they are Kafka's constants."""
+    """These captures have the names of all topic IDs, or the IDs are Kafka's constants."""
     for row in capture.rows("record_batches"):
         assert row["topic"], row
         if row["source"] == "raft_fetch":

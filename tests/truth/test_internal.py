@@ -1,4 +1,4 @@
-"""Records of Kafka's own topics say what the requests said that made the brokers write them."""
+"""Records of Kafka's internal topics agree with the requests that caused them."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_wrapping_changes_nothing(shape: str) -> None:
 
 @pytest.mark.parametrize("shape", NANOSECONDS)
 def test_nanoseconds_are_kept(shape: str) -> None:
-    """The same but for the digits behind the microseconds, which `*_time_ns` has."""
+    """Rows agree to the microsecond, and `*_time_ns` has the further digits."""
     _same(_kafka_differences(SHAPES / shape, drop=DURATIONS, in_us=True))
     for row in read(SHAPES / shape).exchanges.to_arrow().to_pylist():
         if row["latency_ms"] is not None:

@@ -1,4 +1,4 @@
-"""`service_ms` is what the brokers' request logs say; `reports/truth.md` has the table."""
+"""`service_ms` agrees with the brokers' request logs; `reports/truth.md` has the table."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_frames_decode_as_logged_and_encode_to_the_same_bytes(
 
 
 def test_an_answer_to_an_unknown_version_of_api_versions_is_version_0() -> None:
-    """Error 35 comes back as version 0, whatever was asked (99 here)."""
+    """A response with error 35 has version 0, whatever the request's (here 99)."""
     capture = Capture("odd/odd_conversations")
     fallbacks = [r for r in capture.rows("exchanges") if r["version_source"] == "fallback_v0"]
     found = [
@@ -79,7 +79,7 @@ def test_an_answer_to_an_unknown_version_of_api_versions_is_version_0() -> None:
 
 
 def test_a_probe_that_its_broker_answers_is_no_anomaly() -> None:
-    """KIP-511: franz-go asks with ApiVersions 5 first, and asks again with what a broker takes."""
+    """KIP-511: franz-go sends ApiVersions 5 first, then a version that the broker accepts."""
     tables = kdissect.read(Capture("version_sweep/sweep_4_3_1").path)
     columns = ["version_source", "request_decode_status"]
     rows = tables.exchanges.to_arrow(columns).to_pylist()

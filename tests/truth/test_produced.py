@@ -25,7 +25,7 @@ def _empty_key_is_null(capture: Capture) -> bool:
 
 @every_capture_with_a_list
 def test_every_listed_record_was_produced(capture: Capture, say: Callable[[str], None]) -> None:
-    """Equal in topic, key and value, and in partition, offset, time and headers where told."""
+    """Records agree in topic, key and value, and in listed partition, offset, time and headers."""
     listed = produced.load(capture.produced_path)
     assert listed
     records = [row for row in capture.rows("records") if row["source"] == "produce"]

@@ -51,7 +51,7 @@ def _is_login(row: Row) -> bool:
 
 
 def _is_unanswered(row: Row) -> bool:
-    """No whole response, though one was due. The check counts a cut response as none."""
+    """True without a whole response that was due. The check counts a cut one as absent."""
     missing = row["status"] in ("connection_closed", "response_missing")
     return missing or row["response_decode_status"] == "partial"
 
@@ -225,7 +225,7 @@ def test_sizes_of_record_data_agree_with_the_log(
 
 @every_logged_capture
 def test_forwarded_requests_are_the_inner_requests_of_envelopes(capture: Capture) -> None:
-    """The log has what was inside: same correlation id, client id, request and response."""
+    """The log has the inner request: same correlation ID, client ID, request and response."""
     forwarded = [e for e in request_log.load(capture.request_log_path) if e.is_forwarded]
     waiting = request_log.by_key(forwarded)
     comparison = Comparison()

@@ -88,7 +88,7 @@ def table_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[Capture, Path]:
 
 
 def test_the_secrets_are_in_the_captures() -> None:
-    """So that what is looked for would be found; and shown where it is asked for."""
+    """The captures contain the secrets, so a search can fail; --reveal-secrets shows them."""
     for capture in (ADMIN, SASL, TOKENS):
         assert sum(secret in capture.path.read_bytes() for secret in spelt(capture)) >= 4
         arguments = ["show", str(capture.path), "-x", "--reveal-secrets"]
@@ -112,7 +112,7 @@ def test_show_prints_no_secret(capture: Capture, style: tuple[str, ...]) -> None
 
 @BOTH
 def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path) -> None:
-    """The set's files; what is asked of it in SQL; verdicts; differences."""
+    """Files of a set, results of SQL, verdicts and differences contain no secret."""
     tables = table_sets[capture]
     for path in tables.rglob("*"):
         if path.is_file():
@@ -130,7 +130,9 @@ def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path:
 
 
 @BOTH
-def test_report_contains_no_secret(capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path) -> None:
+def test_report_contains_no_secret(
+    capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path
+) -> None:
     """The report's page and its CSV files contain no secret."""
     as_json = ["--json"] if capture == TOKENS else []
     run(

@@ -1,4 +1,4 @@
-"""TLS captures: what is decrypted, what stays closed, and the same rows however run."""
+"""TLS captures: decrypted and closed connections, and equal rows of every kind of run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_keys_connections_are_named_and_counted(capture: Capture) -> Non
 
 @both
 def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> None:
-    """Every third connection's lines: these are reported, the others give what they gave."""
+    """Connections without their key log lines are reported; the others give the same rows."""
     lines = _lines(capture)
     sessions = list(dict.fromkeys(line.split()[1] for line in lines if line.startswith("CLIENT_")))
     gone = set(sessions[::3])
@@ -149,7 +149,7 @@ def test_what_is_no_key_log_is_refused(tmp_path: Path) -> None:
 def test_lost_packets_lose_what_they_touch(
     capture: Capture, share: float, tmp_path: Path, say: Any
 ) -> None:
-    """Of the exchanges of connections whose hello is there most are found; none is made up."""
+    """With a captured hello most exchanges are found, and none is made up."""
     path, kept = _thinned(capture.path, tmp_path, share)
     tables = kdissect.read(str(path), reveal_secrets=True, keylog=_key_log(capture))
 

@@ -25,7 +25,7 @@ from tools.incidents.clients import (
     running,
 )
 from tools.incidents.network import drop_segments
-from tools.incidents.scene import PLAINTEXT, Scene, logged_times, now
+from tools.incidents.scene import PLAINTEXT, Scene, logged_times
 
 _LEADS = "Leader orders-0 with topic id"
 _METADATA, _ELECT_LEADERS = 3, 43

@@ -1,4 +1,4 @@
-"""Answers beside captured responses: every field is looked at, and rules say what may differ."""
+"""Responses are compared field by field, and rules allow differences."""
 
 import copy
 import re
@@ -59,7 +59,7 @@ def leaves(of: Any, values: dict[str, Any], path: str = "") -> Any:
 
 
 def other(slot: Any, value: Any) -> Any:
-    """Another value for a field, or NOTHING where there is none."""
+    """Another value of a field, or NOTHING if its type has no other."""
     kind = slot.field.type
     if slot.field.is_array:
         if value:

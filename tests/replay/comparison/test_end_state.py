@@ -1,4 +1,4 @@
-"""The state after a run against what its answers claim, and against other runs."""
+"""The state after a run agrees with its responses, and with other runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Run:
         self.outcomes.append(outcome)
 
     def produce(self, count: int, base: int | None, code: int = 0) -> None:
-        """A batch of one record each to orders-0; base: by the answer, None for none."""
+        """A batch of one record for each offset of orders-0; base: the response's, or None."""
         partition = {"index": 0, "records": batch(0, count)}
         topics = [{"name": "orders", "partition_data": [partition]}]
         request = {"acks": -1, "timeout_ms": 1, "topic_data": topics}

@@ -1,4 +1,4 @@
-"""What differences mean: releases, known values, and requests before that were not taken."""
+"""Explanations of differences: releases, known values, and earlier requests that failed."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def asked() -> Message:
 
 
 def run(plan: ReplayPlan, found: dict[int, Any]) -> tuple[list[str], list[Outcome]]:
-    """Outcomes with what was found of each step: differences, or why it was not sent."""
+    """Outcomes with differences or skips of steps, and their explanations."""
     outcomes = []
     for step in plan.steps:
         told = found.get(step.number)
@@ -129,7 +129,7 @@ def test_texts_name_releases_if_they_need_them() -> None:
 
 
 def test_beside_an_error_code() -> None:
-    """Values in a struct whose error code is another one go with it; its words are told."""
+    """Values beside another error code have its explanation, and notes name the code."""
     plan = make_plan(workload([exchange(0, produce(0), 0, 1, produced(0, 0))]), everything())
     found = [
         Difference("responses[0].parts[1].error_code", "0", "42", note="NONE then"),
@@ -155,7 +155,7 @@ def test_beside_an_error_code() -> None:
 
 
 def test_later_answers_of_a_session() -> None:
-    """A Fetch that tells less because of a Produce before: so may what follows in its session."""
+    """After a smaller Fetch, because of an earlier Produce, its session may differ, too."""
     wrote = exchange(0, produce(0), 0, 1, produced(0, 0))
     reads = [exchange(n, fetch(0), 2 * n, 2 * n + 1, fetched(0)) for n in (1, 2)]
     reads[1].request = exchange(2, fetch(1), 4, 5, fetched(1)).request

@@ -60,7 +60,7 @@ def test_a_delay_of_every_answer_is_found() -> None:
 
 
 def test_equal_runs_are_no_finding() -> None:
-    """Thirty replays of an unchanged target: none is called slower."""
+    """Of thirty replays of an unchanged target no one is slower."""
     plan = plan_of(8)
     for seed in range(0, 90, 3):
         runs = [a_run(plan, seed + number) for number in range(3)]

@@ -13,7 +13,7 @@ Key = tuple[int, int, int, int]
 
 
 def judged(path: str = "", captured: str = "", answered: str = "", note: str = "") -> Judgement:
-    """A judgement with one difference that no rule allows; without a path, none."""
+    """A judgement with one difference outside the rules, or without a path no difference."""
     if not path:
         return Judgement(Verdict.SAME)
     return Judgement(Verdict.DIFFERENT, [Difference(path, captured, answered, note=note)])

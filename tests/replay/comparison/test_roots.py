@@ -1,4 +1,4 @@
-"""The first divergence of each resource, and what is folded after it."""
+"""The first divergence of each resource is shown, later ones are folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that contradict what the run knows of the target, whatever the capture has."""
+"""Responses that contradict the run's own earlier ones, whatever the capture has."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_records_that_an_answer_withholds() -> None:
 
 
 def test_high_watermarks() -> None:
-    """Not below delivered or acknowledged records, and not above what can be there."""
+    """A high watermark is at least the acknowledged offset, and at most the possible one."""
     run = Run()
     run.produce(1, 0, batch(0, 4))
     good = run.fetch(2, 4, b"", 4)
@@ -296,7 +296,7 @@ def test_a_last_stable_offset_is_at_an_open_transaction() -> None:
 
 
 def test_a_session_and_a_replica_that_an_answer_cannot_have() -> None:
-    """A request that ends its session gets none; a broker does not send a client to itself."""
+    """An ended session has no ID, and a broker does not name itself as preferred replica."""
     run = Run()
     number = run.fetch(1, 0, b"", 0, preferred_read_replica=1)
     sent = {"session_id": 4, "session_epoch": 3, "topics": []}
@@ -434,7 +434,7 @@ def test_rebalances_end() -> None:
 
 
 def test_members_of_a_generation() -> None:
-    """The leader must get all members, the others none."""
+    """The leader's response lists all members, and others list no member."""
     run = Run()
     leader = join(run, 1, "a", [])
     join(run, 1, "b", [])

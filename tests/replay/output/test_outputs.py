@@ -1,4 +1,4 @@
-"""Outputs of a finished replay: what they say, and that hostile text stays text."""
+"""Outputs of a finished replay: their contents, with hostile text escaped."""
 
 import json
 import time
@@ -165,7 +165,7 @@ def test_exit_code_follows_findings_and_the_end() -> None:
 
 
 def test_a_run_is_a_baseline(tmp_path: Path) -> None:
-    """A run compared with itself has no difference left; what changed since is one."""
+    """A run against itself as baseline has no difference; a later change is one."""
     results = made()
     write_json_lines(results, tmp_path / "r.jsonl")
     baseline = read_baseline(str(tmp_path / "r.jsonl"))

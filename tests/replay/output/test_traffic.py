@@ -1,4 +1,4 @@
-"""The run's own traffic as a capture: dissected, it tells what was sent and answered."""
+"""The run's own traffic, written as a capture, dissects to the sent and received messages."""
 
 from array import array
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plans: what is sent, what is not, and what waits for what."""
+"""Plans: steps to send, steps to skip, and the order between them."""
 
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ ANSWERS = {
 def exchange(
     connection: int, request: Message, sent_ms: int, seen_ms: int, answer: Message | None
 ) -> Exchange:
-    """Sent and seen at these milliseconds; no answer: none is there."""
+    """An exchange with its times in milliseconds; without a response time it has no response."""
     return Exchange(
         exchange_id=1000 * connection + sent_ms,
         connection=connection,
@@ -341,7 +341,7 @@ def test_every_plan_can_be_run_to_its_end(found: Workload, wait_for_data: bool) 
     "name", ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "sarama.pcap.gz"]
 )
 def test_plans_of_real_captures(captures: Path, name: str) -> None:
-    """They can be run, and what waits was captured after what it waits for."""
+    """Plans of captures can be run, and a step waits only for earlier ones."""
     found = load_workload(str(captures / name))
     options = everything()
     options.wait_for_data = True

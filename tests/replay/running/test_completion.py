@@ -1,4 +1,4 @@
-"""What waits for what while a plan is played: the bookkeeping alone."""
+"""The completion of steps releases those that depend on them."""
 
 from kdissect.replay.model import Outcome, PlanOptions, ReplayPlan, Step, Workload, WorkloadFacts
 from kdissect.replay.running.completion import StepCompletion
@@ -9,7 +9,7 @@ from tests.replay.planning.test_plan import exchange, fetch, fetched
 def made(
     lanes: list[list[int]], **after: dict[int, tuple[int, ...]]
 ) -> tuple[StepCompletion, list[int], list[int]]:
-    """Of steps of these lanes; the connections that were let go, the steps that were settled."""
+    """A completion of these lanes, the freed lanes, and the completed steps."""
     owners = {number: owner for owner, lane in enumerate(lanes) for number in lane}
     steps = [
         Step(
@@ -37,7 +37,7 @@ def complete(completion: StepCompletion, number: int) -> None:
 
 
 def test_who_waits_is_let_go_by_the_last() -> None:
-    """By answers of all that it depends on, and the sending of what it follows."""
+    """A step waits for the responses to its dependencies and the sending of earlier steps."""
     completion, freed, done = made([[0, 1], [2]], depends_on={2: (0, 1)}, follows={2: (1,)})
     assert completion.waits[2] == 3
     complete(completion, 0)
@@ -50,7 +50,7 @@ def test_who_waits_is_let_go_by_the_last() -> None:
 
 
 def test_in_the_order_of_the_connection() -> None:
-    """What is done behind a step that is not is held until then, whoever waits for it."""
+    """A step completes only after the earlier steps of its connection."""
     completion, freed, done = made([[0, 1, 2], [3]], depends_on={3: (2,)})
     complete(completion, 2)
     complete(completion, 1)

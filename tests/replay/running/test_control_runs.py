@@ -1,4 +1,4 @@
-"""Control runs: their order, how they are kept apart, and what they excuse."""
+"""Control runs: their order, their separate names, and the differences that they excuse."""
 
 from __future__ import annotations
 

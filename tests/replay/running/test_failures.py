@@ -1,4 +1,4 @@
-"""Targets that are not there, or are none: every output asked for is written all the same."""
+"""Targets that are absent or speak another protocol: every output is written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _is_silent(link: socket.socket) -> None:
 
 @contextmanager
 def listening(behave: Callable[[socket.socket], None] | None) -> Iterator[int]:
-    """A port of the loopback interface; None: nobody listens there any more."""
+    """A port of the loopback interface; after None it has no listener."""
     server = socket.create_server(("127.0.0.1", 0))
     port = server.getsockname()[1]
     if behave is None:
@@ -92,7 +92,7 @@ def test_a_target_that_is_none(
     said: str,
     tmp_path: Path,
 ) -> None:
-    """Exit code 3, one line says why, and so does every output that was asked for."""
+    """Exit code 3 with one line; every output has the reason, too."""
     names = {"--junit": "r.xml", "--json": "r.jsonl", "--html": "r.html", "--pcap": "r.pcap"}
     files = {option: tmp_path / name for option, name in names.items()}
     given = [text for option, path in files.items() for text in (option, str(path))]

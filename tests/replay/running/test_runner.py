@@ -1,4 +1,4 @@
-"""The runner against a server that does as it is told."""
+"""The runner against a scripted server."""
 
 import asyncio
 import math
@@ -230,7 +230,7 @@ def test_a_target_that_stalls_ends_the_run() -> None:
 
 
 def test_a_connection_that_ends() -> None:
-    """What was in flight fails with the reason, what follows is sent over a new connection."""
+    """Requests in flight fail with the reason, and later ones use a new connection."""
     maker = PlanMaker()
     first = maker.add(0)
     maker.add(0, after=(first,))
@@ -279,7 +279,7 @@ def test_a_wrong_correlation_id() -> None:
 
 
 def test_bytes_that_are_no_kafka() -> None:
-    """A size that cannot be is told, and nothing is allocated for it."""
+    """An impossible size is an error, before any allocation."""
     maker = PlanMaker()
     maker.add(0)
 
@@ -311,7 +311,7 @@ def test_skipped_steps_settle_what_waits_for_them() -> None:
 
 
 def test_not_yet_is_asked_again() -> None:
-    """An answer that says "not yet" is not final; the attempts before the last one are kept."""
+    """A "not yet" is repeated, and the result has the earlier attempts."""
     maker = PlanMaker()
     first = maker.add(0)
     maker.add(0, after=(first,))
@@ -417,7 +417,7 @@ def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.Monkey
 
 
 def test_parts_are_in_flight_too() -> None:
-    """Requests that are asked of several nodes count as others do."""
+    """Parts for several nodes count as requests in flight."""
     maker = PlanMaker()
     for number in range(8):
         maker.add(number, member_id="m" * 1000)
@@ -486,7 +486,7 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
 
 
 def test_interrupted() -> None:
-    """Nothing more is sent, what was done is kept, the rest is told as not reached."""
+    """After an interrupt nothing is sent; finished steps stay, others are not reached."""
     maker = PlanMaker()
     for number in range(10):
         maker.add(0, 100 * number)
@@ -525,7 +525,7 @@ def test_a_long_poll_does_not_stall_others() -> None:
 
 
 def test_a_fence_behind_a_request_without_response() -> None:
-    """Others wait for what acks=0 does: a question behind it tells when it is done."""
+    """Dependents of a Produce with acks=0 wait for the response to a later request."""
     maker = PlanMaker()
     quiet = maker.add(0, expects_response=False)
     maker.steps[quiet].needs_fence = True

@@ -82,7 +82,9 @@ def test_secrets_from_files_and_environment(
     assert sasl_from("oauthbearer", None, None, None).secret == "dA=="
 
 
-def test_wrong_options_are_refused_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_options_are_refused_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each wrong option of SASL or TLS is refused with its own reason."""
     with pytest.raises(OptionError, match="none of PLAIN"):
         sasl_from("GSSAPI", "u", None, None)

@@ -1,4 +1,4 @@
-"""Reading a target's state back: what is counted, and a target that does not answer properly."""
+"""Reading a target's state back: its counts, and targets with wrong responses."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _filled(field: Field, version: int, kinds: dict[str, str], path: str) -> Any
 
 
 def made(api_name: str, version: int, **asked: Any) -> tuple[Message, Message]:
-    """Request and response; asked: what else the request says."""
+    """A request and its response; `asked` has the request's further fields."""
     found = []
     for side in SIDES:
         fields = catalog.api(KEYS[api_name]).side(side).fields
@@ -127,7 +127,7 @@ APIS = sorted({api_name for api_name, _ in FIELDS} - NEVER_SENT)
 def test_ids_reach_another_cluster(
     api_name: str, renames: tuple[tuple[str, str, str], ...], is_fast: bool
 ) -> None:
-    """The request says what it should there, the answer is taken for the same."""
+    """A request gets the other cluster's IDs, and its response counts as the same."""
     for version in versions(api_name):
         found = as_workload([*told_before(), made(api_name, version)])
         cluster = OtherCluster(found, 1000, renames={old: new for _, old, new in renames})

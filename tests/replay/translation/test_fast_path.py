@@ -52,7 +52,7 @@ BROKER = ("10.0.0.2", 9092)
 
 
 def decoded(frame: bytes | Skipped) -> Any:
-    """Compared by what it says: patched frames keep the captured way to write a length."""
+    """A decoded frame: patched ones may have another encoding of a length."""
     if isinstance(frame, Skipped):
         return frame
     try:
@@ -106,7 +106,7 @@ def test_recorded_captures(name: str) -> None:
 
 
 def untagged(value: Any) -> Any:
-    """Without fields that nobody knows: they have no form."""
+    """The message without unknown tagged fields, which have no form."""
     if isinstance(value, dict):
         return {name: untagged(it) for name, it in value.items() if name != UNKNOWN_TAGS}
     return [untagged(it) for it in value] if isinstance(value, list) else value
@@ -192,7 +192,7 @@ class World:
         return ReplayPlan(workload, PlanOptions(allow=allow), steps, [list(range(len(steps)))])
 
     def learn(self, ids: IdMap) -> None:
-        """The same for ids that are made alike."""
+        """Learn some nodes, topics and partitions of the target."""
         nodes = [{"node_id": n, "host": "h", "port": 1} for n in (5, 6)]
         partitions = [
             {"partition_index": n, "leader_id": 5, "leader_epoch": 40 + n} for n in (0, 1, 7)

@@ -524,7 +524,7 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
 
 
 def test_what_a_share_session_holds() -> None:
-    """Ranges that touch are one; what is taken out of the middle leaves both ends."""
+    """Adjacent ranges become one; a removed middle leaves both ends."""
     held, log = AcquiredOffsets(), ("t", 0)
     held.add(log, 0, 9)
     held.add(log, 10, 19)

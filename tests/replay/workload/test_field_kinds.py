@@ -1,4 +1,4 @@
-"""The table of what fields hold has what a list says that was written by hand."""
+"""The kinds of fields are those of a handwritten list."""
 
 from collections.abc import Iterator
 

@@ -63,7 +63,7 @@ def test_records_that_no_request_wrote_were_there_before() -> None:
 
 
 def test_records_may_be_those_of_a_request_without_an_answer() -> None:
-    """After a Produce with acks 0 nothing tells whose records a Fetch brings."""
+    """After a Produce with acks=0 the producer of fetched records is unknown."""
     found = known(
         workload(
             [exchange(0, produce(0, acks=0), 0, 1, None)],
@@ -74,7 +74,7 @@ def test_records_may_be_those_of_a_request_without_an_answer() -> None:
 
 
 def test_offsets_that_no_request_committed_were_there_before() -> None:
-    """An OffsetFetch before the first OffsetCommit shows an earlier commit, one after it none."""
+    """Only an OffsetFetch before the first OffsetCommit shows an earlier commit."""
     asked = of_group(ApiKey.OFFSET_FETCH, "request")
     told = of_group(ApiKey.OFFSET_FETCH, "response", committed_offset=7, error_code=0)
     commit = of_group(ApiKey.OFFSET_COMMIT, "request", committed_offset=7)
@@ -110,7 +110,7 @@ def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
 
 
 def test_a_target_that_lacks_it_is_told_before_the_first_request(tmp_path: Path) -> None:
-    """An empty broker has none of the topics: --dry-run and stderr name them."""
+    """--dry-run and stderr name the topics that an empty broker lacks."""
     part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
     path = str(tmp_path / "part.replay")
     save(part, path)

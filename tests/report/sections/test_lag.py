@@ -1,4 +1,4 @@
-"""Consumer lag: what the brokers' logs say, and commits whose outcome decides."""
+"""Consumer lag from brokers' logs, and from commits with a known outcome."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_commit_that_may_be_lost(
 
 
 def test_no_end_of_the_log() -> None:
-    """No lag is better than none behind."""
+    """Without an end of the log there is no lag."""
     row = row_of(made([commit(1, 2, 54), commit(2, 3, 55)], [], [], log_end=-1))
     assert (row["last_committed"], row["log_end"], row["lag_at_end"]) == (55, None, None)
 
