@@ -79,6 +79,7 @@ def replay_command(
     baseline: opt.Baseline = None,
     control_runs: opt.ControlRuns = 0,
     reset: opt.Reset = None,
+    keep_runs: opt.KeepRuns = False,
     fail_on: opt.FailOn = None,
     latency_ratio: opt.LatencyRatio = 1.5,
     latency_min: opt.LatencyMin = "5ms",
@@ -152,6 +153,7 @@ def replay_command(
         baseline=baseline,
         control_runs=control_runs,
         reset=reset or "",
+        keeps_runs=keep_runs,
         latency=LatencyOptions(
             latency_ratio, int(checked("--latency-min", parse_span, latency_min) * 1e9)
         ),

@@ -176,6 +176,13 @@ Reset = Annotated[
         "KDISSECT_TARGET.",
     ),
 ]
+KeepRuns = Annotated[
+    bool,
+    _guard(
+        "--keep-runs",
+        help="Keep the topics and groups that --control-runs creates with a suffix for each run.",
+    ),
+]
 FailOn = Annotated[
     list[str] | None,
     _comparison(

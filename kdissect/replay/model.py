@@ -203,6 +203,7 @@ class Step:
     needs_fence: it expects no response (Produce with acks 0), and other steps wait for what it
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
         runner's own behind it, answered, says that it is done: only then it is complete.
+    creates: it creates partitions, whose leaders the next steps need.
     is_racing: it reads what another request was changing at that moment; either order is right.
     expired: the transactional id whose transaction had run out of time, so that the captured broker
         refused this request; "" none. The target has to have ended its transaction before.
@@ -217,6 +218,7 @@ class Step:
     expects_response: bool
     blocks: bool = False
     needs_fence: bool = False
+    creates: bool = False
     is_racing: bool = False
     expired: str = ""
     skipped: Skipped | None = None
@@ -337,8 +339,18 @@ class Translation(Protocol):
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
         """Fields that the last `request` of a step left out, since its api_version lacks them."""
 
-    def member_request(self, join: Step, api_key: int) -> bytes:
-        """A Heartbeat v1 of the member that a JoinGroup step created, or its JoinGroup again."""
+    def member_heartbeat(self, last: Step) -> bytes:
+        """A heartbeat by the state of a member at the target.
+
+        last: its JoinGroup (then it is a Heartbeat v1), or the last answered heartbeat of a member
+        whose partitions the broker assigns.
+        """
+
+    def member_join(self, join: Step) -> bytes:
+        """The request with which a member joined, with its id at the target."""
+
+    def learn_member(self, last: Step, answer: bytes) -> int:
+        """Learn from the answer to a `member_heartbeat`; return its error code."""
 
     def retry(self, step: Step, response: bytes) -> str:
         """The reason to send the request again, or "" if the response is final.

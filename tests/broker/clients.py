@@ -100,6 +100,7 @@ RECORDED = (
     Recorded(MATERIAL / "sasl" / "sasl.pcap", "Java 4.3.1 and aiokafka, SASL"),
     Recorded(MATERIAL / "tls" / "tls12.pcap", "Java 4.3.1 and aiokafka, TLS 1.2"),
     Recorded(MATERIAL / "tls" / "tls13.pcap", "aiokafka, TLS 1.3"),
+    Recorded(MATERIAL / "perf" / "perf_small.pcap", "Java 4.3.1, many small requests in groups"),
     Recorded(MATERIAL / "cluster" / "cluster.pcap", "Java 4.3.1, cluster of three brokers"),
     Recorded(CAPTURES / "java_2_0_1.pcap", "Java 2.0.1", BEFORE, shipped=_OLDER),
     Recorded(CAPTURES / "java_0_10_2_2.pcap", "Java 0.10.2.2", BEFORE, shipped=_OLDER),

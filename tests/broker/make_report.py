@@ -1,15 +1,16 @@
 """Writes ``reports/replay.md``: captures of real clients replayed on empty brokers of two releases.
 
-    python -m tests.broker.make_report [--release VERSION] [NAME ...]
+    python -m tests.broker.make_report [--release VERSION] [--pace PACE] [--runs N] [NAME ...]
 
-Starts a broker for each, with the settings of the captured one that its answers show. What is run
-is kept in ``reports/replay.json``, so that one capture may be run again alone.
+Starts a broker for each run, with the settings of the captured one that its answers show. Results
+are kept in ``reports/replay.json``: new runs of a capture replace those of their release and pace.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
@@ -24,15 +25,18 @@ from tests.broker.replaying import EVERYTHING, Replayed, is_explained, replay
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports" / "replay.json"
 PAGE = ROOT / "reports" / "replay.md"
+PACES = ("recorded", "max")
+_RECORDS = re.compile(r"(\d+) records?\b")
 Result = dict[str, Any]
+Results = dict[str, dict[str, dict[str, list[Result]]]]  # capture, release, pace -> runs
 
 
-def run(recorded: Recorded, kafka_version: str, folder: Path) -> Result:
+def run(recorded: Recorded, kafka_version: str, pace: str, folder: Path) -> Result:
     """One capture on one empty broker."""
     began = time.perf_counter()
     with Broker(folder / "broker", kafka_version, **recorded.broker()) as broker:
         address = broker.address_of(recorded.listener)
-        options = [*EVERYTHING, *recorded.options()]
+        options = [*EVERYTHING, *recorded.options(), "--pace", pace]
         lines = folder / "replay.jsonl"
         done = replay(recorded.path, address, lines, *options, timeout=900, env=recorded.login())
     return {
@@ -41,10 +45,23 @@ def run(recorded: Recorded, kafka_version: str, folder: Path) -> Result:
         "verdicts": dict(done.verdicts),
         "skipped": dict(Counter(row["skipped"] for row in done.rows if row["skipped"])),
         "ended": done.summary["ended"],
+        "findings": [_finding(each) for each in done.summary["findings"]],
+        "records_missing": sum(map(_missing, done.summary["findings"])),
         "notes": done.run["notes"],
         "errors": dict(Counter(row["error"] for row in done.rows if row["error"])),
         "differences": _differences(done),
     }
+
+
+def _finding(each: Result) -> str:
+    return f"{each['kind']} of {each['subject']}: {each['expected']} -> {each['found']}"
+
+
+def _missing(finding: Result) -> int:
+    """Records that the end state of a log lacks."""
+    counts = [_RECORDS.match(finding[side]) for side in ("expected", "found")]
+    expected, found = (int(each[1]) if each else 0 for each in counts)
+    return max(expected - found, 0)
 
 
 def _differences(done: Replayed) -> list[Result]:
@@ -62,13 +79,14 @@ def _differences(done: Replayed) -> list[Result]:
 # -- the page -------------------------------------------------------------------------------
 
 
-def page(results: dict[str, dict[str, Result]]) -> str:
+def page(results: Results) -> str:
     parts = [HEAD]
     for version in (LATEST, BEFORE):
         rows = [
-            _row(recorded, results[recorded.name][version])
+            _row(recorded, pace, runs)
             for recorded in RECORDED
-            if version in results.get(recorded.name, {})
+            for pace in PACES
+            if (runs := results.get(recorded.name, {}).get(version, {}).get(pace))
         ]
         parts += [f"## On {version}\n", _table(COLUMNS, rows)]
     parts += ["## What the differences are\n", WHAT]
@@ -81,34 +99,46 @@ HEAD = """# Captures of clients, replayed
 
 Made by `python -m tests.broker.make_report`; do not edit. Each capture is replayed with everything
 allowed (`--allow produce,groups,transactions,admin --create-topics --max-gap 2s`) on an empty
-broker of its own, with the settings of the captured broker that answers show. *Explained* are
-differences beside which the report says what they come from. Captures that are not in `captures/`
-are recorded material beside the project.
+broker of its own, with the settings of the captured broker that answers show. Columns from *sent*
+on are sums over all runs. *Records missing* are acknowledged records that the logs lack after the
+run. *Explained* are differences beside which the report says what they come from. Captures that are
+not in `captures/` are recorded material beside the project.
 """
 WHAT = """Each kind of difference that no rule allows, in how many places and captures it
 is, and the note beside it.
 """
-COLUMNS = ("capture", "clients", "recorded on", "sent", "same", "tolerated", "different", "error",
-           "differences", "of them not explained")  # fmt: skip
+COLUMNS = (
+    "capture", "clients", "recorded on", "pace", "runs", "sent", "same", "tolerated", "different",
+    "error", "records missing", "kinds of differences", "of them not explained",
+)  # fmt: skip
 NOTES = ("API", "path", "captured", "answered", "places", "captures", "note")
 
 
-def _row(recorded: Recorded, one: Result) -> list[Any]:
-    verdicts = one["verdicts"]
-    judged = [verdicts.get(name, 0) for name in ("same", "tolerated", "different", "error")]
-    unexplained = sum(not is_explained(each["note"]) for each in one["differences"])
+def _row(recorded: Recorded, pace: str, runs: list[Result]) -> list[Any]:
+    verdicts: Counter[str] = sum((Counter(one["verdicts"]) for one in runs), Counter())
+    judged = [verdicts[name] for name in ("same", "tolerated", "different", "error")]
+    kinds = {
+        (each["api_name"], each["path"]): is_explained(each["note"])
+        for one in runs
+        for each in one["differences"]
+    }
+    missing = "-"
+    if all(one["records_missing"] is not None for one in runs):
+        missing = str(sum(one["records_missing"] for one in runs))
     return [
-        recorded.name, recorded.clients, recorded.kafka_version, sum(judged), *judged,
-        len(one["differences"]), unexplained,
+        recorded.name, recorded.clients, recorded.kafka_version, pace, len(runs), sum(judged),
+        *judged, missing, len(kinds), sum(not explained for explained in kinds.values()),
     ]  # fmt: skip
 
 
-def _notes(results: dict[str, dict[str, Result]], version: str) -> list[list[Any]]:
+def _notes(results: Results, version: str) -> list[list[Any]]:
     """Differences of all captures together, by API, path and note."""
     found: dict[tuple[str, str, str], list[tuple[str, Result]]] = defaultdict(list)
     for recorded in RECORDED:
-        one = results.get(recorded.name, {}).get(version)
-        for each in one["differences"] if one else ():
+        paces = results.get(recorded.name, {}).get(version, {})
+        for each in (
+            each for runs in paces.values() for one in runs for each in one["differences"]
+        ):
             note = each["note"] or ""
             if "may follow from" in note:  # of one capture: which exchange does not matter here
                 note = "may follow from a request before, which the target did not take as then"
@@ -145,11 +175,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="captures; all, where left out")
     parser.add_argument("--release", choices=(LATEST, BEFORE), action="append")
+    parser.add_argument("--pace", choices=PACES, action="append")
+    parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
     unknown = set(given.names) - {each.name for each in RECORDED}
     if unknown:
         parser.error(f"no capture {min(unknown)}")
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for recorded in RECORDED:
         if given.names and recorded.name not in given.names:
             continue
@@ -157,12 +189,22 @@ def main() -> None:
             sys.stderr.write(f"{recorded.name}: not here\n")
             continue
         for version in given.release or (LATEST, BEFORE):
-            with tempfile.TemporaryDirectory() as folder:
-                one = run(recorded, version, Path(folder))
-            results.setdefault(recorded.name, {})[version] = one
-            sys.stderr.write(f"{recorded.name} on {version}: {_row(recorded, one)[3:]}\n")
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-            PAGE.write_text(page(results))
+            for pace in given.pace or PACES:
+                runs = results.setdefault(recorded.name, {}).setdefault(version, {})[pace] = []
+                measure(recorded, version, pace, given.runs, runs, results)
+
+
+def measure(
+    recorded: Recorded, version: str, pace: str, count: int, runs: list[Result], results: Results
+) -> None:
+    """Add `count` runs of a capture to `runs`, and write the results after each."""
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            runs.append(run(recorded, version, pace, Path(folder)))
+        row = _row(recorded, pace, runs)
+        sys.stderr.write(f"{recorded.name} on {version}: {row[3:]}\n")
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        PAGE.write_text(page(results))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,13 @@ class Counting:
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
         return ()
 
-    def member_request(self, join: Step, api_key: int) -> bytes:
+    def member_heartbeat(self, last: Step) -> bytes:
+        raise AssertionError
+
+    def member_join(self, join: Step) -> bytes:
+        raise AssertionError
+
+    def learn_member(self, last: Step, answer: bytes) -> int:
         raise AssertionError
 
     def retry(self, step: Step, response: bytes) -> str:

@@ -109,11 +109,11 @@ class GroupState:
             for exchange in group.by_api[ApiKey.HEARTBEAT]:
                 _check_heartbeat(exchange, rebalances, add)
             _check_generations(group, add)
-        for (_, group_id, _), heartbeats in self._members.items():
-            self._check_member(group_id, heartbeats, add)
+        for (_, group_id, member), heartbeats in self._members.items():
+            self._check_member(group_id, member, heartbeats, add)
 
     def _check_member(
-        self, group_id: str, heartbeats: list[tuple[_Exchange, Body | None]], add: Add
+        self, group_id: str, member: str, heartbeats: list[tuple[_Exchange, Body | None]], add: Add
     ) -> None:
         epoch = 0
         was = now = False
@@ -151,6 +151,8 @@ class GroupState:
                     add(exchange.outcome, path, "a partition of a topic", text, note)
         last = heartbeats[-1][0].outcome
         is_long = last.sent_ns - heartbeats[0][0].outcome.sent_ns >= _ASSIGNED_NS
+        # the replay's own heartbeats may have brought them
+        now = now or self._ids.groups.has_assignment(group_id, member)
         if was and not now and is_long and last.answer is not None:
             note = "no heartbeat of this member brings any"
             add(last, "assignment", "partitions", "none", note)

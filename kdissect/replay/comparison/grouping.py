@@ -46,6 +46,14 @@ class DifferenceGroup:
             self.example, self.example_path = number, difference.path
             self.note = difference.note
 
+    def followers(self) -> str:
+        """The exchanges that differ after one of these, for people; "" if there are none."""
+        if not self.later:
+            return ""
+        apis = ", ".join(f"{name} {count}" for name, count in self.later.most_common())
+        count = plural(self.later.total(), "exchange")
+        return f"then {count} on the same topic, partition, group or transaction: {apis}"
+
 
 def plain_path(path: str) -> str:
     """``responses[0].partitions[3].error_code`` without its indices."""

@@ -11,6 +11,9 @@ A change is a finding if all of these hold:
   control runs predict for one more run: a whole run may be slow because the machine was busy
 - the median latency grows by at least `LatencyOptions.min_ns`
 
+A change that lacks only the second part of the second condition is undecided: the control runs
+differ too much, or are too few, to tell it from noise.
+
 Without control runs the captured latencies are the only reference. That is another machine on
 another day, and there is no measure of its noise.
 """
@@ -52,7 +55,8 @@ class LatencyOptions:
 @dataclass(frozen=True)
 class LatencyTest:
     """The test of one API. Latencies are medians. noise: the largest median ratio of two control
-    runs, at least 1. is_decided: whether there are enough connections."""
+    runs, at least 1. predicted: the ratio up to which another control run may differ. is_decided:
+    whether there are enough connections. is_large: slower by enough, and more than by chance."""
 
     api_name: str
     exchanges: int
@@ -61,9 +65,15 @@ class LatencyTest:
     answered_ns: int
     ratio: float
     noise: float
+    predicted: float
     p_value: float
     is_decided: bool
-    is_slower: bool
+    is_large: bool
+
+    @property
+    def is_slower(self) -> bool:
+        """Return whether the API is a finding."""
+        return self.is_large and self.ratio >= self.predicted
 
     def finding(self) -> RunFinding:
         """The finding of a slower API."""
@@ -169,15 +179,15 @@ def _tested(
         default=0.0,
     )
     reference_ns, answered_ns = (int(np.median(np.exp(each))) for each in (controls, run))
-    is_slower = (
+    is_large = (
         decided
         and p_value < ALPHA
-        and effect >= max(math.log(options.ratio), _predicted(controls))
+        and effect >= math.log(options.ratio)
         and answered_ns - reference_ns >= options.min_ns
     )
     return LatencyTest(
         name, logs.shape[1], connections, reference_ns, answered_ns, math.exp(effect),
-        math.exp(noise), p_value, decided, is_slower,
+        math.exp(noise), math.exp(_predicted(controls)), p_value, decided, is_large,
     )  # fmt: skip
 
 
@@ -192,27 +202,37 @@ def _predicted(controls: Floats) -> float:
     return quantile * float(np.std(medians, ddof=1)) * math.sqrt(1 + 1 / count)
 
 
-def notes_of(tests: Sequence[LatencyTest], *, has_controls: bool, is_controlled: bool) -> list[str]:
+def notes_of(tests: Sequence[LatencyTest], *, control_count: int) -> list[str]:
     """Return notes on the limits of the tests.
 
-    has_controls: latencies of another run are the reference, not the captured ones. is_controlled:
-    there are several such runs.
+    control_count: of the runs whose latencies are the reference; 0 for the captured ones.
     """
     notes = []
-    if not has_controls:
+    if not control_count:
         notes.append(
             "latencies were compared with the captured ones, of another machine on another day: a "
             "difference does not prove that the target is slower; --control-runs measures both"
         )
-    elif not is_controlled:
+    elif control_count == 1:
         notes.append(
             "latencies were compared with one run, which does not show how much two runs differ; "
             "--control-runs does"
         )
-    if open_tests := [each.api_name for each in tests if not each.is_decided]:
-        names = ", ".join(open_tests)
+    if few := [each.api_name for each in tests if not each.is_decided]:
+        names = ", ".join(few)
         notes.append(f"too few connections to decide whether latencies changed: {names}")
-    decided = len(tests) - len(open_tests)
+    noisy = [each for each in tests if each.is_large and not each.is_slower]
+    if noisy:
+        names = ", ".join(
+            f"{each.api_name} took {each.ratio:.2f} times as long, a finding from "
+            f"{each.predicted:.2f}"
+            for each in noisy
+        )
+        notes.append(
+            f"{control_count} control runs cannot decide whether latencies changed: {names}; more "
+            "control runs decide smaller changes"
+        )
+    decided = len(tests) - len(few) - len(noisy)
     slower = sum(each.is_slower for each in tests)
     notes.append(f"latencies of {plural(decided, 'test')} decided, {slower} slower")
     return notes

@@ -39,14 +39,15 @@ class Timing:
         for outcome in sorted(outcomes, key=lambda each: each.step.number):
             step = outcome.step
             api_key = step.exchange.api_key
-            if outcome.sent is None or (step.step_class == READ and api_key not in retried_apis):
+            is_read = step.step_class == READ and not step.creates
+            if outcome.sent is None or (is_read and api_key not in retried_apis):
                 continue
             touched = touches.of(step.exchange)
             resources = [resource for resource, _ in touched] or [("api", api_key)]
             self._resources[step.number] = resources
             interval = _interval(outcome)
             for resource, mode in touched:
-                if step.step_class != READ and mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
+                if not is_read and mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
                     self._writes.setdefault(resource, []).append((step.number, interval))
             if outcome.answer is not None and _is_as_captured(outcome):
                 for resource in resources:

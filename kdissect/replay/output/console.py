@@ -210,13 +210,8 @@ def _print_differences(results: Results, console: Console) -> None:
             f"for example exchange {results.exchange_id(each.example)}",
             highlight=False,
         )
-        if each.later:
-            apis = ", ".join(f"{name} {count}" for name, count in each.later.most_common())
-            console.print(
-                f"    then {plural(each.later.total(), 'exchange')} on the same topic, partition, "
-                f"group or transaction: {apis}",
-                highlight=False,
-            )
+        if followers := each.followers():
+            console.print(f"    {clean(followers)}", highlight=False)
     if len(groups) > _SHOWN_GROUPS:
         console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")
 

@@ -43,7 +43,8 @@ def _page(results: Results) -> str:
     return environment.get_template("replay.html.j2").render(
         results=results,
         verdicts=[(verdict.value, counts[verdict]) for verdict in Verdict],
-        different=results.groups(),
+        roots=results.root_groups(),
+        different=results.groups() if results.roots else [],
         tolerated=results.groups(tolerated=True),
         reasons=[(title, rows) for each, title in _REASONS if (rows := _reasons(results, each))],
         latencies=_latencies(results.by_api()),

@@ -175,6 +175,7 @@ class ResourceAccesses:
         for entry in entries(response.body["topics"]) if response is not None else []:
             if entry["error_code"] in NOT_MADE_YET and entry.get("name") in topics:
                 yield ("topic", entry["name"]), Mode.WRITE
+                yield ("topics",), Mode.COMMUTING_WRITE
 
     def _group(
         self, exchange: Exchange, request: Message, groups: list[str]

@@ -52,6 +52,7 @@ from kdissect.replay.model import (
     Skipped,
     Step,
     Workload,
+    WorkloadFacts,
 )
 from kdissect.replay.planning.dependencies import (
     BLOCKING_GROUP_APIS,
@@ -67,6 +68,7 @@ from kdissect.replay.workload.messages import entries, request_of, response_of
 # brokers announce new and deleted topics some time after they answered that it is done
 _ANNOUNCE_NS = 2_000_000_000
 _CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+_CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 _SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
 _ANSWER, _REQUEST = 0, 1  # at equal times, a seen response comes before a sent request
 
@@ -99,6 +101,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         ):
             step.skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
             mine = []
+        step.creates = _creates(step, mine, workload.facts)
         steps.append(step)
         touched.append(mine)
         lanes[exchange.connection].append(number)
@@ -106,6 +109,15 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     plan = ReplayPlan(workload, options, steps, lanes)
     _Ordering(plan, touched, touches, start_ns).run()
     return plan
+
+
+def _creates(step: Step, touched: list[ResourceAccess], facts: WorkloadFacts) -> bool:
+    """Return whether the target has new partitions after a step, as far as the capture shows it."""
+    if step.exchange.api_key not in _CREATING_APIS:
+        return False
+    topics = [facts.topics.get(name[1]) for name, mode in touched
+              if name[0] == "topic" and mode is Mode.WRITE]  # fmt: skip
+    return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)
 
 
 def _times(workload: Workload) -> list[list[int]]:

@@ -56,6 +56,11 @@ class Lane:
         self.ready_ns = -1  # when the next step had everything but its time and its turn
         self.timeouts = 0
 
+    def go_on(self) -> None:
+        """Turn to the next step, which is not ready yet."""
+        self.pos += 1
+        self.ready_ns = -1
+
     def cancel(self) -> None:
         """Cancel both timers."""
         for timer in (self.timer, self.close_timer):

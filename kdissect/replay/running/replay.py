@@ -33,7 +33,14 @@ from kdissect.replay.running.control_runs import ControlRun, FinishedRun, Planne
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.effects import Name, check_existing, effects_of, find_existing
+from kdissect.replay.target.deletion import delete_names
+from kdissect.replay.target.effects import (
+    Effects,
+    Name,
+    check_existing,
+    effects_of,
+    find_existing,
+)
 from kdissect.replay.target.end_state import read_end_state
 from kdissect.replay.target.guard import check_cluster
 from kdissect.replay.target.preflight import find_missing, used_state
@@ -50,6 +57,7 @@ class SessionOptions:
     rules: files of rules for the comparison. is_strict: no built-in tolerance.
     baseline: a file of an earlier run's --json.
     control_runs: how often to replay to the reference. reset: a command before each run, "" none.
+    keeps_runs: leave the topics and groups that have a suffix of a run at the target.
     """
 
     run: RunOptions = field(default_factory=RunOptions)
@@ -63,6 +71,7 @@ class SessionOptions:
     baseline: str | None = None
     control_runs: int = 0
     reset: str = ""
+    keeps_runs: bool = False
     latency: LatencyOptions = field(default_factory=LatencyOptions)
 
 
@@ -132,6 +141,8 @@ class _Replay:
                 finished.result.ended = reason
                 break
             run = await _run(plan, each, options, self._existing[each.name], self._watch)
+            if each.suffix and not options.keeps_runs:
+                await self._delete_made(each)
             for outcome in run.result.outcomes:
                 if outcome.judgement is not None:
                     outcome.judgement = each.in_capture_terms(outcome.judgement)
@@ -154,9 +165,7 @@ class _Replay:
         options = self._options
         if self._watch is not None:
             self._watch(f"{run.name}: {'resetting and ' * bool(run.command)}probing {run.target}")
-        effects = effects_of(
-            self._plan, makes_topics=options.makes_topics, renames=run.translate.renames
-        )
+        effects = self._effects(run)
         try:
             await run.reset()
             await run.target.probe()
@@ -169,6 +178,17 @@ class _Replay:
         if not run.is_control:
             await self._compare_start(run)
         return ""
+
+    def _effects(self, run: PlannedRun) -> Effects:
+        renames = run.translate.renames
+        return effects_of(self._plan, makes_topics=self._options.makes_topics, renames=renames)
+
+    async def _delete_made(self, run: PlannedRun) -> None:
+        """Delete what a run with a suffix created; notes name what is still there."""
+        effects, existing = self._effects(run), self._existing[run.name]
+        names = effects.made | effects.written | effects.deleted
+        made = [name for name in names if name not in existing]
+        self._notes += [f"{run.name}: {line}" for line in await delete_names(run.target, made)]
 
     async def _compare_start(self, run: PlannedRun) -> None:
         """Say what the target lacks of the state that the capture began with."""
@@ -267,7 +287,7 @@ class _Replay:
             latencies_of(result.outcomes),
             self._options.latency,
         )
-        self._notes += notes_of(tests, has_controls=bool(controls), is_controlled=len(controls) > 1)
+        self._notes += notes_of(tests, control_count=len(controls))
         return [each.finding() for each in tests if each.is_slower]
 
 

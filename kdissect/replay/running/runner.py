@@ -50,10 +50,14 @@ from kdissect.replay.running.judge_queue import JudgeQueue
 from kdissect.replay.running.lane import Lane, LaneConnection
 from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import Attempt, LinkRecord, RunOptions, RunResult
-from kdissect.replay.running.waits import ask_metadata, await_expiry, await_leaders
+from kdissect.replay.running.waits import (
+    ask_metadata,
+    await_expiry,
+    await_leaders,
+    made_partitions,
+)
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed, allow_many_files, connect_as
-from kdissect.replay.workload.messages import REJOINING_APIS
 from kdissect.text import plural
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
@@ -61,7 +65,6 @@ CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped co
 RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
 RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
 PARTS_PAUSE_S = 0.002
-_MAKE_PARTITIONS = frozenset({19, 37})  # CreateTopics, CreatePartitions
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 SCRIPT_TIMEOUTS = 3  # the same for one connection
 _FENCE, _FENCE_END = b"\0\x12\0\0", b"\xff\xff"  # ApiVersions v0: key, version; no client id
@@ -103,6 +106,7 @@ class Runner:
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
         self._expiry_awaited: set[int] = set()
+        self._unserved: set[str] = set()  # topics that were awaited in vain
         self._timeouts = 0
         self._timer_count = 0
         self._reconnects = 0
@@ -278,7 +282,7 @@ class Runner:
         while lane.pos < len(numbers):
             number = numbers[lane.pos]
             if self._completion.is_complete[number]:
-                lane.pos += 1
+                lane.go_on()
                 continue
             if self._completion.waits[number] or lane.busy or self._is_stopping:
                 return
@@ -301,7 +305,7 @@ class Runner:
                     return
                 if self._throttle(lane):
                     return
-                lane.pos += 1
+                lane.go_on()
                 size = len(step.exchange.request or b"")
                 self._work(lane, self._play_parts(lane, step), size)
                 return
@@ -322,8 +326,7 @@ class Runner:
                     self._work(lane, self._log_in_again(link))
                 return
             self._send(lane, link, step)
-            lane.pos += 1
-            lane.ready_ns = -1
+            lane.go_on()
         self._finish(lane)
 
     def _send(self, lane: Lane, link: LaneConnection, step: Step) -> None:
@@ -408,8 +411,7 @@ class Runner:
         step = outcome.step
         await asyncio.sleep(RETRY_PAUSES_S[outcome.attempts - 1])
         outcome.attempts += 1
-        if step.exchange.api_key in REJOINING_APIS:
-            await self._members.rejoin(step)
+        await self._members.before_again(step)
         node_id = self.translation.target_node(step)
         if node_id not in lane.links:
             await self._open(lane, node_id, step.number)
@@ -533,7 +535,7 @@ class Runner:
             self.translation.learn(outcome.step, frame)
         except Error as error:
             outcome.error = f"the answer cannot be understood: {error}"
-        if outcome.step.exchange.api_key in _MAKE_PARTITIONS:
+        if outcome.step.creates:
             self._work(lane, self._await_leaders(outcome))
         else:
             self._completion.complete(outcome.step.number, outcome)
@@ -744,8 +746,11 @@ class Runner:
         await await_expiry(self.target, self.translation, step)
 
     async def _await_leaders(self, outcome: Outcome) -> None:
-        """The step is complete when all partitions are served."""
-        await await_leaders(self.target, self.translation)
+        """The step is complete when the partitions that it created are served."""
+        made = made_partitions(outcome)
+        if not self._unserved.issuperset(made):
+            if not await await_leaders(self.target, self.translation, made):
+                self._unserved.update(made)
         self._completion.complete(outcome.step.number, outcome)
 
     # -- time -------------------------------------------------------------------------------

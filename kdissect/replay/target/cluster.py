@@ -7,6 +7,7 @@ again when a captured request needs a topic that is not known yet.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ _OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEp
 _FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
 _LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
 _EARLIEST, _LATEST = -2, -1  # timestamps of ListOffsets
-_READY_S = 10.0
+_READY_S, _READY_PAUSE_S = 10.0, 0.05
 ASK_TIMEOUT_S = 15.0
 
 
@@ -191,7 +192,7 @@ class Target:
                     break
                 if asyncio.get_running_loop().time() > end:
                     return found
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_READY_PAUSE_S)
         return found
 
     async def has_open_transaction(self, transactional_id: str) -> bool:
@@ -206,7 +207,7 @@ class Target:
         where = await self.find_coordinators([(_TRANSACTION, transactional_id)])
         host, port = self.address(where.get((_TRANSACTION, transactional_id)))
         body: dict[str, Any] = {"transactional_ids": [transactional_id]}
-        answer = await self._ask_once(
+        answer = await self.ask_once(
             host, port, request(_DESCRIBE_TRANSACTIONS, version, body), "DescribeTransactions"
         )
         return any(
@@ -227,17 +228,26 @@ class Target:
                 raise EnvironmentFailed(f"{show_address(host, port)}: {error}") from None
         return found
 
-    async def is_serving(self) -> bool:
-        """Return whether all partitions have a leader that answers requests about them.
+    async def await_partitions(self, counts: Mapping[str, int]) -> bool:
+        """Wait until the leaders of topics serve all partitions; return False if they do not.
 
-        Metadata lists new partitions before their leaders accept requests. Raises ConnectFailed.
+        Metadata lists new partitions before their leaders accept requests. counts: the least number
+        of partitions of each topic. Raises ConnectFailed.
         """
+        end = asyncio.get_running_loop().time() + _READY_S
+        while not await self._serves(counts):
+            if asyncio.get_running_loop().time() > end:
+                return False
+            await asyncio.sleep(_READY_PAUSE_S)
+        return True
+
+    async def _serves(self, counts: Mapping[str, int]) -> bool:
         body = await self.learn_metadata(None)
-        count = sum(len(topic["partitions"]) for topic in body["topics"])
-        found = 0
-        for leader, topics in self.led().items():
-            found += len(await self._log_offsets(leader, topics, _EARLIEST))
-        return found == count
+        listed = {topic["name"]: len(topic["partitions"]) for topic in body["topics"]}
+        served = Counter(name for name, _ in await self.log_offsets(counts, _EARLIEST))
+        return all(
+            served[name] >= max(count, listed.get(name, 0)) for name, count in counts.items()
+        )
 
     def led(self) -> dict[int, dict[str, list[int]]]:
         """leader -> topic -> partitions, from the last Metadata answer about all topics."""
@@ -296,11 +306,11 @@ class Target:
         for node_id in self.nodes:
             host, port = self.address(node_id)
             while True:
-                answer = await self._ask_once(host, port, request(api_key, version, {}), api_name)
+                answer = await self.ask_once(host, port, request(api_key, version, {}), api_name)
                 code = answer.body["error_code"]
                 if code not in _LOADING or asyncio.get_running_loop().time() > end:
                     break
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_READY_PAUSE_S)
             if code:
                 raise ConnectFailed("unreachable", f"{api_name} was answered {error_name(code)}")
             listed += answer.body[array]
@@ -314,7 +324,7 @@ class Target:
             return {}
         host, port = self.address(leader)
         asked = request(ApiKey.LIST_OFFSETS, version, _list_offsets(topics, version, timestamp))
-        answer = await self._ask_once(host, port, asked, "ListOffsets")
+        answer = await self.ask_once(host, port, asked, "ListOffsets")
         found: dict[tuple[str, int], int] = {}
         for topic in answer.body["topics"]:
             for each in topic["partitions"]:
@@ -324,7 +334,7 @@ class Target:
                     found[topic["name"], each["partition_index"]] = offset
         return found
 
-    async def _ask_once(self, host: str, port: int, asked: Message, name: str) -> Message:
+    async def ask_once(self, host: str, port: int, asked: Message, name: str) -> Message:
         """One question to one node, over a connection of its own. Raises ConnectFailed."""
         link = await connect(host, port, self.access)
         try:

@@ -23,7 +23,6 @@ _NOT_THERE = frozenset({3, 5})  # unknown; known, and without a leader yet
 _BAD_CONFIG = 40
 _WITH_DEFAULT_COUNTS = 4  # -1 partitions and replicas: the target's own default (KIP-464)
 CREATE_TIMEOUT_MS = 30_000
-_READY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,9 @@ async def create_topics(
     if wanted:
         try:
             done += await _make(target, wanted)
-            await _wait_until_served(target)
+            await target.await_partitions(
+                {each.name: max(each.partition_count, 1) for each in done if each.is_made}
+            )
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
     return sorted(done, key=lambda each: each.name)
@@ -182,11 +183,3 @@ def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
     if in_sync.isdigit() and int(in_sync) > nodes:
         configs["min.insync.replicas"] = str(nodes)
     return [{"name": name, "value": value} for name, value in sorted(configs.items())]
-
-
-async def _wait_until_served(target: Target) -> None:
-    end = asyncio.get_running_loop().time() + _READY_S
-    while asyncio.get_running_loop().time() < end:
-        if await target.is_serving():
-            return
-        await asyncio.sleep(0.05)

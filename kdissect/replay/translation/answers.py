@@ -14,14 +14,17 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key
-from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
+from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
+    NOT_MADE_YET,
+    entries,
+    member_of,
+    request_of,
+    response_of,
+)
 
 Body = dict[str, Any]
 _EARLIEST = -2  # timestamp of ListOffsets
-
-_HEARTBEATS = frozenset(
-    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
-)
 
 
 # -- before the run ---------------------------------------------------------------------------
@@ -246,6 +249,18 @@ def _heartbeat(ids: IdMap, step: Step, captured: Message | None, answer: Message
         ids.groups.heartbeat(request.body, None if captured is None else captured.body, answer.body)
 
 
+def member_followed(ids: IdMap, step: Step, answer: Message, *, is_again: bool) -> None:
+    """Note the epoch and assignment of a member from an answer that is not final.
+
+    is_again: the step's heartbeat is sent again. Otherwise the answer is to a later heartbeat of
+    the replay's own.
+    """
+    known = request_of(step.exchange) if is_again else response_of(step.exchange)
+    if known is not None:
+        group, member = member_of(step.exchange)
+        ids.groups.followed(group, member, known.body["member_epoch"], answer.body)
+
+
 def _share(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     request = request_of(step.exchange)
     if request is None:
@@ -343,5 +358,5 @@ _LEARNERS: dict[int, Any] = {
     ApiKey.SHARE_ACKNOWLEDGE: _share,
     ApiKey.CREATE_DELEGATION_TOKEN: _opaque("hmac", "token_id"),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id", "subscription_id"),
-    **dict.fromkeys(_HEARTBEATS, _heartbeat),
+    **dict.fromkeys(MEMBER_HEARTBEATS, _heartbeat),
 }

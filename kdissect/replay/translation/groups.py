@@ -9,7 +9,10 @@ from kdissect.replay.model import Exchange
 from kdissect.replay.workload.messages import entries, request_of
 
 Body = dict[str, Any]
-Partitions = list[Body] | None  # TopicPartitions of a heartbeat, with the ids of their side
+# Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
+# topic ids of their side. Members of share groups report none.
+Assigned = dict[str, list[Body]]
+_TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")  # of streams groups (KIP-1071)
 
 
 class Groups:
@@ -22,7 +25,7 @@ class Groups:
         self._assignments: dict[tuple[str, int], list[Body]] = {}
         self._epochs: dict[tuple[str, str, int], int] = {}
         self._last_epoch: dict[tuple[str, str], tuple[int, int]] = {}
-        self._owned: dict[tuple[str, str], tuple[Partitions, Partitions]] = {}
+        self._assigned: dict[tuple[str, str], tuple[Assigned, Assigned]] = {}
         self._endpoint_epochs: dict[tuple[str, int], int] = {}
 
     # -- from the capture -----------------------------------------------------------------------
@@ -78,18 +81,33 @@ class Groups:
             return given or self._assignments.get((group, generation), [])
         return [] if member != captured_leader or mine != target_leader else given
 
-    def owned(self, group: str, member: str, captured: Partitions) -> tuple[bool, Partitions]:
-        """The partitions that a member's heartbeat reports as owned: (True, partitions).
+    def owned(self, group: str, member: str, request: Body) -> Assigned:
+        """The fields of a member's heartbeat that report its partitions or tasks, at the target.
 
-        If the captured member reports its captured assignment, these are the assignment from the
-        target. Otherwise (False, None): the field stays as captured.
+        If the captured member reports its captured assignment, they are its assignment at the
+        target. Otherwise there are none: the fields stay as captured.
         """
-        held = self._owned.get((group, member))
-        if held is None or captured is None:
-            return False, None
-        if _as_set(held[0]) == _as_set(captured):
-            return True, held[1]
-        return False, None
+        captured, target = self._assigned.get((group, member), ({}, {}))
+        if not captured or any(request.get(name) is None for name in captured):
+            return {}
+        is_equal = all(_as_set(request[name]) == _as_set(captured[name]) for name in captured)
+        return target if is_equal else {}
+
+    def member_epoch(self, group: str, member: str) -> int:
+        """The epoch of a member in the last answer of the target; 0 if it has not joined."""
+        return self._last_epoch.get((group, member), (0, 0))[1]
+
+    def assigned(self, group: str, member: str) -> Assigned:
+        """The assignment of a member at the target."""
+        return self._assigned.get((group, member), ({}, {}))[1]
+
+    def has_assignment(self, group: str, member: str) -> bool:
+        """Return whether the target gave a member partitions or tasks. member: the target's id."""
+        return any(
+            is_assigned(target)
+            for (name, captured), (_, target) in self._assigned.items()
+            if name == group and self.member(group, captured) == member
+        )
 
     def endpoint_epoch(self, group: str, captured: int) -> int:
         """The target's endpoint information epoch of a streams group (KIP-1071)."""
@@ -126,23 +144,47 @@ class Groups:
         member = captured["member_id"] or request["member_id"]
         if answer["member_id"] and member:
             self._members[group, member] = answer["member_id"]
-        self._epochs[group, member, captured["member_epoch"]] = answer["member_epoch"]
-        self._last_epoch[group, member] = (captured["member_epoch"], answer["member_epoch"])
         if "endpoint_information_epoch" in captured:
             epoch = captured["endpoint_information_epoch"]
             self._endpoint_epochs[group, epoch] = answer["endpoint_information_epoch"]
-        was, now = self._owned.get((group, member), (None, None))
-        if captured.get("assignment") is not None:
-            was = captured["assignment"]["topic_partitions"]
-        if answer.get("assignment") is not None:
-            now = answer["assignment"]["topic_partitions"]
-        if was is not None and now is not None:
-            self._owned[group, member] = (was, now)
+        was = assignment_in(captured)
+        if was is not None:
+            self._assigned[group, member] = was, self.assigned(group, member)
+        self.followed(group, member, captured["member_epoch"], answer)
+
+    def followed(self, group: str, member: str, captured_epoch: int, answer: Body) -> None:
+        """A heartbeat of a member was answered. captured_epoch: the one that it has in the capture.
+
+        The heartbeat may be the replay's own, or one that is sent again.
+        """
+        epoch = answer["member_epoch"]
+        self._epochs[group, member, captured_epoch] = epoch
+        self._last_epoch[group, member] = captured_epoch, epoch
+        now = assignment_in(answer)
+        if now is not None:
+            self._assigned[group, member] = self._assigned.get((group, member), ({}, {}))[0], now
 
     def leads(self, group: str, generation: int) -> tuple[str, str] | None:
         """(captured, target) member ids of the leaders of a captured generation."""
         return self._leaders.get((group, generation))
 
 
-def _as_set(value: Partitions) -> set[tuple[Any, int]]:
-    return {(each["topic_id"], number) for each in entries(value) for number in each["partitions"]}
+def assignment_in(answer: Body) -> Assigned | None:
+    """The assignment in the answer to a heartbeat; None if it has none."""
+    if answer.get("assignment") is not None:
+        return {"topic_partitions": answer["assignment"]["topic_partitions"]}
+    tasks = {name: answer[name] for name in _TASKS if answer.get(name) is not None}
+    return tasks or None
+
+
+def is_assigned(assigned: Assigned | None) -> bool:
+    """Return whether an assignment has at least one partition or task."""
+    return any(each["partitions"] for value in (assigned or {}).values() for each in value)
+
+
+def _as_set(value: list[Body]) -> set[tuple[Any, int]]:
+    return {
+        (each.get("topic_id", each.get("subtopology_id")), number)
+        for each in value
+        for number in each["partitions"]
+    }

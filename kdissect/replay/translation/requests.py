@@ -18,7 +18,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key, share_told, spread, target_node
 from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
-from kdissect.replay.workload.messages import entries, response_of
+from kdissect.replay.workload.messages import entries, member_of, response_of
 
 Body = dict[str, Any]
 _UNKNOWN_TOPIC_ID = 100
@@ -381,25 +381,46 @@ def renamed_protocol(ids: IdMap, name: str, data: bytes) -> bytes:
 
 
 def _heartbeat(ids: IdMap, step: Step, request: Message) -> bool:
-    """A member says what it owns: what the target gave it, where it was all the capture gave."""
+    """A member reports what the target assigned to it, if it reported its captured assignment."""
     body = request.body
-    captured = body["member_id"]
-    is_known, owned = ids.groups.owned(body["group_id"], captured, body.get("topic_partitions"))
-    if not is_known or owned is None:
-        return False
-    back = {target: mine for mine, target in ids.topic_ids.items()}
-    # `translate` goes from the capture's ids to the target's
-    body["topic_partitions"] = [
-        {**each, "topic_id": back.get(each["topic_id"], each["topic_id"])} for each in owned
-    ]
-    return True
+    owned = ids.groups.owned(body["group_id"], body["member_id"], body)
+    back = {target: captured for captured, target in ids.topic_ids.items()}
+    for name, assigned in owned.items():
+        # `translate` goes from the capture's ids to the target's
+        body[name] = [
+            {**each, "topic_id": back.get(each["topic_id"], each["topic_id"])}
+            if "topic_id" in each
+            else each
+            for each in assigned
+        ]
+    return bool(owned)
 
 
 def _streams_heartbeat(ids: IdMap, step: Step, request: Message) -> bool:
     body = request.body
+    is_changed = _heartbeat(ids, step, request)
     captured = body["endpoint_information_epoch"]
     body["endpoint_information_epoch"] = ids.groups.endpoint_epoch(body["group_id"], captured)
-    return bool(body["endpoint_information_epoch"] != captured)
+    return is_changed or bool(body["endpoint_information_epoch"] != captured)
+
+
+def member_heartbeat(ids: IdMap, last: Step) -> Message:
+    """A heartbeat by the state of a member at the target. last: its last answered heartbeat."""
+    exchange = last.exchange
+    group, member = member_of(exchange)
+    body: dict[str, Any] = {
+        "group_id": ids.group(group),
+        "member_id": ids.groups.member(group, member),
+        "member_epoch": ids.groups.member_epoch(group, member),
+    }
+    if exchange.api_key != ApiKey.SHARE_GROUP_HEARTBEAT:
+        body |= ids.groups.assigned(group, member)
+    if exchange.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT:
+        response = response_of(exchange)
+        captured = -1 if response is None else response.body["endpoint_information_epoch"]
+        body["endpoint_information_epoch"] = ids.groups.endpoint_epoch(group, captured)
+    header = {"correlation_id": 0, "client_id": exchange.client_id}
+    return Message(exchange.api_key, ids.api_version(last), "request", header, body)
 
 
 def _share_session(ids: IdMap, step: Step, request: Message) -> bool:

@@ -18,10 +18,12 @@ from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
+from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.routing import share_key
 from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
     NO_TOPIC,
     OUT_OF_SEQUENCE,
     REBALANCING,
@@ -30,6 +32,7 @@ from kdissect.replay.workload.messages import (
     TRANSIENT,
     entries,
     error_codes,
+    member_of,
     request_of,
     response_of,
 )
@@ -41,6 +44,7 @@ Differs = Callable[[Step, Message, Message], bool]  # step, captured response, a
 READ_ATTEMPTS, READS_MAX = 5, 4
 FETCH_ATTEMPTS, FETCHES_MAX = 6, 16
 SHARE_ATTEMPTS, SHARES_MAX = 4, 8
+MEMBER_ATTEMPTS, MEMBERS_MAX = 8, 4
 # Writes do not change these answers; Fetch has a rule of its own.
 _NEVER_AGAIN = frozenset(
     {ApiKey.FETCH, ApiKey.API_VERSIONS, ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS}
@@ -85,6 +89,8 @@ class Retry:
             again |= self._not_initialised(step, answer) - set(error_codes(captured.body))
         if again & NO_TOPIC and not _has_topics(ids, step):
             again -= NO_TOPIC
+        if not again and api_key in MEMBER_HEARTBEATS:
+            return self._member_heartbeat(step, captured, answer)
         if not again and api_key == ApiKey.FETCH:
             return self._fetch(step, captured, answer)
         if not again and api_key == ApiKey.SHARE_FETCH:
@@ -165,6 +171,22 @@ class Retry:
         self.attempts[step.number] += 1
         answers.note_share(ids, step, captured, answer)
         return "it does not get all records yet"
+
+    def _member_heartbeat(self, step: Step, captured: Message, answer: Message) -> str:
+        """The coordinator computes assignments some time after a member joins, so a heartbeat is
+        sent again until its member has partitions, if the captured one has."""
+        groups, (group, member) = self._ids.groups, member_of(step.exchange)
+        if (
+            answer.body["error_code"]
+            or not is_assigned(assignment_in(captured.body))
+            or is_assigned(assignment_in(answer.body))
+            or is_assigned(groups.assigned(group, member))
+            or self._is_futile(step, MEMBER_ATTEMPTS, MEMBERS_MAX)
+        ):
+            return ""
+        self.attempts[step.number] += 1
+        answers.member_followed(self._ids, step, answer, is_again=True)
+        return "its member has no partitions yet"
 
     def _read(self, step: Step, captured: Message, answer: Message) -> str:
         """Brokers take a moment until all of them see a change, so a read that differs is sent

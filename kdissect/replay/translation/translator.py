@@ -19,6 +19,7 @@ from typing import Any
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.releases import taken
 from kdissect.replay.model import DELETE_EXISTING, DroppedField, SkipCode, Skipped, Step
 from kdissect.replay.translation import answers, node_split, requests, routing
@@ -26,7 +27,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.retry import Differs, Retry
-from kdissect.replay.workload.messages import DELETING_APIS, response_of
+from kdissect.replay.workload.messages import DELETING_APIS, MEMBER_HEARTBEATS, response_of
 
 
 class Translator:
@@ -138,22 +139,37 @@ class Translator:
         request.header["correlation_id"] = correlation_id
         return encode_message(request)
 
-    def member_request(self, join: Step, api_key: int) -> bytes:
+    def member_heartbeat(self, last: Step) -> bytes:
+        exchange = last.exchange
+        if exchange.api_key in MEMBER_HEARTBEATS:
+            return encode_message(requests.member_heartbeat(self.ids, last))
+        captured = response_of(exchange)
+        told = {} if captured is None else captured.body
+        request = decode_message(exchange.request or b"", side="request")
+        groups, group = self.ids.groups, request.body["group_id"]
+        generation = groups.generation(group, "", told.get("generation_id", -1))
+        member = groups.member(group, told.get("member_id", ""))
+        body = {"group_id": self.ids.group(group), "generation_id": generation, "member_id": member}
+        header = {"correlation_id": 0, "client_id": exchange.client_id}
+        return encode_message(Message(ApiKey.HEARTBEAT, 1, "request", header, body))
+
+    def member_join(self, join: Step) -> bytes:
         exchange = join.exchange
         request = decode_message(exchange.request or b"", side="request")
         captured = response_of(exchange)
         told = {} if captured is None else captured.body
-        groups, group = self.ids.groups, request.body["group_id"]
-        member = groups.member(group, told.get("member_id", ""))
-        if api_key == ApiKey.HEARTBEAT:
-            generation = groups.generation(group, "", told.get("generation_id", -1))
-            header = {"correlation_id": 0, "client_id": exchange.client_id}
-            name = self.ids.group(group)
-            body = {"group_id": name, "generation_id": generation, "member_id": member}
-            return encode_message(Message(api_key, 1, "request", header, body))
+        group = request.body["group_id"]
         requests.translate(self.ids, join, request)
-        request.body["member_id"] = member
+        request.body["member_id"] = self.ids.groups.member(group, told.get("member_id", ""))
         return encode_message(request)
+
+    def learn_member(self, last: Step, answer: bytes) -> int:
+        message = self.ids.answer_of(last, answer)
+        if message is None:
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+        if message.body["error_code"] == 0:
+            answers.member_followed(self.ids, last, message, is_again=False)
+        return int(message.body["error_code"])
 
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
         return self._dropped.get(step.number, ())

@@ -108,6 +108,10 @@ SESSION_LOST = frozenset(
 )
 # Of a member: its group has another generation by now, or will have one.
 REBALANCING = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION})
+# Of members whose partitions the broker assigns (KIP-848, KIP-932, KIP-1071).
+MEMBER_HEARTBEATS = frozenset(
+    {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
+)
 REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT})  # a member joins before
 OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
@@ -139,6 +143,16 @@ def response_of(exchange: Exchange) -> Message | None:
     if exchange.response is None or exchange.api_key == NO_API:
         return None
     return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
+
+
+def member_of(exchange: Exchange) -> tuple[str, str]:
+    """The group and member id of a member's request; older brokers choose the id of one that joins,
+    so that only the response has it. Both are "" if the request has none."""
+    request, response = request_of(exchange), response_of(exchange)
+    if request is None:
+        return "", ""
+    chosen = "" if response is None else response.body.get("member_id") or ""
+    return request.body.get("group_id", ""), request.body.get("member_id") or chosen
 
 
 @lru_cache(8)  # several rules look at one message before the next comes

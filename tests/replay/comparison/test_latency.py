@@ -94,11 +94,15 @@ def test_effects_below_the_least_ones_are_no_finding(
 
 
 def test_two_control_runs_predict_little() -> None:
-    """Twice as long is found with four control runs; two say too little about a third run."""
+    """Twice as long is found with four control runs; two leave it undecided, and a note says so."""
     plan, options = plan_of(8), LatencyOptions(min_ns=0)
     slower = a_run(plan, 9, factor=2)
     two = a_run(plan, 1), a_run(plan, 2, factor=1.1)
-    assert not of_all(plan, *two, slower, options=options).is_slower
+    undecided = of_all(plan, *two, slower, options=options)
+    assert not undecided.is_slower
+    [note, count] = notes_of([undecided], control_count=2)
+    assert note.startswith("2 control runs cannot decide whether latencies changed: all APIs took")
+    assert count == "latencies of 0 tests decided, 0 slower"
     four = (*two, a_run(plan, 3), a_run(plan, 4, factor=1.1))
     assert of_all(plan, *four, slower, options=options).is_slower
 
@@ -116,7 +120,7 @@ def test_one_connection_decides_nothing() -> None:
     found = of_all(plan, a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, more_ms=500))
     assert not found.is_decided
     assert not found.is_slower
-    [note, _] = notes_of([found], has_controls=True, is_controlled=True)
+    [note, _] = notes_of([found], control_count=2)
     assert "too few connections" in note
 
 
@@ -125,7 +129,7 @@ def test_the_capture_as_reference_proves_little() -> None:
     plan = plan_of(8)
     found = of_all(plan, captured_latencies(plan), a_run(plan, 3, more_ms=500))
     assert found.is_slower
-    notes = notes_of([found], has_controls=False, is_controlled=False)
+    notes = notes_of([found], control_count=0)
     assert "another machine on another day" in notes[0]
 
 

@@ -121,6 +121,20 @@ def test_html(tmp_path: Path) -> None:
     assert "default-src 'none'" in text
 
 
+def test_html_folds_later_differences_behind_the_first(tmp_path: Path) -> None:
+    """The table shows the first divergence and counts what follows it; a fold has all."""
+    results = made()
+    later = Difference("generation_id", "1", "99")
+    results.outcomes[4].judgement = Judgement(Verdict.DIFFERENT, [later])
+    results.roots = {4: 2}
+    write_html(results, tmp_path / "r.html")
+    shown, _, folded = (tmp_path / "r.html").read_text().partition("<details>")
+    assert "then 1 exchange on the same topic" in shown
+    assert "Heartbeat 1" in shown
+    assert later.path not in shown
+    assert later.path in folded.partition("</details>")[0]
+
+
 def test_json_lines(tmp_path: Path) -> None:
     """A line for the run, one per exchange, one with the counts; ids are strings."""
     write_json_lines(made(), tmp_path / "r.jsonl")

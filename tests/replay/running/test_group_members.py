@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Exchange, Outcome, Step
 from kdissect.replay.running import group_members
 from kdissect.replay.running.group_members import GroupMembers
@@ -26,8 +27,11 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
 class Asking(Counting):
     """Requests of members are only their API keys."""
 
-    def member_request(self, join: Step, api_key: int) -> bytes:
-        return int(api_key).to_bytes(2, "big") + bytes(6)
+    def member_heartbeat(self, last: Step) -> bytes:
+        return int(ApiKey.HEARTBEAT).to_bytes(2, "big") + bytes(6)
+
+    def member_join(self, join: Step) -> bytes:
+        return int(ApiKey.JOIN_GROUP).to_bytes(2, "big") + bytes(6)
 
 
 class Coordinator:
@@ -95,3 +99,62 @@ def test_members_that_do_not() -> None:
     assert asked(REBALANCE, [*joined, ApiKey.LEAVE_GROUP]) == []
     assert asked(REBALANCE, joined, is_over=True) == []
     assert asked(REBALANCE, joined, waits_s=1) == []
+
+
+class Epochs(Counting):
+    """A translation whose heartbeats are an API key and a number of the step; codes: of answers."""
+
+    def __init__(self, codes: Sequence[int]) -> None:
+        super().__init__()
+        self.codes = list(codes)
+
+    def member_heartbeat(self, last: Step) -> bytes:
+        return bytes((0, 68, 0, last.number)) + bytes(4)
+
+    def member_join(self, join: Step) -> bytes:
+        return bytes((0, 0, 0, join.number)) + bytes(4)
+
+    def learn_member(self, last: Step, answer: bytes) -> int:
+        return self.codes.pop(0)
+
+
+def member_step(number: int, member: str, epoch: int, connection: int = 0) -> Outcome:
+    """An answered heartbeat of a member of group g."""
+    key = ApiKey.CONSUMER_GROUP_HEARTBEAT
+    sent = request(key, 1, group_id="g", member_id=member, member_epoch=epoch)
+    answer = response(key, 1, member_id=member, member_epoch=epoch + 1)
+    exchange = Exchange(number, connection, number, key, 1, 7, "c", sent, answer, 0, 0, 0, 0)
+    step = Step(number, connection, exchange, "", "groups", 0, True)
+    return Outcome(step, sent, answer, 0, 1, api_version=1)
+
+
+def describe_step() -> Step:
+    """A ConsumerGroupDescribe of group g."""
+    frame = request(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
+    key = ApiKey.CONSUMER_GROUP_DESCRIBE
+    return Step(9, 9, Exchange(9, 9, 0, key, 1, 7, "c", frame, None, 0, 0), "", "read", 0, True)
+
+
+def sent_before_again(step: Step, codes: Sequence[int], outcomes: Sequence[Outcome]) -> list[int]:
+    """The steps, and 0 for joins, whose requests the replay sends before a request again."""
+    attempts: list[Attempt] = []
+    side = Coordinator(0)
+    members = GroupMembers(cast(Any, Epochs(codes)), cast(Any, side), lambda _: False, attempts)
+    for done in outcomes:
+        members.sent(done.step, 0)
+        members.done(done)
+    asyncio.run(members.before_again(step))
+    frames = [each.sent for each in attempts]
+    return [frame[3] if frame[1] == ApiKey.CONSUMER_GROUP_HEARTBEAT else 0 for frame in frames]
+
+
+def test_members_whose_partitions_the_broker_assigns() -> None:
+    """Before a request about their group is sent again, each sends a heartbeat with its last epoch;
+    one that the target has removed joins again, and one that left sends nothing."""
+    joined = [member_step(1, "a", 0), member_step(2, "b", 0), member_step(3, "a", 1)]
+    assert sorted(sent_before_again(describe_step(), [0, 0], joined)) == [2, 3]
+    removed = int(ErrorCode.UNKNOWN_MEMBER_ID)
+    assert sent_before_again(describe_step(), [removed, 0], joined[:1]) == [1, 0]
+    left = [*joined, member_step(4, "a", -1)]
+    assert sent_before_again(describe_step(), [0], left) == [2]
+    assert sent_before_again(joined[2].step, [0], joined) == [2]  # a's own heartbeat is that step

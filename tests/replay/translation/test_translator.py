@@ -2,6 +2,7 @@
 
 import base64
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -600,3 +601,56 @@ def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
     assert not is_sent_again(42)  # INVALID_REQUEST
     assert not is_sent_again(0)
     assert not is_sent_again(-1)
+
+
+def heartbeat(epoch: int, assigned: tuple[int, ...] | None, **body: Any) -> tuple[Message, Message]:
+    """A heartbeat of member m with its response, which has the member's next epoch."""
+    asked = {"group_id": "g", "member_id": "m", "member_epoch": epoch, **body}
+    parts = [{"topic_id": UUID(int=7), "partitions": list(assigned)}] if assigned else []
+    told = {"error_code": 0, "member_id": "m", "member_epoch": epoch + 1,
+            "assignment": None if assigned is None else {"topic_partitions": parts}}  # fmt: skip
+    key = ApiKey.CONSUMER_GROUP_HEARTBEAT
+    return Message(key, 1, "request", {"client_id": "c"}, asked), Message(
+        key, 1, "response", {"correlation_id": 7}, told
+    )
+
+
+def test_a_member_without_partitions_sends_its_heartbeat_again() -> None:
+    """A coordinator may assign later than the captured one: the heartbeat is sent again until it
+    brings partitions, if the captured response has some."""
+    request, response = heartbeat(0, (0, 1))
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator, (step,) = Translator(IdMap(plan)), plan.steps
+    for assigned, is_again in ((None, True), ((), True), ((5,), False)):
+        answer = encode_message(heartbeat(3, assigned)[1])
+        assert bool(translator.retry(step, answer)) is is_again
+    _, nothing = heartbeat(0, None)
+    plan = make_plan(workload([exchange(0, request, 0, 1, nothing)]), everything())
+    assert not Translator(IdMap(plan)).retry(plan.steps[0], encode_message(heartbeat(3, ())[1]))
+
+
+def test_a_heartbeat_of_the_replay_has_the_state_of_the_target() -> None:
+    """Its epoch and partitions are those of the last answer, and later captured heartbeats have
+    them, too."""
+    owned = [{"topic_id": UUID(int=7), "partitions": [0, 1]}]
+    plan = make_plan(
+        workload(
+            [
+                exchange(0, heartbeat(0, (0, 1))[0], 0, 1, heartbeat(0, (0, 1))[1]),
+                exchange(0, heartbeat(1, None, topic_partitions=owned)[0], 2, 3,
+                         heartbeat(0, None)[1]),
+            ]
+        ),
+        everything(),
+    )  # fmt: skip
+    translator, (joined, later) = Translator(IdMap(plan)), plan.steps
+    translator.ids.topic_ids[UUID(int=7)] = UUID(int=7)
+    translator.learn(joined, encode_message(heartbeat(10, (4,))[1]))
+    assert translator.learn_member(joined, encode_message(heartbeat(11, (5, 6))[1])) == 0
+    sent = translator.request(later, 0)
+    assert isinstance(sent, bytes)
+    for frame in (translator.member_heartbeat(joined), sent):
+        body = decode_message(frame, side="request").body
+        assert body["member_epoch"] == 12
+        assert [each["partitions"] for each in body["topic_partitions"]] == [[5, 6]]
+    assert decode_message(translator.member_join(joined), side="request").body["member_epoch"] == 0
