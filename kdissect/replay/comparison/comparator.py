@@ -265,7 +265,11 @@ class Comparator:
                     found = earlier.differences or [Difference("answer", "final", "not final")]
                     differences += [replace(each, rule="", note=note) for each in found]
             judgement = changed.get(number) or outcome.judgement
-            if differences and judgement is not None and judgement.verdict is not Verdict.ERROR:
+            if judgement is None or judgement.verdict is Verdict.ERROR:
+                continue
+            final = {replace(each, note="") for each in judgement.differences}  # said there once
+            differences = [each for each in differences if replace(each, note="") not in final]
+            if differences:
                 changed[number] = replace(
                     judgement,
                     verdict=Verdict.DIFFERENT,

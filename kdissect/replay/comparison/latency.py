@@ -54,9 +54,13 @@ class LatencyOptions:
 
 @dataclass(frozen=True)
 class LatencyTest:
-    """The test of one API. Latencies are medians. noise: the largest median ratio of two control
-    runs, at least 1. predicted: the ratio up to which another control run may differ. is_decided:
-    whether there are enough connections. is_large: slower by enough, and more than by chance."""
+    """The test of one API. Latencies are medians.
+
+    noise: the largest median ratio of two control runs, at least 1.
+    predicted: the ratio up to which another control run may differ.
+    is_decided: whether there are enough connections.
+    is_large: slower by enough, and more than by chance.
+    """
 
     api_name: str
     exchanges: int
