@@ -202,20 +202,20 @@ def test_every_dependency_has_a_reason() -> None:
     assert all(len(why) > 10 for why in reasons.values())
 
 
-def test_what_is_out_of_scope_is_said() -> None:
-    """Three things that kdissect is not."""
+def test_contributing_names_the_scope() -> None:
+    """CONTRIBUTING names three things that kdissect is not."""
     said = (ROOT / "CONTRIBUTING.md").read_text()
     for what in ("general protocol analyser", "live dashboard", "Kafka client"):
         assert what in said
 
 
-def test_the_questions_of_the_readme(tmp_path: Path) -> None:
-    """Their commands answer on a shipped capture; the replay plans only: there is no broker."""
+def test_questions_of_the_readme_have_answers(tmp_path: Path) -> None:
+    """Each command of the README runs on a shipped capture; without a broker replay only plans."""
     (tmp_path / "trace.pcap").symlink_to(ROOT / "captures" / "librdkafka.pcap")
     blocks = README.partition("## Four questions")[2].split("```")[1:4:2]
     commands = [line for block in blocks for line in block.splitlines() if line]
     assert [line.split()[1] for line in commands] == [
-        "show",
+        "incidents",
         "report",
         "readiness",
         "replay",

@@ -1,4 +1,4 @@
-"""`consumer_stuck`: a consumer asked for the same offset again and again, though more was there.
+"""`consumer_stuck`: a consumer fetched the same offset again and again, though the log has more.
 
 Its position does not move, so the responses are of no use to it: a batch larger than it accepts, an
 error of the partition, or bytes that it cannot decode.

@@ -28,8 +28,11 @@ KINDS = {
     "tls_failure": ("broker", "TLS handshakes failed, or one side spoke no TLS"),
     "rebalance_loop": ("group", "a group rebalanced again and again"),
     "member_too_slow": ("group", "a member left its group because it polled too late"),
-    "consumer_stuck": ("partition", "a consumer asked for the same offset, though more was there"),
-    "transaction_open": ("transactional id", "an open transaction kept records from readers"),
+    "consumer_stuck": (
+        "partition",
+        "a consumer fetched the same offset again and again, though the log has more",
+    ),
+    "transaction_open": ("transactional ID", "an open transaction kept records from readers"),
     "duplicate_records": ("partition", "the same records were written twice"),
     "out_of_order_records": (
         "partition",

@@ -1,7 +1,7 @@
 """`tls_failure`: TLS handshakes failed, or one side spoke no TLS.
 
 The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
-8446, 6): then it does not show whether a certificate has ended or its authority is unknown.
+8446, 6): then it does not show whether a certificate has expired or its authority is unknown.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TEXTS = {
     "listener speaks no TLS. Compare security.protocol of the client with the listener.",
     "TLS port": "sent Kafka requests in the clear, and the broker answered with a TLS alert: its "
     "listener speaks TLS. Compare security.protocol of the client with the listener.",
-    "client": "ended the TLS handshake with an alert: {alerts}. Look at the end of the broker's "
-    "certificate, its names, and the client's trust store.",
+    "client": "ended the TLS handshake with an alert: {alerts}. Check the expiry date and the names "
+    "of the broker's certificate, and the client's trust store.",
     "broker": "got a TLS alert in the handshake: {alerts}. Compare TLS versions, cipher suites and "
     "client certificates of both sides.",
 }
