@@ -24,8 +24,8 @@ _TEXTS = {
     "listener speaks no TLS. Compare security.protocol of the client with the listener.",
     "TLS port": "sent Kafka requests in the clear, and the broker answered with a TLS alert: its "
     "listener speaks TLS. Compare security.protocol of the client with the listener.",
-    "client": "ended the TLS handshake with an alert: {alerts}. Check the expiry date and the names "
-    "of the broker's certificate, and the client's trust store.",
+    "client": "ended the TLS handshake with an alert: {alerts}. Check the expiry date and the "
+    "names of the broker's certificate, and the client's trust store.",
     "broker": "got a TLS alert in the handshake: {alerts}. Compare TLS versions, cipher suites and "
     "client certificates of both sides.",
 }
