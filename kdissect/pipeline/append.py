@@ -165,7 +165,9 @@ def append_plan(
     state = manifest.get("state") or {"missing": "it was written without --keep-state"}
     if "missing" in state:
         raise ReadAgainError(state["missing"])
-    versions = (state["version"], manifest["format_version"], manifest["program_version"])
+    versions = (
+        state.get("version"), manifest.get("format_version"), manifest.get("program_version"),
+    )  # fmt: skip
     if versions != (STATE_VERSION, FORMAT_VERSION, __version__):
         raise ReadAgainError("another version of kdissect wrote the set")
     if set(options.ports) - set(before["ports"]) or set(options.keylog) - set(before["keylog"]):

@@ -392,16 +392,25 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
 
 def _transactions(facts: _Facts) -> Iterator[Finding]:
     counts = {row["outcome"]: row["count"] for row in facts.document["transactions"]["outcomes"]}
-    failed = {name: counts[name] for name in ("fenced", "open", "abort") if counts.get(name)}
+    failed = {name: counts[name] for name in ("fenced", "abort") if counts.get(name)}
+    total = f.plural(sum(counts.values()), "transaction")
     if failed:
         said = ", ".join(f"{f.count(number)} {name}" for name, number in failed.items())
         yield _finding(
-            "warn" if counts.get("fenced") or counts.get("open") else "info",
+            "warn" if counts.get("fenced") else "info",
             "transactions",
-            f"{f.count(sum(failed.values()))} of {f.plural(sum(counts.values()), 'transaction')} "
-            "did not commit",
+            f"{f.count(sum(failed.values()))} of {total} did not commit",
             f"{said}.",
-            command=facts.command("sql", "from transactions where outcome <> 'commit'"),
+            command=facts.command("sql", "from transactions where outcome in ('fenced', 'abort')"),
+        )
+    # their later fate is unknown; `transaction_open` has those that kept readers waiting
+    if is_open := counts.get("open"):
+        yield _finding(
+            "info",
+            "transactions",
+            f"{f.count(is_open)} of {total} had no end in the capture",
+            "They may have committed later.",
+            command=facts.command("sql", "from transactions where outcome = 'open'"),
         )
 
 

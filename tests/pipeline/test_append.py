@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from cramjam import zstd
 
@@ -367,6 +368,7 @@ def test_what_comes_before_the_end_is_read_with_all(tmp_path, in_process):
         ("state", "is gone"),
         ("version", "another version"),
         ("older state", "another version"),
+        ("older format", "another version"),
         ("old", "without --keep-state"),
         ({"read_again": True}, "--read-again"),
     ],
@@ -382,11 +384,18 @@ def test_why_captures_are_read_again(change, reason, halves):
         manifest["program_version"] = "0.0"
     if change == "older state":
         manifest["state"]["version"] -= 1
+    if change == "older format":  # which had fewer columns
+        manifest["format_version"] -= 1
+        for path in (out / "exchanges").rglob("*.parquet"):
+            pq.write_table(pq.read_table(path).drop_columns("wait"), path)
     if change == "old":
         del manifest["state"]
     (out / MANIFEST).write_text(json.dumps(manifest))
     tables = _appended(out, captures[1], **options)
     assert reason in tables.manifest["append"]["read_again"]
+    assert tables.notes == [
+        f"the captures of {out} were read again: {tables.manifest['append']['read_again']}"
+    ]
     options.pop("read_again", None)
     _check(tables, captures, **options)
 

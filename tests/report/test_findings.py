@@ -101,6 +101,21 @@ def test_findings_are_in_the_order_of_what_they_cost() -> None:
     assert {tile["label"]: tile["value"] for tile in _tiles(document)}["Errors"] == "6"
 
 
+def test_an_open_transaction_may_still_commit() -> None:
+    """It is counted apart from those that did not commit."""
+    rows = [
+        {"transactional_id": "t", "outcome": outcome, "exchange_ids": [1], "partitions": []}
+        for outcome in ("commit", "abort", "open", "open")
+    ]
+    with ReportDatabase(tables(exchanges=[exchange(1)], transactions=rows)) as database:
+        found = collect(database)["findings"]["findings"]
+    titles = [row["title"] for row in found if row["section"] == "transactions"]
+    assert titles == [
+        "1 of 4 transactions did not commit",
+        "2 of 4 transactions had no end in the capture",
+    ]
+
+
 def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
     """The share that was read is a warning."""
     closed = _COUNTS | {"is_kafka": False, "is_tls": True, "protocol": "tls"}

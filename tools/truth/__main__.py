@@ -13,7 +13,17 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from tools.truth import diff, lag, latency, lost_answers, readiness, rebalance, transaction, wait
+from tools.truth import (
+    diff,
+    finding,
+    lag,
+    latency,
+    lost_answers,
+    readiness,
+    rebalance,
+    transaction,
+    wait,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURES = ROOT.parent / "shared" / "captures"
@@ -26,6 +36,7 @@ SECTIONS: dict[str, ModuleType] = {
     "transaction": transaction,
     "readiness": readiness,
     "loss": lost_answers,
+    "finding": finding,
     "diff": diff,
 }
 HEAD = """# Answers and truths

@@ -1,15 +1,19 @@
 """One workload recorded many times, from real brokers: recordings that are alike.
 
 Each recording has a broker of its own, which a first run of the same workload has warmed up. They
-lie under ``out/recordings``, a table set each; recording them needs what `tests.broker` needs.
+lie under ``out/recordings``, a table set each with the machine's load beside it in ``NN.json``.
+Recording them needs what `tests.broker` needs.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer
@@ -32,9 +36,39 @@ def record(out: Path, seconds: float = RECORD_S) -> None:
         _make_topic(broker.address)
         run_clients(broker.address, WARM_S)
         capture = Path(folder, "workload.pcap")
-        with recording(capture, [broker.ports["PLAINTEXT"]]):
+        assert broker.process is not None
+        with (
+            _measured(out.with_suffix(".json"), broker.process.pid),
+            recording(capture, [broker.ports["PLAINTEXT"]]),
+        ):
             run_clients(broker.address, seconds)
         kdissect.read(capture).write(out)
+
+
+@contextmanager
+def _measured(path: Path, broker_pid: int) -> Iterator[None]:
+    """Write the load average, and the cores that other programs used meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic(), _other_seconds(broker_pid)
+    yield
+    seconds = time.monotonic() - began[0]
+    others = (_other_seconds(broker_pid) - began[1]) / seconds
+    path.write_text(json.dumps({"load": os.getloadavg()[0], "other_cores": others}) + "\n")
+
+
+def _other_seconds(broker_pid: int) -> float:
+    """CPU seconds since the machine's start of all programs except the broker and this one."""
+    machine = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    idle = machine[3] + machine[4]
+    broker = Path(f"/proc/{broker_pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = sum(machine) - idle - int(broker[11]) - int(broker[12])
+    own = os.times()
+    return ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+
+def load_of(path: Path) -> dict[str, float]:
+    """The machine's `load` and `other_cores` during a recording."""
+    return dict(json.loads(path.with_suffix(".json").read_text()))
 
 
 def run_clients(address: str, seconds: float) -> None:

@@ -9,7 +9,8 @@ Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose t
 committed, from the end of that transaction on. Offsets of an aborted transaction never count. A
 commit is undecided if the capture lacks its request, its answer or the end of its transaction. A
 partition has neither a last commit nor a lag if its latest commit is undecided, or if the capture
-may lack a later commit.
+may lack a later commit. Ends and commits from before a topic was deleted, or got another ID, do not
+count.
 """
 
 from __future__ import annotations
@@ -69,6 +70,18 @@ _OUTCOMES = """
       SELECT unnest(exchange_ids) AS exchange_id, outcome, end_time FROM transactions)
     SEMI JOIN api_txn_offset_commit USING (exchange_id)
 """
+
+# Topics that are new under an old name, and since when (KIP-516: each has an ID of its own).
+_NEW_IDS = """
+    SELECT n.topic, max(t.first_time) AS time FROM topic_names n JOIN topics t USING (topic_id)
+    GROUP BY n.topic HAVING count(DISTINCT topic_id) > 1
+"""
+_DELETIONS = """
+    SELECT t.name AS topic, max(time) AS time FROM (
+      SELECT response_time AS time, unnest(response.responses) AS t FROM api_delete_topics)
+    WHERE t.error_code = 0 AND t.name IS NOT NULL GROUP BY ALL
+"""
+_SINCE = "ANTI JOIN restarts r ON r.topic = a.topic AND r.time >= a.time"
 
 _SEARCHED = f"""
     SELECT connection_id, {_COMMIT_SIZE_MIN}
@@ -170,7 +183,9 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
     commits = _commits(database)
     if commits is None:
         return None
-    database.run(f"CREATE TABLE commits AS {commits}")
+    restarts = [_NEW_IDS, *([_DELETIONS] if database.has("apis/DeleteTopics") else [])]
+    database.run(f"CREATE TABLE restarts AS {' UNION ALL '.join(restarts)}")
+    database.run(f"CREATE TABLE commits AS SELECT a.* FROM ({commits}) a {_SINCE}")
     ends = [query for name, query in _ENDS.items() if database.has(name)]
     if not ends or not database.value("SELECT count(*) FROM commits"):
         return None
@@ -235,7 +250,8 @@ def _make_log_ends(database: ReportDatabase, ends: list[str], width_us: int) -> 
     database.run(
         f"""
         CREATE TABLE log_ends AS
-        SELECT topic, partition, min(time) AS time, max(log_end) AS log_end FROM ({told})
+        SELECT topic, partition, min(time) AS time, max(log_end) AS log_end
+        FROM (SELECT a.* FROM ({told}) a {_SINCE})
         SEMI JOIN (SELECT DISTINCT topic, partition FROM commits) USING (topic, partition)
         WHERE time IS NOT NULL
         GROUP BY topic, partition, {slice_of("time", fine)}, log_end

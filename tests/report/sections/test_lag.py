@@ -73,6 +73,7 @@ def made(
     transactional: list[dict[str, Any]],
     transactions: list[dict[str, Any]],
     log_end: int | None = 204,
+    **more: Any,
 ) -> Tables:
     """Commits, transactions, and an answer after a second that shows the end of the log."""
     ends = []
@@ -102,6 +103,7 @@ def made(
         apis__OffsetCommit=pa.Table.from_pylist(plain, _COMMIT),
         apis__TxnOffsetCommit=pa.Table.from_pylist(transactional, _COMMIT),
         apis__ListOffsets=pa.Table.from_pylist(ends, _LIST_OFFSETS),
+        **more,
     )
 
 
@@ -206,6 +208,42 @@ def test_no_end_of_the_log() -> None:
     """Without an end of the log there is no lag."""
     row = row_of(made([commit(1, 2, 54), commit(2, 3, 55)], [], [], log_end=-1))
     assert (row["last_committed"], row["log_end"], row["lag_at_end"]) == (55, None, None)
+
+
+_DELETED = pa.schema(
+    [
+        ("response_time", TIME),
+        (
+            "response",
+            pa.struct(
+                [
+                    (
+                        "responses",
+                        pa.list_(pa.struct([("name", pa.string()), ("error_code", pa.int16())])),
+                    )
+                ]
+            ),
+        ),
+    ]
+)
+
+
+@pytest.mark.parametrize("how", ["another ID", "deleted"])
+def test_a_topic_that_is_created_again_has_a_new_log(how: str) -> None:
+    """The end of the old log, and commits to it, say nothing of the new one."""
+    new_at = START_US + SECOND_US * 3 // 2
+    more: dict[str, Any] = {
+        "topics": [
+            {"topic": "t", "topic_id": "a" * 22, "first_time": START_US},
+            {"topic": "t", "topic_id": "b" * 22, "first_time": new_at},
+        ]
+    }
+    if how == "deleted":
+        response = {"responses": [{"name": "t", "error_code": 0}]}
+        rows = [{"response_time": new_at, "response": response}]
+        more = {"apis__DeleteTopics": pa.Table.from_pylist(rows, _DELETED)}
+    row = row_of(made([commit(1, 1, 200), commit(2, 2, 5)], [], [], **more))
+    assert (row["commits"], row["last_committed"], row["lag_at_end"]) == (1, 5, None)
 
 
 @pytest.mark.parametrize(
