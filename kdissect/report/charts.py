@@ -30,7 +30,12 @@ from kdissect.text import visible
 Columns = dict[str, list[Any]]
 Series = tuple[str, ...]
 
-WAIT_NAMES = {"answer": "answer", "long_poll": "long poll", "group": "waiting for members"}
+WAIT_NAMES = {
+    "answer": "answer",
+    "long_poll": "long poll",
+    "group": "waiting for members",
+    "undecided": "undecided",
+}
 DIRECTION_NAMES = {"write": "written", "read": "read", "replicate": "replicated"}
 OUTCOME_NAMES = ("commit", "abort", "open", "fenced")
 LATENCY_LINES = ("p50", "p95", "p99")

@@ -126,7 +126,8 @@ def _time_line(row: dict[str, Any]) -> str:
         f"{name.removesuffix('_ms')} {'unknown' if row[name] is None else f'{row[name]:.3f} ms'}"
         for name in _TIMES
     ]
-    return f"  time: {', '.join(spans)}; {row['wait'].replace('_', ' ')}"
+    kind = "answer or long poll" if row["wait"] == "undecided" else row["wait"].replace("_", " ")
+    return f"  time: {', '.join(spans)}; {kind}"
 
 
 def _connection_line(row: dict[str, Any]) -> str:

@@ -1,16 +1,17 @@
 """Computes the wait of an exchange: the column `wait` of `exchanges`, which all commands use.
 
 - `answer`: the broker's own work: it took the request, did it and answered.
-- `long_poll`: a Fetch or ShareFetch that the broker held back, as its client requested: fewer than
+- `long_poll`: a Fetch or ShareFetch that had to wait, as its client requested: fewer than
   `min_bytes` were available, and `max_wait_ms` had not passed.
 - `group`: JoinGroup and SyncGroup wait for the other members of the group.
+- `undecided`: a poll, and the capture does not show which.
 
-A response does not show whether it was held back. So a poll counts as held if it took at least
-POLL_MIN_MS and returned fewer than `min_bytes` of records that were available when it was sent. A
-batch was available if its latest timestamp is more than APPEND_MS before the request, because a
-producer stamps records before it sends them. A transaction's batches become visible with its
-marker. An error ends a wait, so it is no evidence. A poll that took longer than `max_wait_ms`
-allows is an answer, however little it returned.
+The records that a poll returned decide. A batch was not available if its latest timestamp is after
+the request. It was available if that timestamp is more than APPEND_MS before the request: a
+producer stamps records before it sends them, and a broker writes them later. In between, and
+without timestamps, nothing decides. A transaction's batches become visible with its marker. An
+error ends a wait, so it is no evidence. A poll below POLL_MIN_MS did not wait. A poll that took
+longer than `max_wait_ms` allows is an answer, however little it returned: the broker was late.
 
 Heartbeats of the newer groups (KIP-848, KIP-932, KIP-1071) are answers: their coordinator does not
 wait for members.
@@ -34,7 +35,7 @@ GROUP_WAITS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
 
 POLL_MIN_MS = 1.0  # available records are returned faster
 POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # a timer of the broker ends a poll, up to a tick late
-APPEND_MS = 50  # from a record's timestamp until a consumer can see it: linger, replication
+APPEND_MS = 250  # from a record's timestamp until a consumer can see it: linger, replication
 _BATCHES = 4096  # scanned at a time
 _IS_TRANSACTIONAL, _IS_CONTROL = 16, 32  # attributes of a batch
 
@@ -47,6 +48,7 @@ class Wait(IntEnum):
     ANSWER = 0
     LONG_POLL = 1
     GROUP = 2
+    UNDECIDED = 3
 
 
 def service_ns(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
@@ -58,47 +60,53 @@ def service_ns(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
 def waits(
     exchanges: npt.NDArray[np.void], is_decoded: Bools, marks: ChunkMarks
 ) -> tuple[npt.NDArray[np.int8], Bools]:
-    """(Wait int8[n], bool[n]: it is known) of the EXCHANGE rows of a chunk.
+    """(Wait int8[n], bool[n]: both sides exist) of the EXCHANGE rows of a chunk.
 
     is_decoded: bool[n], both messages were decoded.
     """
     key = exchanges["api_key"]
-    is_known = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
-    is_known &= is_decoded | ~np.isin(key, _POLLS)
+    is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
     wait = np.where(np.isin(key, GROUP_WAITS), Wait.GROUP, Wait.ANSWER).astype(np.int8)
+    wait[np.isin(key, _POLLS) & ~is_decoded] = Wait.UNDECIDED
     longest, is_poll = marks.first_number(Role.MAX_WAIT_MS)
     service_ms = service_ns(exchanges) / 1e6
-    is_poll &= is_known & (service_ms >= POLL_MIN_MS)
+    is_poll &= is_answered & is_decoded & (service_ms >= POLL_MIN_MS)
     is_poll &= service_ms <= longest * POLL_LATE + POLL_LATE_MS
-    wanted, _ = marks.first_number(Role.MIN_BYTES)
-    is_poll[is_poll] = (
-        _bytes_there(exchanges, is_poll, marks)[is_poll] < np.maximum(wanted, 1)[is_poll]
-    )
-    wait[is_poll] = Wait.LONG_POLL
-    return wait, is_known
+    wanted = np.maximum(marks.first_number(Role.MIN_BYTES)[0], 1)
+    least, most = _bytes_there(exchanges, is_poll, marks)
+    wait[is_poll & (least < wanted)] = Wait.UNDECIDED
+    wait[is_poll & (most < wanted)] = Wait.LONG_POLL
+    return wait, is_answered
 
 
 def _bytes_there(
     exchanges: npt.NDArray[np.void], chosen: Bools, marks: ChunkMarks
-) -> npt.NDArray[np.int64]:
-    """int64[n]: record bytes that the log had when the chosen exchanges were sent."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """int64[n] twice: the fewest and the most returned bytes that the log can have had when the
+    chosen exchanges were sent."""
     sets = marks.places(Role.RECORDS)
     some = np.flatnonzero((sets.side == RESPONSE) & (sets.length > 0) & chosen[sets.row])
     row = sets.row[some]
     sent_ms = exchanges["request"]["time_ns"][row] // 1_000_000
     start, length = (np.ascontiguousarray(column[some]) for column in (sets.start, sets.length))
-    plain, of_transactions = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
-    has_ended = np.zeros(len(some), np.bool_)  # the transaction ended after the request was sent
+    by_evidence = np.zeros((2, 2, len(some)), np.int64)  # least or most, plain or transactional
+    has_ended = np.zeros((2, len(some)), np.bool_)  # a transaction ended after the request
     state = np.array([0, -1, 0], np.int64)
     table = np.empty(_BATCHES * rk.BATCH_WORDS, np.int64)
     while count := int(rk.scan_batches(marks.buf, start, length, state, table)):
         batches = table.reshape(-1, rk.BATCH_WORDS)[:count]
         of, attributes = batches[:, rk.SET], batches[:, rk.ATTRIBUTES]
-        is_new = batches[:, rk.MAX_TIME] > sent_ms[of] - APPEND_MS
-        has_ended[of[is_new & (attributes & _IS_CONTROL != 0)]] = True
-        size = np.where(is_new, 0, batches[:, rk.SIZE])
-        is_transactional = attributes & _IS_TRANSACTIONAL != 0
-        np.add.at(of_transactions, of[is_transactional], size[is_transactional])
-        np.add.at(plain, of[~is_transactional], size[~is_transactional])
+        is_control = attributes & _IS_CONTROL != 0
+        is_transactional = (attributes & _IS_TRANSACTIONAL != 0).astype(np.int64)
+        for case, tolerance_ms in enumerate((APPEND_MS, 0)):
+            latest_ms = batches[:, rk.MAX_TIME]
+            is_new = latest_ms > sent_ms[of] - tolerance_ms
+            is_new |= (latest_ms < 0) & (tolerance_ms > 0)  # magic 0 has no timestamps
+            has_ended[case, of[is_new & is_control]] = True
+            np.add.at(
+                by_evidence[case], (is_transactional, of), np.where(is_new, 0, batches[:, rk.SIZE])
+            )
+    plain, of_transactions = by_evidence[:, 0], by_evidence[:, 1]
     there = plain + np.where(has_ended, 0, of_transactions)
-    return np.bincount(row, there, len(exchanges)).astype(np.int64)
+    least, most = (np.bincount(row, case, len(exchanges)).astype(np.int64) for case in there)
+    return least, most

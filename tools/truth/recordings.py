@@ -1,19 +1,18 @@
 """One workload recorded many times, from real brokers: recordings that are alike.
 
-Each recording has a broker of its own, which a first run of the same workload has warmed up. They
-lie under ``out/recordings``, a table set each with the machine's load beside it in ``NN.json``.
-Recording them needs what `tests.broker` needs.
+Each recording has a broker of its own, which a first run of the same workload has warmed up. A
+machine's load changes from minute to minute, and latencies with it. So the recordings of a run are
+made at the same time: they had the same machine. They lie under ``out/recordings``, a table set
+each. Recording them needs what `tests.broker` needs.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer
@@ -25,50 +24,25 @@ from tests.broker.record import recording
 
 PRODUCERS, CONSUMERS, ADMINS = 12, 6, 4
 WARM_S, RECORD_S = 2.0, 6.0
-COUNT = 30
+RUNS, TOGETHER = 10, "abc"  # recordings of a run: 00a, 00b, 00c
+START_S = 120
 FOLDER = Path(__file__).resolve().parents[2] / "out" / "recordings"
 TOPIC, PARTITIONS = "orders", 6
 
 
-def record(out: Path, seconds: float = RECORD_S) -> None:
-    """One recording of the workload with a broker of its own, as a table set."""
+def record(out: Path, together: threading.Barrier) -> None:
+    """One recording of the workload with a broker of its own, as a table set.
+
+    together: the recordings that begin at the same time.
+    """
     with tempfile.TemporaryDirectory() as folder, Broker(Path(folder, "broker")) as broker:
         _make_topic(broker.address)
         run_clients(broker.address, WARM_S)
         capture = Path(folder, "workload.pcap")
-        assert broker.process is not None
-        with (
-            _measured(out.with_suffix(".json"), broker.process.pid),
-            recording(capture, [broker.ports["PLAINTEXT"]]),
-        ):
-            run_clients(broker.address, seconds)
+        with recording(capture, [broker.ports["PLAINTEXT"]]):
+            together.wait(START_S)
+            run_clients(broker.address, RECORD_S)
         kdissect.read(capture).write(out)
-
-
-@contextmanager
-def _measured(path: Path, broker_pid: int) -> Iterator[None]:
-    """Write the load average, and the cores that other programs used meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic(), _other_seconds(broker_pid)
-    yield
-    seconds = time.monotonic() - began[0]
-    others = (_other_seconds(broker_pid) - began[1]) / seconds
-    path.write_text(json.dumps({"load": os.getloadavg()[0], "other_cores": others}) + "\n")
-
-
-def _other_seconds(broker_pid: int) -> float:
-    """CPU seconds since the machine's start of all programs except the broker and this one."""
-    machine = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
-    idle = machine[3] + machine[4]
-    broker = Path(f"/proc/{broker_pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = sum(machine) - idle - int(broker[11]) - int(broker[12])
-    own = os.times()
-    return ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system
-
-
-def load_of(path: Path) -> dict[str, float]:
-    """The machine's `load` and `other_cores` during a recording."""
-    return dict(json.loads(path.with_suffix(".json").read_text()))
 
 
 def run_clients(address: str, seconds: float) -> None:
@@ -132,10 +106,12 @@ def _administer(address: str, name: str, end: float) -> None:
         time.sleep(0.1)
 
 
-def made(count: int = COUNT) -> list[Path]:
-    """The table sets of `count` recordings; those that are not there yet are recorded."""
-    paths = [FOLDER / f"{number:02d}" for number in range(count)]
-    for path in paths:
-        if not path.exists():
-            record(path)
-    return paths
+def made(count: int = RUNS) -> list[list[Path]]:
+    """The table sets of `count` runs; a run that is not there yet is recorded."""
+    runs = [[FOLDER / f"{number:02d}{name}" for name in TOGETHER] for number in range(count)]
+    for paths in runs:
+        if not all(path.exists() for path in paths):
+            together = threading.Barrier(len(paths))
+            with ThreadPoolExecutor(len(paths)) as pool:
+                list(pool.map(lambda path, start=together: record(path, start), paths))
+    return runs

@@ -1,7 +1,9 @@
 """`wait` of `exchanges` beside the times of the broker's request log.
 
 The log splits the time of a request. `remoteTimeMs` is the time that a request waited in the
-broker: a Fetch for data, a JoinGroup or SyncGroup for the other members.
+broker: a Fetch for data, a JoinGroup or SyncGroup for the other members. A Fetch also had to wait
+if the Produce requests that wrote its records were sent after it, wherever it was in the broker. A
+Fetch that outlasts its max_wait_ms is an answer: the broker was late.
 """
 
 from __future__ import annotations
@@ -10,48 +12,90 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 import kdissect
 from kdissect import Tables
 from kdissect.protocol.api_keys import ApiKey
 from tools.truth import logged
 
+RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
 POLL_MIN_MS = 1.0  # a shorter wait is none
+POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # as in docs/report.md
 POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 GROUP_WAITS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
 _REQUEST = "Completed request:"
 Key = tuple[int, int, int]  # client port, correlation id, API key
 
 
-def read_waits(log: Path) -> Iterator[tuple[Key, str]]:
-    """The wait of each request in a log."""
+class Fetch(NamedTuple):
+    """Facts of a Fetch in the capture. is_ahead: its records were written after it was sent."""
+
+    max_wait_ms: int
+    is_ahead: bool
+
+
+_FETCHES = """
+    with written as (
+        select b.topic, b.partition, p.base_offset, e.request_time
+        from (select exchange_id, unnest(t.partition_responses) p
+            from (select exchange_id, unnest(response.responses) t from api_produce)) r
+        join record_batches b on b.exchange_id = r.exchange_id and b.partition = r.p.index
+        join exchanges e on e.exchange_id = r.exchange_id
+    ), returned as (
+        select b.exchange_id, min(w.request_time) request_time
+        from record_batches b left join written w using (topic, partition, base_offset)
+        where b.source = 'fetch' group by all
+    )
+    select client_port, correlation_id, api_key, f.request.max_wait_ms max_wait_ms,
+        coalesce(r.request_time > e.request_end_time, false) is_ahead
+    from api_fetch f join exchanges e using (exchange_id) left join returned r using (exchange_id)
+"""
+
+
+def read_fetches(tables: Tables) -> dict[Key, Fetch]:
+    """The facts of each Fetch."""
+    return {tuple(row[:3]): Fetch(*row[3:]) for row in _tuples(tables.sql(_FETCHES))}
+
+
+def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    yield from zip(*table.to_pydict().values(), strict=True)
+
+
+def read_waits(log: Path, fetches: dict[Key, Fetch]) -> Iterator[tuple[Key, str]]:
+    """The true wait of each request in a log."""
     for line in log.read_text(errors="replace").splitlines():
         if _REQUEST not in line:
             continue
         row = json.loads(line.partition(_REQUEST)[2])
         api_key = row["requestHeader"]["requestApiKey"]
         port = int(row["connection"].split("-")[1].rpartition(":")[2])
-        wait = "answer"
-        if api_key in GROUP_WAITS:
-            wait = "group"
-        elif api_key in POLLS and row["remoteTimeMs"] >= POLL_MIN_MS:
-            wait = "long_poll"
-        yield (port, row["requestHeader"]["correlationId"], api_key), wait
+        key = (port, row["requestHeader"]["correlationId"], api_key)
+        wait = "group" if api_key in GROUP_WAITS else "answer"
+        if key in fetches:
+            fetch = fetches[key]
+            is_late = row["totalTimeMs"] > fetch.max_wait_ms * POLL_LATE + POLL_LATE_MS
+            if not is_late and (row["remoteTimeMs"] >= POLL_MIN_MS or fetch.is_ahead):
+                wait = "long_poll"
+        yield key, wait
 
 
 def compare(tables: Tables, log: Path) -> Counter[tuple[bool, str]]:
     """Counts of requests, by whether they are polls and `right`, `wrong` or `undecided`."""
     columns = ["client_port", "correlation_id", "api_key", "wait", "status"]
     waits = {
-        (row["client_port"], row["correlation_id"], row["api_key"]): row["wait"]
-        for row in tables.exchanges.to_arrow(columns).to_pylist()
-        if row["status"] == "paired"
+        tuple(row[:3]): row[3]
+        for row in _tuples(tables.exchanges.to_arrow(columns))
+        if row[4] == "paired"
     }
     counts = Counter[tuple[bool, str]]()
-    for key, truth in read_waits(log):
+    for key, truth in read_waits(log, read_fetches(tables)):
         if key in waits:
-            wait = waits[key]
-            outcome = "undecided" if wait is None else "right" if wait == truth else "wrong"
+            outcome = (
+                UNDECIDED if waits[key] == UNDECIDED else RIGHT if waits[key] == truth else WRONG
+            )
             counts[key[2] in POLLS, outcome] += 1
     return counts
 
@@ -70,7 +114,9 @@ def section(_: Path) -> str:
             "",
             "`wait` of `exchanges` beside the broker's request log, which has the time that a "
             f"request waited in the broker. A poll waited if that time is {POLL_MIN_MS:g} ms or "
-            "more. Recorded from members that join and leave while producers pause.",
+            "more, or if the records that it returned were sent to the broker after it. A poll "
+            "that outlasts its max_wait_ms is an answer. Recorded from members that join and leave "
+            "while producers pause.",
             "",
             "| recording | polls right | wrong | undecided | others right | wrong | undecided |",
             "|---|---:|---:|---:|---:|---:|---:|",
@@ -81,5 +127,5 @@ def section(_: Path) -> str:
 
 
 def _cells(counts: Counter[tuple[bool, str]]) -> str:
-    outcomes = ("right", "wrong", "undecided")
+    outcomes = (RIGHT, WRONG, UNDECIDED)
     return " | ".join(str(counts[is_poll, each]) for is_poll in (True, False) for each in outcomes)
