@@ -15,15 +15,13 @@ from kdissect import text as f
 from kdissect.incidents.model import INFO
 from kdissect.report import charts, table_columns
 from kdissect.report.charts import Chart
+from kdissect.report.page_tables import TABLES, Document, with_reason
 from kdissect.report.sections import readiness
 from kdissect.report.table_columns import View, view
 from kdissect.text import visible
 
 LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}
 STORY_ROWS = 15  # events of a rebalance
-_DIRECTIONS = {"write": "writes", "read": "reads", "replicate": "replicates"}
-
-Document = dict[str, Any]
 
 
 def render(document: Document, name: str, csv_names: dict[str, str], library: str) -> str:
@@ -215,210 +213,28 @@ def _charts(d: Document) -> list[Chart]:
 
 def _views(d: Document, csv_names: dict[str, str]) -> dict[str, View | None]:
     files = {row["capture_id"]: row["path"] for row in d["overview"]["captures"]}
-
-    def made(
-        id_: str,
-        caption: str,
-        columns: tuple[table_columns.Column, ...],
-        rows: Any,
-        csv: str | None = None,
-        note: str = "",
-    ) -> View | None:
-        total = None
+    views: dict[str, View | None] = {}
+    for name, table in TABLES.items():
+        rows, total = table.rows(d), None
         if isinstance(rows, dict):
             rows, total = rows["rows"], rows["total"]
-        return view(
-            id_,
-            caption,
-            columns,
+        views[name] = view(
+            table.id,
+            table.caption,
+            table.columns,
             rows,
             total=total,
-            csv=csv_names.get(csv) if csv else None,
-            note=note,
+            csv=csv_names.get(table.csv),
+            note=table.note,
             captures=files,
             dated=_spans_days(d),
         )
-
-    latency, errors, topics = d["latency"], d["errors"], d["topics"]
-    groups, transactions, network = d["groups"], d["transactions"], d["network"]
-    captures = [
-        {**row, "ignored": _reasons(row["ignored_reasons"]), "file": _file_name(row["path"])}
-        for row in d["overview"]["captures"]
-    ]
-    topic_clients = {
-        "total": topics["clients"]["total"],
-        "rows": [
-            {**row, "direction": _DIRECTIONS[row["direction"]]} for row in topics["clients"]["rows"]
-        ],
-    }
-    log, lag = d["broker_log"], d["lag"]
-    return {
-        "captures": made(
-            "t-captures", "Capture files", table_columns.CAPTURES, captures, "captures"
-        ),
-        "protocols": made(
-            "t-protocols",
-            "Connections by protocol",
-            table_columns.PROTOCOLS,
-            d["overview"]["protocols"] if len(d["overview"]["protocols"]) > 1 else [],
-        ),
-        "brokers": made(
-            "t-brokers", "Brokers", table_columns.BROKERS_COLUMNS, d["overview"]["brokers"]
-        ),
-        "latency_apis": made(
-            "t-apis", "By API", table_columns.LATENCY_APIS, latency["apis"], "latency_apis"
-        ),
-        "time_spent": made(
-            "t-time-spent",
-            "Where the time of answers went",
-            table_columns.TIME_SPENT,
-            sorted(
-                (row for row in latency["apis"]["rows"] if row["service_ms"]),
-                key=lambda row: (-row["service_ms"], row["api"] or ""),
-            ),
-        ),
-        "latency_clients": made(
-            "t-latency-clients",
-            "By client",
-            table_columns.LATENCY_CLIENTS,
-            latency["clients"],
-            "latency_clients",
-        ),
-        "latency_brokers": made(
-            "t-latency-brokers",
-            "By broker",
-            table_columns.LATENCY_BROKERS,
-            latency["brokers"],
-            "latency_brokers",
-        ),
-        "slowest": made("t-slowest", "Slowest answers", table_columns.SLOWEST, latency["slowest"]),
-        "broker_times": made(
-            "t-broker-times",
-            "Broker's time less the capture's, by API",
-            table_columns.BROKER_TIMES,
-            [{"api": "all", **log["difference_ms"]}, *log["by_api"]] if log else [],
-            "broker_times",
-        ),
-        "error_codes": made("t-codes", "Error codes", table_columns.ERROR_CODES, errors["codes"]),
-        "error_places": made(
-            "t-places",
-            "Where they are",
-            table_columns.ERROR_PLACES,
-            errors["places"],
-            "errors",
-            "The file has every single one.",
-        ),
-        "unanswered": made(
-            "t-unanswered",
-            "Requests without an answer",
-            table_columns.UNANSWERED,
-            errors["unanswered"],
-        ),
-        "clients": made(
-            "t-clients", "Clients by id and address", table_columns.CLIENTS, d["clients"], "clients"
-        ),
-        "readiness": made(
-            "t-readiness", "Clients by verdict", table_columns.READINESS, d["readiness"]["clients"]
-        ),
-        "topics": made(
-            "t-topics", "Topics", table_columns.TOPICS_COLUMNS, topics["topics"], "topics"
-        ),
-        "topic_clients": made(
-            "t-topic-clients",
-            "Who writes, who reads",
-            table_columns.TOPIC_CLIENTS,
-            topic_clients,
-            "topic_clients",
-        ),
-        "codecs": made(
-            "t-codecs",
-            "Codecs",
-            table_columns.CODECS,
-            topics["codecs"],
-            note="Compression: bytes of the records to their bytes in the batch.",
-        ),
-        "groups": made(
-            "t-groups", "Groups", table_columns.GROUPS_COLUMNS, groups["groups"], "groups"
-        ),
-        "rebalances": made(
-            "t-rebalances",
-            "Longest rebalances",
-            table_columns.REBALANCES,
-            {**groups["rebalances"], "rows": [_told(row) for row in groups["rebalances"]["rows"]]},
-            "rebalances",
-        ),
-        "lag": made(
-            "t-lag", "Lag by partition", table_columns.LAG, lag["partitions"] if lag else [], "lag"
-        ),
-        "outcomes": made(
-            "t-outcomes", "How they ended", table_columns.OUTCOMES, transactions["outcomes"]
-        ),
-        "producers": made(
-            "t-producers",
-            "By transactional id",
-            table_columns.PRODUCERS,
-            transactions["producers"],
-            "transaction_producers",
-        ),
-        "transactions": made(
-            "t-transactions",
-            "Transactions, those without a commit first",
-            table_columns.TRANSACTIONS_COLUMNS,
-            transactions["transactions"],
-            "transactions",
-        ),
-        "throttling": made(
-            "t-throttling",
-            "Who was throttled",
-            table_columns.THROTTLING,
-            d["throttling"]["clients"],
-            "throttling",
-        ),
-        "lossy": made(
-            "t-lossy",
-            "Connections with retransmissions, reordering, gaps or closed windows",
-            table_columns.LOSSY,
-            network["lossy_connections"],
-            "connections",
-        ),
-        "others": made(
-            "t-others",
-            "Connections that are not Kafka, or not decrypted",
-            table_columns.OTHERS,
-            network["other_connections"],
-            "connections",
-        ),
-        "anomaly_kinds": made(
-            "t-kinds", "Kinds", table_columns.ANOMALY_KINDS, network["anomaly_kinds"]
-        ),
-        "anomalies": made(
-            "t-anomalies",
-            "Examples of each kind",
-            table_columns.ANOMALIES_COLUMNS,
-            network["anomaly_examples"],
-            "anomalies",
-            "The file has every single one.",
-        ),
-    }
-
-
-def _told(rebalance: dict[str, Any]) -> dict[str, Any]:
-    """A rebalance with its reason apart from who took part."""
-    who, _, why = (rebalance["detail"] or "").rpartition("why: ")
-    return {**rebalance, "detail": who.rstrip("; "), "why": why}
+    return views
 
 
 def _spans_days(d: Document) -> bool:
     first, last = d["overview"]["first_time"], d["overview"]["last_time"]
     return first is not None and first[:10] != last[:10]
-
-
-def _file_name(path: str) -> str:
-    return path.replace("\\", "/").rpartition("/")[2]
-
-
-def _reasons(reasons: dict[str, int]) -> str:
-    return ", ".join(f"{name} {f.count(number)}" for name, number in reasons.items())
 
 
 def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
@@ -429,7 +245,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
         stories = []
         for index, story in enumerate(timeline["stories"]):
             generation = story["generation"]
-            told = _told(story)
+            told = with_reason(story)
             stories.append(
                 {
                     "title": f"{moment(story['time'])}, generation "
