@@ -275,7 +275,7 @@ class Tables:
         return find_incidents({name: table.dataset for name, table in self._tables.items()})
 
     def select(self, selection: Selection) -> Tables:
-        """Return a set that holds only the selected exchanges and the rows that belong to them.
+        """Return a set of the selected exchanges only, with the rows that belong to them.
 
         `connections` keeps those with a selected exchange. `anomalies` keeps those of such a
         connection and those without a connection. `captures`, `topics` and `brokers` keep all rows.

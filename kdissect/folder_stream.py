@@ -179,7 +179,7 @@ class FolderStream:
         return [file for file in map(self.look, paths) if file is not None]
 
     def look(self, path: str) -> CaptureFile | None:
-        """Return a file as it is now; None if it is gone, empty, or not a regular file.
+        """Return a file as it is now; None if it is missing, empty, or not a regular file.
 
         Only new and changed files are opened: a folder may hold thousands.
         """

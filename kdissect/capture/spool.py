@@ -1,4 +1,4 @@
-"""Bytes that a step needs and that no local capture contains, kept on disk.
+"""Bytes on disk that a step needs and that no local capture contains.
 
 These are decrypted bytes, and a bucket's payload from captures in an object store. A spool is an
 unnamed temporary file: its bytes need no memory, and it disappears with the process in any case.

@@ -188,7 +188,7 @@ class Reader:
 
 
 def place_filled(template: str, indices: list[int]) -> str:
-    """A path with element indices filled in: ``topics[].partitions[]`` with 2, 0."""
+    """Return a path with element indices: ``topics[].partitions[]`` with 2, 0."""
     parts = template.split("[]")
     filled = "".join(f"{part}[{at}]" for part, at in zip(parts[:-1], indices, strict=False))
     return filled + parts[-1]

@@ -47,7 +47,7 @@ class UnknownKind(Error, ValueError):
 
 
 def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
-    """Return what changed from `a` to `b`, as a document for JSON.
+    """Return the changes from `a` to `b` as a document for JSON.
 
     ``a`` and ``b`` describe the two sides (numbers of exchanges, connections and clients,
     duration). ``changes`` has a list for each of `KINDS`. ``compared`` has all errors, latencies
@@ -176,7 +176,7 @@ _CLIENT_FIELDS = ("software", "principals", "addresses")
 
 
 def _clients(database: Database) -> list[Change]:
-    """Return changed clients by id: new, gone, or with other software, principals or addresses."""
+    """Return changes of clients by ID: new, missing, other software, principals or addresses."""
     parts = " union all ".join(
         f"""
         select '{side}' side, x.client_id, x.client_ip,
@@ -325,7 +325,7 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
 
 
 def _judge_error(row: Change) -> Change:
-    """Return the change of an error: appeared and gone are facts, more and fewer need a test."""
+    """Return the change of an error: new and missing ones are facts, more and fewer need a test."""
     test = row.pop("failed")
     code = row.pop("error_code")
     name = NO_ANSWER if code is None else error_name(code)
@@ -372,7 +372,7 @@ def _judge_latency(row: Change) -> Change:
 
 
 def _tail_change(row: Change, name: str, test: SampleTest) -> str | None:
-    """Return the change of a tail, if its percentiles and its share moved alike."""
+    """Return the change of a tail, if its percentiles and its share moved in one direction."""
     share_a, share_b = (row[f"{name}_{side}"] / row[f"n_{side}"] for side in COMPARED)
     low, high = sorted((share_a, share_b))
     moved = _moved(row, _TAIL)

@@ -159,7 +159,7 @@ class Anonymizer:
         return ip_address(self.names.address(str(ip_address(data)))).packed
 
     def _versioned(self, name: str, data: bytes) -> bytes:
-        """Replace names in a struct behind its int16 version; any other bytes become empty."""
+        """Replace names in a struct after its int16 version; any other bytes become empty."""
         definition = catalog.definition(name)
         if len(data) < 2:
             return b""

@@ -36,7 +36,7 @@ def connection_segments(
 
 
 def is_carried(assembly: Assembly, exchange: int) -> bool:
-    """Return True if no packet holds the exchange's bytes as they are (TLS)."""
+    """Return True if no packet has the plaintext bytes of the exchange (TLS)."""
     for _, side in _SIDES:
         column = assembly.exchanges[side][exchange]
         start, count = int(column["extent_start"]), int(column["extent_count"])
@@ -107,7 +107,7 @@ def _stream_positions(
 
 
 def _holding(places: npt.NDArray[np.void], source: int, pos: int) -> int:
-    """Return the segment whose captured payload holds a byte of a file; -1 if none does.
+    """Return the segment whose captured payload has a byte of a file; -1 without one.
 
     places: segments sorted by source and position.
     """

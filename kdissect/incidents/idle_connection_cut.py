@@ -59,7 +59,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         waited = duration(row["lost_ms"])
         how = (
-            "The next segment was answered with RST."
+            "RST answered the next segment."
             if row["is_reset"]
             else f"Nothing answered {plural(row['requests'], 'request')} for {waited}, while "
             "the broker answered other connections."

@@ -172,7 +172,7 @@ def buckets_for(start: npt.NDArray[np.int64], scratch: Scratch) -> Buckets:
 
 @kernel
 def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: Any) -> None:
-    """Pair the RequestRows and ResponseRows of each connection: fills what they lack.
+    """Pair the RequestRows and ResponseRows of each connection, and fill their references.
 
     is_closed, has_loss uint8: by connection, whether its end was captured, and whether bytes of
     its responses are missing. buckets: `Buckets`, whatever is in them.

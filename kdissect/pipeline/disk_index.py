@@ -1,4 +1,4 @@
-"""An index on disk of what `scan` and `assemble` make, by slot, to be decoded on demand.
+"""An index on disk of the output of `scan` and `assemble`, by slot, for decoding on demand.
 
 It serves readers that cannot shuffle: tasks of the Spark data source only read. One process builds
 it once. It holds no payload except decrypted TLS bytes. It lies in a private folder whose name is a

@@ -155,7 +155,7 @@ def check(out: str, manifest: str, overwrite: bool) -> None:
 
 
 def _is_free(place: StoreFolder) -> bool:
-    """Return whether the folder holds nothing except leftovers of interrupted runs of kdissect."""
+    """Return whether the folder has only leftovers of interrupted runs of kdissect."""
     return all(
         not is_file
         and name in FOLDERS

@@ -45,7 +45,7 @@ def check_out(out: str, overwrite: bool) -> None:
 
 @contextmanager
 def writing(out: str, overwrite: bool) -> Iterator[None]:
-    """Hold the lock of the set at `out`, and remove what killed runs left there.
+    """Hold the lock of the set at `out`, and remove the leftovers of killed runs.
 
     Raises OutputError if there is a set and not `overwrite`, if `out` cannot be written, or if
     another run holds the lock.
@@ -282,7 +282,7 @@ def absolute(out: str) -> str:
 
 
 def dataset(out: str, names: list[str]) -> pads.Dataset:
-    """The rows of a table's files as a dataset. Raises CaptureError if one of the files is gone."""
+    """The rows of a table's files as a dataset. Raises CaptureError if a file is missing."""
     files = [f"{out.rstrip('/')}/{name}" for name in names]
     if not is_remote(out):
         is_there = [os.path.exists(file) for file in files]

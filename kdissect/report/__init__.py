@@ -145,7 +145,7 @@ def build(
 def check_options(
     out: str | os.PathLike[str] | None, broker_logs: tuple[str, ...], target: str
 ) -> None:
-    """Raise what `build` raises for them, before anything is read."""
+    """Raise the errors of `build` for these inputs, before any reading."""
     readiness.check_target(target)
     for log in broker_logs:
         if not Path(log).is_file():

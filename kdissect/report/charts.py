@@ -432,7 +432,7 @@ def heat_map(data: Columns, direction: str, title: str, verb: str) -> Chart | No
 
 
 def group_timeline(timeline: dict[str, Any], number: int) -> Chart:
-    """A lane for the group and each member: what happened when, and how long it took."""
+    """A lane for the group and for each member, with its events and their durations."""
     events = sorted(timeline["events"], key=lambda event: event["lane"] != "group")
     lanes = list(dict.fromkeys(["group", *(event["lane"] for event in events)]))
     rebalances = sum(event["event"] == "rebalance" for event in events)
@@ -546,7 +546,7 @@ def _epoch_ms(time: str) -> float:
 
 
 def mark_incidents(chart: Chart, marks: list[dict[str, Any]]) -> None:
-    """Add a band for each incident behind the marks of a chart over time."""
+    """Add a band for each incident as the background of a chart over time."""
     if marks and "t" in chart.data and "layer" in chart.spec:
         colours = {name: SEVERITY_COLOURS[name] for name in ("bad", "warn")}
         band = {**load("incident_marks", **colours), "data": {"values": marks}}
@@ -554,7 +554,7 @@ def mark_incidents(chart: Chart, marks: list[dict[str, Any]]) -> None:
 
 
 def lag_over_time(data: Columns) -> Chart | None:
-    """Records that groups were behind."""
+    """The lag of groups, in records."""
     if not data["t"]:
         return None
     groups = shown_texts(data["group"])

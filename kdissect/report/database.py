@@ -1,4 +1,4 @@
-"""The table set as DuckDB views: what a report asks is answered by scans and hash tables.
+"""The table set as DuckDB views: scans and hash tables compute a report's queries.
 
 Nothing is read into Python but the rows that a section shows. DuckDB works in a folder of its own,
 within a memory limit, and spills there.
@@ -35,8 +35,10 @@ class ReportDatabase:
     """Views of a table set, by SQL names: `exchanges`, `api_fetch`, `internal_offset_commit`."""
 
     def __init__(self, source: str | os.PathLike[str] | Tables) -> None:
-        """source: a table set's folder, or what `kdissect.read` gave. CaptureError without one, or
-        for one of an older kdissect."""
+        """source: a table set's folder, or the result of `kdissect.read`.
+
+        Raises CaptureError without a table set, or for one of an older kdissect.
+        """
         self.tables = source if isinstance(source, Tables) else open_tables(source)
         require_columns(self.tables)
         self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
@@ -174,5 +176,5 @@ def listed(
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Rows as a dict of columns: what a chart gets, without the names in every row."""
+    """Rows as a dict of columns: the input of a chart, without the names in every row."""
     return {name: [row[name] for row in rows] for name in names}

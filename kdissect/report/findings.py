@@ -78,7 +78,7 @@ class _Facts:
     def evidence(
         self, condition: str, values: tuple[Any, ...] = (), order: str = "time"
     ) -> Finding:
-        """Fields of a finding about the exchanges of `x` for which a condition in SQL holds."""
+        """Fields of a finding about the exchanges of `x` that fulfil a condition in SQL."""
         row = self.database.row(
             f"""
             SELECT count(*) AS request_count, min(time) AS since,
@@ -511,7 +511,7 @@ def _rank(finding: Finding) -> tuple[float, ...]:
 
 
 def _clear(d: Document) -> list[str]:
-    """Of what could be read: nothing is clear about TLS that was not decrypted."""
+    """Return the passed checks; a capture with undecrypted TLS connections passes no check."""
     overview = d["overview"]
     checks = (
         ("no bytes missing", not overview["health"]["missing_byte_count"]),

@@ -1,4 +1,4 @@
-"""Tables of the page: which columns, in which order, said how."""
+"""Columns of the page's tables: their order, labels and formats."""
 
 from __future__ import annotations
 

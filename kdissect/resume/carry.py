@@ -497,7 +497,7 @@ def _begins_anew(state: ConnectionState, segments: Any, is_followed: bool) -> in
 
 
 def _without_copies(state: ConnectionState, segments: Any, rows: Ints) -> Ints:
-    """Without further copies of the SYNs that began the connection, whose bytes are gone."""
+    """Remove further copies of the SYNs that began the connection: their bytes are released."""
     some = segments[rows]
     begins = np.array(state.syn, np.int64)[some["side"]]
     number = (some["seq"].astype(np.int64) + 1) & 0xFFFFFFFF

@@ -71,7 +71,7 @@ def count_before(tracker: CompletionTracker, again: CompletionTracker | None) ->
 
 
 def digests(tracker: CompletionTracker) -> Ints:
-    """int64[n]: a hash of what each anomaly says, except its references."""
+    """int64[n]: a hash of each anomaly, without its references."""
     anomalies = tracker.assembly.anomalies
     ids = tracker.assembly.connections["connection_id"][anomalies["connection"]]
     state = ids.astype(np.uint64)

@@ -200,7 +200,7 @@ class Detailer:
 
 
 class _MessageView:
-    """One side of an exchange: its nodes, and what of it must not be shown."""
+    """One side of an exchange: its nodes, and the parts to hide."""
 
     def __init__(
         self, options: Options, exchange: Any, side: int, data: memoryview, is_whole: bool,
@@ -290,7 +290,7 @@ class _MessageView:
         return is_records and (is_metadata or self._options.payload != "full")
 
     def inside(self, node: Node) -> Any:
-        """The message decoded from a bytes field, None if the field holds no message."""
+        """The message decoded from a bytes field, None if the field contains no message."""
         if self._inside is None or not node.is_leaf or node.path[0] != "body":
             return None
         *outer, name = node.path[1:]
@@ -323,7 +323,7 @@ def value_text(value: Any) -> str:
 
 
 def bytes_text(data: bytes, most: int) -> str:
-    """Bytes as text where they are text, else as hexadecimal; how much is left out is said."""
+    """Bytes as text if they are text, else as hexadecimal, with the count of omitted ones."""
     part = data[:most]
     more = f" … {len(data) - most} more bytes" if len(data) > most else ""
     try:

@@ -234,7 +234,7 @@ class LineMaker:
         return joined(*parts) if parts else pa.array([""] * table.num_rows)
 
     def _queued(self, table: pa.Table) -> Any:
-        """The wait behind earlier requests of the connection, if it is long."""
+        """The wait for earlier requests of the connection, if it is long."""
         queued = text_columns.plain(table["queued_ms"])
         value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)
         shown = joined("queued ", text_columns.millis_column(value), " ms")

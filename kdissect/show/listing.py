@@ -1,4 +1,4 @@
-"""Finished exchanges to rows of `exchanges`, and to what else is shown of them."""
+"""Turns finished exchanges into rows of `exchanges`, and into their details for `show`."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Prompt:
 
 
 def completions(text: str, views: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return keywords, views and columns with this beginning; behind a view's name, its columns."""
+    """Return keywords, views and columns with this beginning; after a view's name, its columns."""
     view, dot, begun = text.rpartition(".")
     if dot and view in views:
         return [f"{view}.{name}" for name in views[view] if name.startswith(begun)]

@@ -135,11 +135,11 @@ def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[p
     )
 
 
-def _offsets(requests_sent: pa.StructArray, given: pa.StructArray | None) -> pa.Array:
-    """JSON of the offsets in each TxnOffsetCommit that the response did not refuse."""
-    answers = given.to_pylist() if given is not None else [None] * len(requests_sent)
+def _offsets(requests: pa.StructArray, responses: pa.StructArray | None) -> pa.Array:
+    """Return JSON of the offsets that the responses of TxnOffsetCommit accepted."""
+    answers = responses.to_pylist() if responses is not None else [None] * len(requests)
     offset_texts = []
-    for request, response in zip(requests_sent.to_pylist(), answers, strict=True):
+    for request, response in zip(requests.to_pylist(), answers, strict=True):
         refused = {
             (topic["name"], partition["partition_index"])
             for topic in (response and response["topics"]) or ()

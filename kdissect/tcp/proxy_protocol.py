@@ -124,7 +124,7 @@ def _parse_2(data: bytes, available: int) -> ProxyHeader | None:
 def remove_headers(
     streams: Streams, is_resumed: npt.NDArray[np.bool_]
 ) -> dict[int, tuple[HeaderFault, int]]:
-    """Move position 0 of proxied streams behind their headers, and add the clients to the facts.
+    """Move position 0 of proxied streams after their headers, and add the clients to the facts.
 
     is_resumed: connections whose streams begin later. Returns (fault, segment) of malformed headers
     by connection.

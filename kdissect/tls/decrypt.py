@@ -508,7 +508,7 @@ class _Direction:
                 self._start = self._after
 
     def _add(self, row: list[int], number: int, content: bytes, skipped: int) -> None:
-        """An OPENED row of application data, without what a resumed stream does not need."""
+        """An OPENED row of application data, without fields that a resumed stream ignores."""
         pos, tcp_pos = row[records.POS], row[records.POS] + TLS_HEADER_SIZE + skipped
         if pos == 0 and self._skip:
             needed = max(tcp_pos, self._skip)

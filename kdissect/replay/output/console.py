@@ -129,7 +129,7 @@ class ReplayProgress:
             self._thread.start()
 
     def watch(self, activity: Runner | str) -> None:
-        """Called when another part begins: a run, or what the text says."""
+        """Show another activity: a run, or a text."""
         self._activity = activity
 
     def _show_lines(self) -> None:

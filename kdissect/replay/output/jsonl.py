@@ -54,7 +54,7 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
 
 
 def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[str, Any]:
-    """One exchange: what it was, what came of it, and when. Ids may exceed 2^53: strings."""
+    """The JSON line of an exchange: request, result and times. IDs beyond 2^53 are strings."""
     step, judgement = outcome.step, judgement_of(outcome)
     exchange = step.exchange
     was_sent = outcome.sent is not None

@@ -58,9 +58,9 @@ def _events(result: RunResult) -> Iterator[tuple[int, int, str, bytes]]:
             yield record.closed_ns, number, "close", b""
 
 
-def _end(place: tuple[str, int]) -> tuple[str, int]:
-    """Without the zone of a link-local address."""
-    return place[0].partition("%")[0], place[1]
+def _end(address: tuple[str, int]) -> tuple[str, int]:
+    """Return an endpoint without the zone of a link-local address."""
+    return address[0].partition("%")[0], address[1]
 
 
 def _write(file: BinaryIO, time_ns: int, packet: bytes) -> None:

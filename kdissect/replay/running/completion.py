@@ -3,7 +3,7 @@
 A step is *complete* when it was answered, failed, timed out or was skipped. Dependent steps then
 proceed. Steps of a connection complete in its order, as brokers answer. So a step that waits for
 the last one of a connection waits for all of them. If an earlier step of the connection is sent
-again, or is in flight to another node, a later one is held until that is complete.
+again, or is in flight to another node, the outcome of a later one is held until then.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from kdissect.replay.running.lane import Lane
 
 
 class StepCompletion:
-    """Of one run. free: called with the lane of a step that may proceed; done: called with each
-    outcome when it is complete.
+    """The state of a run's steps.
 
-    outcomes: by step number, None before anything happened. is_complete: 1 where it is. waits: for
-    how many steps each waits. left: how many are not complete.
+    free: called with the lane of a step that may proceed. done: called with each complete outcome.
+
+    outcomes: by step number, None for incomplete steps. is_complete: 1 for complete steps. waits:
+    the number of steps that each step still waits for. left: the number of incomplete steps.
     """
 
     def __init__(

@@ -298,7 +298,7 @@ def note_share(ids: IdMap, step: Step, captured: Message, answer: Message) -> No
 
 
 def acknowledge(ids: IdMap, held: AcquiredOffsets, request: Message) -> None:
-    """Remove the offsets that a captured request acknowledges from `held`."""
+    """Remove the acknowledged offsets of a captured request from `held`."""
     for log, entry in _logs(ids, request.body, "topics"):
         for batch in entries(entry["acknowledgement_batches"]):
             first, last = (

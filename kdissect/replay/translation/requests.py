@@ -458,7 +458,7 @@ def _config_resources(ids: IdMap, step: Step, request: Message) -> bool:
 
 
 def config_resource(ids: IdMap, resource_type: int, name: str) -> str:
-    """The target's name of what a config belongs to."""
+    """The target's name of a config's resource."""
     if resource_type == _TOPIC:
         return ids.topic(name)
     if resource_type == _GROUP_CONFIG:
@@ -469,7 +469,7 @@ def config_resource(ids: IdMap, resource_type: int, name: str) -> str:
 
 
 def acl_resource(ids: IdMap, resource_type: int, name: str | None) -> str | None:
-    """The target's name of what an ACL is about."""
+    """The target's name of an ACL's resource."""
     if name is None:
         return None
     if resource_type == _TOPIC:

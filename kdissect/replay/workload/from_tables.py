@@ -45,7 +45,7 @@ class _CannotRebuild(Exception):
 
 
 def read_connections(path: str) -> tuple[list[Connection], list[str]]:
-    """The connections of a table set, and notes on what it does not hold."""
+    """The connections of a table set, and notes on missing parts."""
     tables = open_tables(path)
     options = tables.manifest.get("options", {})
     payload = options.get("payload", "full")

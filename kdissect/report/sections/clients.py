@@ -1,4 +1,4 @@
-"""Clients: who they are, where they connect from, what they speak."""
+"""Clients: their identities, addresses, software and versions."""
 
 from __future__ import annotations
 

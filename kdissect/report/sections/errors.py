@@ -1,4 +1,4 @@
-"""Errors with their places: which code, in which field of which message, about what.
+"""Errors with their places: the code, the message, the field, and the entities around it.
 
 The tables `apis/*` hold every field; the paths of their error codes are read from the schema of the
 responses, and for each one a query unnests the lists on the way to it. Only exchanges that have an
@@ -42,7 +42,7 @@ _MESSAGES = ("error_message", "message")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An error code in a response: the lists to unnest, and what structs on the way say."""
+    """An error code in a response: the lists to unnest, and the fields of the structs around it."""
 
     path: str  # responses[].partitions[].error_code
     lists: tuple[str, ...]  # SQL of each list, `e0`, `e1`, ... being the elements around it
@@ -103,7 +103,7 @@ def _walk(kind: pa.DataType, level: _Level, list_name: str) -> Iterator[_Place]:
 
 
 def _word_of(list_name: str, name: str) -> str | None:
-    """Of what a bare `name` or `index` in a list is the name."""
+    """The kind of thing that a bare `name` or `index` in a list names."""
     if name == "index":
         return "partition" if "partition" in list_name else None
     if "topic" in list_name or list_name == "responses":

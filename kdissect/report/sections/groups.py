@@ -91,7 +91,7 @@ def _lane(event: Row) -> str:
 
 
 def _stories(events: list[Row]) -> list[Row]:
-    """Rebalances in order of time, each with the events from what caused it to its end."""
+    """Rebalances in order of time, each with its events from its cause to its end."""
     stories = []
     rest = [event for event in events if event["event"] not in ("rebalance", "stable")]
     ends = {event["generation"]: event for event in events if event["event"] == "stable"}

@@ -1,4 +1,4 @@
-"""Consumer lag: the end of each partition's log, less what its readers committed.
+"""Consumer lag: the end of each partition's log, less the committed offset of its readers.
 
 The end at a time is the highest offset that the responses so far report: high watermarks of
 fetches, latest offsets of ListOffsets, base offsets of produced batches plus their records. The log

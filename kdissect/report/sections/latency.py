@@ -30,7 +30,7 @@ _ORDERS = {
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
-    """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and what the page shows."""
+    """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and the figures of the page."""
     found: dict[str, Any] = {}
     for name, keys in BY.items():
         _make_table(database, name, keys)

@@ -14,7 +14,7 @@ _COUNTERS = (
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
-    """Counts, the time that is covered, and the health of the capture."""
+    """Return the counts, the captured time, and the health of the capture."""
     manifest = database.tables.manifest
     sums = ", ".join(
         f"coalesce(sum(request_{name} + response_{name}), 0)::BIGINT AS {name}"

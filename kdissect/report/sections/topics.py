@@ -1,4 +1,4 @@
-"""Topics: who writes, who reads, in which codec, batches of what size."""
+"""Topics: their writers and readers, codecs and batch sizes."""
 
 from __future__ import annotations
 
