@@ -12,6 +12,7 @@ from rich.table import Table as TextTable
 from kdissect.api import Tables, require_columns
 from kdissect.sql import Database
 from kdissect.sql.exchange_facts import is_fault
+from kdissect.sql.sessions import VALID, certificates
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import unread, visible
 
@@ -25,9 +26,11 @@ def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
     """
     require_columns(tables)
     totals = dict(tables.manifest["totals"])
-    names = ("exchanges", "record_batches", "anomalies")
+    names = ("connections", "exchanges", "record_batches", "anomalies")
     with Database({name: tables[name].dataset for name in names}) as database:
-        apis, clients, topics = (database.rows(query) for query in (_APIS, _CLIENTS, _TOPICS))
+        apis, clients, topics, expiring = (
+            database.rows(query) for query in (_APIS, _CLIENTS, _TOPICS, _CERTIFICATES)
+        )
         anomalies = {row["kind"]: row["count"] for row in database.rows(_ANOMALIES)}
     return {
         "format_version": FORMAT_VERSION,
@@ -39,6 +42,7 @@ def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
         "clients": clients,
         "topics": topics,
         "anomalies": anomalies,
+        "expiring_certificates": expiring,
         **_unread(tables),
         "unread_connections": _unread_connections(tables),
     }
@@ -66,6 +70,10 @@ _TOPICS = """
     select topic, source, codec, count(*) as batches, sum(record_count)::bigint as records,
         sum(size)::bigint as bytes
     from record_batches group by all order by bytes desc, topic, source, codec
+"""
+_CERTIFICATES = f"""
+    select side, address, subject, strftime(not_after, '%Y-%m-%dT%H:%M:%SZ') as not_after, state
+    from ({certificates()}) where state <> '{VALID}' order by not_after, address, subject
 """
 _ANOMALIES = "select kind, count(*) as count from anomalies group by all order by count desc, kind"
 
@@ -129,6 +137,13 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     console.print()
     for row in document["skipped"]:
         console.print(f"Skipped {row['path']}: {row['error']}", markup=False)
+    expiring = [
+        f"{row['address']} {row['subject'] or ''} {row['state']} ({row['not_after']})"
+        for row in document["expiring_certificates"]
+    ]
+    if expiring:
+        more = f"; {len(expiring) - 1:,} more in kdissect report" if expiring[1:] else ""
+        console.print(f"Certificate of {visible(expiring[0])}{more}", markup=False, soft_wrap=True)
     left = unread(document["unread_connections"])
     if left is not None:
         console.print(left, markup=False, soft_wrap=True)

@@ -6,23 +6,18 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, Incident
-from kdissect.protocol.error_codes import ErrorCode
+from kdissect.sql.sessions import REFUSALS
 from kdissect.text import plural
 
 # A user who mistypes a password tries again once or twice; a program goes on.
 LOOP_MIN = 3
 # Failures farther apart are separate incidents: clients retry within seconds (back-off 1 s).
 PAUSE_S = 60
-_REFUSALS = (
-    ErrorCode.SASL_AUTHENTICATION_FAILED,
-    ErrorCode.UNSUPPORTED_SASL_MECHANISM,
-    ErrorCode.ILLEGAL_SASL_STATE,
-)
 
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the failed logins of each client at each broker."""
-    codes = ", ".join(f"{code:d}" for code in _REFUSALS)
+    codes = ", ".join(f"{code:d}" for code in REFUSALS)
     rows = facts.rows(
         f"""
         WITH refused AS (

@@ -25,7 +25,10 @@ KINDS = {
         "an address that Metadata advertised was never reached",
     ),
     "login_failures": ("client", "SASL logins were refused"),
-    "tls_failure": ("broker", "TLS handshakes failed, or one side spoke no TLS"),
+    "tls_failure": (
+        "broker",
+        "TLS handshakes failed, one side spoke no TLS, or a certificate ends",
+    ),
     "rebalance_loop": ("group", "a group rebalanced again and again"),
     "member_too_slow": ("group", "a member left its group because it polled too late"),
     "consumer_stuck": (

@@ -1,7 +1,8 @@
-"""`tls_failure`: TLS handshakes failed, or one side spoke no TLS.
+"""`tls_failure`: TLS handshakes failed, one side spoke no TLS, or a certificate ends.
 
 The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
-8446, 6): then it does not show whether a certificate has expired or its authority is unknown.
+8446, 6): then it does not show whether a certificate has expired or its authority is unknown. A
+certificate outside its validity (RFC 5280, 4.1.2.5) explains the alert, if the capture shows it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
+from kdissect.sql.sessions import ENDED, ENDS_SOON, NOT_YET, certificates
 from kdissect.text import duration, plural
 
 # One failure may be a scanner, or a client that goes away; a program tries again.
@@ -18,6 +20,8 @@ LOOP_MIN = 3
 PAUSE_MS = 60_000
 # A broker reads the first bytes of an alert record (RFC 8446, 5.1: 21, 3, 1 to 4) as such a size.
 _ALERT_SIZES = f"{0x15030000} AND {0x150304FF}"
+
+_DAY = "%Y-%m-%d %H:%M UTC"
 
 _TEXTS = {
     "plaintext port": "sent a TLS ClientHello, and the broker closed without a ServerHello: its "
@@ -32,10 +36,18 @@ _TEXTS = {
 
 
 def find(facts: Facts) -> Iterator[Incident]:
+    """Yield the failed handshakes, then the certificates that are not valid or end soon."""
+    yield from _failures(facts)
+    yield from _certificates(facts)
+
+
+def _failures(facts: Facts) -> Iterator[Incident]:
     """Yield the failures of each client host at each broker."""
     signs = f"""(
         SELECT client_ip, broker, connection_id, first_time AS time, last_time,
           coalesce(request_tls_alert, response_tls_alert) AS alert,
+          CASE WHEN request_tls_alert IS NOT NULL THEN {_invalid("broker", "tls_certificate")}
+            ELSE {_invalid("client", "tls_client")} END AS reason,
           CASE
             WHEN request_tls_alert IS NOT NULL THEN 'client'
             WHEN response_tls_alert IS NOT NULL THEN 'broker'
@@ -57,6 +69,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         f"""
         SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
           count(*) AS connections, list(DISTINCT alert ORDER BY alert) AS alerts,
+          any_value(reason ORDER BY time) AS reason,
           list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS ids
         FROM ({runs(failed, "client_ip, broker, sign", PAUSE_MS)})
         GROUP BY client_ip, broker, sign, run ORDER BY start, client_ip
@@ -64,6 +77,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
+        text += f" {row['reason']}" if row["reason"] else ""
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
         yield Incident(
             "tls_failure",
@@ -77,4 +91,46 @@ def find(facts: Facts) -> Iterator[Incident]:
             connection_ids=row["ids"],
             next_command=facts.follow(row["ids"]),
             brokers=frozenset((row["broker"],)),
+        )
+
+
+def _invalid(side: str, prefix: str) -> str:
+    """Return SQL of a sentence about the certificate of a side; NULL if it was valid."""
+    days = [f"strftime({prefix}_{end}, '{_DAY}')" for end in ("not_before", "not_after")]
+    return (
+        f"CASE WHEN first_time NOT BETWEEN {prefix}_not_before AND {prefix}_not_after THEN "
+        f"'The {side}''s certificate ' || coalesce({prefix}_subject, '') || ' is valid from ' "
+        f"|| {days[0]} || ' until ' || {days[1]} || ' only.' END"
+    )
+
+
+def _certificates(facts: Facts) -> Iterator[Incident]:
+    """Yield certificates that end soon, or that worked outside of their validity."""
+    rows = facts.rows(
+        f"""
+        SELECT * REPLACE (connection_ids[:{EVIDENCE_MAX}] AS connection_ids)
+        FROM ({certificates()})
+        WHERE state = '{ENDS_SOON}' OR (state IN ('{ENDED}', '{NOT_YET}')
+          -- a failed handshake names its certificate
+          AND NOT list_has_any(connection_ids, (
+            SELECT coalesce(list(connection_id), []) FROM sessions
+            WHERE request_tls_alert IS NOT NULL OR response_tls_alert IS NOT NULL)))
+        ORDER BY first_time, address, subject
+        """
+    )
+    for row in rows:
+        is_valid = row["state"] == ENDS_SOON
+        left = f"{plural(int(row['days_left']), 'day')} left at the last connection: renew it."
+        yield Incident(
+            "tls_failure",
+            INFO if is_valid else WARN,
+            row["first_time"],
+            row["last_time"],
+            row["address"],
+            f"{plural(row['connections'], 'connection')} with the {row['side']}'s certificate "
+            f"{row['subject'] or ''}. It is valid from {row['not_before']:{_DAY}} until "
+            f"{row['not_after']:{_DAY}}, "
+            + (left if is_valid else "and a peer that verifies it refuses it."),
+            connection_ids=row["connection_ids"],
+            next_command=facts.follow(row["connection_ids"]),
         )

@@ -187,19 +187,33 @@ ANOMALY = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class TlsFacts:
-    """Facts from a connection's TLS handshake; None or () if the handshake lacks them.
+class Certificate:
+    """An X.509 certificate; None for a field that is invalid.
 
-    certificate_names: common name and alternative names of the server's certificate.
-    client_subject: of the client's certificate (RFC 4514 text).
+    subject, issuer: RFC 4514 text. not_before, not_after: seconds since 1970.
+    names: the common names and alternative names of the subject.
+    """
+
+    subject: str | None = None
+    issuer: str | None = None
+    not_before: int | None = None
+    not_after: int | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFacts:
+    """Facts from a connection's TLS handshake; None if the handshake lacks them.
+
+    broker_certificate, client_certificate: the sender's own, without the rest of its chain.
     request_alert, response_alert: by which the client or the broker ended the handshake.
     """
 
     version: str | None = None
     sni: str | None = None
     cipher: str | None = None
-    certificate_names: tuple[str, ...] = ()
-    client_subject: str | None = None
+    broker_certificate: Certificate | None = None
+    client_certificate: Certificate | None = None
     request_alert: str | None = None
     response_alert: str | None = None
 

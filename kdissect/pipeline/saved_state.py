@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.errors import CaptureError
-from kdissect.kafka.assembly import Anomaly, Assembly, TlsFacts
+from kdissect.kafka.assembly import Anomaly, Assembly, Certificate, TlsFacts
 from kdissect.pipeline.facts import CaptureFacts, NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.table_writer import STAGING
@@ -138,8 +138,17 @@ def add_earlier_facts(appended: AppendedWindow, facts: ConnectionFacts) -> None:
         if principal is not None:
             facts.principal[row] = principal
         if earlier_tls is not None:
-            version, sni, cipher, names, *others = earlier_tls
-            tls.setdefault(row, TlsFacts(version, sni, cipher, tuple(names), *others))
+            version, sni, cipher, *certificates, request_alert, response_alert = earlier_tls
+            one, two = map(_certificate, certificates)
+            earlier = TlsFacts(version, sni, cipher, one, two, request_alert, response_alert)
+            tls.setdefault(row, earlier)
+
+
+def _certificate(saved: Any) -> Certificate | None:
+    if saved is None:
+        return None
+    subject, issuer, not_before, not_after, names = saved
+    return Certificate(subject, issuer, not_before, not_after, tuple(names))
 
 
 def requests_seen(appended: AppendedWindow) -> Any:

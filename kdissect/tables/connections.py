@@ -9,12 +9,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.kafka.assembly import CloseReason, Protocol, TlsFacts
+from kdissect.kafka.assembly import Certificate, CloseReason, Protocol, TlsFacts
 from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import ints, ip_text, labels, names_of, table_of, times_from_ns
-from kdissect.tables.schemas import CONNECTIONS, COUNTERS
+from kdissect.tables.schemas import CONNECTIONS, COUNTERS, TIME
 from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.facts import TcpFacts
+
+_NO_CERTIFICATE = Certificate()
 
 
 @dataclass(slots=True)
@@ -79,16 +81,31 @@ def _texts(facts: dict[int, str], count: int) -> pa.Array:
 def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, pa.Array]:
     nothing = TlsFacts()
     rows = [tls.get(row, nothing) for row in range(count)] if tls else [nothing] * count
+    brokers = [row.broker_certificate or _NO_CERTIFICATE for row in rows]
+    clients = [row.client_certificate or _NO_CERTIFICATE for row in rows]
     return {
         "tls_version": pa.array([row.version for row in rows], pa.string()),
         "tls_sni": pa.array([row.sni for row in rows], pa.string()),
         "tls_cipher": pa.array([row.cipher for row in rows], pa.string()),
         "tls_certificate_names": pa.array(
-            [list(row.certificate_names) for row in rows], pa.list_(pa.string())
+            [list(certificate.names) for certificate in brokers], pa.list_(pa.string())
         ),
-        "tls_client_subject": pa.array([row.client_subject for row in rows], pa.string()),
+        **_certificate_columns("tls_certificate", brokers),
+        **_certificate_columns("tls_client", clients),
         "request_tls_alert": pa.array([row.request_alert for row in rows], pa.string()),
         "response_tls_alert": pa.array([row.response_alert for row in rows], pa.string()),
+    }
+
+
+def _certificate_columns(prefix: str, certificates: list[Certificate]) -> dict[str, pa.Array]:
+    seconds = pa.timestamp("s", tz="UTC")
+    not_before = pa.array([certificate.not_before for certificate in certificates], seconds)
+    not_after = pa.array([certificate.not_after for certificate in certificates], seconds)
+    return {
+        f"{prefix}_subject": pa.array([one.subject for one in certificates], pa.string()),
+        f"{prefix}_issuer": pa.array([one.issuer for one in certificates], pa.string()),
+        f"{prefix}_not_before": not_before.cast(TIME),
+        f"{prefix}_not_after": not_after.cast(TIME),
     }
 
 

@@ -56,11 +56,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.spool import Spool
-from kdissect.kafka.assembly import TlsFacts
+from kdissect.kafka.assembly import Certificate, TlsFacts
 from kdissect.tcp.byte_ranges import read_bytes
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls import handshake, records
 from kdissect.tls.alerts import fatal_alert
+from kdissect.tls.certificates import read_certificate
 from kdissect.tls.cipher_suites import Suite, suite_name, suite_of
 from kdissect.tls.ciphers import Opener, Tls13, openers_12
 from kdissect.tls.handshake import (
@@ -169,8 +170,12 @@ def read_tls(
         tls.sessions[connection] = session
         if state is None:
             client, server = sides[session.client_side], sides[1 - session.client_side]
-            facts = _certificate_facts(server.certificate, client.certificate)
-            tls.facts[connection] = replace(tls.facts[connection], **facts)
+            facts = tls.facts[connection]
+            tls.facts[connection] = replace(
+                facts,
+                broker_certificate=server.certificate or facts.broker_certificate,
+                client_certificate=client.certificate or facts.client_certificate,
+            )
     return tls
 
 
@@ -222,12 +227,12 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
     if server is not None and server.is_retry:
         server_flight = _clear_handshake(streams, tables[1 - client_side], True)
         server = _server_hello(server_flight) or server
-    certificates: list[bytes | None] = [None, None]
+    certificates: list[Certificate | None] = [None, None]
     if server is not None:
         for number, flight in enumerate((server_flight, client_flight)):
             for kind, _, body in handshake.messages(flight):
                 if kind == CERTIFICATE and certificates[number] is None:
-                    certificates[number] = handshake.certificate(body, server.version)
+                    certificates[number] = _certificate(body, server.version)
     suite = suite_of(server.suite) if server else None
     alerts = [
         fatal_alert(streams.pieces, _rows(table), suite, side == client_side)
@@ -237,9 +242,10 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
         version=handshake.version_name(server.version) if server else None,
         sni=client.server_name if client else None,
         cipher=suite_name(server.suite) if server else None,
+        broker_certificate=certificates[0],
+        client_certificate=certificates[1],
         request_alert=alerts[client_side],
         response_alert=alerts[1 - client_side],
-        **_certificate_facts(*certificates),
     )
     session = None
     if client is not None and server is not None:
@@ -258,13 +264,10 @@ def _server_hello(flight: bytes) -> ServerHello | None:
     return found
 
 
-def _certificate_facts(server: bytes | None, client: bytes | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    if server is not None:
-        facts["certificate_names"] = handshake.certificate_names(server)
-    if client is not None:
-        facts["client_subject"] = handshake.certificate_subject(client)
-    return facts
+def _certificate(body: bytes, version: int) -> Certificate | None:
+    """The sender's own certificate of a Certificate message."""
+    der = handshake.certificate(body, version)
+    return None if der is None else read_certificate(der)
 
 
 def _session(
@@ -388,7 +391,7 @@ class _Direction:
         self._lost: list[tuple[int, int, int]] = []
         self._messages = b""
         self.has_opened = False
-        self.certificate: bytes | None = None
+        self.certificate: Certificate | None = None
 
     def run(self, has_origin: npt.NDArray[np.uint8]) -> OpenedStream:
         streams = self._streams
@@ -544,7 +547,7 @@ class _Direction:
         for kind, end, body in handshake.messages(self._messages):
             done = end
             if kind == CERTIFICATE and self.certificate is None:
-                self.certificate = handshake.certificate(body, TLS_13)
+                self.certificate = _certificate(body, TLS_13)
             elif kind == FINISHED and self._has_handshake and self._epoch == 0:
                 self._turn(self._epoch + 1, 0)
             elif kind == KEY_UPDATE:

@@ -6,18 +6,13 @@ bytes that are left; an invalid message gives None.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 
 CLIENT_HELLO, SERVER_HELLO, CERTIFICATE, CLIENT_KEY_EXCHANGE, FINISHED = 1, 2, 11, 16, 20
 KEY_UPDATE = 24
 TLS_12, TLS_13 = 0x0303, 0x0304
 MESSAGE_MAX = 1 << 16  # bytes of a handshake message, and of a direction's handshake, looked at
-NAMES_MAX = 64  # names of a certificate that are listed
 RANDOM_SIZE = 32
 
 _SERVER_NAME, _ENCRYPT_THEN_MAC, _EXTENDED, _VERSIONS = 0, 22, 23, 43
@@ -48,14 +43,6 @@ class ServerHello:
     @property
     def is_retry(self) -> bool:
         return self.random == RETRY_RANDOM
-
-
-# Exceptions of the library for invalid certificates, at loading or at access.
-_BAD_CERTIFICATE = (
-    ValueError, TypeError, OverflowError, UnsupportedAlgorithm, x509.InvalidVersion,
-    x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
-    x509.AttributeNotFound,
-)  # fmt: skip
 
 
 class _Short(Exception):
@@ -186,43 +173,3 @@ def encrypted_secret(body: bytes) -> bytes:
         return _HandshakeReader(body).vector(2).rest()
     except _Short:
         return b""
-
-
-def certificate_names(der: bytes) -> tuple[str, ...]:
-    """Common names, then alternative DNS names and addresses, each once."""
-    loaded = _load(der)
-    if loaded is None:
-        return ()
-    names: list[str] = []
-    try:
-        for attribute in loaded.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME):
-            names.append(str(attribute.value))
-        alternative = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        names += alternative.get_values_for_type(x509.DNSName)
-        names += [str(ip) for ip in alternative.get_values_for_type(x509.IPAddress)]
-    except _BAD_CERTIFICATE:
-        pass
-    return tuple(dict.fromkeys(map(_clean, names[:NAMES_MAX])))
-
-
-def certificate_subject(der: bytes) -> str | None:
-    loaded = _load(der)
-    if loaded is None:
-        return None
-    try:
-        return _clean(loaded.subject.rfc4514_string())
-    except _BAD_CERTIFICATE:
-        return None
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _load(der: bytes) -> x509.Certificate | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd but readable certificates
-            return x509.load_der_x509_certificate(der)
-    except _BAD_CERTIFICATE:
-        return None

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kdissect.kafka.assemble import assemble
-from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
+from kdissect.kafka.assembly import Anomaly, Assembly, Certificate, PairStatus, Protocol
 from kdissect.tls.key_log import expand_label
 from tests.kafka.playbook import BROKER, CLIENT, FIN_, Playbook, request, response
 from tests.tls.tls_talk import SERVER_NAME, Parties, Talk
@@ -30,6 +30,14 @@ CIPHER_NAMES = {
     "AES128-SHA": "TLS_RSA_WITH_AES_128_CBC_SHA",
     "AES256-CCM8": "TLS_RSA_WITH_AES_256_CCM_8",
 }
+# As `tls_talk` made it: self-signed, valid from 2020-01-01 for 36,500 days.
+BROKER_CERTIFICATE = Certificate(
+    f"CN={SERVER_NAME}",
+    f"CN={SERVER_NAME}",
+    1_577_836_800,
+    1_577_836_800 + 36_500 * 86_400,
+    (SERVER_NAME, f"alt.{SERVER_NAME}", "10.0.0.9"),
+)
 EXCHANGES = 12
 
 
@@ -92,8 +100,8 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
     assert facts.version == "TLSv1.2"
     assert facts.sni == SERVER_NAME
     assert facts.cipher == CIPHER_NAMES.get(name, facts.cipher)
-    assert facts.certificate_names == (SERVER_NAME, f"alt.{SERVER_NAME}", "10.0.0.9")
-    assert facts.client_subject is None
+    assert facts.broker_certificate == BROKER_CERTIFICATE
+    assert facts.client_certificate is None
 
 
 @pytest.mark.parametrize("size", [211, 999, 65_000])
@@ -105,7 +113,7 @@ def test_tls_13_decrypts(tmp_path: Path, size: int) -> None:
     (facts,) = assembly.tls.values()
     assert facts.version == "TLSv1.3"
     assert facts.cipher == "TLS_AES_256_GCM_SHA384"
-    assert facts.certificate_names[0] == SERVER_NAME
+    assert facts.broker_certificate == BROKER_CERTIFICATE
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
@@ -124,7 +132,9 @@ def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
     parties = Parties(tmp_path, version, is_mutual=True)
     assembly = _assemble(_talk(parties).playbook(), parties.key_log())
     _check_all(assembly)
-    assert assembly.tls[0].client_subject == "CN=alice"
+    certificate = assembly.tls[0].client_certificate
+    assert certificate is not None
+    assert (certificate.subject, certificate.issuer) == ("CN=alice", "CN=alice")
 
 
 def test_without_keys_the_handshake_is_told(tmp_path: Path) -> None:
@@ -138,7 +148,9 @@ def test_without_keys_the_handshake_is_told(tmp_path: Path) -> None:
     assert connection["protocol"] == Protocol.TLS
     assert connection["direction"]["framed_byte_count"].tolist() == [0, 0]
     assert assembly.tls[0].sni == SERVER_NAME
-    assert assembly.tls[0].client_subject == "CN=alice"
+    certificate = assembly.tls[0].client_certificate
+    assert certificate is not None
+    assert (certificate.subject, certificate.issuer) == ("CN=alice", "CN=alice")
 
 
 def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
