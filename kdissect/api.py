@@ -246,7 +246,8 @@ class Tables:
         """Run one SQL query with DuckDB over the tables; returns the rows.
 
         Every table is a view: `exchanges`, `api_fetch` for ``apis/Fetch``,
-        `internal_offset_commit`; so is `incidents`. A query is one statement that only reads.
+        `internal_offset_commit`; so are `incidents` and `inventory`. A query is one statement that
+        only reads.
         Raises ValueError (`QueryError`) for any other statement and for wrong SQL.
         memory_limit: DuckDB's, for example "2GB".
         """
@@ -259,7 +260,7 @@ class Tables:
         from kdissect.sql import Database
 
         sources = {name: table.dataset for name, table in self._tables.items()}
-        derived = {"incidents": self.incidents}
+        derived = {"incidents": self.incidents, "inventory": self.inventory}
         return Database(sources, memory_limit=memory_limit, derived=derived)
 
     def incidents(self) -> pa.Table:
@@ -273,6 +274,25 @@ class Tables:
 
         require_columns(self)
         return find_incidents({name: table.dataset for name, table in self._tables.items()})
+
+    def inventory(self, since: Time | None = None) -> pa.Table:
+        """List the clients in the tables; returns one row for each client id at an address.
+
+        Columns: client_ip, client_id, software, principals, role (`client` or `broker`),
+        first_time, last_time, observed_ms (the time in which a connection was open),
+        connection_count, request_count, api_versions, topics_written, topics_read, groups.
+        since: a time. With it, `change` (`new`, `gone`, `changed`, `same`) compares the requests
+        from then on with those before, and `changes` lists what differs.
+        Raises CaptureError for tables of an older kdissect.
+        """
+        from kdissect.sql import Database
+        from kdissect.sql.inventory import inventory
+
+        require_columns(self)
+        since_us = None if since is None else time_ns(since) // 1000
+        names = {"connections", "exchanges", "record_batches", "apis/Fetch"} & set(self._tables)
+        with Database({name: self._tables[name].dataset for name in names}) as database:
+            return inventory(database, has_fetch="apis/Fetch" in names, since_us=since_us)
 
     def select(self, selection: Selection) -> Tables:
         """Return a set of the selected exchanges only, with the rows that belong to them.
@@ -411,12 +431,18 @@ def read(
     return Tables({name: _in_memory(name, table) for name, table in tables.items()}, manifest)
 
 
-def open_tables(path: PathLike) -> Tables:
+def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
     """Open a table set in a folder or at a URL of an object store; rows are read on first use.
 
-    Raises CaptureError if there is no table set. `notes` has a line if an older kdissect wrote it.
+    path: one set, or several that then appear as one, for example one of each day.
+    Raises CaptureError if there is no table set, or if a capture is in two of them. `notes` has a
+    line if an older kdissect wrote the set.
     """
-    root = os.fspath(path)
+    sets = [_opened(root) for root in _paths(path)]
+    return sets[0] if len(sets) == 1 else joined_sets(sets)
+
+
+def _opened(root: str) -> Tables:
     manifest = read_manifest(root)
     tables = {
         name: Table(name, dataset(root, entry["files"]))
@@ -427,6 +453,55 @@ def open_tables(path: PathLike) -> Tables:
     if lacks:
         opened.notes.append(f"{root}: {lacks}")
     return opened
+
+
+def joined_sets(sets: Sequence[Tables]) -> Tables:
+    """Return the rows of several table sets as one set; rows are read on first use.
+
+    Raises CaptureError if a capture is in two of them, or for tables of an older kdissect.
+    """
+    paths: dict[str, str] = {}
+    for tables in sets:
+        require_columns(tables)
+        captures = {
+            item["sha256"] or item["etag"]: item["path"]
+            for item in tables.manifest["inputs"]
+            if item["is_capture"]
+        }
+        for digest in captures.keys() & paths.keys():
+            raise CaptureError(
+                f"{captures[digest]}: is in two of the sources, also as {paths[digest]}; "
+                "name each capture once"
+            )
+        paths |= captures
+    names = dict.fromkeys(name for tables in sets for name in tables.names)
+    first = sets[0].manifest
+    totals = {
+        name: sum(tables.manifest["totals"].get(name, 0) for tables in sets)
+        for name in first["totals"]
+    }
+    manifest = {
+        **first,
+        "inputs": [item for tables in sets for item in tables.manifest["inputs"]],
+        "totals": totals,
+    }
+    united = {
+        name: Table(name, partial(_united, [each[name] for each in sets if name in each]))
+        for name in names
+    }
+    return Tables(united, manifest, [note for tables in sets for note in tables.notes])
+
+
+def _united(tables: Sequence[Table]) -> pads.Dataset:
+    """The rows of tables of one name. Raises CaptureError if their columns differ in type."""
+    if len(tables) == 1:
+        return tables[0].dataset
+    try:
+        return pads.dataset([table.dataset for table in tables])
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise CaptureError(
+            f"{tables[0].name}: different releases of kdissect wrote the sets ({error})"
+        ) from error
 
 
 def require_columns(tables: Tables) -> None:

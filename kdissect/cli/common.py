@@ -100,7 +100,7 @@ LimitItems = Annotated[
 ]
 Sources = Annotated[
     list[str],
-    typer.Argument(metavar="SOURCE...", help="A table set, or captures (files, folders, globs)."),
+    typer.Argument(metavar="SOURCE...", help="Table sets, or captures (files, folders, globs)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
@@ -179,34 +179,49 @@ def say_notes(tables: Tables) -> None:
 
 
 def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
-    """Return the tables of a table set, or of captures (files, folders, globs) dissected here.
+    """Return the tables of table sets and of captures (files, folders, globs) as one set.
 
-    Warns of damaged captures, and if there is no Kafka traffic. Raises CaptureError if captures are
-    larger than `--in-process-max`, BadParameter for options of captures with a table set.
+    Captures are dissected here. Warns of damaged captures, and if captures have no Kafka traffic.
+    Raises CaptureError if captures are larger than `--in-process-max`, BadParameter for options of
+    captures without a capture.
+    """
+    from kdissect import api
+    from kdissect.pipeline.table_set import NoTableSetError
+
+    checked("--in-process-max", parse_size, options.in_process_max)
+    limits_of(options.limit)
+    sets, captures = [], []
+    missing = None
+    for path in paths:
+        try:
+            sets.append(api.open_tables(path))
+        except NoTableSetError as error:
+            captures.append(path)
+            missing = missing or error
+    if missing is not None:
+        sets.append(_read_captures(captures, options, missing))
+    elif options.given:
+        raise typer.BadParameter(
+            f"{paths[0]} is a table set; this is for captures", param_hint=options.given[0]
+        )
+    for tables in sets:
+        _warn_of_damage(tables)
+    return sets[0] if len(sets) == 1 else api.joined_sets(sets)
+
+
+def _read_captures(paths: Sequence[str], options: SourceOptions, missing: CaptureError) -> Tables:
+    """Return the tables of captures, dissected here.
+
+    missing: why the first of them is no table set.
     """
     from kdissect import api
     from kdissect.capture.inputs import find_captures
-    from kdissect.pipeline.table_set import NoTableSetError
 
-    largest = checked("--in-process-max", parse_size, options.in_process_max)
-    limits = limits_of(options.limit)
-    missing = None
-    if len(paths) == 1:
-        try:
-            tables = api.open_tables(paths[0])
-        except NoTableSetError as error:
-            missing = error
-        else:
-            if options.given:
-                raise typer.BadParameter(
-                    f"{paths[0]} is a table set; this is for captures", param_hint=options.given[0]
-                )
-            _warn_of_damage(tables)
-            return tables
+    largest = parse_size(options.in_process_max)
     try:
         inputs = find_captures(paths)
     except CaptureError:
-        if missing is None or not os.path.isdir(paths[0]):
+        if len(paths) > 1 or not os.path.isdir(paths[0]):
             raise
         raise CaptureError(f"{missing}, and no capture in it") from None
     advice = (
@@ -229,10 +244,9 @@ def open_source(paths: Sequence[str], options: SourceOptions) -> Tables:
         keylog=options.keylog or (),
         payload=options.payload.value,
         reveal_secrets=options.reveal_secrets,
-        limits=limits,
+        limits=limits_of(options.limit),
         spool=options.spool,
     )
-    _warn_of_damage(tables)
     if not any(tables.connections.to_arrow(["is_kafka"])["is_kafka"].to_pylist()):
         say(f"warning: no Kafka traffic found in {some_of(paths)}")
     return tables

@@ -165,3 +165,39 @@ class ReplaySelectionOptions(SelectionOptions):
     until_time: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="Exchanges before this time.")
     ] = None
+
+
+@dataclass(frozen=True)
+class InventoryOptions:
+    """Options for the inventory of clients."""
+
+    TITLE: ClassVar[str] = "Inventory of clients"
+
+    inventory: Annotated[
+        str | None,
+        typer.Option(
+            "--inventory",
+            metavar="FILE.csv",
+            help="Write each client with its software, API versions, topics and groups.",
+        ),
+    ] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Show which clients are new, gone or changed from this time on.",
+        ),
+    ] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether the user wants the inventory."""
+        return self.inventory is not None or self.since is not None
+
+    def check(self) -> None:
+        """Raise BadParameter for a time that cannot be read."""
+        from kdissect.pipeline.filters import time_ns
+
+        if self.since is not None:
+            checked("--since", time_ns, self.since)

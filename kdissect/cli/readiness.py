@@ -22,7 +22,8 @@ from kdissect.cli.common import (
     say_notes,
     some_of,
 )
-from kdissect.cli.options import SourceOptions
+from kdissect.cli.inventory import write_inventory
+from kdissect.cli.options import InventoryOptions, SourceOptions
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -38,6 +39,8 @@ Examples:
   kdissect readiness tables/ --target 4.0 --fail-on unknown
 
   kdissect readiness tables/ --target 4.0 --json > readiness.json
+
+  kdissect readiness monday/ tuesday/ --target 4.0 --inventory clients.csv
 """
 
 
@@ -53,6 +56,7 @@ def readiness_command(
         str, typer.Option("--target", metavar="RELEASE", help="A Kafka release from 2.4 to 4.3.")
     ],
     capture: SourceOptions,
+    inventory: InventoryOptions,
     fail_on: Annotated[
         FailingVerdict,
         typer.Option(
@@ -70,6 +74,7 @@ def readiness_command(
     """
     from kdissect.readiness.assessment import BREAKS, assess
 
+    inventory.check()
     tables = open_source(source, capture)
     if not quiet:
         say_notes(tables)
@@ -78,8 +83,11 @@ def readiness_command(
         counts["clients"] = len(document["clients"])
     if not document["clients"] and not quiet:
         say(f"warning: no Kafka client in {some_of(source)}")
+    changes: list[str] = []
+    if inventory.is_given:
+        changes = ["", *write_inventory(tables.inventory(inventory.since), inventory)]
     if as_json or not quiet:
-        put([json.dumps(document, indent=1)] if as_json else _lines(document))
+        put([json.dumps(document, indent=1)] if as_json else [*_lines(document), *changes])
     if document["verdict"] in {BREAKS, fail_on}:
         raise typer.Exit(EXIT_FINDING)
 

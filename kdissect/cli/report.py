@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, start_light
-from kdissect.cli.options import SelectionOptions, SourceOptions
+from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, put, start_light
+from kdissect.cli.inventory import write_inventory
+from kdissect.cli.options import InventoryOptions, SelectionOptions, SourceOptions
 from kdissect.cli.verbs import verb
 
 REPORT_EXAMPLES = """
@@ -24,6 +25,8 @@ Examples:
   kdissect report tables/ --out monday.html --no-csv
 
   kdissect report tables/ --target 4.3 --json
+
+  kdissect report monday/ tuesday/ --inventory clients.csv --since 2026-11-24
 """
 
 
@@ -32,6 +35,7 @@ def report_command(
     source: Sources,
     selected: SelectionOptions,
     capture: SourceOptions,
+    clients: InventoryOptions,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
@@ -60,16 +64,22 @@ def report_command(
 
     logs = tuple(broker_log or ())
     check_options(out, logs, target)
+    clients.check()
     with _progress(shown=not quiet and sys.stderr.isatty()) as progress:
+        tables = open_selected(source, capture, selected)
         report = build(
-            open_selected(source, capture, selected),
+            tables,
             out,
             name=name_of(source[0]),
             csv=csv,
             broker_logs=logs,
             target=target,
+            since=clients.since,
             progress=progress,
         )
+    changes: list[str] = []
+    if clients.is_given:
+        changes = list(write_inventory(tables.inventory(clients.since), clients))
     if as_json:
         typer.echo(json.dumps(report.document, indent=1))
         return
@@ -82,6 +92,7 @@ def report_command(
         typer.echo(f"{visible(finding['title'], 300)}{cost}. {visible(finding['text'], 500)}")
         if finding["next_command"]:
             typer.echo(f"  $ {visible(finding['next_command'], 500)}")
+    put(changes)
     files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
     typer.echo(f"Report: {report.html}{files}")
 

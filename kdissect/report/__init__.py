@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kdissect import __version__
-from kdissect.api import Tables
+from kdissect.api import Tables, Time
 from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
@@ -34,6 +34,7 @@ from kdissect.report.sections import (
     network,
     overview,
     readiness,
+    security,
     topics,
     traffic,
     transactions,
@@ -55,6 +56,8 @@ CSV_TABLES = {
     "latency_brokers": "FROM latency_brokers ORDER BY broker",
     "errors": "FROM errors ORDER BY time, exchange_id, path",
     "clients": "FROM clients_all ORDER BY client_id, client_ip",
+    "certificates": "FROM certificates ORDER BY not_after, side, address, subject",
+    "logins": "FROM logins ORDER BY principal, sasl_mechanism, client_ip",
     "topics": "FROM topics_all ORDER BY topic",
     "topic_clients": (
         "SELECT * EXCLUDE (client) FROM topic_clients ORDER BY topic, direction, client_id"
@@ -100,6 +103,7 @@ def build(
     csv: bool = True,
     broker_logs: tuple[str, ...] = (),
     target: str = readiness.DEFAULT_TARGET,
+    since: Time | None = None,
     progress: Progress = _quiet,
 ) -> Report:
     """Write the report of a table set.
@@ -110,6 +114,7 @@ def build(
     folder. An existing file is replaced once the new one is complete.
     broker_logs: request logs of brokers, whose times are compared.
     target: the release of Kafka that the clients have to work with.
+    since: a time; the page shows which clients are new, gone or changed from then on.
     progress: called with the name of each step, and the share of the work done so far (0 to 1).
 
     Raises CaptureError if there is no table set, OutputError if `out` cannot be written,
@@ -125,7 +130,7 @@ def build(
             html.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{html.parent}: {error.strerror}") from error
-        document = collect(database, broker_logs, target, progress)
+        document = collect(database, broker_logs, target, since, progress)
         document = {"source": name, **document}
         report = Report(document, html)
         names = {table: f"{html.stem}-{table}.csv" for table in _csv_tables(database)}
@@ -174,12 +179,14 @@ def collect(
     database: ReportDatabase,
     broker_logs: tuple[str, ...] = (),
     target: str = readiness.DEFAULT_TARGET,
+    since: Time | None = None,
     progress: Progress = _quiet,
 ) -> dict[str, Any]:
     """The document: everything the page shows, as plain values."""
-    # a database of its own, beside this one
+    # databases of their own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
     found = Background(database.tables.incidents)
+    inventory = Background(lambda: database.tables.inventory(since))
     progress("reading", 0)
     with logged_step(_log, "joins over all exchanges"):
         exchange_facts.prepare(database)
@@ -191,7 +198,8 @@ def collect(
         "latency": lambda: latency.collect(database),
         "throttling": lambda: latency.collect_throttling(database),
         "errors": lambda: errors.collect(database),
-        "clients": lambda: clients.collect(database),
+        "clients": lambda: clients.collect(database, inventory.result()),
+        "security": lambda: security.collect(database),
         "topics": lambda: topics.collect(database),
         "groups": lambda: groups.collect(database),
         "transactions": lambda: transactions.collect(database),

@@ -10,7 +10,7 @@ import datetime as dt
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,8 +21,9 @@ from kdissect.api import Tables, open_tables, require_columns
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed
 from kdissect.interrupts import interrupts
+from kdissect.sql.csv_files import copy_csv
 from kdissect.sql.database import STORE_ERROR
-from kdissect.sql.views import connect, literal, make_views
+from kdissect.sql.views import connect, make_views
 
 REPORT_MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
@@ -106,26 +107,22 @@ class ReportDatabase:
         self._connection.execute(f"INSERT INTO {table} FROM inserted_rows")
         self._connection.unregister("inserted_rows")
 
-    @interrupts()
-    def copy_csv(self, query: str, path: str) -> int:
-        """Write rows as CSV; returns their number.
+    def create(self, table: str, rows: pa.Table) -> None:
+        """Make a table of these rows."""
+        self._connection.register("created_rows", rows)
+        self._execute(f"CREATE TABLE {table} AS FROM created_rows", ())
+        self._connection.unregister("created_rows")
 
-        Text that a spreadsheet would run as a formula gets an apostrophe in front.
-        """
-        self._execute(f"CREATE OR REPLACE TEMP VIEW csv_rows AS {query}", ())
-        columns = []
-        for name, kind, *_ in self._execute("DESCRIBE csv_rows", ()).fetchall():
-            columns.append(f'{_csv_value(name, kind)} AS "{name}"')
-        copied = self._execute(
-            f"COPY (SELECT {', '.join(columns)} FROM csv_rows) TO {literal(path)} "
-            "(HEADER, FORMAT csv)",
-            (),
-        ).fetchone()
-        return int(copied[0]) if copied else 0
+    def copy_csv(self, query: str, path: str) -> int:
+        """Write rows as CSV; returns their number."""
+        return int(self._repeated(lambda: copy_csv(self._connection, query, path)))
 
     def _execute(self, query: str, values: Sequence[Any]) -> Any:
+        return self._repeated(lambda: self._connection.execute(query, list(values)))
+
+    def _repeated(self, work: Callable[[], Any]) -> Any:
         try:
-            return repeated(lambda: self._connection.execute(query, list(values)))
+            return repeated(work)
         except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
             raise EnvironmentFailed(f"{self.folder}: {str(error).splitlines()[0]}") from error
         except duckdb.InvalidInputException as error:
@@ -149,20 +146,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value
-
-
-def _csv_value(name: str, kind: str) -> str:
-    column = f'"{name}"'
-    if kind == "TIMESTAMP WITH TIME ZONE":
-        return f"strftime({column} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
-    if kind.endswith("[]"):
-        column = f"array_to_string({column}, ' ')"
-    elif kind != "VARCHAR":
-        return column
-    return (
-        f"CASE WHEN regexp_matches({column}, '^[-=+@\\t\\r]') THEN '''' || {column} "
-        f"ELSE {column} END"
-    )
 
 
 def listed(

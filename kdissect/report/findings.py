@@ -36,7 +36,8 @@ REBALANCE_LONG_MS = 3000
 _SECTIONS = {
     **dict.fromkeys(("broker_stall", "slow_upload"), "latency"),
     **dict.fromkeys(("broker_unreachable", "advertised_address_unreachable"), "network"),
-    **dict.fromkeys(("idle_connection_cut", "tls_failure", "connection_storm"), "network"),
+    **dict.fromkeys(("idle_connection_cut", "connection_storm"), "network"),
+    "tls_failure": "security",
     **dict.fromkeys(("capture_loss", "clock_step"), "overview"),
     **dict.fromkeys(("login_failures", "retry_storm", "leader_change"), "errors"),
     **dict.fromkeys(("rebalance_loop", "member_too_slow"), "groups"),

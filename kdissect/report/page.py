@@ -16,7 +16,7 @@ from kdissect.incidents.model import INFO
 from kdissect.report import charts, table_columns
 from kdissect.report.charts import Chart
 from kdissect.report.page_tables import TABLES, Document, with_reason
-from kdissect.report.sections import readiness
+from kdissect.report.sections import readiness, security
 from kdissect.report.table_columns import View, view
 from kdissect.text import visible
 
@@ -50,6 +50,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
         charts=found,
         timelines=_timelines(document, csv_names),
         readiness_text=readiness.text(document["readiness"]),
+        security_text=security.text(document["security"]),
         broker_log_text=_broker_log_text(document),
         network_text=_network_text(document),
         csv_of=lambda table: csv_names.get(table, ""),
@@ -170,6 +171,9 @@ def _sections(d: Document) -> list[dict[str, str]]:
         item("latency", "Latency"),
         item("errors", "Errors", d["errors"]["exchanges"]),
         item("clients", "Clients", d["clients"]["total"]),
+        item(
+            "security", "Security", sum(row["refused"] for row in d["security"]["logins"]["rows"])
+        ),
         item("readiness", "Readiness", d["readiness"]["counts"]["breaks"]),
         item("topics", "Topics", d["topics"]["topics"]["total"]),
         item("groups", "Groups", d["groups"]["groups"]["total"]),

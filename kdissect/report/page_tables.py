@@ -130,6 +130,26 @@ TABLES = {
     "clients": PageTable(
         "t-clients", "Clients by id and address", columns.CLIENTS, lambda d: d["clients"], "clients"
     ),
+    "sessions": PageTable(
+        "t-sessions",
+        "Connections by TLS and SASL",
+        columns.SESSIONS,
+        lambda d: d["security"]["sessions"],
+    ),
+    "certificates": PageTable(
+        "t-certificates",
+        "Certificates, the next to expire first",
+        columns.CERTIFICATES,
+        lambda d: d["security"]["certificates"],
+        "certificates",
+    ),
+    "logins": PageTable(
+        "t-logins",
+        "Logins by principal",
+        columns.LOGINS,
+        lambda d: d["security"]["logins"],
+        "logins",
+    ),
     "readiness": PageTable(
         "t-readiness", "Clients by verdict", columns.READINESS, lambda d: d["readiness"]["clients"]
     ),

@@ -23,6 +23,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": f.byte_size,
     "ms": f.decimal,
     "decimal": f.decimal,
+    "duration": f.duration,
     "share": f.share,
     "ratio": f.ratio,
     "time": f.moment,
@@ -411,6 +412,7 @@ UNANSWERED = (
 )
 CLIENTS = (
     C("client_id", "client", "client"),
+    C("change", "change", help="What the later requests show, beside the earlier ones."),
     C("exchanges", "exchanges", "count", bar=True),
     C("errors", "errors", "count"),
     C("p95", "p95 ms", "ms"),
@@ -424,9 +426,46 @@ CLIENTS = (
     C("p50", "p50 ms", "ms"),
     C("sasl_mechanism", "SASL"),
     C("tls_version", "TLS"),
+    C("changes", "changes", "list", help="Seen for the first time (+), or not seen again (-)."),
+    C("topics_written", "writes", "list", help="Topics of its Produce requests."),
+    C("topics_read", "reads", "list", help="Topics that it fetched."),
     C("groups", "groups", "list"),
     C("transactional_ids", "transactional ids", "list"),
     C("api_versions", "API versions", "list"),
+    C("observed_ms", "observed", "duration", help="Time in which it had an open connection."),
+    C("first_time", "first at (UTC)", "time"),
+    C("last_time", "last at (UTC)", "time", help="Time of its last request, UTC."),
+)
+SESSIONS = (
+    C("tls_version", "TLS"),
+    C("tls_cipher", "cipher suite", help="Cipher suite of the connections, by IANA's name."),
+    C("sasl_mechanism", "SASL"),
+    C("connections", "connections", "count", bar=True),
+    C("client_hosts", "client hosts", "count", help="Addresses that clients connect from."),
+    C("alerts", "failed handshakes", "count", help="Handshakes that ended with a fatal alert."),
+    C("broker_ports", "ports", "list", help="Ports of the brokers."),
+)
+CERTIFICATES = (
+    C("address", "address", help="The broker or the client host that presents it."),
+    C("state", "state", help="Its validity at the last connection in the capture."),
+    C("not_after", "ends", "day", help="End of its validity, UTC."),
+    C("subject", "subject", help="Name of its owner."),
+    C("days_left", "days left", "decimal", help="Days from the last connection to its end."),
+    C("issuer", "issuer", help="Name of the authority that signed it."),
+    C("side", "of", help="The side of the connection that presents it."),
+    C("connections", "connections", "count"),
+    C("not_before", "begins", "day", help="Begin of its validity, UTC."),
+)
+LOGINS = (
+    C("principal", "principal"),
+    C("sasl_mechanism", "SASL"),
+    C("client_ip", "client host", help="Address of the client."),
+    C("accepted", "accepted", "count", help="Connections with answers to later requests."),
+    C("refused", "refused", "count", bar=True, help="Connections whose login failed."),
+    C("errors", "errors", "list", help="Kafka's names of the error codes."),
+    C("undecided", "undecided", "count", help="Connections that show neither."),
+    C("first_time", "first at (UTC)", "time"),
+    C("last_time", "last at (UTC)", "time", help="Time of the last packet, UTC."),
 )
 READINESS = (
     C("client_id", "client", "client"),

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from kdissect.report.database import ReportDatabase, listed
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
-    """Table `clients`: a row per client id and address."""
-    database.run(
-        """
-        CREATE TABLE client_versions AS
-        SELECT client_id, client_ip, list(api || ' ' || span ORDER BY api) AS api_versions FROM (
-          SELECT client_id, client_ip, api, CASE WHEN min(api_version) = max(api_version)
-            THEN 'v' || min(api_version) ELSE 'v' || min(api_version) || '-' || max(api_version)
-              END AS span
-          FROM x WHERE api IS NOT NULL AND api_version IS NOT NULL GROUP BY ALL
-        ) GROUP BY ALL
-        """
-    )
+def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
+    """Table `clients_all`: a row per client id and address, with its row of the inventory."""
+    database.create("inventory", inventory)
     database.run(
         """
         CREATE TABLE clients AS
@@ -28,7 +20,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
             count(*) FILTER (failed) AS errors, min(time) AS first_time, max(time) AS last_time,
             sum(request_size) AS request_bytes, sum(response_size) AS response_bytes,
             count(*) FILTER (is_unanswered) AS unanswered,
-            bool_or(is_broker) AS is_broker, list(DISTINCT group_id) AS groups,
+            bool_or(is_broker) AS is_broker,
             list(DISTINCT transactional_id) AS transactional_ids
           FROM x GROUP BY ALL
         )
@@ -44,7 +36,6 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           sum(s.request_bytes)::BIGINT AS request_bytes,
             sum(s.response_bytes)::BIGINT AS response_bytes,
           min(s.first_time) AS first_time, max(s.last_time) AS last_time,
-          list_sort(list_distinct(flatten(list(s.groups)))) AS groups,
           list_sort(list_distinct(flatten(list(s.transactional_ids)))) AS transactional_ids
         FROM spoken s JOIN connections c USING (connection_id) GROUP BY ALL
         """
@@ -52,12 +43,13 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     database.run(
         """
         CREATE TABLE clients_all AS
-        SELECT c.*, l.p50, l.p95, l.p99, v.api_versions
+        SELECT c.*, l.p50, l.p95, l.p99, i.* EXCLUDE (client_id, client_ip, software, principals,
+          role, first_time, last_time, connection_count, request_count)
         FROM clients c
         LEFT JOIN latency_clients l ON c.client_id IS NOT DISTINCT FROM l.client_id
           AND c.client_ip IS NOT DISTINCT FROM l.client_ip
-        LEFT JOIN client_versions v ON c.client_id IS NOT DISTINCT FROM v.client_id
-          AND c.client_ip IS NOT DISTINCT FROM v.client_ip
+        LEFT JOIN inventory i ON c.client_id IS NOT DISTINCT FROM i.client_id
+          AND c.client_ip IS NOT DISTINCT FROM i.client_ip
         """
     )
     return listed(database, "clients_all", "role DESC, exchanges DESC, client_id, client_ip")
