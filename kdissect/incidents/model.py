@@ -27,7 +27,7 @@ KINDS = {
     "login_failures": ("client", "SASL logins were refused"),
     "tls_failure": (
         "broker",
-        "TLS handshakes failed, one side spoke no TLS, or a certificate ends",
+        "TLS handshakes failed, one side spoke no TLS, or a certificate expires",
     ),
     "rebalance_loop": ("group", "a group rebalanced again and again"),
     "member_too_slow": ("group", "a member left its group because it polled too late"),

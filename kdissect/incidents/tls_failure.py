@@ -1,4 +1,4 @@
-"""`tls_failure`: TLS handshakes failed, one side spoke no TLS, or a certificate ends.
+"""`tls_failure`: TLS handshakes failed, one side spoke no TLS, or a certificate expires.
 
 The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
 8446, 6): then it does not show whether a certificate has expired or its authority is unknown. A
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
-from kdissect.sql.sessions import ENDED, ENDS_SOON, NOT_YET, certificates
+from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, certificates
 from kdissect.text import duration, plural
 
 # One failure may be a scanner, or a client that goes away; a program tries again.
@@ -36,7 +36,7 @@ _TEXTS = {
 
 
 def find(facts: Facts) -> Iterator[Incident]:
-    """Yield the failed handshakes, then the certificates that are not valid or end soon."""
+    """Yield the failed handshakes, then the certificates that are not valid or expire soon."""
     yield from _failures(facts)
     yield from _certificates(facts)
 
@@ -105,12 +105,12 @@ def _invalid(side: str, prefix: str) -> str:
 
 
 def _certificates(facts: Facts) -> Iterator[Incident]:
-    """Yield certificates that end soon, or that worked outside of their validity."""
+    """Yield certificates that expire soon, or that worked outside of their validity."""
     rows = facts.rows(
         f"""
         SELECT * REPLACE (connection_ids[:{EVIDENCE_MAX}] AS connection_ids)
         FROM ({certificates()})
-        WHERE state = '{ENDS_SOON}' OR (state IN ('{ENDED}', '{NOT_YET}')
+        WHERE state = '{EXPIRES_SOON}' OR (state IN ('{EXPIRED}', '{NOT_YET}')
           -- a failed handshake names its certificate
           AND NOT list_has_any(connection_ids, (
             SELECT coalesce(list(connection_id), []) FROM sessions
@@ -119,7 +119,7 @@ def _certificates(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        is_valid = row["state"] == ENDS_SOON
+        is_valid = row["state"] == EXPIRES_SOON
         left = f"{plural(int(row['days_left']), 'day')} left at the last connection: renew it."
         yield Incident(
             "tls_failure",

@@ -448,13 +448,13 @@ SESSIONS = (
 CERTIFICATES = (
     C("address", "address", help="The broker or the client host that presents it."),
     C("state", "state", help="Its validity at the last connection in the capture."),
-    C("not_after", "ends", "day", help="End of its validity, UTC."),
+    C("not_after", "expires", "day", help="End of its validity, UTC."),
     C("subject", "subject", help="Name of its owner."),
     C("days_left", "days left", "decimal", help="Days from the last connection to its end."),
     C("issuer", "issuer", help="Name of the authority that signed it."),
     C("side", "of", help="The side of the connection that presents it."),
     C("connections", "connections", "count"),
-    C("not_before", "begins", "day", help="Begin of its validity, UTC."),
+    C("not_before", "valid from", "day", help="Begin of its validity, UTC."),
 )
 LOGINS = (
     C("principal", "principal"),

@@ -1,4 +1,4 @@
-"""SQL of the security of sessions: certificates with their ends, and logins with their outcomes.
+"""SQL of the security of sessions: certificates with their validity, logins with their outcomes.
 
 The report, the summary and the incidents share it. It reads the views `connections` and
 `exchanges`.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.exchange_facts import endpoint
 
-# A certificate that ends this soon after its last handshake in the capture is to be renewed.
-ENDS_SOON_DAYS = 30
+# A certificate that expires this soon after its last handshake is to be renewed.
+EXPIRES_SOON_DAYS = 30
 # States of a certificate at its last connection in the capture.
-ENDED, NOT_YET, ENDS_SOON, VALID = "ended", "not yet valid", "ends soon", "valid"
+EXPIRED, NOT_YET, EXPIRES_SOON, VALID = "expired", "not yet valid", "expires soon", "valid"
 REFUSALS = (
     ErrorCode.SASL_AUTHENTICATION_FAILED,
     ErrorCode.UNSUPPORTED_SASL_MECHANISM,
@@ -32,9 +32,9 @@ def certificates() -> str:
     client = _presented("client", "client_ip", "tls_client")
     return f"""
       SELECT *, (epoch(not_after) - epoch(last_time)) / {_DAY_S} AS days_left,
-        CASE WHEN not_after < last_time THEN '{ENDED}'
+        CASE WHEN not_after < last_time THEN '{EXPIRED}'
           WHEN not_before > last_time THEN '{NOT_YET}'
-          WHEN days_left < {ENDS_SOON_DAYS} THEN '{ENDS_SOON}'
+          WHEN days_left < {EXPIRES_SOON_DAYS} THEN '{EXPIRES_SOON}'
           ELSE '{VALID}' END AS state
       FROM (
         SELECT side, address, subject, issuer, not_before, not_after,

@@ -1,4 +1,4 @@
-"""Certificates that were not valid, or end soon, as incidents and in the summary."""
+"""Certificates that were not valid, or expire soon, as incidents and in the summary."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_failed_handshake_with_a_valid_certificate() -> None:
 
 
 def test_the_summary_has_a_line_for_certificates() -> None:
-    """The first one to end is named, others are counted; without any there is no line."""
+    """The first one to expire is named, others are counted; without any there is no line."""
     rows = [_tls(1, ends_s=DAY_S), _tls(2, ends_s=-DAY_S, broker_port=9093)]
     manifest = {
         "totals": dict.fromkeys(
@@ -88,10 +88,13 @@ def test_the_summary_has_a_line_for_certificates() -> None:
         "timings": {},
     }  # fmt: skip
     document = summarise(tables(manifest, connections=rows))
-    assert [row["state"] for row in document["expiring_certificates"]] == ["ended", "ends soon"]
+    assert [row["state"] for row in document["expiring_certificates"]] == [
+        "expired",
+        "expires soon",
+    ]
     shown = io.StringIO()
     print_summary(document, Console(file=shown, width=200))
-    assert "Certificate of 10.0.0.9:9093 CN=broker-1 ended (2026-" in shown.getvalue()
+    assert "Certificate of 10.0.0.9:9093 CN=broker-1 expired (2026-" in shown.getvalue()
     assert "1 more in kdissect report" in shown.getvalue()
     shown = io.StringIO()
     print_summary(summarise(tables(manifest, connections=[connection()])), Console(file=shown))

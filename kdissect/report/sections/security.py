@@ -1,4 +1,4 @@
-"""Security: TLS versions and ciphers, certificates with their ends, logins by principal."""
+"""Security: TLS versions and ciphers, certificates with their validity, logins by principal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from kdissect import text as f
 from kdissect.report.database import ReportDatabase, listed
-from kdissect.sql.sessions import ENDS_SOON_DAYS, certificates, logins
+from kdissect.sql.sessions import EXPIRES_SOON_DAYS, certificates, logins
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
@@ -44,7 +44,8 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
 def text(section: dict[str, Any]) -> str:
     """Sentences on the certificates that the capture shows, and on those that it hides."""
     said = (
-        f"A certificate ends soon if that is within {ENDS_SOON_DAYS} days of its last connection."
+        f"A certificate expires soon if fewer than {EXPIRES_SOON_DAYS} days are left at its last "
+        "connection."
     )
     if section["unseen_certificates"]:
         count = f.plural(section["unseen_certificates"], "TLS connection")
