@@ -25,7 +25,7 @@ def test_one_port_and_one_host(captures: Path, tables: kdissect.Tables) -> None:
 
 
 @pytest.mark.parametrize("ports", ["9092", ["9092"], 1.5, None, 0, [70000]])
-def test_what_is_no_port(captures: Path, ports: Any) -> None:
+def test_a_wrong_port_is_refused(captures: Path, ports: Any) -> None:
     """ValueError names the argument."""
     with pytest.raises(ValueError, match=r"ports: .* no "):
         kdissect.read(captures / "sarama.pcap.gz", ports=ports)
@@ -75,7 +75,7 @@ def test_table_sets_travel_to_processes_in_other_folders(
     assert int(done.stdout) == len(tables.exchanges)
 
 
-def test_every_stage_tells_what_it_read(tables: kdissect.Tables) -> None:
+def test_every_stage_logs_its_counts(tables: kdissect.Tables) -> None:
     """The manifest has seconds and bytes of each stage."""
     timings = tables.manifest["timings"]
     for stage in ("scan", "assemble", "decode"):

@@ -11,7 +11,7 @@ from kdissect.atomic_file import atomic_write
 from kdissect.errors import EnvironmentFailed, OutputError
 
 
-def test_what_fails_leaves_what_was_there(tmp_path):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     """After an error the old content stays, and no part."""
     target = tmp_path / "out.txt"
     target.write_text("before")
@@ -57,7 +57,7 @@ def test_a_device_is_written_to(tmp_path):
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
 
 
-def test_places_that_cannot_be_are_said(tmp_path):
+def test_impossible_paths_are_refused_with_a_reason(tmp_path):
     """A folder, and a missing folder, raise OutputError."""
     for place, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "x", "cannot be written")):
         with pytest.raises(OutputError, match=words), atomic_write(place):

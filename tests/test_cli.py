@@ -126,7 +126,7 @@ def test_no_java(
 
 
 @pytest.mark.spark
-def test_a_cut_capture_gives_what_it_holds(
+def test_a_cut_capture_gives_its_whole_packets(
     kdissect: Run, kdissect_process: Run, tmp_path: Path, captures: Path
 ) -> None:
     """A capture cut in the middle: exit 0, its exchanges, and a capture_cut anomaly."""
@@ -225,7 +225,7 @@ def test_an_interrupt_of_the_summary(
     assert kdissect.open(out).exchanges.num_rows > 300
 
 
-def test_an_interrupt_is_told(tmp_path: Path, captures: Path) -> None:
+def test_an_interrupt_gives_one_line(tmp_path: Path, captures: Path) -> None:
     """SIGINT during a run gives exit code 130 and one line, and leaves no file."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "kdissect", "dissect", str(captures / "librdkafka.pcap")]

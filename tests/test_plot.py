@@ -96,7 +96,7 @@ def test_a_sequence_diagram_has_an_arrow_each_way(tables):
         tables.plot.sequence(1)
 
 
-def test_what_is_asked_wrongly_is_said(tables):
+def test_wrong_arguments_are_refused_with_a_reason(tables):
     """The error lists the measures, or names the column."""
     with pytest.raises(ValueError, match="requests, bytes, errors"):
         tables.plot.timeline(measure="packets")

@@ -68,7 +68,7 @@ def test_long_text_says_that_it_is_cut() -> None:
     assert visible("x" * 32_767, 10) == "xxxxxxxxxx… (32,767 characters)"
 
 
-def test_what_was_not_read() -> None:
+def test_unread_connections_are_counted() -> None:
     """TLS and other protocols, and nothing where all was Kafka."""
     assert unread({"kafka": 5, "none": 2}) is None
     line = unread({"kafka": 5, "tls": 30, "http": 1, "other": 1_200})

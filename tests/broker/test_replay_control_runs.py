@@ -95,7 +95,7 @@ def test_the_state_after_a_run_is_read_back(
         }
 
 
-def test_what_an_empty_broker_lacks_is_said_first(
+def test_missing_state_of_an_empty_broker_is_listed_first(
     start_broker: Callable[..., Broker], tmp_path: Path
 ) -> None:
     """The end of a capture began with topics and records: on the broker that has the whole capture

@@ -111,7 +111,7 @@ def test_rotated_files_come_in_order_of_time(tmp_path: Path) -> None:
         assert times == whole
 
 
-def test_what_is_no_capture_is_listed_behind(tmp_path: Path) -> None:
+def test_other_files_are_listed_last(tmp_path: Path) -> None:
     """Files without packets have an error, after the captures."""
     files = [spool(file, tmp_path) for file in find_captures([SHARED / "tls"])]
     plan = plan_splits(files)

@@ -54,7 +54,7 @@ def test_compressed_files_unpack_to_the_same_bytes(tmp_path: Path, compression: 
         assert Path(plain.data_path).read_bytes() == CAPTURE + NOISE
 
 
-def test_damaged_compressed_file_gives_what_it_holds(tmp_path: Path, compression: str) -> None:
+def test_a_damaged_compressed_file_gives_its_whole_part(tmp_path: Path, compression: str) -> None:
     """The bytes before the damage are unpacked, and the error counts them."""
     content = CAPTURE + NOISE
     whole = compress(content, compression, tmp_path / "whole")
@@ -75,7 +75,7 @@ def test_damaged_compressed_file_gives_what_it_holds(tmp_path: Path, compression
     assert len(Path(plain.data_path).read_bytes()) <= len(content) + 2**22
 
 
-def test_gzip_with_garbage_behind_it(tmp_path: Path) -> None:
+def test_gzip_with_garbage_after_it(tmp_path: Path) -> None:
     """The capture is whole; the error names the other bytes."""
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(CAPTURE) + b"garbage")
@@ -84,7 +84,7 @@ def test_gzip_with_garbage_behind_it(tmp_path: Path) -> None:
     assert plain.error is not None
 
 
-def test_folder_lists_what_is_no_capture(tmp_path: Path) -> None:
+def test_a_folder_lists_other_files(tmp_path: Path) -> None:
     """Each other file of a folder is listed with the reason."""
     inner = tmp_path / "inner"
     inner.mkdir()

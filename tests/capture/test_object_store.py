@@ -77,13 +77,13 @@ def kdissect_unknown(tables: kdissect.Tables):
         ("day1/README.md", "not a pcap or pcapng file"),
     ],
 )
-def test_what_is_not_there_is_said(bucket, name, words):
+def test_a_missing_object_is_one_line(bucket, name, words):
     """CaptureError has the reason."""
     with pytest.raises(kdissect.CaptureError, match=words):
         kdissect.read(f"{bucket}/{name}")
 
 
-def test_a_store_that_cannot_be_reached_is_said(monkeypatch):
+def test_an_unreachable_store_is_one_line(monkeypatch):
     """CaptureError has the URL, also for an unknown scheme."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -69,7 +69,7 @@ def test_captures_and_table_sets_give_the_same(
         assert found == expected, source
 
 
-def test_a_summary_is_what_dissect_prints(capture: Path, table_set: Path) -> None:
+def test_a_summary_is_the_output_of_dissect(capture: Path, table_set: Path) -> None:
     """Text for people by default."""
     done = CliRunner().invoke(app, ["summary", str(table_set)])
     assert "166 exchanges" in " ".join(done.stdout.split())
@@ -77,7 +77,9 @@ def test_a_summary_is_what_dissect_prints(capture: Path, table_set: Path) -> Non
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_what_is_too_large_is_sent_to_dissect(verb: str, capture: Path, tmp_path: Path) -> None:
+def test_a_large_capture_is_refused_with_the_command_for_dissect(
+    verb: str, capture: Path, tmp_path: Path
+) -> None:
     """Before anything is read, in one line."""
     named = VERBS[verb](os.fspath(capture / "java_0_10_2_2.pcap"), tmp_path)
     done = CliRunner().invoke(app, [verb, *named, "--in-process-max", "100kB"])

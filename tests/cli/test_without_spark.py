@@ -65,7 +65,7 @@ def test_all_verbs_but_dissect_work(capture: str, tmp_path: Path) -> None:
     assert [line for line in lines if not line.endswith((" 0 ", "readiness 1 "))] == []
 
 
-def test_dissect_says_what_to_install(capture: str, tmp_path: Path) -> None:
+def test_dissect_names_the_package_to_install(capture: str, tmp_path: Path) -> None:
     """Exit 3 and one line, before anything is written."""
     done = python(DISSECT, "dissect", capture, "--out", str(tmp_path / "tables"))
     assert (done.returncode, done.stdout) == (3, "")

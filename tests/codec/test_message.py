@@ -96,7 +96,7 @@ def test_every_message_can_be_made_of_defaults():
         ({"body": {"_unknown_tags": {1: b""}}, "api_version": 1}, "_unknown_tags"),
     ],
 )
-def test_what_does_not_fit_is_a_value_error(arguments, reason):
+def test_a_body_that_does_not_fit_is_a_value_error(arguments, reason):
     """A wrong API, version, side or name raises ValueError with the reason."""
     with pytest.raises(ValueError, match=reason):
         Message(**{"api_key": 3, "api_version": 12, "side": "request", **arguments})
@@ -199,14 +199,14 @@ def test_apiversions_that_fit_nothing_say_why_for_the_version_asked():
         (b"\0\1\0\4\0\0\0\0\0", 8, "the bytes end inside the value"),
     ],
 )
-def test_a_request_that_cannot_be_told_is_a_decode_error(data, pos, reason):
+def test_an_undecidable_request_is_a_decode_error(data, pos, reason):
     """A cut header, or an unknown API or version, has position and reason."""
     with pytest.raises(DecodeError, match=reason) as caught:
         decode_message(data, side="request")
     assert caught.value.pos == pos
 
 
-def test_what_a_response_is_must_be_said():
+def test_a_response_needs_its_api_and_version():
     """A response needs an API and version; a request's must equal its header's."""
     with pytest.raises(ValueError, match="needs the api_key"):
         decode_message(bytes(8), side="response")

@@ -282,7 +282,7 @@ def test_cut_at_every_length(data: bytes) -> None:
         assert [b["is_partial"] for b in result.batches[:-1]] == [False] * (len(result.batches) - 1)
 
 
-def test_partial_batch_tells_what_its_header_says() -> None:
+def test_a_partial_batch_has_the_values_of_its_header() -> None:
     """A cut batch has its header's facts, no records and no checksum."""
     (found,) = assert_twins_agree([GOOD[:70]])
     (batch,) = found.batches

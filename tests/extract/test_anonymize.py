@@ -103,7 +103,7 @@ def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):
     assert not [text for text in _names(before) if text.encode() in data]
 
 
-def test_what_was_encrypted_is_told_in_the_open(tmp_path):
+def test_encrypted_exchanges_are_written_as_plaintext(tmp_path):
     """Decrypted connections are written as plain text."""
     path, keys = SHARED / "tls" / "tls12.pcap", SHARED / "tls" / "tls12.keylog"
     if not path.exists():

@@ -30,7 +30,7 @@ def test_forty_mutated_captures_keep_their_untouched_rows() -> None:
 @pytest.mark.parametrize(
     "path", sorted(run.GOLDEN.glob("*.pcap")), ids=lambda path: path.stem
 )  # fmt: skip
-def test_what_failed_once_holds(path: Path) -> None:
+def test_cases_that_failed_once_pass(path: Path) -> None:
     """Inputs that broke something before it was mended, whole and in small splits."""
     check_bytes(path.read_bytes(), split_bytes=5000)
 

@@ -104,7 +104,7 @@ def _incidents(*sends: Send) -> list[Row]:
 _REFUSED = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", 0), Send(2, "a", 10)]
 
 
-def test_a_repetition_behind_a_later_batch() -> None:
+def test_a_repetition_after_a_later_batch() -> None:
     """The first attempt fails, the next batch succeeds, and the repeated one follows it."""
     (late,) = _incidents(*_REFUSED)
     assert (late["kind"], late["severity"]) == ("out_of_order_records", "bad")

@@ -80,7 +80,7 @@ def test_an_answer_to_acks_0_is_taken() -> None:
     assert book.exchanges() == [(1, "paired")]
 
 
-def test_what_was_not_answered() -> None:
+def test_requests_without_a_response() -> None:
     """The end of the capture, a FIN, an RST, and a gap where the answer was."""
     book = Playbook().syn() >> request(1) << response(1) >> request(2)
     assert book.exchanges()[1] == (2, "response_missing")
@@ -341,7 +341,7 @@ def test_ids_do_not_depend_on_the_rest_of_the_batch() -> None:
     assert (found.exchanges["exchange_id"] > 0).all()
 
 
-def test_syn_behind_its_answer_belongs_to_it() -> None:
+def test_a_syn_after_its_answer_belongs_to_it() -> None:
     """A SYN that was captured after its SYN-ACK begins no second connection."""
     book = Playbook().syn() >> request(1) << response(1)
     book.rows[0], book.rows[1] = book.rows[1], book.rows[0]

@@ -98,7 +98,7 @@ def test_other_topics_have_no_internal_tables(tmp_path: Path) -> None:
     assert kinds(tables) == []
 
 
-def test_topics_that_only_the_metadata_log_told(tmp_path: Path) -> None:
+def test_topics_named_in_the_metadata_log_only(tmp_path: Path) -> None:
     """A later raft fetch names the topic of an earlier fetch by id; its own topic has a name."""
     told = batch([(None, metadata("TopicRecord", name="orders", topic_id=ORDERS_ID))])
     exchanges = [
@@ -216,7 +216,7 @@ def _bytes(value: Any) -> bytes | None:
     return None if value is None else bytes.fromhex(value)
 
 
-def test_a_wrong_crc_inside_a_wrapper_is_told(tmp_path: Path) -> None:
+def test_a_wrong_crc_inside_a_wrapper_is_an_anomaly(tmp_path: Path) -> None:
     """The checksum of a message inside a compressed one is checked."""
     record = {"offset": 0, "timestamp_ms": 5, "key": b"k", "value": b"v"}
     inner = bytearray(encode_messages([record], 1))

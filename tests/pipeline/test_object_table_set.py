@@ -38,7 +38,7 @@ def listed(out: str, prefix: str) -> list[str]:
     return sorted([*files, f"{prefix}/{MANIFEST}"])
 
 
-def test_a_set_is_what_its_manifest_lists(store):
+def test_a_set_has_the_files_of_its_manifest(store):
     """An attempt that failed, and one that was left by a killed run, are no part of it."""
     out = store.url("a/set")
     with staging(out) as run_id:
@@ -85,7 +85,7 @@ def test_overwriting_replaces_the_set(store):
     assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["b"]
 
 
-def test_what_a_killed_run_left_is_in_nobodys_way(store):
+def test_leftovers_of_a_killed_run_disturb_no_run(store):
     """It has no manifest; the next run writes beside it, and then removes it."""
     out = store.url("killed")
     object_table_set.begin(out, "0" * 12)
@@ -127,7 +127,7 @@ def test_of_two_runs_the_slower_one_fails(store):
     assert store.names("two") == listed(out, "two")
 
 
-def test_what_is_there_is_not_written_over(store):
+def test_existing_objects_are_not_overwritten(store):
     """Other objects at the place raise OutputError."""
     store.put("other/notes.txt", b"mine")
     with pytest.raises(OutputError, match="other files"):

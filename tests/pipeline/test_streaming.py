@@ -136,7 +136,7 @@ def _dissected(*paths: Path, **options: Any) -> list[tuple[str, ...]]:
 OPEN = ("response_missing", "connection_closed")  # at the end of a run; a stream goes on there
 
 
-def test_batches_give_what_one_run_gives(folder, put):
+def test_batches_give_the_rows_of_one_run(folder, put):
     """The exchanges of all batches are those of one run over the complete files."""
     query = Query(folder)
     found = []
@@ -329,7 +329,7 @@ def test_a_file_that_goes_before_it_is_read(folder, put, parts, caplog):
     assert [Path(path).name for _, path in files] == ["part3.pcap"]  # the new part1 is the newest
 
 
-def test_damaged_files_are_told(folder, put, parts, caplog):
+def test_damaged_files_are_anomalies(folder, put, parts, caplog):
     """The rows in front of the damage are there, and a row for it; the query goes on."""
     query = Query(folder)
     packets = packets_of(parts[0])

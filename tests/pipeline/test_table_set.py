@@ -104,7 +104,7 @@ def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     """--out with a table set needs --overwrite; with other files it is refused."""
     out = tmp_path / "set"
     write(out, "a")

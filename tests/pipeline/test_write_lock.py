@@ -167,7 +167,7 @@ def test_the_next_run_removes_files_of_a_killed_one(tmp_path: Path) -> None:
     assert not (out / STAGING).exists()
 
 
-def test_what_a_killed_commit_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_the_next_run_removes_leftovers_of_a_killed_commit(tmp_path: Path) -> None:
     """The next run removes a killed commit's files, and no file of the user."""
     out = tmp_path / "set"
     left = "topics/part-00000-0123456789ab.parquet"
@@ -309,7 +309,7 @@ def test_a_prefix_has_one_writer(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_a_killed_run_left_in_a_prefix_goes_with_the_next(store: Store) -> None:
+def test_the_next_run_removes_leftovers_in_a_prefix(store: Store) -> None:
     """Its lock is not renewed; after some seconds the next run takes it over."""
     out = store.url("killed")
     with writer(out) as killed:

@@ -65,7 +65,7 @@ def test_records_are_described_too():
         assert definition in (parsed, getattr(parsed, "request", 0), getattr(parsed, "response", 0))
 
 
-def test_json_tells_ranges_or_what_one_version_has():
+def test_json_has_ranges_or_one_version():
     """Without a version each field has its ranges."""
     over_all = describe.api_json("Fetch")
     assert over_all["versions"] == "0-18"
@@ -129,7 +129,7 @@ def test_a_field_that_becomes_nullable_is_a_change():
         (lambda: describe.definition_text("OffsetComitValue"), "OffsetCommitValue"),
     ],
 )
-def test_what_is_not_there_is_a_value_error_with_a_hint(call, hint):
+def test_an_unknown_name_is_a_value_error_with_a_hint(call, hint):
     """ValueError names what exists."""
     with pytest.raises(ValueError, match=hint):
         call()

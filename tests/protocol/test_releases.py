@@ -121,7 +121,7 @@ def test_against_the_definitions_of_a_release(release: str) -> None:
         ("zookeeper/zk_3_9_1_ibp_2_4", "3.9.1"),
     ],
 )
-def test_against_what_brokers_answered(log: str, release: str) -> None:
+def test_versions_are_those_of_recorded_brokers(log: str, release: str) -> None:
     """A broker's own answer to ApiVersions; Produce from 0 on is there for old clients' sake."""
     spoken = releases.spoken_versions(release)
     checked = 0
@@ -157,7 +157,7 @@ def test_against_the_jars() -> None:
     assert checked
 
 
-def test_releases_by_what_they_offer() -> None:
+def test_releases_are_found_by_their_offers() -> None:
     """A broker is known by the versions in its ApiVersions answer, whatever APIs it leaves out."""
     offered = {
         key: (versions.first, versions.last)

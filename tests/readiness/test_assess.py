@@ -167,7 +167,7 @@ def test_software_that_cannot(scene: Scene) -> None:
     assert "speaks none that the target takes" in client["findings"][0]["why"]
 
 
-def test_new_software_told_to_be_old(scene: Scene) -> None:
+def test_new_software_with_an_old_version_breaks(scene: Scene) -> None:
     """It could do better, and did not though a higher version was offered."""
     scene.connect((0, 2), offers={0: (0, 11)}, software=(JAVA, "3.9.0"))
     assert scene.verdicts() == {"app": "breaks"}
@@ -260,7 +260,7 @@ def test_brokers_do_not_count(scene: Scene) -> None:
     ]
 
 
-def test_no_one_hides_behind_a_broker_s_request(scene: Scene) -> None:
+def test_one_broker_request_hides_no_client(scene: Scene) -> None:
     """A broker's request hides neither the caller's other connections nor other software."""
     scene.connect((4, 1), client_id="app", offers={})
     scene.connect((0, 2), client_id="app", offers={0: (0, 9)})
@@ -424,7 +424,7 @@ def test_a_failed_login(scene: Scene) -> None:
         ("4.0", "ok", None),
     ],
 )
-def test_apis_behind_a_setting(
+def test_apis_that_need_a_setting(
     scene: Scene, target: str, verdict: str, setting: str | None
 ) -> None:
     """KIP-848: brokers before 4.0 have it off by default."""
@@ -437,7 +437,7 @@ def test_apis_behind_a_setting(
         assert setting in client["upgrade"]
 
 
-def test_share_groups_behind_a_setting(scene: Scene) -> None:
+def test_share_groups_need_a_setting(scene: Scene) -> None:
     """KIP-932: a preview in 4.1."""
     scene.connect((76, 1), (78, 1), offers={}, software=(JAVA, "4.2.0"))
     assert scene.verdicts("4.1") == {"app": "unknown"}

@@ -198,7 +198,7 @@ def test_paper_and_pages_without_scripts_have_all_columns(
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_each_heading_says_what_it_is(browser: Any, page: Path) -> None:
+def test_each_heading_has_its_meaning(browser: Any, page: Path) -> None:
     """A sentence; the same for the same column wherever its tables mean the same."""
     _load(browser, page)
     titles = browser.execute_script(

@@ -74,7 +74,7 @@ def test_an_api_that_takes_long_for_all() -> None:
     assert found["time_lost_ms"] == pytest.approx(30 * 300)
 
 
-def test_findings_are_in_the_order_of_what_they_cost() -> None:
+def test_findings_are_in_order_of_cost() -> None:
     """Requests that failed for good, then lost time, then requests that were hit."""
     failed: Row = {"api_name": "Fetch", "error_code": 1, "error_codes": [1]}
     again: Row = {"api_name": "Produce", "error_code": 6, "error_codes": [6]}

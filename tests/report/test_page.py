@@ -161,7 +161,7 @@ def test_csv_files_are_whole_and_start_no_formula(
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", clients[0]["first_time"])
 
 
-def test_a_list_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_cut_list_counts_its_other_rows(tmp_path: Path) -> None:
     """The page shows the first rows, and names the CSV file."""
     rows = [exchange(i, client_id=f"client-{i:03}", connection_id=i) for i in range(1, 131)]
     report = build(

@@ -236,7 +236,7 @@ def test_an_answered_request_that_is_carried_takes_no_other_answer(run: Run) -> 
     assert run.sizes[2] == {(17, 12), (22, 34)}
 
 
-def test_tokens_are_found_behind_a_gap_in_any_window(run: Run) -> None:
+def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
     """The handshake is finished and gone when the first token, which is lost, is passed."""
     talk = Talk()
     talk.ask(request(0, 17, 0, b"\0\x0dSCRAM-SHA-256"))

@@ -96,7 +96,7 @@ def test_roles_of_real_clusters(name: str) -> None:
 
 @needs_material
 @pytest.mark.parametrize("name", ["tls/tls12", "tls/tls13"])
-def test_topics_told_inside_envelopes_alone(name: str) -> None:
+def test_topics_named_in_envelopes_only(name: str) -> None:
     """Without keys clients say nothing, but the broker forwards CreateTopics in the clear."""
     path = Capture(name).path
     told = {

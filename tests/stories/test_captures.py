@@ -176,9 +176,7 @@ def test_a_rebalance_lasts_from_the_first_join_to_the_last_sync(capture: Capture
             assert row["duration_ms"] == pytest.approx((end - begin) / 1e6)
 
 
-def test_transactions_end_as_they_were_told_to(
-    capture: Capture, say: Callable[[str], None]
-) -> None:
+def test_transactions_end_as_the_log_says(capture: Capture, say: Callable[[str], None]) -> None:
     """Each EndTxn that a broker accepted is a transaction; what else there is was fenced or
     ended by the coordinator."""
     expected: Counter[Any] = Counter()

@@ -126,7 +126,7 @@ def bearer(claims: dict[str, str]) -> bytes:
     return f"n,,\x01auth=Bearer aGVhZGVy.{payload}.c2lnbmF0dXJl\x01\x01".encode()
 
 
-def test_tokens_show_who_and_hide_what_proves_it() -> None:
+def test_tokens_show_users_and_hide_proofs() -> None:
     """User names stay; passwords, proofs and secrets go."""
     claims = {"sub": "alice", "client_secret": "hunter2"}
     tokens = [
@@ -232,7 +232,7 @@ def test_configs_as_values_hide_as_those_in_columns_do() -> None:
     assert shown["_unknown_tags"] == {7: TEXT}
 
 
-def test_metrics_that_break_off_are_told() -> None:
+def test_cut_metrics_are_an_anomaly() -> None:
     """A gzip stream of nothing sensible is a fault of decompression."""
     rows = [
         ({"compression_type": 0, "metrics": b"\x0a\x02\x12\x00"}, {}),

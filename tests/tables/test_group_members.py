@@ -61,7 +61,7 @@ def test_members() -> None:
 
 
 @needs_material
-def test_the_log_has_what_the_leader_gave() -> None:
+def test_the_log_has_the_leaders_assignments() -> None:
     """Assignments in the records of a real cluster are those of the SyncGroup requests."""
     capture = Capture("cluster/cluster")
     given = {

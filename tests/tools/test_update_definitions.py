@@ -157,7 +157,7 @@ def test_nothing_to_read_is_bad_usage(capsys):
 
 
 @pytest.mark.skipif(not FACTS.is_dir(), reason=f"no facts at {FACTS}")
-def test_packaged_files_are_what_the_facts_give(tmp_path):
+def test_packaged_files_follow_from_the_facts(tmp_path):
     """The command writes the files as they are: from all releases, and from one after the other."""
     releases = {
         folder.name: update.facts_of_folder(folder) for folder in FACTS.iterdir() if folder.is_dir()

@@ -104,7 +104,7 @@ def test_only_frames_with_damaged_packets_are_lost(shape: str, say: Callable[[st
 
 
 @every_damage
-def test_what_is_whole_is_decoded_alike(shape: str) -> None:
+def test_whole_messages_have_the_same_bodies(shape: str) -> None:
     """Requests and responses with all their bytes have the bodies that the whole capture has."""
     damaged = read(CAPTURES / "shapes" / shape)
     ours, theirs = SHAPES_BASE.rows("exchanges"), damaged.exchanges.to_arrow().to_pylist()

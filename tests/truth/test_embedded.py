@@ -83,7 +83,7 @@ def test_inner_requests_are_those_that_the_controller_logged(say: Callable[[str]
 
 
 @needs_material
-def test_members_subscribe_and_get_what_is_there(say: Callable[[str], None]) -> None:
+def test_members_have_each_subscribed_partition_once(say: Callable[[str], None]) -> None:
     """Every consumer's metadata decodes; assigned topics are subscribed, each partition once."""
     counts = defaultdict(int)
     for capture in (c for c in LOGGED if not c.name.startswith("perf/")):
@@ -196,7 +196,7 @@ def test_no_secret_is_in_any_table(capture: Capture) -> None:
 
 @pytest.mark.parametrize("capture", WITH_SECRETS, ids=str)
 @pytest.mark.parametrize("loss", [None, 0.2, 0.6])
-def test_no_secret_is_in_what_a_damaged_capture_left(
+def test_damaged_captures_show_no_secret(
     capture: Capture, loss: float | None, tmp_path: Path
 ) -> None:
     """Packets with passwords stay, others around them are lost (None: all of them)."""

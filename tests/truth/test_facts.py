@@ -124,7 +124,7 @@ def test_topics_of_an_exchange_are_those_of_its_messages(capture: Capture) -> No
 
 
 @every_capture
-def test_topics_are_those_that_messages_told(capture: Capture) -> None:
+def test_topics_are_those_of_messages(capture: Capture) -> None:
     """Every name with its id that the log has; an id the log does not know came from elsewhere."""
     expected = {(name, topic_id) for topic_id, name in _topic_names(capture).items()}
     expected.remove((METADATA_TOPIC, METADATA_TOPIC_ID))  # known to Kafka, told by nobody

@@ -335,7 +335,7 @@ def ledger(shift: int = 0) -> RecordLedger:
     return RecordLedger(lambda _, offset: offset + shift, lambda _, __: None)
 
 
-def test_records_are_compared_by_offset_whatever_their_batches() -> None:
+def test_records_are_compared_by_offset_across_batches() -> None:
     """Two batches then, one compressed batch now: the same three records."""
     book = ledger(10)
     captured = batch(0, [b"a", b"b"]) + batch(2, [b"c"])
@@ -380,7 +380,7 @@ def test_records_without_an_order() -> None:
     assert places(batch(0, [b"b", b"X", b"c"]), unacknowledged) == []
 
 
-def test_a_damaged_batch_and_another_producer_are_told() -> None:
+def test_a_damaged_batch_and_another_producer_are_differences() -> None:
     """A wrong checksum and an untranslated producer id are differences."""
     data = batch(0, [b"a"], producer_id=5, producer_epoch=0)
     damaged = data[:17] + b"\0\0\0\0" + data[21:]
@@ -439,7 +439,7 @@ def test_ten_thousand_times_the_same_is_one_line(plan: ReplayPlan) -> None:
         ("format_version = 2\n", "format_version"),
     ],
 )
-def test_what_no_rule_can_say_is_refused(text: str, says: str) -> None:
+def test_wrong_rules_are_refused(text: str, says: str) -> None:
     """RuleError has the file and the reason."""
     with pytest.raises(RuleError, match=re.escape(says)) as caught:
         parse_rules(text, "mine.toml")

@@ -102,7 +102,7 @@ def test_the_same_release_explains_nothing() -> None:
     assert notes(outcome) == [""]
 
 
-def test_known_values_and_what_follows() -> None:
+def test_known_values_and_later_differences() -> None:
     """A version that is not offered says who speaks it; what touches the same partition later may
     follow from it, what touches another does not."""
     wrote = exchange(0, produce(0), 0, 1, produced(0, 0))

@@ -121,7 +121,7 @@ def test_html(tmp_path: Path) -> None:
     assert "default-src 'none'" in text
 
 
-def test_html_folds_later_differences_behind_the_first(tmp_path: Path) -> None:
+def test_html_folds_later_differences_under_the_first(tmp_path: Path) -> None:
     """The table shows the first divergence and counts what follows it; a fold has all."""
     results = made()
     later = Difference("generation_id", "1", "99")
@@ -329,7 +329,7 @@ def test_lines_are_not_cut_where_output_is_piped(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
-def test_a_run_without_output_says_what_it_does(
+def test_a_run_without_output_prints_its_state(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line on stderr after each pause, with the text made safe; nothing with --quiet."""

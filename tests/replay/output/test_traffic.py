@@ -10,7 +10,7 @@ from kdissect.replay.running.result import Attempt, LinkRecord, RunResult
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
 
 
-def test_what_was_sent_is_what_is_dissected(tmp_path: Path) -> None:
+def test_the_runs_messages_are_dissected_from_its_capture(tmp_path: Path) -> None:
     """IPv4 and IPv6, one answer missing, one request sent twice, one longer than a packet."""
     maker = PlanMaker()
     for number in range(4):

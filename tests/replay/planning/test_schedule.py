@@ -58,7 +58,7 @@ def test_durations() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "x0", "fast", "4x", "x-1", "x1e3", "xinf", "x9999999"])
-def test_paces_that_are_none(text: str) -> None:
+def test_a_wrong_pace_is_refused(text: str) -> None:
     """Other text raises PaceError."""
     with pytest.raises(PaceError):
         parse_pace(text)

@@ -36,7 +36,7 @@ def complete(completion: StepCompletion, number: int) -> None:
     completion.complete(number, Outcome(completion._plan.steps[number]))
 
 
-def test_who_waits_is_let_go_by_the_last() -> None:
+def test_a_step_proceeds_after_its_last_dependency() -> None:
     """A step waits for the responses to its dependencies and the sending of earlier steps."""
     completion, freed, done = made([[0, 1], [2]], depends_on={2: (0, 1)}, follows={2: (1,)})
     assert completion.waits[2] == 3

@@ -105,7 +105,7 @@ class Changing:
         return response(METADATA, api_version, correlation_id, topics=topics)
 
 
-def test_what_differs_between_control_runs_is_not_a_finding(tmp_path: Path) -> None:
+def test_differences_between_control_runs_are_no_findings(tmp_path: Path) -> None:
     """is_internal is true in one control run only: the run is not blamed, and the notes say so."""
     answer = Changing(tmp_path / "resets")
     with FakeBroker(answer).running() as server:

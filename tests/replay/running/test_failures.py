@@ -86,7 +86,7 @@ def listening(behave: Callable[[socket.socket], None] | None) -> Iterator[int]:
     ],
     ids=["closed port", "ends at once", "another protocol", "no TLS", "silent"],
 )
-def test_a_target_that_is_none(
+def test_a_target_with_another_protocol(
     behave: Callable[[socket.socket], None] | None,
     options: tuple[str, ...],
     said: str,
@@ -158,7 +158,7 @@ def test_the_reference_is_closed_where_the_target_is_no_good(answer: Answer | No
         assert reference.connections == 1
 
 
-def test_fields_that_are_not_sent_are_told(tmp_path: Path) -> None:
+def test_unsent_fields_are_in_every_output(tmp_path: Path) -> None:
     """--reencode to a target whose OffsetFetch ends at v6, before require_stable."""
     key = catalog.api("OffsetFetch").key
 

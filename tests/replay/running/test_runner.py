@@ -296,7 +296,7 @@ def test_bytes_that_are_no_kafka() -> None:
     assert "no Kafka answer" in result.outcomes[0].error
 
 
-def test_skipped_steps_settle_what_waits_for_them() -> None:
+def test_skipped_steps_release_their_dependents() -> None:
     """Skipped in the plan or by the translation: later steps go on."""
     maker = PlanMaker()
     skipped = Skipped(SkipCode.NOT_ALLOWED, "not allowed")
@@ -524,7 +524,7 @@ def test_a_long_poll_does_not_stall_others() -> None:
     assert result.outcomes[-1].answered_ns < 0.9e9
 
 
-def test_a_fence_behind_a_request_without_response() -> None:
+def test_a_fence_after_a_request_without_response() -> None:
     """Dependents of a Produce with acks=0 wait for the response to a later request."""
     maker = PlanMaker()
     quiet = maker.add(0, expects_response=False)
@@ -573,7 +573,7 @@ def test_steps_of_a_connection_settle_in_order() -> None:
     assert order.index(("answered", 1)) < order.index(("answered", 0)) < order.index(("sent", 2))
 
 
-def test_a_run_says_what_it_waits_for() -> None:
+def test_a_run_names_the_request_that_it_waits_for() -> None:
     """The request that has waited longest is named; after the run the answers are compared."""
     maker = PlanMaker()
     maker.add(0)

@@ -99,7 +99,7 @@ def test_a_run_that_only_reads_is_not_checked() -> None:
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])
-def test_what_was_there_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
+def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
     """Only delete-existing deletes topics that the replay did not create."""
     holding = Holding()
     lines = tmp_path / "r.jsonl"

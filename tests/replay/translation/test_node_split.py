@@ -133,7 +133,7 @@ def with_data(session: int, partition: int) -> Message:
     return Message(ApiKey.FETCH, 12, "response", {}, body)
 
 
-def test_a_fetch_of_a_session_asks_for_all_that_it_was_told() -> None:
+def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
     """Without a session, since one is with one node; who had nothing in the capture does not keep
     the answer longer than the captured broker did."""
     t = world((session_fetch(0, 0, 0, 1), with_data(9, 0)), (session_fetch(9, 1), with_data(9, 1)))

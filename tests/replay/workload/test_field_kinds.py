@@ -35,7 +35,7 @@ def test_every_api_that_is_replayed_is_in_the_list() -> None:
 
 
 @pytest.mark.parametrize(("api_name", "side"), FIELDS)
-def test_fields_hold_what_the_list_says(api_name: str, side: str) -> None:
+def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
     """Kinds that the list has and the table has not depend on more than a field (`SPECIAL`)."""
     listed = FIELDS[api_name, side]
     fields = dict(leaves(catalog.api(KEYS[api_name]).side(side).fields))

@@ -34,7 +34,7 @@ def clients(workload: Workload) -> list[Exchange]:
     ]
 
 
-def test_what_a_capture_tells(captures: Path) -> None:
+def test_facts_of_a_capture(captures: Path) -> None:
     """Cluster, brokers, topics and connections of a capture whose content is known."""
     workload = load_workload(str(captures / "librdkafka.pcap"))
     assert workload.kind == "capture"
@@ -270,7 +270,7 @@ def _records(message: Message) -> list[bytes]:
     return taken
 
 
-def test_a_table_set_without_payload_says_what_it_lacks(captures: Path, tmp_path: Path) -> None:
+def test_a_table_set_without_payload_is_refused(captures: Path, tmp_path: Path) -> None:
     """Each Produce is skipped, and names the option."""
     kdissect.read(captures / "librdkafka.pcap", payload="keys").write(tmp_path / "set")
     workload = load_workload(str(tmp_path / "set"))

@@ -109,7 +109,7 @@ def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
     assert load_workload([str(path)]).starting == found
 
 
-def test_a_target_that_lacks_it_is_told_before_the_first_request(tmp_path: Path) -> None:
+def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> None:
     """--dry-run and stderr name the topics that an empty broker lacks."""
     part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
     path = str(tmp_path / "part.replay")
