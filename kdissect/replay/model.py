@@ -207,6 +207,8 @@ class Step:
     is_racing: it reads what another request was changing at that moment; either order is right.
     expired: the transactional id whose transaction had run out of time, so that the captured broker
         refused this request; "" none. The target has to have ended its transaction before.
+    expired_sessions: (number, ns) of last requests of group members whose sessions had run out.
+        This is sent at least that long after the answers.
     """
 
     number: int
@@ -221,6 +223,7 @@ class Step:
     creates: bool = False
     is_racing: bool = False
     expired: str = ""
+    expired_sessions: tuple[tuple[int, int], ...] = ()
     skipped: Skipped | None = None
     depends_on: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()

@@ -204,6 +204,8 @@ class ResourceAccesses:
             else:
                 yield ("group", group), Mode.WRITE
                 yield ("groups",), Mode.COMMUTING_WRITE
+                if request.body.get("subscribed_topic_regex"):  # the broker looks for topics
+                    yield ("topics",), Mode.READ
                 if key in (ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE):
                     yield ("commits", group), Mode.WRITE
                 if key in _SHARE_OFFSETS:

@@ -61,6 +61,7 @@ from kdissect.replay.planning.dependencies import (
     ResourceAccess,
     ResourceAccesses,
 )
+from kdissect.replay.planning.expired_sessions import mark_expired_sessions
 from kdissect.replay.planning.expired_transactions import mark_expired
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries, request_of, response_of
@@ -108,6 +109,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     mark_expired(steps)
     plan = ReplayPlan(workload, options, steps, lanes)
     _Ordering(plan, touched, touches, start_ns).run()
+    mark_expired_sessions(steps)
     return plan
 
 

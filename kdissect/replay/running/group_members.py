@@ -31,7 +31,7 @@ from kdissect.replay.model import Outcome, Skipped, Step, Translation
 from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import Attempt
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
+from kdissect.replay.workload.field_kinds import group_names
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     REJOINING_APIS,
@@ -158,7 +158,7 @@ class GroupMembers:
                 is_synced = step.exchange.api_key == ApiKey.SYNC_GROUP
                 await self._follow(own, joined, but=step if is_synced else None)
             return
-        for member, joined in self._others(_groups_of(step)):
+        for member, joined in self._others(group_names(step.exchange)):
             is_assigned = joined.join.exchange.api_key in MEMBER_HEARTBEATS
             if is_assigned and (member != own or step.exchange.api_key not in MEMBER_HEARTBEATS):
                 await self._follow(member, joined)
@@ -204,14 +204,3 @@ class GroupMembers:
         [attempt] = await self._nodes.ask(number, [(node, frame)], True)
         self._attempts.append(attempt)
         return attempt.answer
-
-
-def _groups_of(step: Step) -> set[str]:
-    """The captured names of the groups that a request names."""
-    request = request_of(step.exchange)
-    names: set[str] = set()
-    for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
-        if kind is FieldKind.GROUP:
-            value = holder[slot.name]
-            names.update(value if isinstance(value, list) else [value])
-    return names

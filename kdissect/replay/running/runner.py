@@ -286,7 +286,8 @@ class Runner:
                 continue
             if self._completion.waits[number] or lane.busy or self._is_stopping:
                 return
-            step, now, due = steps[number], self._now(), self.due[number]
+            step, now = steps[number], self._now()
+            due = self._due_ns(step) if step.expired_sessions else self.due[number]
             if due - CONNECT_AHEAD_NS > now:
                 self._wake(lane, due - CONNECT_AHEAD_NS)
                 return
@@ -328,6 +329,14 @@ class Runner:
             self._send(lane, link, step)
             lane.go_on()
         self._finish(lane)
+
+    def _due_ns(self, step: Step) -> int:
+        """When a step is due: by the schedule, and after the sessions that had run out before."""
+        for number, wait_ns in step.expired_sessions:
+            last = self.outcomes[number]
+            if last is not None and last.answered_ns >= 0:
+                self.due[step.number] = max(self.due[step.number], last.answered_ns + wait_ns)
+        return self.due[step.number]
 
     def _send(self, lane: Lane, link: LaneConnection, step: Step) -> None:
         """The first time; `_send_again` the next ones."""

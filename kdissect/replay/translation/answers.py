@@ -307,6 +307,14 @@ def acknowledge(ids: IdMap, held: AcquiredOffsets, request: Message) -> None:
             held.remove(log, first, last)
 
 
+def held_after(ids: IdMap, step: Step, request: Message) -> AcquiredOffsets:
+    """The offsets that a member of a share group holds after the acknowledgements of a captured
+    request."""
+    held = ids.share_held.get(share_key(ids, step, request.body), AcquiredOffsets()).copy()
+    acknowledge(ids, held, request)
+    return held
+
+
 def acquired(ids: IdMap, response: Message, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
     """(log by the capture's name, the target's first and last offset) of records that a ShareFetch
     got."""

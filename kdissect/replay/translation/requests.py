@@ -13,6 +13,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.model import Step
+from kdissect.replay.translation import answers
 from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
@@ -446,6 +447,23 @@ def _share_session(ids: IdMap, step: Step, request: Message) -> bool:
     return is_changed
 
 
+def _share_fetch(ids: IdMap, step: Step, request: Message) -> bool:
+    """The target may have given a member records in one answer that the captured broker gave it in
+    several. A request for records that the member holds already waits no longer than the captured
+    one: the locks of the others would time out meanwhile."""
+    captured, body = response_of(step.exchange), request.body
+    if captured is None:
+        return _share_session(ids, step, request)
+    held = answers.held_after(ids, step, request)
+    wanted = list(answers.acquired(ids, captured, is_captured=True))
+    is_changed = _share_session(ids, step, request)
+    if wanted and all(held.covers(log, first, last) for log, first, last in wanted):
+        wait_ms = min(body["max_wait_ms"], -(-step.exchange.latency_ns // 1_000_000))
+        is_changed |= bool(wait_ms != body["max_wait_ms"])
+        body["max_wait_ms"] = wait_ms
+    return is_changed
+
+
 def _config_resources(ids: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     for resource in entries(request.body["resources"]):
@@ -522,7 +540,7 @@ SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
     ApiKey.SYNC_GROUP: _sync_group,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
     ApiKey.STREAMS_GROUP_HEARTBEAT: _streams_heartbeat,
-    ApiKey.SHARE_FETCH: _share_session,
+    ApiKey.SHARE_FETCH: _share_fetch,
     ApiKey.SHARE_ACKNOWLEDGE: _share_session,
     ApiKey.DESCRIBE_CONFIGS: _config_resources,
     ApiKey.ALTER_CONFIGS: _config_resources,

@@ -17,10 +17,8 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import answers
-from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
 from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.translation.routing import share_key
 from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
@@ -159,8 +157,7 @@ class Retry:
         request = request_of(step.exchange)
         if request is None:
             return ""
-        held = ids.share_held.get(share_key(ids, step, request.body), AcquiredOffsets()).copy()
-        answers.acknowledge(ids, held, request)
+        held = answers.held_after(ids, step, request)
         for log, first, last in answers.acquired(ids, answer, is_captured=False):
             held.add(log, first, last)
         wanted = answers.acquired(ids, captured, is_captured=True)

@@ -18,6 +18,8 @@ from kdissect.codec.message_codec import Layout, Slot, layout
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Field, Type
+from kdissect.replay.model import Exchange
+from kdissect.replay.workload.messages import request_of
 
 
 class FieldKind(Enum):
@@ -203,6 +205,17 @@ def _iter_fields(
                 yield from _iter_fields(step.inner, each, around)
         elif value is not None:
             yield from _iter_fields(step.inner, value, around)
+
+
+def group_names(exchange: Exchange) -> set[str]:
+    """The captured names of the groups that a request names."""
+    request = request_of(exchange)
+    names: set[str] = set()
+    for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
+        if kind is FieldKind.GROUP:
+            value = holder[slot.name]
+            names.update(value if isinstance(value, list) else [value])
+    return names
 
 
 def about(

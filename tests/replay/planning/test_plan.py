@@ -18,6 +18,7 @@ from kdissect.replay.model import (
     ReplayPlan,
     SkipCode,
     Step,
+    TopicFacts,
     Workload,
     WorkloadFacts,
 )
@@ -404,3 +405,47 @@ def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> No
     plan = make_plan(workload([began, added, ended]), everything())
     assert step_of(plan, ended).expired == ("t" if is_expired else "")
     assert not step_of(plan, added).expired
+
+
+def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> Exchange:
+    """Metadata of topics, with one error code for all; of all topics if `names` is empty."""
+    topics = [{"name": name} for name in names] or None
+    asked = Message(ApiKey.METADATA, 7, "request", {"client_id": "c"}, {"topics": topics})
+    partitions = [] if code else [{"partition_index": 0, "leader_id": 1}]
+    told = [{"name": name, "error_code": code, "partitions": partitions} for name in names]
+    body = {"brokers": [], "topics": told}
+    answer = Message(ApiKey.METADATA, 7, "response", {}, body)
+    return exchange(connection, asked, at_ms, at_ms + 1, answer)
+
+
+def test_a_topic_that_metadata_makes_comes_after_lists_of_all_topics() -> None:
+    """A captured list without the topic stays without it; the step that makes it says so, if a
+    later response has the topic."""
+    listed, made = topics_answer([], 0, 0, 0), topics_answer(["t"], 5, 1, 2)
+    there = topics_answer(["t"], 0, 1, 4)
+    work = workload([listed], [made, there])
+    work.facts.topics["t"] = TopicFacts("t", first_time_ns=4)
+    plan = make_plan(work, everything())
+    assert step_of(plan, listed).number in step_of(plan, made).depends_on
+    assert step_of(plan, made).creates
+    assert not step_of(plan, there).creates
+    work.facts.topics.clear()
+    assert not step_of(make_plan(work, everything()), made).creates
+
+
+@pytest.mark.parametrize("pattern", ["orders.*", None])
+def test_a_pattern_waits_for_the_topics_that_it_may_match(pattern: str | None) -> None:
+    """The broker looks for topics when a member joins with a pattern (KIP-848)."""
+    topic = {"name": "orders-1", "num_partitions": 1, "replication_factor": 1, "assignments": [],
+             "configs": []}  # fmt: skip
+    create = Message(ApiKey.CREATE_TOPICS, 5, "request", {"client_id": "c"}, {"topics": [topic]})
+    told = {"topics": [{"name": "orders-1", "error_code": 0}]}
+    created = exchange(0, create, 0, 1, Message(ApiKey.CREATE_TOPICS, 5, "response", {}, told))
+    body = {"group_id": "g", "member_id": "m", "member_epoch": 0, "topic_partitions": [],
+            "subscribed_topic_regex": pattern}  # fmt: skip
+    key = ApiKey.CONSUMER_GROUP_HEARTBEAT
+    joined = exchange(1, Message(key, 1, "request", {"client_id": "c"}, body), 5, 6,
+                      Message(key, 1, "response", {}, {"member_id": "m"}))  # fmt: skip
+    plan = make_plan(workload([created], [joined]), everything())
+    waits = step_of(plan, created).number in step_of(plan, joined).depends_on
+    assert waits is (pattern is not None)

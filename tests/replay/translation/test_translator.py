@@ -654,3 +654,37 @@ def test_a_heartbeat_of_the_replay_has_the_state_of_the_target() -> None:
         assert body["member_epoch"] == 12
         assert [each["partitions"] for each in body["topic_partitions"]] == [[5, 6]]
     assert decode_message(translator.member_join(joined), side="request").body["member_epoch"] == 0
+
+
+def test_a_share_fetch_for_records_that_are_held_does_not_wait() -> None:
+    """The target gave both records in the first answer. The captured second Fetch took 1 ms, so it
+    waits no longer, unless the member has released its record."""
+    topic_id = UUID(int=7)
+
+    def told(first: int, last: int) -> Message:
+        batch = {"first_offset": first, "last_offset": last, "delivery_count": 1}
+        part = {"partition_index": 0, "error_code": 0, "current_leader": {}, "records": b"",
+                "acquired_records": [batch]}  # fmt: skip
+        body = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
+        return Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, body)
+
+    def asked(epoch: int, acknowledged: int) -> Message:
+        batch = {"first_offset": acknowledged, "last_offset": acknowledged,
+                 "acknowledge_types": [1]}  # fmt: skip
+        parts = [{"partition_index": 0, "acknowledgement_batches": [batch]}] if epoch else []
+        body = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch,
+                "max_wait_ms": 500, "min_bytes": 1, "max_bytes": 9, "max_records": 5,
+                "batch_size": 5, "forgotten_topics_data": [],
+                "topics": [{"topic_id": topic_id, "partitions": parts}]}  # fmt: skip
+        return Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
+
+    for acknowledged, wait_ms in ((0, 1), (1, 500)):
+        exchanges = [exchange(0, asked(0, 0), 0, 1, told(0, 0)),
+                     exchange(0, asked(1, acknowledged), 2, 3, told(1, 1))]  # fmt: skip
+        plan = make_plan(workload(exchanges), everything())
+        translator, (first, second) = Translator(IdMap(plan)), plan.steps
+        translator.ids.topic_ids[topic_id] = topic_id
+        translator.learn(first, encode_message(told(0, 1)))
+        frame = translator.request(second, 0)
+        assert isinstance(frame, bytes)
+        assert decode_message(frame, side="request").body["max_wait_ms"] == wait_ms

@@ -1,0 +1,76 @@
+"""Requests that came after the sessions of a group's members had run out wait for that again."""
+
+from __future__ import annotations
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import Exchange, Step
+from kdissect.replay.planning.plan import make_plan
+from tests.replay.other_cluster import everything
+from tests.replay.planning.test_plan import exchange, workload
+
+SESSION_MS = 6000
+WAIT_NS = 7_000_000_000  # the session timeout, and a second
+
+
+def join(connection: int, at_ms: int, member: str, instance: str | None = None) -> Exchange:
+    """A JoinGroup of group g that succeeded."""
+    asked = {"group_id": "g", "member_id": "", "group_instance_id": instance,
+             "session_timeout_ms": SESSION_MS, "protocol_type": "consumer",
+             "protocols": []}  # fmt: skip
+    told = {"error_code": 0, "member_id": member, "generation_id": 1, "leader": member,
+            "protocol_name": "range", "members": []}  # fmt: skip
+    key = ApiKey.JOIN_GROUP
+    request = Message(key, 5, "request", {"client_id": "c"}, asked)
+    answer = Message(key, 5, "response", {"correlation_id": 1}, told)
+    return exchange(connection, request, at_ms, at_ms + 1, answer)
+
+
+def ask(key: ApiKey, version: int, at_ms: int, connection: int = 5, **body: object) -> Exchange:
+    """A request with an empty response."""
+    request = Message(key, version, "request", {"client_id": "c"}, dict(body))
+    answer = Message(key, version, "response", {"correlation_id": 1}, {})
+    return exchange(connection, request, at_ms, at_ms + 1, answer)
+
+
+def heartbeat(at_ms: int, member: str) -> Exchange:
+    return ask(ApiKey.HEARTBEAT, 3, at_ms, 0, group_id="g", generation_id=1, member_id=member)
+
+
+def last_step(*exchanges: Exchange) -> Step:
+    by_connection: dict[int, list[Exchange]] = {}
+    for each in exchanges:
+        by_connection.setdefault(each.connection, []).append(each)
+    made = workload(*by_connection.values())
+    return make_plan(made, everything()).steps[-1]
+
+
+def test_a_read_after_the_session_waits_for_it() -> None:
+    """The member was silent for longer than its session: DescribeGroups and ListGroups wait as
+    long after its last heartbeat; without that heartbeat's session being over they do not."""
+    before = join(0, 0, "m"), heartbeat(1000, "m")
+    describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
+    step = last_step(*before, describe)
+    assert step.expired_sessions == ((1, WAIT_NS),)
+    assert 1 in step.depends_on
+    listed = last_step(*before, ask(ApiKey.LIST_GROUPS, 3, 9000))
+    assert listed.expired_sessions == ((1, WAIT_NS),)
+    early = last_step(*before, ask(ApiKey.DESCRIBE_GROUPS, 3, 5000, groups=["g"]))
+    assert early.expired_sessions == ()
+
+
+def test_a_group_with_a_living_member_is_not_waited_for() -> None:
+    """One member has gone, the other one still sends heartbeats."""
+    describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
+    exchanges = join(0, 0, "m"), join(1, 1, "n"), heartbeat(8000, "m"), describe
+    assert last_step(*exchanges).expired_sessions == ()
+
+
+def test_members_that_left_or_came_back_have_no_session() -> None:
+    """A LeaveGroup ends the session, and a static member that joins again replaces its old id."""
+    leave = ask(ApiKey.LEAVE_GROUP, 3, 1000, 0, group_id="g",
+                members=[{"member_id": "m", "group_instance_id": None}])  # fmt: skip
+    describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
+    assert last_step(join(0, 0, "m"), leave, describe).expired_sessions == ()
+    exchanges = join(0, 0, "m", "static"), join(1, 1000, "n", "static"), describe
+    assert last_step(*exchanges).expired_sessions == ((1, WAIT_NS),)
