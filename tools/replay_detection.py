@@ -3,10 +3,11 @@
     python -m tools.replay_detection [--capture NAME] [--budget MINUTES] [--pace P] [--once]
 
 A proxy in front of an empty broker changes its answers (`tests/broker/lies.py`). An honest run
-shows which lies a capture has room for. Lies about different APIs share a run: one counts as
-reported there if an exchange of its API differs at its field. A lie that is not reported so is told
-again in a run of its own, and counts as reported if that run does not end with exit code 0. Results
-are stored in `reports/replay-detection.json`; a later run goes on with what is missing.
+shows which lies a capture has room for; those that were measured with another capture are left out.
+Lies that do not meet share a run: one counts as reported there if an exchange of its API differs at
+its field. The others are told again in smaller groups. If such a run finds nothing, all of its lies
+pass; if a run with one lie alone finds anything, it reports it. Results are stored in
+`reports/replay-detection.json`; a later run goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -17,28 +18,42 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kdissect.replay.comparison.grouping import plain_path
+from kdissect.text import plural
 from tests.broker.clients import RECORDED, Recorded
 from tests.broker.kafka_broker import Broker, free_ports
-from tests.broker.lies import RECORD_KINDS, Lie, LyingProxy
+from tests.broker.lies import CONNECTION, DELAYED, RECORD_KINDS, SWALLOWED, Lie, LyingProxy
 from tests.broker.replaying import EVERYTHING, Replayed, replay
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "reports" / "replay-detection.json"
 PAGE = ROOT / "reports" / "replay-detection.md"
-OPEN = "open"  # not reported in a run with others, not told alone yet
+OPEN = "open"  # not reported in a run with others, not told in a smaller group yet
 NOT_TOLD = "not told"
-LOUD = frozenset({"error", "no error", "emptied"})  # what follows from them hides other lies
+AGAIN = 6  # lies in a run, after the first one
+LOUD = frozenset({"error", "no error"})  # they hide other lies about their struct
 ROOTS = frozenset({"CreateTopics", "FindCoordinator", "InitProducerId", "JoinGroup", "Metadata"})
+# Fields by which the comparison finds the captured struct. Another value hides the struct.
+KEYS = frozenset(
+    {
+        "api_key", "broker_id", "group_id", "index", "key", "member_id", "name", "node_id",
+        "partition", "partition_index", "principal", "producer_id", "resource_name",
+        "resource_type", "topic", "topic_id", "topic_name", "transactional_id",
+    }
+)  # fmt: skip
 # The worst lies are told first: a budget may end before all are.
 ORDER = [
-    *RECORD_KINDS, "emptied", "error", "zero", "shortened", "doubled", "plus 1", "30 s", "other id",
-    "no error", "other text", "plus 5000", "no text", "flipped", "other bytes",
+    *RECORD_KINDS, "emptied", "error", "null", "zero", "shortened", "doubled", "plus 1", "30 s",
+    "other id", "no error", "cut", SWALLOWED, DELAYED, "other text", "plus 5000", "no text",
+    "flipped", "other bytes",
 ]  # fmt: skip
+SLOW = ["--fail-on", "different,error,latency", "--latency-min", "250ms"]
 Result = dict[str, Any]
+Finding = tuple[str, str]
 # Lies that may pass, by the end of their field's path, with the reason.
 EXCUSED = {
     "finalized_features_epoch": "an offset of the metadata log; no other answer to a client has it",
@@ -53,53 +68,75 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         port = free_ports(1)[0]
         options = recorded.broker()
+        listeners = options.pop("listeners", {}) | {"INTERNAL": "PLAINTEXT"}
         folders = Path(folder)
+        broker = Broker(folders / "broker", recorded.kafka_version, listeners=listeners, **options)
         # The broker's own connections do not go through the proxy.
-        broker = Broker(
-            folders / "broker",
-            recorded.kafka_version,
-            listeners={"INTERNAL": "PLAINTEXT"},
-            **options,
-        )
-        own = broker.address_of("INTERNAL")
+        own, public = broker.address_of("INTERNAL"), recorded.listener
         broker.settings["inter.broker.listener.name"] = "INTERNAL"
-        broker.settings["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{port},INTERNAL://{own}"
+        broker.settings["advertised.listeners"] = f"{public}://127.0.0.1:{port},INTERNAL://{own}"
+        is_delayed = any(lie.kind == DELAYED for lie in lies)
+        fail_on = SLOW if is_delayed else []
         with broker:
-            liar = LyingProxy(port, broker.ports["PLAINTEXT"], lies, is_looking=is_looking)
+            liar = LyingProxy(port, broker.ports[public], lies, is_looking=is_looking)
             with liar.running() as proxy:
                 done = replay(
                     recorded.path, f"127.0.0.1:{port}", folders / "replay.jsonl", *EVERYTHING,
-                    *recorded.options(), "--pace", pace, "--timeout", "10s", timeout=600,
+                    *recorded.options(), *fail_on, "--pace", pace, "--timeout", "10s",
+                    timeout=600, env=recorded.login(),
                 )  # fmt: skip
     assert isinstance(proxy, LyingProxy)
     return done, proxy
 
 
-def is_reported(lie: Lie, done: Replayed) -> bool:
+def findings(done: Replayed) -> set[Finding]:
+    """What a replay reports: the API and field of each difference, APIs without an answer, and the
+    subjects of findings about the whole run."""
+    found = {
+        (row["api_name"], _comparable(plain_path(each["path"])))
+        for row in done.rows
+        for each in row["differences"]
+        if not each["rule"]
+    }
+    found |= {(row["api_name"], CONNECTION) for row in done.rows if row["verdict"] == "error"}
+    return found | {(each["kind"], each["subject"]) for each in done.summary["findings"]}
+
+
+def is_reported(lie: Lie, found: set[Finding]) -> bool:
     """Return whether an exchange of the lie's API differs at its field, above or below it."""
-    wanted = lie.path.replace("_ms", "")
+    if lie.kind == DELAYED:
+        return ("latency", lie.api) in found
+    wanted = _comparable(lie.path)
     leaf = wanted.rpartition(".")[2]
-    for row in done.rows:
-        if row["api_name"] != lie.api:
-            continue
-        for each in row["differences"]:
-            path = plain_path(each["path"]).replace("_ms", "")
-            is_near = path.startswith(wanted) or wanted.startswith(path) or leaf in path
-            if not each["rule"] and is_near:
-                return True
-    return False
+    return any(
+        f"{path}.".startswith(f"{wanted}.")
+        or f"{wanted}.".startswith(f"{path}.")
+        or path.rpartition(".")[2] == leaf
+        for api, path in found
+        if api == lie.api
+    )
 
 
-def rounds(lies: list[Lie]) -> list[list[Lie]]:
-    """Lies that share a run: no two of one API that meet. What the answers of `ROOTS` say decides
-    whether other requests are sent at all, so they have runs apart from the others."""
+def _comparable(path: str) -> str:
+    """A path without indices and units, which kio and Kafka's definitions write in two ways."""
+    return path.replace("[]", "").replace("_ms", "")
+
+
+def rounds(lies: list[Lie], most: int) -> list[list[Lie]]:
+    """Lies that share a run: no two of one API that meet, and not more than `most`. The answers of
+    `ROOTS` decide whether other requests are sent at all, so they have runs apart from the
+    others."""
     shared: list[list[Lie]] = []
     for is_root in (False, True):
         own: list[list[Lie]] = []
         for lie in lies:
             if (lie.api in ROOTS) != is_root:
                 continue
-            free = (each for each in own if not any(do_meet(lie, other) for other in each))
+            free = (
+                each
+                for each in own
+                if len(each) < most and not any(do_meet(lie, other) for other in each)
+            )
             place = next(free, None)
             if place is None:
                 own.append([lie])
@@ -110,12 +147,25 @@ def rounds(lies: list[Lie]) -> list[list[Lie]]:
 
 
 def do_meet(one: Lie, other: Lie) -> bool:
-    """Whether two lies are about one struct of an API, or one is about a part of the other's."""
+    """Return whether one of two lies of an API hides the other. Lies about connections share runs
+    with each other only."""
+    if CONNECTION in (one.path, other.path):
+        return one.kind != other.kind or one.api == other.api
     if one.api != other.api:
         return False
-    structs = [lie.path.rpartition(".")[0] for lie in (one, other)]
-    is_part = one.path.startswith(other.path) or other.path.startswith(one.path)
-    return is_part or structs[0] == structs[1] or LOUD & {one.kind, other.kind} != set()
+    paths = [lie.path.replace("[]", "") + "." for lie in (one, other)]
+    return (
+        paths[0].startswith(paths[1])
+        or paths[1].startswith(paths[0])
+        or _hides(one, paths[1])
+        or _hides(other, paths[0])
+    )
+
+
+def _hides(lie: Lie, path: str) -> bool:
+    """Return whether a lie hides another one at `path`, which is in the same struct or below it."""
+    struct, _, name = lie.path.replace("[]", "").rpartition(".")
+    return (lie.kind in LOUD or name in KEYS) and path.startswith(struct)
 
 
 def measure(
@@ -125,50 +175,81 @@ def measure(
     known = results.setdefault(recorded.name, {"honest": {}, "lies": {}})
     if not known["honest"]:
         done, proxy = run(recorded, [], pace, is_looking=True)
-        verdicts = dict(done.verdicts)
-        known["honest"] = {"status": done.status, "pace": pace, "verdicts": verdicts}
+        known["honest"] = {"status": done.status, "pace": pace, "verdicts": dict(done.verdicts)}
+        known["honest"]["findings"] = sorted(map(list, findings(done)))
         known["seen"] = {api: sorted(map(list, seen)) for api, seen in proxy.seen.items() if seen}
         save(results)
+    elsewhere = {
+        lie for name, other in results.items() if name != recorded.name for lie in other["lies"]
+    }
     lies = [
-        Lie(api, path, kind, is_once)
-        for api, seen in known["seen"].items()
-        for path, kind in seen
-        if known["lies"].get(str(Lie(api, path, kind, is_once)), {}).get("reported", OPEN) == OPEN
+        lie
+        for lie in sorted(room(known, is_once), key=lambda lie: (ORDER.index(lie.kind), lie.path))
+        if known["lies"].get(str(lie), {}).get("reported", OPEN) == OPEN
+        and str(lie) not in elsewhere
     ]
-    lies.sort(key=lambda lie: (ORDER.index(lie.kind), lie.path))
-    left = [lie for lie in lies if str(lie) in known["lies"]]
-    tell_alone(left, recorded, pace, end, results)
-    again: list[Lie] = []
-    for shared in rounds([lie for lie in lies if lie not in left]):
+    again = [lie for lie in lies if str(lie) in known["lies"]]
+    shared = rounds([lie for lie in lies if lie not in again], len(lies))
+    shared.sort(key=len, reverse=True)  # most lies in the least time
+    for number, together in enumerate(shared, 1):
         if time.monotonic() > end:
             return
-        done, proxy = run(recorded, shared, pace)
-        for lie in shared:
-            is_clear = bool(proxy.told[lie]) and is_reported(lie, done)
-            said = "in its exchange" if is_clear else OPEN
-            known["lies"][str(lie)] = {"told": proxy.told[lie], "reported": said}
-            again += [] if is_clear else [lie]
-        save(results)
-        said = f"{len(known['lies'])} told, {len(again)} of them to be told alone"
-        sys.stderr.write(f"{recorded.name}: {said}\n")
-    tell_alone(again, recorded, pace, end, results)
+        again += tell(together, recorded, pace, results)
+        log(f"{recorded.name}: run {number} of {len(shared)}, {len(again)} lies to tell again")
+    for together in rounds(again, AGAIN):
+        narrow(together, recorded, pace, end, results)
 
 
-def tell_alone(
+def room(known: Result, is_once: bool) -> Iterator[Lie]:
+    """The lies that the answers of an honest run have room for."""
+    for api, seen in known["seen"].items():
+        for path, kind in seen:
+            if kind == SWALLOWED and not is_once:
+                continue  # the first one costs the connection; others are no other lie
+            if not (kind == DELAYED and is_once):  # one late answer is what networks do
+                yield Lie(api, path, kind, is_once)
+
+
+def tell(lies: list[Lie], recorded: Recorded, pace: str, results: dict[str, Result]) -> list[Lie]:
+    """Tell lies in one run; return those that it leaves open. Findings of the honest run do not
+    count."""
+    known, left = results[recorded.name]["lies"], []
+    done, proxy = run(recorded, lies, pace)
+    honest = {(api, path) for api, path in results[recorded.name]["honest"]["findings"]}
+    found = findings(done) - honest
+    for lie in lies:
+        is_clear = bool(proxy.told[lie]) and is_reported(lie, found)
+        said = "in its exchange" if is_clear else OPEN
+        if said == OPEN and len(lies) == 1:
+            said = "by the run" if found else ""
+        if not proxy.told[lie] and (len(lies) == 1 or not found):
+            said = NOT_TOLD
+        elif said == OPEN and not found:
+            said = ""
+        known[str(lie)] = {"told": proxy.told[lie], "reported": said}
+        left += [lie] if said == OPEN else []
+        if not said:
+            log(f"{lie}: NOT REPORTED")
+    save(results)
+    return left
+
+
+def narrow(
     lies: list[Lie], recorded: Recorded, pace: str, end: float, results: dict[str, Result]
 ) -> None:
-    """Each in a run of its own, until `end`."""
-    known = results[recorded.name]["lies"]
-    for lie in lies:
-        if time.monotonic() > end:
-            return
-        done, proxy = run(recorded, [lie], pace)
-        said = "in its exchange" if is_reported(lie, done) else "by the run" if done.status else ""
-        if not proxy.told[lie]:
-            said = NOT_TOLD
-        known[str(lie)] = {"told": proxy.told[lie], "reported": said}
-        sys.stderr.write(f"{lie}: {said or 'NOT REPORTED'}\n")
-        save(results)
+    """Tell lies in smaller and smaller groups, until `end` or until each has a result."""
+    if not lies or time.monotonic() > end:
+        return
+    left = tell(lies, recorded, pace, results)
+    if left and len(left) == len(lies):
+        narrow(left[::2], recorded, pace, end, results)
+        narrow(left[1::2], recorded, pace, end, results)
+    else:
+        narrow(left, recorded, pace, end, results)
+
+
+def log(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 # -- the page -------------------------------------------------------------------------------
@@ -181,45 +262,45 @@ def save(results: dict[str, Result]) -> None:
 
 def page(results: dict[str, Result]) -> str:
     """The report."""
-    names = (
-        "capture",
-        "pace",
-        "honest",
-        "room for",
-        "run",
-        "reported",
-        "open",
-        "excused",
-        "passed",
-    )
-    lines = [HEAD, "| " + " | ".join(names) + " |", "|---|---|---|" + "---:|" * 6]
-    missed: list[tuple[str, str]] = []
-    opened: list[tuple[str, str]] = []
+    lines = [HEAD, "| " + " | ".join(COLUMNS) + " |", "|---|---|---|" + "---:|" * 5]
+    told = {
+        (name, lie): each["reported"]
+        for name, known in sorted(results.items())
+        for lie, each in sorted(known["lies"].items())
+        if each["reported"] != NOT_TOLD
+    }
     for name, known in sorted(results.items()):
-        told = {lie: each for lie, each in known["lies"].items() if each["reported"] != NOT_TOLD}
-        silent = [lie for lie, each in told.items() if not each["reported"]]
-        excused = [lie for lie in silent if excuse(lie)]
-        missed += [(name, lie) for lie in silent]
-        left = [lie for lie, each in told.items() if each["reported"] == OPEN]
-        opened += [(name, lie) for lie in left]
-        reported = len(told) - len(silent) - len(left)
-        honest, room = known["honest"], sum(map(len, known["seen"].values()))
-        cells = [name, honest["pace"], f"exit {honest['status']}", room, len(told), reported]
-        cells += [len(left), len(excused), len(silent) - len(excused)]
+        honest = known["honest"]
+        own = {key: said for key, said in told.items() if key[0] == name}
+        said = f"exit {honest['status']}, {plural(len(honest['findings']), 'finding')}"
+        cells = [name, honest["pace"], said, *counts(own)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    run_count, reported, opened, excused, _ = counts(told)
+    lines.append("| " + " | ".join(map(str, ["all", "", "", *counts(told)])) + " |")
+    share = 100 * reported / max(run_count - opened - excused, 1)
+    lines += ["", f"Reported: {share:.1f} % of those that are decided and not excused. Excused: "
+              f"{100 * excused / max(run_count, 1):.1f} % of all."]  # fmt: skip
+    silent = [key for key, said in told.items() if not said]
     lines += ["", "## Lies that pass", ""]
     lines += ["| capture | API, field, kind | why it may |", "|---|---|---|"]
-    lines += [f"| {name} | {lie} | {excuse(lie) or '**none**'} |" for name, lie in sorted(missed)]
+    lines += [f"| {name} | {lie} | {excuse(lie) or '**none**'} |" for name, lie in silent]
     lines += ["", "## Open", "", "| capture | API, field, kind |", "|---|---|"]
-    lines += [f"| {name} | {lie} |" for name, lie in sorted(opened)]
+    lines += [f"| {name} | {lie} |" for (name, lie), said in told.items() if said == OPEN]
     lines += ["", "## By kind", "", "| kind | run | reported |", "|---|---:|---:|"]
     kinds: dict[str, list[bool]] = defaultdict(list)
-    for known in results.values():
-        for lie, each in known["lies"].items():
-            if each["reported"] != NOT_TOLD:
-                kinds[kind_of(lie)].append(each["reported"] not in ("", OPEN))
+    for (_, lie), said in told.items():
+        kinds[kind_of(lie)].append(said not in ("", OPEN))
     lines += [f"| {kind} | {len(each)} | {sum(each)} |" for kind, each in sorted(kinds.items())]
     return "\n".join(lines) + "\n"
+
+
+def counts(told: dict[tuple[str, str], str]) -> list[int]:
+    """Lies that were run, reported, open, excused, and that passed without an excuse."""
+    silent = [lie for (_, lie), said in told.items() if not said]
+    opened = sum(said == OPEN for said in told.values())
+    excused = sum(bool(excuse(lie)) for lie in silent)
+    reported = len(told) - len(silent) - opened
+    return [len(told), reported, opened, excused, len(silent) - excused]
 
 
 def kind_of(lie: str) -> str:
@@ -235,14 +316,17 @@ def excuse(lie: str) -> str:
     return next((why for end, why in EXCUSED.items() if path.endswith(end)), "")
 
 
+COLUMNS = ("capture", "pace", "honest", "run", "reported", "open", "excused", "passed")
 HEAD = """# Lies that a replay reports
 
 Made by `python -m tools.replay_detection`; do not edit. A proxy in front of a real broker changes
 one field in the responses of one API (`tests/broker/lies.py`; kio encodes them). It does so in
-every response or, as *once*, in the first that has room for it. Each lie runs in a replay of a
-capture that an honest broker passes (*honest* is the exit code then). *Room for* counts the lies
-that these responses have room for; *run* counts those that were measured so far. *Open* are lies
-that were not reported in a run with others, and did not run alone yet.
+every response or, as *once*, in the first that has room for it. A lie about a *connection* cuts it
+instead of an answer, swallows the answer, or delays each answer of the API by 500 ms (these runs
+have `--fail-on latency`). Each lie runs in a replay of a capture against a fresh broker. *Honest*
+is the exit code without a lie, and the number of findings then, which do not count as reports. A
+capture's row has only lies that no other capture's row has. *Open* are lies that were not reported
+in a run with others, and did not run in a smaller group yet.
 """
 
 

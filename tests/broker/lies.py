@@ -2,17 +2,20 @@
 
 A response is decoded, changed and encoded by kio, which shares no code with kdissect. Which lies
 there are is read from the answers of an honest run: every field with a value that can be another
-one. A lie is told once, in the first answer that has such a value, or for ever.
+one. A lie is told once, in the first answer that has such a value, or for ever. Some lies are about
+the connection: it is cut instead of an answer, the answer is swallowed, or it comes later.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
 import importlib
 import io
 import re
 import struct
+import types
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -32,12 +35,16 @@ _BATCH = struct.Struct(">qiibIhiqqqhii")
 _CRC_FROM, _HEADER_SIZE = 21, 61
 _CODECS, _CONTROL = 7, 32
 _LONG = datetime.timedelta(seconds=30)
+_DELAY_S = 0.5
+CONNECTION = "connection"  # instead of a field's path
+CUT, SWALLOWED, DELAYED = CONNECTION_KINDS = ("cut", "swallowed", "delayed")
 
 
 @dataclasses.dataclass(frozen=True)
 class Lie:
-    """api: Kafka's name. path: of the field, as kio names it (``topics[].error_code``). kind: a key
-    of `KINDS` or `RECORD_KINDS`. is_once: told in one answer only."""
+    """api: Kafka's name. path: of the field, as kio names it (``topics[].error_code``), or
+    `CONNECTION`. kind: a key of `KINDS` or `RECORD_KINDS`, or one of `CONNECTION_KINDS`. is_once:
+    told in one answer only."""
 
     api: str
     path: str
@@ -63,8 +70,8 @@ def _of(kind: type | tuple[type, ...], change: Change) -> Change:
     """For values of a type; `change` raises ValueError for some of them too."""
 
     def checked(value: Any) -> Any:
-        is_number = kind is int and isinstance(value, bool | ErrorCode)
-        return change(_only(isinstance(value, kind) and not is_number, value))
+        is_other = kind is NUMBER and isinstance(value, bool | ErrorCode)
+        return change(_only(isinstance(value, kind) and not is_other, value))
 
     return checked
 
@@ -73,17 +80,22 @@ def _with_last_bit_flipped(data: bytes) -> bytes:
     return data[:-1] + bytes([each ^ 1 for each in data[-1:]])
 
 
+NUMBER = (int, float)
 KINDS: dict[str, Change] = {
+    "null": lambda value: _only(value is not None, None),
     "error": lambda value: _only(value is ErrorCode.none, ERROR),
     "no error": _of(ErrorCode, lambda value: _only(value is not ErrorCode.none, ErrorCode.none)),
-    "plus 1": _of(int, lambda value: value + 1),
-    "plus 5000": _of(int, lambda value: value + 5000),
-    "zero": _of(int, lambda value: _only(value > 0, 0)),
+    "plus 1": _of(NUMBER, lambda value: value + 1),
+    "plus 5000": _of(NUMBER, lambda value: value + 5000),
+    "zero": _of(NUMBER, lambda value: _only(value > 0, 0)),
     "other text": _of(str, lambda value: _only(bool(value), f"{value}-x")),
     "no text": _of(str, lambda value: _only(bool(value), "")),
     "other id": _of(uuid.UUID, lambda _: uuid.UUID(int=77)),
     "flipped": _of(bool, lambda value: not value),
-    "30 s": _of(datetime.timedelta, lambda _: _LONG),
+    "30 s": _of(
+        (datetime.timedelta, datetime.datetime),
+        lambda value: _LONG if isinstance(value, datetime.timedelta) else value + _LONG,
+    ),
     "emptied": _of(tuple, lambda value: _only(len(value) > 0, ())),
     "shortened": _of(tuple, lambda value: _only(len(value) > 1, value[:-1])),
     "doubled": _of(tuple, lambda value: _only(len(value) > 0, (*value, *value[-1:]))),
@@ -262,14 +274,20 @@ def encode(head: bytes, body: Any) -> bytes:
     return head[: _header_size(type(body))] + buffer.getvalue()
 
 
-def _kinds(value: Any) -> Iterator[tuple[str, Change]]:
+def _kinds(value: Any, *, may_be_null: bool) -> Iterator[str]:
     for kind, change in KINDS.items():
         try:
             changed = change(value)
         except (ValueError, TypeError):
             continue
-        if changed != value:
-            yield kind, change
+        if changed != value and (changed is not None or may_be_null):
+            yield kind
+
+
+def _may_be_null(one: dataclasses.Field[Any]) -> bool:
+    """Return whether a field may be null. A null id is one of zeros, so "other id" is about it."""
+    parts = one.type.__args__ if isinstance(one.type, types.UnionType) else ()
+    return type(None) in parts and uuid.UUID not in parts
 
 
 def lies_in(body: Any) -> set[tuple[str, str]]:
@@ -288,7 +306,8 @@ def _collect(value: Any, path: str, found: set[tuple[str, str]]) -> None:
                 kinds = [kind for kind, change in RECORD_KINDS.items() if _can(change, inner)]
                 found.update((here, kind) for kind in kinds)
                 continue
-            found.update((here, kind) for kind, _ in _kinds(inner))
+            kinds = list(_kinds(inner, may_be_null=_may_be_null(one)))
+            found.update((here, kind) for kind in kinds)
             _collect(inner, here, found)
     elif isinstance(value, tuple):
         for each in value:
@@ -345,6 +364,21 @@ class LyingProxy(Proxy):
         self.seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
         self._is_looking = is_looking
 
+    async def _answered(self, frame: bytes, api_key: int, api_version: int) -> bytes | None:
+        """None if the answer is swallowed; ConnectionError if the connection is cut instead."""
+        name = api_name(api_key) if api_key in index.api_key_map else ""
+        for lie in self._lies[name]:
+            if lie.path != CONNECTION or (lie.is_once and self.told[lie]):
+                continue
+            self.told[lie] += 1
+            self.altered += 1
+            if lie.kind == CUT:
+                raise ConnectionError
+            if lie.kind == SWALLOWED:
+                return None
+            await asyncio.sleep(_DELAY_S)
+        return self._altered(frame, api_key, api_version)
+
     def _altered(self, frame: bytes, api_key: int, api_version: int) -> bytes:
         name = api_name(api_key) if api_key in index.api_key_map else ""
         if api_key in INTERNAL_APIS:
@@ -355,9 +389,9 @@ class LyingProxy(Proxy):
         if body is None:
             return frame
         if self._is_looking:
-            self.seen[name] |= lies_in(body)
+            self.seen[name] |= lies_in(body) | {(CONNECTION, kind) for kind in CONNECTION_KINDS}
         for lie in self._lies[name]:
-            if lie.is_once and self.told[lie]:
+            if lie.path == CONNECTION or (lie.is_once and self.told[lie]):
                 continue
             try:
                 body = alter(body, lie.path, lie.kind)

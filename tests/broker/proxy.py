@@ -49,9 +49,12 @@ class Proxy:
             while True:
                 frame = await _frame(there)
                 api_key, api_version, is_own = asked.popleft()
-                if not is_own:
-                    frame = self._altered(frame, api_key, api_version)
                 await asyncio.sleep(self._delay_s)
+                if not is_own:
+                    answer = await self._answered(frame, api_key, api_version)
+                    if answer is None:
+                        continue
+                    frame = answer
                 writer.write(len(frame).to_bytes(4, "big") + frame)
 
         tasks = [asyncio.ensure_future(requests()), asyncio.ensure_future(responses())]
@@ -62,6 +65,10 @@ class Proxy:
         await asyncio.gather(*tasks, return_exceptions=True)
         writer.close()
         out.close()
+
+    async def _answered(self, frame: bytes, api_key: int, api_version: int) -> bytes | None:
+        """The response to the workload; None for no response."""
+        return self._altered(frame, api_key, api_version)
 
     def _altered(self, frame: bytes, api_key: int, api_version: int) -> bytes:
         if self.alter is None:

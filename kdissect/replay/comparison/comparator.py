@@ -22,8 +22,10 @@ from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
+from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
+from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
 from kdissect.replay.comparison.timing import Timing
@@ -58,6 +60,9 @@ from kdissect.replay.workload.messages import (
 
 _FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
+STATES = (
+    LogState, LogBounds, ProducerState, CommittedOffsets, GroupState, HeartbeatGroups, ClusterState,
+)  # fmt: skip
 IN_RUN = "other answers of this run show it"
 
 Body = dict[str, Any]
@@ -285,7 +290,7 @@ class Comparator:
             each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
             found[outcome.step.number].append(each)
 
-        for state in (LogState, LogBounds, CommittedOffsets, GroupState, ClusterState):
+        for state in STATES:
             state(self.ids, self._outcomes).check(add)
         by_number = {outcome.step.number: outcome for outcome in self._outcomes}
         for number, contradictions in found.items():

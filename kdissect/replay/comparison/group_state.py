@@ -1,12 +1,9 @@
-"""Finds answers that contradict what the run has shown of the target's groups.
+"""Finds answers that contradict what the run has shown of the target's classic groups.
 
-- A classic group rebalances from a JoinGroup, a LeaveGroup or the end of a member's session until
+- A group rebalances from a JoinGroup, a LeaveGroup or the end of a member's session until
   its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong.
 - The leader of a generation gets its members, among them all that joined it; others get none.
 - Members of the same generation have the same leader and protocol.
-- Members that the captured coordinator gave partitions get some within five seconds, and only those
-  that exist.
-- A member's epoch does not fall before it joins again (KIP-848).
 """
 
 from __future__ import annotations
@@ -21,16 +18,14 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, entries, response_of
+from kdissect.replay.workload.messages import decoded, entries
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
 
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
-_ASSIGNED_NS = 5_000_000_000  # coordinators compute assignments at most once a second
 _FOREVER = 1 << 62
-_HEARTBEATS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT})
 
 
 @dataclass(slots=True)
@@ -60,17 +55,10 @@ class _Group:
 
 
 class GroupState:
-    """Facts of all groups of a finished run; `check` reports contradictions."""
+    """Facts of a finished run; `check` reports contradictions."""
 
     def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
-        self._ids = ids
         self._groups: dict[str, _Group] = defaultdict(_Group)
-        # of groups whose broker assigns: (API, group, member) -> exchanges with captured answers
-        self._members: dict[tuple[int, str, str], list[tuple[_Exchange, Body | None]]] = (
-            defaultdict(list)
-        )
-        self._requests: dict[str, int] = defaultdict(int)
-        self._first_epochs: dict[str, int] = {}
         for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
             api_key = outcome.step.exchange.api_key
             if outcome.sent is None or api_key not in _GROUP_APIS:
@@ -85,15 +73,7 @@ class GroupState:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
         exchange = _Exchange(outcome, body, None if answer is None else answer.body)
         group = self._groups[body["group_id"]]
-        self._requests[body["group_id"]] += 1
         member = body.get("member_id") or ""
-        if api_key in _HEARTBEATS:
-            captured = response_of(outcome.step.exchange)
-            member = member or (exchange.answer or {}).get("member_id") or ""
-            self._members[api_key, body["group_id"], member].append(
-                (exchange, None if captured is None else captured.body)
-            )
-            return
         group.by_api[api_key].append(exchange)
         if api_key == ApiKey.JOIN_GROUP and exchange.is_taken and exchange.answer is not None:
             member = exchange.answer["member_id"]
@@ -109,69 +89,14 @@ class GroupState:
             for exchange in group.by_api[ApiKey.HEARTBEAT]:
                 _check_heartbeat(exchange, rebalances, add)
             _check_generations(group, add)
-        for (_, group_id, member), heartbeats in self._members.items():
-            self._check_member(group_id, member, heartbeats, add)
-
-    def _check_member(
-        self, group_id: str, member: str, heartbeats: list[tuple[_Exchange, Body | None]], add: Add
-    ) -> None:
-        epoch = 0
-        was = now = False
-        known = self._ids.target
-        for exchange, captured in heartbeats:
-            answer = exchange.answer
-            was |= bool(_assigned(captured))
-            if answer is None or answer["error_code"]:
-                continue
-            if exchange.request["member_epoch"] <= 0:
-                epoch = 0
-            if exchange.request["member_epoch"] >= 0:
-                first = self._first_epochs.setdefault(group_id, answer["member_epoch"])
-                limit = first + self._requests[group_id] + 1
-                least = max(epoch, 1)  # KIP-848: a member that has joined is in an epoch
-                if not least <= answer["member_epoch"] <= limit:
-                    wanted = f"{least} to {limit}"
-                    note = "more than the group's requests can have caused, or less than before"
-                    add(exchange.outcome, "member_epoch", wanted, answer["member_epoch"], note)
-                else:
-                    epoch = answer["member_epoch"]
-            assigned = _assigned(answer)
-            for topic_id, number in assigned:
-                now = True
-                name = known.names.get(topic_id)
-                if assigned.count((topic_id, number)) > 1:
-                    text = f"{name or topic_id} partition {number}"
-                    note = "it is assigned twice"
-                    path = "assignment.topic_partitions"
-                    add(exchange.outcome, path, "each partition once", text, note)
-                if name is None or (known.has_topic(name) and (name, number) not in known.leaders):
-                    path = "assignment.topic_partitions"
-                    text = f"{name or topic_id} partition {number}"
-                    note = "Metadata has no such partition"
-                    add(exchange.outcome, path, "a partition of a topic", text, note)
-        last = heartbeats[-1][0].outcome
-        is_long = last.sent_ns - heartbeats[0][0].outcome.sent_ns >= _ASSIGNED_NS
-        # the replay's own heartbeats may have brought them
-        now = now or self._ids.groups.has_assignment(group_id, member)
-        if was and not now and is_long and last.answer is not None:
-            note = "no heartbeat of this member brings any"
-            add(last, "assignment", "partitions", "none", note)
 
 
-_GROUP_APIS = _HEARTBEATS | {
-    ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
-    ApiKey.OFFSET_COMMIT,
-}  # fmt: skip
-
-
-def _assigned(answer: Body | None) -> list[tuple[Any, int]]:
-    """(topic id, partition) of a heartbeat's answer."""
-    assignment = None if answer is None else answer.get("assignment")
-    return [
-        (topic["topic_id"], number)
-        for topic in entries(None if assignment is None else assignment["topic_partitions"])
-        for number in entries(topic["partitions"])
-    ]
+_GROUP_APIS = frozenset(
+    {
+        ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
+        ApiKey.OFFSET_COMMIT,
+    }
+)  # fmt: skip
 
 
 def _rebalances(group: _Group) -> Iterator[tuple[int, int]]:

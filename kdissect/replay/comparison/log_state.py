@@ -8,6 +8,7 @@ target's answers with each other, and with what the target acknowledged:
 - An answer has records if the high watermark says that there are some and no limit forbids them.
 - A high watermark never falls, is not below delivered or acknowledged records, and not above the
   last offset that anything else shows. The last stable offset is never above the high watermark.
+- A broker with room for one fetch session makes some (KIP-227).
 - A read_committed answer lists each aborted transaction that it has data of (KIP-98).
 - An epoch ends at an offset that the log can have (KIP-101).
 """
@@ -103,6 +104,8 @@ class LogState:
         self._shared: list[tuple[Outcome, str, Body]] = []  # partitions of ShareFetch responses
         self._odd: list[tuple[Outcome, str, Any, Any, str]] = []  # without any other response
         self._markers: list[tuple[int, int, int]] = []  # as appends, of any transactional log
+        self._no_sessions: list[Outcome] = []  # where the captured broker has made one
+        self._has_sessions = False
         self._has_one_node = len(ids.target.nodes) == 1
         collect: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
             ApiKey.PRODUCE: self._produce,
@@ -216,6 +219,11 @@ class LogState:
         """A response has the session of its request, and none if that ends it (KIP-227). A request
         to several brokers has none."""
         expected = 0 if epoch == FINAL_EPOCH else session_id
+        self._has_sessions |= answered > 0
+        if epoch == INITIAL_EPOCH and not answered:
+            captured = response_of(outcome.step.exchange)
+            if captured is not None and captured.body.get("session_id", 0):
+                self._no_sessions.append(outcome)
         if self._has_one_node and epoch != INITIAL_EPOCH and answered != expected:
             self._odd.append((outcome, "session_id", expected, answered, "not the request's"))
 
@@ -263,6 +271,9 @@ class LogState:
     def check(self, add: Add) -> None:
         for odd in self._odd:
             add(*odd)
+        if self._has_one_node and not self._has_sessions:
+            for outcome in self._no_sessions:
+                add(outcome, "session_id", "a session", 0, "no request of the run gets one")
         for (topic, _), log in self._logs.items():
             if not topic or topic in self._removed:
                 continue

@@ -212,9 +212,21 @@ def _inside(ranges: list[tuple[int, int]], offset: int) -> bool:
 
 def _control_type(batch: bytes) -> bytes:
     """The key of the first record of a control batch: it names the marker."""
+    return _marker(batch)[0]
+
+
+def _marker(batch: bytes) -> tuple[bytes, bytes]:
+    """Key and value of the first record of a control batch."""
     for row in _records(batch, list(headers(batch)), None):
-        return bytes(row["key"] or b"")
-    return b""
+        return bytes(row["key"] or b""), bytes(row["value"] or b"")
+    return b"", b""
+
+
+def coordinator_epoch(batch: bytes) -> int:
+    """The coordinator's epoch in a transaction marker (EndTxnMarker: version, epoch); -1 if the
+    marker has none."""
+    value = _marker(batch)[1][2:6]
+    return int.from_bytes(value, "big", signed=True) if len(value) == 4 else -1
 
 
 def is_abort_marker(batch: bytes) -> bool:

@@ -36,10 +36,11 @@ class Run:
         request: dict[str, Any],
         answer: dict[str, Any] | None,
         times_ms: tuple[float, float] | None = None,
+        version: int = -1,
     ) -> None:
         number = self.maker.add(0)
         step = self.maker.steps[number]
-        version = VERSIONS[api_key]
+        version = VERSIONS[api_key] if version < 0 else version
         step.exchange.api_key, step.exchange.api_version = api_key, version
         header = {"correlation_id": 7, "client_id": "test"}
         sent = encode_message(Message(api_key, version, "request", header, request))
@@ -219,6 +220,29 @@ def test_topics_and_configs_are_as_answered() -> None:
     )
     assert run.found(EndState()) == []
     assert "deleted -> there" in run.found(EndState({"orders": 3}))[0]
+
+
+@pytest.mark.parametrize("version", [5, 6], ids=["by name", "with ids"])
+def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> None:
+    """The topic with its records and committed offsets may be there or not."""
+    run = Run()
+    topic = {"name": "orders", "num_partitions": 1, "replication_factor": 1, "assignments": [],
+             "configs": []}  # fmt: skip
+    run.add(
+        ApiKey.CREATE_TOPICS,
+        {"topics": [topic], "timeout_ms": 1, "validate_only": False},
+        {"topics": [{"name": "orders", "error_code": 0}]},
+    )
+    run.produce(2, 0)
+    run.commit(2)
+    assert len(run.found(EndState())) == 2
+    named = {"topic_names": ["orders"]} if version == 5 else {"topics": [{"name": "orders"}]}
+    run.add(ApiKey.DELETE_TOPICS, {**named, "timeout_ms": 1}, None, version=version)
+    kept = committed(2)
+    kept.topics, kept.logs = {"orders": 1}, {("orders", 0): LogExtent(0, 2, 2)}
+    assert run.found(EndState()) == run.found(kept) == []
+    run.produce(3, 0)
+    assert "ends at 3 or later" in run.found(after(0, 2, 2))[0]
 
 
 def test_a_state_has_to_be_that_of_a_reference() -> None:

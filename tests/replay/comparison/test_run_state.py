@@ -13,8 +13,10 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.group_state import GroupState
+from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
+from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.model import (
     Connection,
     Exchange,
@@ -33,11 +35,17 @@ S = 1_000_000_000
 ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
-State = LogState | LogBounds | CommittedOffsets | GroupState | ClusterState
+State = (
+    LogState | LogBounds | ProducerState | CommittedOffsets | GroupState | HeartbeatGroups
+    | ClusterState
+)  # fmt: skip
 
 
 class Run:
-    """Exchanges of one connection with one broker. policy: of topic t."""
+    """Exchanges of one connection with one broker. policy: of topic t. topics: name, id and number
+    of partitions of those that the target's Metadata has."""
+
+    topics: Sequence[tuple[str, UUID, int]] = ()
 
     def __init__(self, policy: str = "delete") -> None:
         self.connection = Connection(0, 0, ("10.0.0.1", 1000), ("10.0.0.2", 9092), 0, 1)
@@ -67,6 +75,10 @@ class Run:
 
     def said(self, state: type[State], brokers: int = 1) -> Said:
         ids = IdMap(self.plan)
+        for topic, topic_id, partitions in self.topics:
+            ids.names[topic_id] = ids.target.names[topic_id] = topic
+            ids.target.topic_ids[topic] = topic_id
+            ids.target.leaders |= {(topic, number): (1, 0) for number in range(partitions)}
         ids.target.nodes = {number: ("broker", 9091 + number) for number in range(1, brokers + 1)}
         found: Said = []
         state(ids, self.outcomes).check(
@@ -305,6 +317,18 @@ def test_a_session_and_a_replica_that_an_answer_cannot_have() -> None:
     assert run.said(LogState) == [(other, "session_id", "5"), (number, replica, "1")]
 
 
+def test_a_broker_without_fetch_sessions() -> None:
+    """A request without a session is different if no request gets one, and the captured had."""
+    run = Run()
+    sent = {"session_id": 0, "session_epoch": 0, "topics": []}
+    none, some = ({"session_id": number, "responses": []} for number in (0, 7))
+    number = run.add(1, ApiKey.FETCH, 11, sent, none, some)
+    run.add(2, ApiKey.FETCH, 11, sent, none, none)
+    assert run.said(LogState) == [(number, "session_id", "0")]
+    run.add(3, ApiKey.FETCH, 11, sent, some, some)
+    assert run.said(LogState) == []
+
+
 def commit(run: Run, at_s: float, offset: int) -> int:
     partition = {"partition_index": 0, "committed_offset": offset}
     return run.add(
@@ -375,6 +399,39 @@ def test_aborted_transactions(key: bytes) -> None:
         (with_it, path, "producer 9 from offset 0")
     )  # fmt: skip
     assert run.said(LogState) == [wrong]
+
+
+def test_active_producers() -> None:
+    """A description has the times of the producer's batches, the epoch of its markers, and the
+    offset of its batch at which a transaction begins."""
+    run = Run()
+    own = {"producer_id": 9, "producer_epoch": 0, "is_transactional": True}
+    run.produce(1, 0, batch(0, **own))
+    run.fetch(2, 0, batch(0, **own) + marker(2, COMMIT), 3)
+    run.produce(3, 3, batch(0, **own))
+
+    def describe(**more: int) -> int:
+        producer = {
+            "producer_id": 9, "producer_epoch": 0, "last_timestamp": 5, "coordinator_epoch": 0,
+            "current_txn_start_offset": 3, **more,
+        }  # fmt: skip
+        partition = {"partition_index": 0, "active_producers": [producer]}
+        return run.add(
+            4, ApiKey.DESCRIBE_PRODUCERS, 0,
+            {"topics": [{"name": "t", "partition_indexes": [0]}]},
+            {"topics": [{"name": "t", "partitions": [partition]}]},
+        )  # fmt: skip
+
+    describe()
+    describe(current_txn_start_offset=-1, last_timestamp=60)  # of its next marker
+    wrong = {"last_timestamp": 6, "coordinator_epoch": 1, "current_txn_start_offset": 2}
+    numbers = {describe(**{name: value}): (name, value) for name, value in wrong.items()}
+    early = describe(current_txn_start_offset=-1, last_timestamp=0)
+    numbers[early] = "last_timestamp", 0
+    path = "topics[0].partitions[0].active_producers[0]"
+    assert run.said(ProducerState) == [
+        (number, f"{path}.{name}", str(value)) for number, (name, value) in numbers.items()
+    ]
 
 
 def test_a_high_watermark_while_somebody_writes() -> None:
@@ -470,24 +527,6 @@ def test_generations_begin_at_1_and_do_not_fall() -> None:
     lower = join(run, 3, "a", ["a"], generation=1)
     path = "generation_id"
     assert run.said(GroupState) == [(zero, path, "0"), (lower, path, "1")]
-
-
-def test_a_member_that_gets_no_partitions() -> None:
-    """An assignment that the capture has and the target lacks is reported."""
-    run = Run()
-    partitions = [{"topic_id": UUID(int=5), "partitions": [0]}]
-    sent = {"group_id": "g", "member_id": "m", "member_epoch": 0}
-    answered = {"member_id": "m", "member_epoch": 1, "assignment": None}
-    captured = answered | {"assignment": {"topic_partitions": partitions}}
-    run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
-    assert run.said(GroupState) == []
-    number = run.add(6, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered, captured)
-    assert run.said(GroupState) == [(number, "assignment", "none")]
-    run.outcomes.clear()
-    run.add(1, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, answered)
-    high = answered | {"member_epoch": 1000}
-    number = run.add(2, ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, sent, high)
-    assert run.said(GroupState) == [(number, "member_epoch", "1000")]
 
 
 # -- the cluster --------------------------------------------------------------------------------

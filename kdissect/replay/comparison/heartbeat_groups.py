@@ -1,0 +1,307 @@
+"""Finds answers that contradict what the run has shown of groups whose members only heartbeat.
+
+These are consumer groups (KIP-848), share groups (KIP-932) and streams groups (KIP-1071): the
+coordinator assigns their partitions or tasks.
+
+- A member's epoch does not fall before it joins again. It rises at most as often as the group
+  changed.
+- An assignment names each partition of Metadata, or each task, once.
+- After two seconds and three heartbeats of each member without a change of the group, its members
+  have all partitions that the captured members had then.
+- A status of a streams group is one that the captured group had, or one that passes.
+- A description has the epochs that its state and the heartbeats before it imply.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries, response_of
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
+Share = tuple[str, int]  # the target's name of a topic, or a subtopology; and its partition
+
+_FOREVER = 1 << 62
+# Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
+_SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
+_SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
+_HEARTBEATS = frozenset(
+    {
+        ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.STREAMS_GROUP_HEARTBEAT,
+    }
+)  # fmt: skip
+_DESCRIPTIONS = frozenset(
+    {
+        ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.SHARE_GROUP_DESCRIBE,
+        ApiKey.STREAMS_GROUP_DESCRIBE,
+    }
+)  # fmt: skip
+# Requests that change the metadata of a group's topics, and so the group's epoch.
+_TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
+_SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
+_TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")
+_PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignment is delayed
+
+
+class _Heartbeat(NamedTuple):
+    """answer: None without one, or with an error. captured: the same of the capture."""
+
+    outcome: Outcome
+    request: Body
+    answer: Body | None
+    captured: Body | None
+
+
+@dataclass(slots=True)
+class _HeartbeatGroup:
+    """Heartbeats by member, in order of sending. changes_ns: when its epoch may have risen.
+    first_epoch: of the first answer to a member."""
+
+    members: dict[str, list[_Heartbeat]] = field(default_factory=lambda: defaultdict(list))
+    changes_ns: list[int] = field(default_factory=list)
+    first_epoch: int = -1
+
+    @property
+    def heartbeats(self) -> Iterator[_Heartbeat]:
+        for each in self.members.values():
+            yield from each
+
+    def epoch_limit(self, at_ns: int) -> int:
+        """The highest epoch that the group can have at a moment."""
+        return self.first_epoch + bisect_right(self.changes_ns, at_ns)
+
+
+class HeartbeatGroups:
+    """Facts of a finished run; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._groups: dict[str, _HeartbeatGroup] = defaultdict(_HeartbeatGroup)
+        self._described: list[tuple[Outcome, Body]] = []
+        self._topic_changes_ns: list[int] = []
+        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
+            api_key = outcome.step.exchange.api_key
+            if outcome.sent is None:
+                continue
+            if api_key in _TOPIC_CHANGES:
+                self._topic_changes_ns.append(outcome.sent_ns)
+            elif api_key in _HEARTBEATS:
+                self._heartbeat(outcome, api_key)
+            elif api_key in _DESCRIPTIONS and outcome.answer is not None:
+                answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+                if answer is not None:
+                    self._described.append((outcome, answer.body))
+        for group in self._groups.values():
+            self._add_changes(group)
+
+    def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
+        request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        if request is None:
+            return
+        body, answer = request.body, None
+        if outcome.answer is not None:
+            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+        captured = response_of(outcome.step.exchange)
+        taken = None if answer is None or answer.body["error_code"] else answer.body
+        group = self._groups[body["group_id"]]
+        member = body["member_id"] or ("" if taken is None else taken["member_id"] or "")
+        before = None if captured is None else captured.body
+        group.members[member].append(_Heartbeat(outcome, body, taken, before))
+        is_change = body["member_epoch"] <= 0 or any(body.get(each) for each in _SUBSCRIPTIONS)
+        if is_change and group.first_epoch >= 0:
+            group.changes_ns.append(outcome.sent_ns)
+        for each in entries((body.get("topology") or {}).get("subtopologies")):
+            internal = len(each["state_changelog_topics"]) + len(each["repartition_source_topics"])
+            group.changes_ns += [outcome.sent_ns] * internal  # the coordinator creates them
+        if group.first_epoch < 0 and taken is not None:
+            group.first_epoch = taken["member_epoch"]
+
+    def _add_changes(self, group: _HeartbeatGroup) -> None:
+        """Add those of topics, and of members whose session may have ended."""
+        first_ns = min(each.outcome.sent_ns for each in group.heartbeats)
+        group.changes_ns += [at for at in self._topic_changes_ns if at >= first_ns - _SILENT_NS]
+        for heartbeats in group.members.values():
+            sent = [each.outcome.sent_ns for each in heartbeats]
+            group.changes_ns += [
+                at + _SILENT_NS
+                for at, following in zip(sent, [*sent[1:], _FOREVER], strict=True)
+                if following - at > _SILENT_NS
+            ]
+        group.changes_ns.sort()
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for group in self._groups.values():
+            for begin, end in pairwise([-1, *group.changes_ns, _FOREVER]):
+                if end - begin >= _SETTLED_NS:
+                    self._check_settled(group, begin, end, add)
+            for heartbeats in group.members.values():
+                _check_epochs(group, heartbeats, add)
+                for each in heartbeats:
+                    self._check_assignment(each, add)
+            _check_status(group, add)
+        for outcome, answer in self._described:
+            for at, described in enumerate(entries(answer["groups"])):
+                name = described["group_id"]
+                if not described["error_code"] and name in self._groups:
+                    path = f"groups[{at}]."
+                    _check_description(outcome, path, described, self._groups[name], add)
+
+    def _shares(self, answer: Body | None) -> Iterator[tuple[Share, str]]:
+        """Assigned partitions and tasks of an answer, with the path of their list."""
+        body = answer or {}
+        for topic in entries((body.get("assignment") or {}).get("topic_partitions")):
+            name = self._ids.target.names.get(topic["topic_id"], str(topic["topic_id"]))
+            for number in entries(topic["partitions"]):
+                yield (name, number), "assignment.topic_partitions"
+        for path in _TASKS:
+            for task in entries(body.get(path)):
+                for number in entries(task["partitions"]):
+                    yield (task["subtopology_id"], number), path
+
+    def _captured_shares(self, captured: Body | None) -> Iterator[Share]:
+        """Partitions and active tasks that a captured answer assigns, as the target names them."""
+        body = captured or {}
+        for topic in entries((body.get("assignment") or {}).get("topic_partitions")):
+            name = self._ids.topic(self._ids.names.get(topic["topic_id"], ""))
+            for number in entries(topic["partitions"]):
+                if (name, number) in self._ids.target.leaders:
+                    yield name, number
+        for task in entries(body.get("active_tasks")):
+            for number in entries(task["partitions"]):
+                yield task["subtopology_id"], number
+
+    def _check_assignment(self, heartbeat: _Heartbeat, add: Add) -> None:
+        target = self._ids.target
+        for (share, path), count in Counter(self._shares(heartbeat.answer)).items():
+            name, number = share
+            text = f"{name} partition {number}"
+            if count > 1:
+                add(heartbeat.outcome, path, "each once", text, "it is assigned twice")
+            is_there = share in target.leaders
+            is_known = name not in target.names.values() or target.has_topic(name)
+            if path not in _TASKS and is_known and not is_there:
+                note = "Metadata has no such partition"
+                add(heartbeat.outcome, path, "a partition of a topic", text, note)
+
+    def _check_settled(self, group: _HeartbeatGroup, begin: int, end: int, add: Add) -> None:
+        """Report partitions that the captured members had, and no member of the target's has, in an
+        interval in which the group does not change."""
+        wanted: dict[Share, _Heartbeat] = {}
+        known: set[Share] = set()
+        for heartbeats in group.members.values():
+            first, after = _inside(heartbeats, begin, end)
+            if not after or (first and heartbeats[first - 1].request["member_epoch"] < 0):
+                continue  # it has not joined yet, or has left
+            answered = [each for each in heartbeats[first:after] if each.answer is not None]
+            span = answered[-1].outcome.sent_ns - max(begin, 0) if answered else 0
+            if len(answered) < _SETTLED_COUNT or span < _SETTLED_NS:
+                return
+            mine = _last_assignment(each.captured for each in heartbeats[:after])
+            wanted |= dict.fromkeys(self._captured_shares(mine), answered[-1])
+            theirs = _last_assignment(each.answer for each in heartbeats[:after])
+            known.update(share for share, _ in self._shares(theirs))
+        for share in sorted(wanted.keys() - known)[:1]:
+            is_streams = "active_tasks" in (wanted[share].answer or {})
+            path, text = "active_tasks" if is_streams else "assignment", f"{share[0]} {share[1]}"
+            add(wanted[share].outcome, path, text, "not assigned", "no member of the group has it")
+
+
+def _inside(heartbeats: list[_Heartbeat], begin: int, end: int) -> tuple[int, int]:
+    """The first heartbeat of an interval, and the one after its last, of a member."""
+    times = [each.outcome.sent_ns for each in heartbeats]
+    return bisect_left(times, begin), bisect_left(times, end)
+
+
+def _last_assignment(answers: Iterable[Body | None]) -> Body | None:
+    """The last answer with an assignment. One without leaves the assignment as it was."""
+    last = None
+    for answer in answers:
+        given = answer or {}
+        if given.get("assignment") is not None or given.get("active_tasks") is not None:
+            last = answer
+    return last
+
+
+def _check_epochs(group: _HeartbeatGroup, heartbeats: list[_Heartbeat], add: Add) -> None:
+    epoch = 0
+    for each in heartbeats:
+        if each.answer is None or each.request["member_epoch"] < 0:
+            continue
+        if each.request["member_epoch"] == 0:
+            epoch = 0
+        limit, answered = group.epoch_limit(each.outcome.answered_ns), each.answer["member_epoch"]
+        least = max(epoch, 1)  # KIP-848: a member that has joined is in an epoch
+        if least <= answered <= limit:
+            epoch = answered
+        else:
+            note = "more than the group's changes can have caused, or less than before"
+            add(each.outcome, "member_epoch", f"{least} to {limit}", answered, note)
+
+
+def _check_status(group: _HeartbeatGroup, add: Add) -> None:
+    """KIP-1071: all members of a streams group get its status, until the reason has passed."""
+    known = {code for each in group.heartbeats for code in _status_codes(each.captured)}
+    for each in group.heartbeats:
+        for code in _status_codes(each.answer):
+            if code not in known | _PASSING:
+                note = "the captured group never had it"
+                add(each.outcome, "status", _either(known), code, note)
+
+
+def _status_codes(body: Body | None) -> list[int]:
+    return [each["status_code"] for each in entries((body or {}).get("status"))]
+
+
+def _either(values: Iterable[Any]) -> str:
+    return " or ".join(map(str, sorted(values))) or "none"
+
+
+def _check_description(
+    outcome: Outcome, path: str, described: Body, group: _HeartbeatGroup, add: Add
+) -> None:
+    """The state follows from the epochs of a group and its members (KIP-848)."""
+    epoch, assigned = described["group_epoch"], described["assignment_epoch"]
+    state, members = described["group_state"], described["members"]
+    seen = {name: _last_epoch(each, outcome) for name, each in group.members.items()}
+    least, limit = max([*seen.values(), 1]), group.epoch_limit(outcome.answered_ns)
+    if not least <= epoch <= limit:
+        note = "heartbeats show other epochs"
+        add(outcome, f"{path}group_epoch", f"{least} to {limit}", epoch, note)
+    is_share = outcome.step.exchange.api_key == ApiKey.SHARE_GROUP_DESCRIBE
+    is_behind = state in ("Assigning", "Empty")  # the assignment of the last change is not made
+    if assigned > epoch or (is_behind and assigned == epoch):
+        add(outcome, f"{path}assignment_epoch", f"below {epoch}", assigned, f"the group is {state}")
+    elif not is_behind and not is_share and assigned != epoch:
+        add(outcome, f"{path}assignment_epoch", epoch, assigned, f"the group is {state}")
+    elif assigned < max([*seen.values(), 0]):
+        note = "a member has had a later one"
+        add(outcome, f"{path}assignment_epoch", f"at least {least}", assigned, note)
+    for at, member in enumerate(members):
+        own, low = member["member_epoch"], seen.get(member["member_id"], 0)
+        if own < 0:
+            continue  # a static member that has left (KIP-345)
+        low = assigned if state == "Stable" and not is_share else low
+        if not low <= own <= assigned:
+            note = "heartbeats and the assignment show other epochs"
+            add(outcome, f"{path}members[{at}].member_epoch", f"{low} to {assigned}", own, note)
+
+
+def _last_epoch(heartbeats: list[_Heartbeat], outcome: Outcome) -> int:
+    """The epoch of a member by its last answer before an exchange; 0 if it has none."""
+    times = [each.outcome.answered_ns for each in heartbeats]
+    for each in reversed(heartbeats[: bisect_left(times, outcome.sent_ns)]):
+        if each.answer is not None:
+            return max(int(each.answer["member_epoch"]), 0)
+    return 0

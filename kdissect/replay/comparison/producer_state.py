@@ -1,0 +1,144 @@
+"""Finds answers of DescribeProducers that contradict the batches and markers of the run.
+
+A partition's leader describes each producer by its last batch or marker there (KIP-664): its time,
+the coordinator's epoch in the marker, and the start of an open transaction. The run knows the
+batches that it sent, and the markers that Fetch responses brought.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
+from kdissect.replay.comparison.records import coordinator_epoch
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
+_Key = tuple[str, int, int]  # the target's name of a topic, partition, producer id
+
+_MAX_TIMESTAMP_AT = 35  # in a batch of magic 2
+_TIMESTAMP = struct.Struct(">q")
+_LOG_APPEND_TIME = 8  # a bit of the attributes
+_ATTRIBUTES_AT = 22
+_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.DESCRIBE_PRODUCERS})
+
+
+@dataclass(slots=True)
+class _ActiveProducer:
+    """A producer in a log. starts: offsets of its batches. times: of its batches and markers.
+    epochs: of coordinators, by its markers. has_unknown: batches of other offsets or times."""
+
+    starts: set[int] = field(default_factory=set)
+    times: set[int] = field(default_factory=set)
+    epochs: set[int] = field(default_factory=set)
+    has_unknown: bool = False
+
+    def add(self, header: BatchHeader, batch: bytes, base_offset: int) -> None:
+        self.times.add(_TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)[0])
+        if header.is_control:
+            self.epochs.add(coordinator_epoch(batch))
+        else:
+            self.starts.add(base_offset)
+
+
+class ProducerState:
+    """Facts of all producers of a finished run; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._ids = ids
+        self._producers: dict[_Key, _ActiveProducer] = defaultdict(_ActiveProducer)
+        self._described: list[tuple[Outcome, Body]] = []
+        chosen = [
+            each
+            for each in sorted(outcomes, key=lambda each: each.sent_ns)
+            if each.sent is not None and each.step.exchange.api_key in _APIS
+        ]
+        keys = {each.step.exchange.api_key for each in chosen}
+        for outcome in chosen if ApiKey.DESCRIBE_PRODUCERS in keys else ():
+            self._collect(outcome, outcome.step.exchange.api_key)
+
+    def _collect(self, outcome: Outcome, api_key: int) -> None:
+        answer = None
+        if outcome.answer is not None:
+            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+        if api_key == ApiKey.PRODUCE:
+            request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+            if request is not None:
+                self._produce(request, answer)
+        elif api_key == ApiKey.FETCH and answer is not None:
+            for topic in entries(answer.body["responses"]):
+                name = self._ids.target.topic_name(topic)
+                for partition in entries(topic["partitions"]):
+                    self._add(name, partition["partition_index"], partition["records"] or b"")
+        elif answer is not None:
+            self._described.append((outcome, answer.body))
+
+    def _produce(self, request: Message, answer: Message | None) -> None:
+        bases = {
+            (self._ids.target.topic_name(topic), partition["index"]): partition["base_offset"]
+            for topic in entries(None if answer is None else answer.body["responses"])
+            for partition in entries(topic["partition_responses"])
+            if not partition["error_code"] and partition.get("log_append_time_ms", -1) < 0
+        }
+        for topic in entries(request.body["topic_data"]):
+            name = self._ids.target.topic_name(topic)
+            for partition in entries(topic["partition_data"]):
+                number, data = partition["index"], partition["records"] or b""
+                self._add(name, number, data, bases.get((name, number), -1))
+
+    def _add(self, topic: str, number: int, data: bytes, base: int | None = None) -> None:
+        """Add the batches of a log. base: the offset of the first one, if not its own."""
+        for each in headers(data):
+            if each.magic != 2 or each.is_partial or each.producer_id < 0:
+                continue
+            producer = self._producers[topic, number, each.producer_id]
+            batch = data[each.pos : each.pos + each.size]
+            if len(batch) < BATCH_HEADER_SIZE or batch[_ATTRIBUTES_AT] & _LOG_APPEND_TIME:
+                producer.has_unknown = True
+            elif base is None or base >= 0:
+                producer.add(each, batch, each.base_offset if base is None else base)
+            else:
+                producer.has_unknown = True
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for outcome, answer in self._described:
+            for i, topic in enumerate(entries(answer["topics"])):
+                for j, partition in enumerate(entries(topic["partitions"])):
+                    for k, each in enumerate(entries(partition["active_producers"])):
+                        key = topic["name"], partition["partition_index"], each["producer_id"]
+                        path = f"topics[{i}].partitions[{j}].active_producers[{k}]."
+                        if key in self._producers:
+                            _check(outcome, path, each, self._producers[key], add)
+
+
+def _check(
+    outcome: Outcome, path: str, described: Body, producer: _ActiveProducer, add: Add
+) -> None:
+    start, epoch = described["current_txn_start_offset"], described["coordinator_epoch"]
+    if producer.has_unknown:
+        return
+    if start >= 0 and start not in producer.starts:
+        note = "no batch of this producer begins there"
+        wanted = "-1 or the first offset of a batch"
+        add(outcome, f"{path}current_txn_start_offset", wanted, start, note)
+    if producer.epochs and epoch not in producer.epochs | {-1}:
+        note = "its markers have another one"
+        wanted = " or ".join(map(str, sorted(producer.epochs)))
+        add(outcome, f"{path}coordinator_epoch", wanted, epoch, note)
+    time = described["last_timestamp"]
+    # The time of a marker that no answer brought is a later one.
+    may_be_marker = start < 0 <= epoch and time > max(producer.times)
+    if time not in producer.times and not may_be_marker:
+        note = "no batch or marker of this producer has it"
+        add(outcome, f"{path}last_timestamp", "the time of a batch", time, note)

@@ -1,0 +1,182 @@
+"""Answers about consumer, share and streams groups that contradict the rest of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
+from tests.replay.comparison.test_run_state import Run, Said
+
+TOPIC = UUID(int=5)
+CONSUMER, SHARE, STREAMS = (
+    ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT,
+)  # fmt: skip
+VERSIONS = {CONSUMER: 0, SHARE: 1, STREAMS: 0}
+DESCRIBE = {
+    CONSUMER: (ApiKey.CONSUMER_GROUP_DESCRIBE, 0), SHARE: (ApiKey.SHARE_GROUP_DESCRIBE, 1),
+    STREAMS: (ApiKey.STREAMS_GROUP_DESCRIBE, 0),
+}  # fmt: skip
+Body = dict[str, Any]
+
+
+class Group(Run):
+    """Members of group g, whose topic t has two partitions."""
+
+    topics = (("t", TOPIC, 2),)
+
+    def __init__(self, api_key: ApiKey = CONSUMER) -> None:
+        super().__init__()
+        self.api_key = api_key
+
+    def heartbeat(
+        self, at_s: float, epoch: int, answered: int, assigned: Any = None,
+        captured: Any = None, member: str = "m", **more: Any,
+    ) -> int:  # fmt: skip
+        """A heartbeat in an epoch; the answered one, and the assignments of both sides."""
+        sent = {"group_id": "g", "member_id": member, "member_epoch": epoch}
+        both = []
+        for given in (assigned, captured):
+            body = {"member_id": member, "member_epoch": answered, **self._assignment(given)}
+            both.append(body | more)
+        return self.add(at_s, self.api_key, VERSIONS[self.api_key], sent, *both)
+
+    def _assignment(self, given: Any) -> Body:
+        """given: numbers of partitions of topic t, or of tasks of subtopology 0."""
+        if self.api_key == STREAMS:
+            tasks = None if given is None else [{"subtopology_id": "0", "partitions": given}]
+            return {"active_tasks": tasks}
+        partitions = [{"topic_id": TOPIC, "partitions": given or []}]
+        return {"assignment": None if given is None else {"topic_partitions": partitions}}
+
+    def describe(self, at_s: float, state: str, epoch: int, assigned: int, *members: int) -> int:
+        api_key, version = DESCRIBE[self.api_key]
+        described = {
+            "group_id": "g", "group_state": state, "group_epoch": epoch,
+            "assignment_epoch": assigned,
+            "members": [{"member_id": "m", "member_epoch": each} for each in members],
+        }  # fmt: skip
+        return self.add(at_s, api_key, version, {"group_ids": ["g"]}, {"groups": [described]})
+
+    def found(self) -> Said:
+        return self.said(HeartbeatGroups)
+
+
+@pytest.mark.parametrize("api_key", [CONSUMER, SHARE, STREAMS])
+def assigned(api_key: ApiKey, given: list[int], *, other: bool = False) -> Said:
+    """A member in a settled group for five seconds. The captured one had both partitions."""
+    run = Group(api_key)
+    run.heartbeat(1, 0, 1, given, [0, 1])
+    if other:
+        run.heartbeat(2, 0, 2, [1], [0, 1], member="other")
+        run.heartbeat(3, 1, 2)
+    for at_s in (3, 4, 5):
+        run.heartbeat(at_s, 1, 2 if other else 1)
+        if other:
+            run.heartbeat(at_s, 1, 2, member="other")
+    return run.found()
+
+
+@pytest.mark.parametrize("api_key", [CONSUMER, SHARE, STREAMS])
+def test_members_of_a_settled_group_have_all_partitions(api_key: ApiKey) -> None:
+    """Some member has each partition or task that a captured member had."""
+    path = "active_tasks" if api_key == STREAMS else "assignment"
+    assert assigned(api_key, [0, 1]) == []
+    assert assigned(api_key, [0]) == [(3, path, "not assigned")]
+    assert assigned(api_key, []) == [(3, path, "not assigned")]
+    assert assigned(api_key, [0], other=True) == []
+
+
+def test_a_group_that_changes_has_no_settled_assignment() -> None:
+    """Others join every second, or there are too few heartbeats."""
+    run = Group()
+    run.heartbeat(1, 0, 1, [0], [0, 1])
+    run.heartbeat(4, 1, 1)
+    assert run.found() == []
+    for at_s in range(5, 10):
+        run.heartbeat(at_s, 0, at_s - 3, member=f"m-{at_s}")
+        run.heartbeat(at_s + 0.5, 1, at_s - 3)
+    assert run.found() == []
+
+
+def test_an_assignment_names_each_partition_of_metadata_once() -> None:
+    """Partition 2 does not exist, and 1 is assigned twice."""
+    run = Group()
+    number = run.heartbeat(1, 0, 1, [0, 1, 1, 2])
+    path = "assignment.topic_partitions"
+    assert run.found() == [(number, path, "t partition 1"), (number, path, "t partition 2")]
+
+
+@pytest.mark.parametrize("api_key", [CONSUMER, SHARE, STREAMS])
+def test_epochs_of_a_member(api_key: ApiKey) -> None:
+    """An epoch does not fall, and rises only with the members of the group."""
+    run = Group(api_key)
+    run.heartbeat(1, 0, 1)
+    run.heartbeat(2, 0, 2, member="other")
+    run.heartbeat(3, 1, 2)
+    fallen = run.heartbeat(4, 2, 1)
+    risen = run.heartbeat(5, 2, 1000)
+    assert run.found() == [(fallen, "member_epoch", "1"), (risen, "member_epoch", "1000")]
+    run.heartbeat(6, 0, 3)
+    assert len(run.found()) == 2
+
+
+def test_a_status_of_a_streams_group() -> None:
+    """Internal topics may be missing for a while; a stale topology needs a captured one."""
+    run = Group(STREAMS)
+
+    def status(at_s: float, code: int) -> int:
+        said = [{"status_code": code, "status_detail": "x"}]
+        number = run.heartbeat(at_s, 1, 1, status=said)
+        captured = run.outcomes[number].step.exchange
+        captured.response = run.outcomes[0].step.exchange.response
+        return number
+
+    run.heartbeat(1, 0, 1)
+    status(2, 3)
+    assert run.found() == []
+    stale = status(3, 0)
+    assert run.found() == [(stale, "status", "0")]
+
+
+DESCRIBED: list[tuple[str, tuple[int, ...], str]] = [
+    ("Stable", (2, 2, 2), ""),
+    ("Stable", (2, 1, 1), "assignment_epoch"),
+    ("Stable", (2, 3, 3), "assignment_epoch"),
+    ("Stable", (2, 2, 1), "members[0].member_epoch"),
+    ("Reconciling", (2, 2, 1), "members[0].member_epoch"),
+    ("Assigning", (3, 2, 2), ""),
+    ("Assigning", (2, 2, 2), "assignment_epoch"),
+    ("Assigning", (3, 1, 1), "assignment_epoch"),
+    ("Empty", (3, 2), ""),
+    ("Empty", (3, 3), "assignment_epoch"),
+    ("Empty", (4, 2), "group_epoch"),
+    ("Empty", (1, 0), "group_epoch"),
+    ("Stable", (2, 2, -2), ""),
+]
+
+
+@pytest.mark.parametrize(("state", "epochs", "path"), DESCRIBED)
+def test_a_description_of_a_group(state: str, epochs: tuple[int, ...], path: str) -> None:
+    """Epochs of the group, of its assignment and of its member, which has come to epoch 2. Two
+    joins and a leave allow epochs up to 3."""
+    run = Group()
+    run.heartbeat(1, 0, 1)
+    run.heartbeat(1.5, 0, 1, member="other")
+    run.heartbeat(2, 1, 2)
+    run.heartbeat(3, -1, -1, member="other")
+    number = run.describe(4, state, *epochs)
+    found = [each[:2] for each in run.found()]
+    assert (number, f"groups[0].{path}") in found if path else found == []
+
+
+def test_a_share_group_is_stable_before_its_assignment_is_made() -> None:
+    """Its states say nothing about epochs (KIP-932)."""
+    run = Group(SHARE)
+    run.heartbeat(1, 0, 1)
+    run.heartbeat(2, 0, 1, member="other")
+    run.describe(3, "Stable", 2, 1, 1)
+    assert run.found() == []
