@@ -3,7 +3,7 @@
 A response is decoded, changed and encoded by kio, which shares no code with kdissect. Which lies
 there are is read from the answers of an honest run: every field with a value that can be another
 one. A lie is told once, in the first answer that has such a value, or for ever. Some lies are about
-the connection: it is cut instead of an answer, the answer is swallowed, or it comes later.
+the connection: it is cut instead of an answer, the answer is swallowed, or it comes too late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BATCH = struct.Struct(">qiibIhiqqqhii")
 _CRC_FROM, _HEADER_SIZE = 21, 61
 _CODECS, _CONTROL = 7, 32
 _LONG = datetime.timedelta(seconds=30)
-_DELAY_S = 0.5
+_DELAY_S = 12.0  # longer than a replay waits with `--timeout 10s`
 CONNECTION = "connection"  # instead of a field's path
 CUT, SWALLOWED, DELAYED = CONNECTION_KINDS = ("cut", "swallowed", "delayed")
 

@@ -33,6 +33,8 @@ Share = tuple[str, int]  # the target's name of a topic, or a subtopology; and i
 _FOREVER = 1 << 62
 # Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
 _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
+_PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
+_STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
 _SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
 _HEARTBEATS = frozenset(
     {
@@ -65,11 +67,13 @@ class _Heartbeat(NamedTuple):
 @dataclass(slots=True)
 class _HeartbeatGroup:
     """Heartbeats by member, in order of sending. changes_ns: when its epoch may have risen.
-    first_epoch: of the first answer to a member."""
+    first_epoch: of the first answer to a member. settled_ns: time without a change until members
+    have their assignments."""
 
     members: dict[str, list[_Heartbeat]] = field(default_factory=lambda: defaultdict(list))
     changes_ns: list[int] = field(default_factory=list)
     first_epoch: int = -1
+    settled_ns: int = _SETTLED_NS
 
     @property
     def heartbeats(self) -> Iterator[_Heartbeat]:
@@ -123,6 +127,8 @@ class HeartbeatGroups:
         for each in entries((body.get("topology") or {}).get("subtopologies")):
             internal = len(each["state_changelog_topics"]) + len(each["repartition_source_topics"])
             group.changes_ns += [outcome.sent_ns] * internal  # the coordinator creates them
+        if body.get("subscribed_topic_regex"):
+            group.settled_ns = _PATTERN_NS
         if group.first_epoch < 0 and taken is not None:
             group.first_epoch = taken["member_epoch"]
 
@@ -144,7 +150,7 @@ class HeartbeatGroups:
     def check(self, add: Add) -> None:
         for group in self._groups.values():
             for begin, end in pairwise([-1, *group.changes_ns, _FOREVER]):
-                if end - begin >= _SETTLED_NS:
+                if end - begin >= group.settled_ns:
                     self._check_settled(group, begin, end, add)
             for heartbeats in group.members.values():
                 _check_epochs(group, heartbeats, add)
@@ -202,15 +208,18 @@ class HeartbeatGroups:
         known: set[Share] = set()
         for heartbeats in group.members.values():
             first, after = _inside(heartbeats, begin, end)
-            if not after or (first and heartbeats[first - 1].request["member_epoch"] < 0):
+            last_epoch = heartbeats[first - 1].request["member_epoch"] if first else 0
+            theirs = _last_assignment(each.answer for each in heartbeats[:after])
+            if last_epoch == _STATIC_LEAVE:
+                known.update(share for share, _ in self._shares(theirs))
+            if not after or last_epoch < 0:
                 continue  # it has not joined yet, or has left
             answered = [each for each in heartbeats[first:after] if each.answer is not None]
             span = answered[-1].outcome.sent_ns - max(begin, 0) if answered else 0
-            if len(answered) < _SETTLED_COUNT or span < _SETTLED_NS:
+            if len(answered) < _SETTLED_COUNT or span < group.settled_ns:
                 return
             mine = _last_assignment(each.captured for each in heartbeats[:after])
             wanted |= dict.fromkeys(self._captured_shares(mine), answered[-1])
-            theirs = _last_assignment(each.answer for each in heartbeats[:after])
             known.update(share for share, _ in self._shares(theirs))
         for share in sorted(wanted.keys() - known)[:1]:
             is_streams = "active_tasks" in (wanted[share].answer or {})

@@ -15,7 +15,7 @@ TOPIC = UUID(int=5)
 CONSUMER, SHARE, STREAMS = (
     ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT,
 )  # fmt: skip
-VERSIONS = {CONSUMER: 0, SHARE: 1, STREAMS: 0}
+VERSIONS = {CONSUMER: 1, SHARE: 1, STREAMS: 0}
 DESCRIBE = {
     CONSUMER: (ApiKey.CONSUMER_GROUP_DESCRIBE, 0), SHARE: (ApiKey.SHARE_GROUP_DESCRIBE, 1),
     STREAMS: (ApiKey.STREAMS_GROUP_DESCRIBE, 0),
@@ -34,10 +34,12 @@ class Group(Run):
 
     def heartbeat(
         self, at_s: float, epoch: int, answered: int, assigned: Any = None,
-        captured: Any = None, member: str = "m", **more: Any,
+        captured: Any = None, member: str = "m", pattern: str = "", **more: Any,
     ) -> int:  # fmt: skip
         """A heartbeat in an epoch; the answered one, and the assignments of both sides."""
         sent = {"group_id": "g", "member_id": member, "member_epoch": epoch}
+        if pattern:
+            sent["subscribed_topic_regex"] = pattern
         both = []
         for given in (assigned, captured):
             body = {"member_id": member, "member_epoch": answered, **self._assignment(given)}
@@ -91,11 +93,19 @@ def test_members_of_a_settled_group_have_all_partitions(api_key: ApiKey) -> None
 
 
 def test_a_group_that_changes_has_no_settled_assignment() -> None:
-    """Others join every second, or there are too few heartbeats."""
+    """Others join every second, or there are too few heartbeats. A subscription by a pattern takes
+    longer."""
     run = Group()
     run.heartbeat(1, 0, 1, [0], [0, 1])
     run.heartbeat(4, 1, 1)
     assert run.found() == []
+    slow = Group()
+    slow.heartbeat(1, 0, 1, [0], [0, 1], pattern="t.*")
+    for at_s in (5, 9, 13):
+        slow.heartbeat(at_s, 1, 1)
+    assert slow.found() == []
+    last = slow.heartbeat(17, 1, 1)
+    assert slow.found() == [(last, "assignment", "not assigned")]
     for at_s in range(5, 10):
         run.heartbeat(at_s, 0, at_s - 3, member=f"m-{at_s}")
         run.heartbeat(at_s + 0.5, 1, at_s - 3)
