@@ -68,9 +68,11 @@ class _Heartbeat(NamedTuple):
 class _HeartbeatGroup:
     """Heartbeats by member, in order of sending. changes_ns: when its epoch may have risen.
     first_epoch: of the first answer to a member. settled_ns: time without a change until members
-    have their assignments."""
+    have their assignments. own_count, own_shares: of answers that are not in outcomes."""
 
     members: dict[str, list[_Heartbeat]] = field(default_factory=lambda: defaultdict(list))
+    own_count: int = 0
+    own_shares: set[Share] = field(default_factory=set)
     changes_ns: list[int] = field(default_factory=list)
     first_epoch: int = -1
     settled_ns: int = _SETTLED_NS
@@ -82,7 +84,7 @@ class _HeartbeatGroup:
 
     def epoch_limit(self, at_ns: int) -> int:
         """The highest epoch that the group can have at a moment."""
-        return self.first_epoch + bisect_right(self.changes_ns, at_ns)
+        return self.first_epoch + bisect_right(self.changes_ns, at_ns) + self.own_count
 
 
 class HeartbeatGroups:
@@ -107,6 +109,7 @@ class HeartbeatGroups:
                     self._described.append((outcome, answer.body))
         for group in self._groups.values():
             self._add_changes(group)
+        self._add_own_answers()
 
     def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
         request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
@@ -144,6 +147,19 @@ class HeartbeatGroups:
                 if following - at > _SILENT_NS
             ]
         group.changes_ns.sort()
+
+    def _add_own_answers(self) -> None:
+        """Add answers to heartbeats that are not in outcomes: the replay's own ones, and those that
+        were sent again."""
+        names, known = self._ids.target.names, self._ids.groups
+        for captured, count in known.answer_counts.items():
+            group = self._groups.get(self._ids.group(captured))
+            if group is not None:
+                taken = sum(each.answer is not None for each in group.heartbeats)
+                group.own_count = max(count - taken, 0)
+                if group.own_count:
+                    given = known.ever_assigned[captured]
+                    group.own_shares = {(names.get(each, str(each)), at) for each, at in given}
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -205,7 +221,7 @@ class HeartbeatGroups:
         """Report partitions that the captured members had, and no member of the target's has, in an
         interval in which the group does not change."""
         wanted: dict[Share, _Heartbeat] = {}
-        known: set[Share] = set()
+        known = set(group.own_shares)
         for heartbeats in group.members.values():
             first, after = _inside(heartbeats, begin, end)
             last_epoch = heartbeats[first - 1].request["member_epoch"] if first else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -27,6 +28,10 @@ class Groups:
         self._last_epoch: dict[tuple[str, str], tuple[int, int]] = {}
         self._assigned: dict[tuple[str, str], tuple[Assigned, Assigned]] = {}
         self._endpoint_epochs: dict[tuple[str, int], int] = {}
+        # By group: answers to heartbeats of its members, the replay's own included, and all
+        # (topic id or subtopology, partition) that they have ever assigned.
+        self.answer_counts: Counter[str] = Counter()
+        self.ever_assigned: dict[str, set[tuple[Any, int]]] = defaultdict(set)
 
     # -- from the capture -----------------------------------------------------------------------
 
@@ -101,14 +106,6 @@ class Groups:
         """The assignment of a member at the target."""
         return self._assigned.get((group, member), ({}, {}))[1]
 
-    def has_assignment(self, group: str, member: str) -> bool:
-        """Return whether the target gave a member partitions or tasks. member: the target's id."""
-        return any(
-            is_assigned(target)
-            for (name, captured), (_, target) in self._assigned.items()
-            if name == group and self.member(group, captured) == member
-        )
-
     def endpoint_epoch(self, group: str, captured: int) -> int:
         """The target's endpoint information epoch of a streams group (KIP-1071)."""
         return self._endpoint_epochs.get((group, captured), captured)
@@ -161,7 +158,10 @@ class Groups:
         self._epochs[group, member, captured_epoch] = epoch
         self._last_epoch[group, member] = captured_epoch, epoch
         now = assignment_in(answer)
+        self.answer_counts[group] += 1
         if now is not None:
+            for value in now.values():
+                self.ever_assigned[group] |= _as_set(value)
             self._assigned[group, member] = self._assigned.get((group, member), ({}, {}))[0], now
 
     def leads(self, group: str, generation: int) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
+from kdissect.replay.translation.id_map import IdMap
 from tests.replay.comparison.test_run_state import Run, Said
 
 TOPIC = UUID(int=5)
@@ -90,6 +91,29 @@ def test_members_of_a_settled_group_have_all_partitions(api_key: ApiKey) -> None
     assert assigned(api_key, [0]) == [(3, path, "not assigned")]
     assert assigned(api_key, []) == [(3, path, "not assigned")]
     assert assigned(api_key, [0], other=True) == []
+
+
+class Followed(Group):
+    """The replay has sent another heartbeat of member m itself."""
+
+    def ids(self, brokers: int) -> IdMap:
+        ids = super().ids(brokers)
+        partitions = [{"topic_id": TOPIC, "partitions": [1]}]
+        own = {"member_epoch": 1, "assignment": {"topic_partitions": partitions}}
+        for answer in (own, *({"member_epoch": 1} for _ in self.outcomes)):
+            ids.groups.followed("g", "m", 1, answer)
+        return ids
+
+
+def test_heartbeats_of_the_replay_itself_bring_assignments() -> None:
+    """Partition 1 came with one. It may also have caused another epoch."""
+    run = Followed()
+    run.heartbeat(1, 0, 1, [0], [0, 1])
+    for at_s in (3, 4, 5):
+        run.heartbeat(at_s, 1, 2)
+    assert run.found() == []
+    high = run.heartbeat(6, 1, 3)
+    assert run.found() == [(high, "member_epoch", "3")]
 
 
 def test_a_group_that_changes_has_no_settled_assignment() -> None:

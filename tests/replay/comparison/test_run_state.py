@@ -73,15 +73,19 @@ class Run:
         )
         return number
 
-    def said(self, state: type[State], brokers: int = 1) -> Said:
+    def ids(self, brokers: int) -> IdMap:
+        """The target's facts, as answers have shown them."""
         ids = IdMap(self.plan)
         for topic, topic_id, partitions in self.topics:
             ids.names[topic_id] = ids.target.names[topic_id] = topic
             ids.target.topic_ids[topic] = topic_id
             ids.target.leaders |= {(topic, number): (1, 0) for number in range(partitions)}
         ids.target.nodes = {number: ("broker", 9091 + number) for number in range(1, brokers + 1)}
+        return ids
+
+    def said(self, state: type[State], brokers: int = 1) -> Said:
         found: Said = []
-        state(ids, self.outcomes).check(
+        state(self.ids(brokers), self.outcomes).check(
             lambda outcome, path, _, answered, __: found.append(
                 (outcome.step.number, path, str(answered))
             )
