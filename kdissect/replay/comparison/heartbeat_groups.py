@@ -300,7 +300,8 @@ def _check_description(
     epoch, assigned = described["group_epoch"], described["assignment_epoch"]
     state, members = described["group_state"], described["members"]
     seen = {name: _last_epoch(each, outcome) for name, each in group.members.items()}
-    least, limit = max([*seen.values(), 1]), group.epoch_limit(outcome.answered_ns)
+    least = max(1, *(_epoch_of(each) for each in group.heartbeats if _is_before(each, outcome)))
+    limit = group.epoch_limit(outcome.answered_ns)
     if not least <= epoch <= limit:
         note = "heartbeats show other epochs"
         add(outcome, f"{path}group_epoch", f"{least} to {limit}", epoch, note)
@@ -310,7 +311,7 @@ def _check_description(
         add(outcome, f"{path}assignment_epoch", f"below {epoch}", assigned, f"the group is {state}")
     elif not is_behind and not is_share and assigned != epoch:
         add(outcome, f"{path}assignment_epoch", epoch, assigned, f"the group is {state}")
-    elif assigned < max([*seen.values(), 0]):
+    elif assigned < least:
         note = "a member has had a later one"
         add(outcome, f"{path}assignment_epoch", f"at least {least}", assigned, note)
     for at, member in enumerate(members):
@@ -328,5 +329,13 @@ def _last_epoch(heartbeats: list[_Heartbeat], outcome: Outcome) -> int:
     times = [each.outcome.answered_ns for each in heartbeats]
     for each in reversed(heartbeats[: bisect_left(times, outcome.sent_ns)]):
         if each.answer is not None:
-            return max(int(each.answer["member_epoch"]), 0)
+            return max(_epoch_of(each), 0)
     return 0
+
+
+def _epoch_of(heartbeat: _Heartbeat) -> int:
+    return -1 if heartbeat.answer is None else int(heartbeat.answer["member_epoch"])
+
+
+def _is_before(heartbeat: _Heartbeat, outcome: Outcome) -> bool:
+    return 0 <= heartbeat.outcome.answered_ns < outcome.sent_ns

@@ -26,6 +26,7 @@ Body = dict[str, Any]
 
 _LATEST, _EARLIEST, _READ_COMMITTED = -1, -2, 1
 _START, _END, _STABLE, _EPOCH = "log start", "high watermark", "last stable offset", "leader epoch"
+_CURRENT_EPOCH = "current_leader.leader_epoch"  # KIP-951
 _SLACK_NS = int(WRITE_S * 1e9)
 
 
@@ -40,11 +41,16 @@ class _PartitionFields(NamedTuple):
 
 _PARTITION_FIELDS = {
     ApiKey.PRODUCE: _PartitionFields(
-        "responses", "partition_responses", "index", {"log_start_offset": _START}
+        "responses", "partition_responses", "index",
+        {"log_start_offset": _START, _CURRENT_EPOCH: _EPOCH},
     ),
     ApiKey.FETCH: _PartitionFields(
         "responses", "partitions", "partition_index",
-        {"log_start_offset": _START, "high_watermark": _END, "last_stable_offset": _STABLE},
+        {"log_start_offset": _START, "high_watermark": _END, "last_stable_offset": _STABLE,
+         _CURRENT_EPOCH: _EPOCH},
+    ),
+    ApiKey.SHARE_FETCH: _PartitionFields(
+        "responses", "partitions", "partition_index", {_CURRENT_EPOCH: _EPOCH}
     ),
     ApiKey.LIST_OFFSETS: _PartitionFields("topics", "partitions", "partition_index", {}),
     ApiKey.METADATA: _PartitionFields(
@@ -108,7 +114,8 @@ class LogBounds:
                 number = partition[place.number]
                 bounds = place.bounds or asked.get((name, number), {})
                 for field, bound in bounds.items():
-                    value = partition.get(field, -1)
+                    outer, _, inner = field.rpartition(".")
+                    value = (partition.get(outer, {}) if outer else partition).get(inner, -1)
                     path = f"{place.topics}[{i}].{place.partitions}[{j}].{field}"
                     if value >= 0:
                         self._stated[bound, (name, number)].append(

@@ -244,6 +244,23 @@ def test_a_low_answer_does_not_contradict_those_before_it() -> None:
     assert run.said(LogBounds) == []
 
 
+def test_a_current_leader_that_the_only_broker_cannot_have() -> None:
+    """A ShareFetch response may name the current leader with its epoch."""
+    run = Run()
+    run.topics = (("t", UUID(int=5), 1),)
+
+    def answer(epoch: int) -> int:
+        leader = {"leader_id": 1, "leader_epoch": epoch}
+        partition = {"partition_index": 0, "current_leader": leader}
+        topic = {"topic_id": UUID(int=5), "partitions": [partition]}
+        return run.add(1, ApiKey.SHARE_FETCH, 1, {}, {"responses": [topic]})
+
+    answer(0)
+    number = answer(1)
+    path = "responses[0].partitions[0].current_leader.leader_epoch"
+    assert run.said(LogBounds) == [(number, path, "1")]
+
+
 def test_a_leader_epoch_that_the_only_broker_cannot_have() -> None:
     """Metadata of the replay has a lower one, and no connection was lost."""
     run = Run()
