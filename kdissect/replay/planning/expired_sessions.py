@@ -89,7 +89,6 @@ def _remove(sessions: dict[str, _Session], member: dict[str, Any]) -> None:
 
 def _ended(step: Step, sessions: dict[str, _Session]) -> list[tuple[int, int]]:
     """(last step, least time after it) of the members of a group that had all gone."""
-    waits = [(each.last, each.timeout_ns + _NOTICE_NS) for each in sessions.values()]
-    if not all(step.at_ns - last.at_ns > wait_ns for last, wait_ns in waits):
+    if any(step.at_ns - each.last.at_ns <= each.timeout_ns for each in sessions.values()):
         return []
-    return [(last.number, wait_ns) for last, wait_ns in waits]
+    return [(each.last.number, each.timeout_ns + _NOTICE_NS) for each in sessions.values()]
