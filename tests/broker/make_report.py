@@ -108,8 +108,8 @@ WHAT = """Each kind of difference that no rule allows, in how many places and ca
 is, and the note beside it.
 """
 COLUMNS = (
-    "capture", "clients", "recorded on", "pace", "runs", "sent", "same", "tolerated", "different",
-    "error", "records missing", "kinds of differences", "of them not explained",
+    "capture", "clients", "recorded on", "pace", "last run", "runs", "sent", "same", "tolerated",
+    "different", "error", "records missing", "kinds of differences", "of them not explained",
 )  # fmt: skip
 NOTES = ("API", "path", "captured", "answered", "places", "captures", "note")
 
@@ -126,7 +126,8 @@ def _row(recorded: Recorded, pace: str, runs: list[Result]) -> list[Any]:
     if all(one["records_missing"] is not None for one in runs):
         missing = str(sum(one["records_missing"] for one in runs))
     return [
-        recorded.name, recorded.clients, recorded.kafka_version, pace, len(runs), sum(judged),
+        recorded.name, recorded.clients, recorded.kafka_version, pace, runs[-1]["date"], len(runs),
+        sum(judged),
         *judged, missing, len(kinds), sum(not explained for explained in kinds.values()),
     ]  # fmt: skip
 
@@ -181,7 +182,6 @@ def main() -> None:
     unknown = set(given.names) - {each.name for each in RECORDED}
     if unknown:
         parser.error(f"no capture {min(unknown)}")
-    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for recorded in RECORDED:
         if given.names and recorded.name not in given.names:
             continue
@@ -190,19 +190,19 @@ def main() -> None:
             continue
         for version in given.release or (LATEST, BEFORE):
             for pace in given.pace or PACES:
-                runs = results.setdefault(recorded.name, {}).setdefault(version, {})[pace] = []
-                measure(recorded, version, pace, given.runs, runs, results)
+                measure(recorded, version, pace, given.runs)
 
 
-def measure(
-    recorded: Recorded, version: str, pace: str, count: int, runs: list[Result], results: Results
-) -> None:
-    """Add `count` runs of a capture to `runs`, and write the results after each."""
+def measure(recorded: Recorded, version: str, pace: str, count: int) -> None:
+    """Run a capture `count` times, and write the results after each run."""
+    runs: list[Result] = []
     for _ in range(count):
         with tempfile.TemporaryDirectory() as folder:
             runs.append(run(recorded, version, pace, Path(folder)))
         row = _row(recorded, pace, runs)
         sys.stderr.write(f"{recorded.name} on {version}: {row[3:]}\n")
+        results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results.setdefault(recorded.name, {}).setdefault(version, {})[pace] = runs
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         PAGE.write_text(page(results))
 
