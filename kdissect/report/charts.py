@@ -491,12 +491,19 @@ def transaction_timeline(data: Columns) -> Chart | None:
     )
 
 
-def incident_timeline(incidents: list[dict[str, Any]]) -> Chart | None:
-    """A lane for each kind of incident, a bar for each incident."""
+def incident_timeline(incidents: list[dict[str, Any]], span: tuple[str, str]) -> Chart | None:
+    """A lane for each kind of incident, a bar for each incident, over the capture's time `span`."""
     if not incidents:
         return None
     lanes = list(dict.fromkeys(row["kind"] for row in incidents))
     marks = incident_marks(incidents)
+    spec = load(
+        "events",
+        colours={"domain": list(SEVERITY_COLOURS), "range": list(SEVERITY_COLOURS.values())},
+        lane_title="kind",
+        height=22 * len(lanes),
+    )
+    spec["encoding"]["x"]["scale"]["domain"] = [_epoch_ms(time) for time in span]
     return Chart(
         "incidents",
         "Incidents over time",
@@ -510,15 +517,7 @@ def incident_timeline(incidents: list[dict[str, Any]]) -> Chart | None:
             "ms": [mark["t_end"] - mark["t"] for mark in marks],
             "detail": [visible(row["subject"], 200) for row in incidents],
         },
-        load(
-            "events",
-            colours={
-                "domain": list(SEVERITY_COLOURS),
-                "range": list(SEVERITY_COLOURS.values()),
-            },
-            lane_title="kind",
-            height=22 * len(lanes),
-        ),
+        spec,
         22 * len(lanes) + 40,
         series=SEVERITY_COLOURS,
         colours=SEVERITY_COLOURS,

@@ -29,6 +29,7 @@ SHOWN = 3  # findings of a kind
 SLOW_FACTOR, _SLOW_MS = 3, 20.0  # a client's p95 beside that of other clients of the same API
 API_SLOW_MS, API_STUCK_MS = 100.0, 1000.0  # p95 of an API that makes an info, a warning
 RETRANSMITTED_MIN = 0.001
+PASSING_MS = 1000.0  # an error that a client's next success ends within this is an info
 UNCOMPRESSED_BYTES_MIN = 1_000_000
 SMALL_BATCH_RECORDS, SMALL_BATCHES_MIN = 2, 1000
 REBALANCE_LONG_MS = 3000
@@ -289,13 +290,18 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
         found = facts.evidence(condition, (row["api"], row["code"]))
         has_code = f"list_contains(error_codes, {row['code']})"
         places = f" Topics: {', '.join(row['topics'])}." if row["topics"] else ""
+        longest, lost = _until_success(facts, row) if row["is_retriable"] else (None, None)
+        passing = longest is not None and longest <= PASSING_MS
+        if longest is not None:
+            then = f"A request without it followed within {f.duration(longest)}."
+        else:
+            then = "May be tried again." if row["is_retriable"] else "Trying again does not help."
         yield _finding(
-            "warn" if row["is_retriable"] else "bad",
+            ("info" if passing else "warn") if row["is_retriable"] else "bad",
             "errors",
             f"{row['error']} in {row['api']}",
-            f"{f.plural(row['clients'], 'client')}. "
-            + ("May be tried again." if row["is_retriable"] else "Trying again does not help.")
-            + places,
+            f"{f.plural(row['clients'], 'client')}. {then}{places}",
+            time_lost_ms=lost,
             whom=_first_client(facts, condition, (row["api"], row["code"])),
             command=facts.command(
                 "show", "--api", row["api"], "--where", has_code,
@@ -324,6 +330,32 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
             time_lost_ms=lost,
             **found,
         )
+
+
+def _until_success(facts: _Facts, row: Document) -> tuple[float | None, float | None]:
+    """The longest time and the sum of times from an error to the client's next success, in ms.
+
+    A success is an answer of the same API without any error. The first error of a run counts. None
+    if an error had no success later in the capture.
+    """
+    found = facts.database.row(
+        """
+        WITH answers AS (
+          SELECT coalesce(client_id, '') AS client_id, client_ip, time, response_time,
+            error_codes
+          FROM x WHERE api = $1 AND response_time IS NOT NULL
+        ), runs AS (
+          SELECT epoch_us(g.response_time - min(b.time)) / 1e3 AS ms
+          FROM (FROM answers WHERE list_contains(error_codes, $2)) b
+          ASOF LEFT JOIN (FROM answers WHERE len(error_codes) = 0) g
+            ON b.client_id = g.client_id AND b.client_ip = g.client_ip AND b.time < g.time
+          GROUP BY b.client_id, b.client_ip, g.response_time
+        )
+        SELECT max(ms) AS longest, sum(ms) AS lost, count(*) = count(ms) AS all_ended FROM runs
+        """,
+        (row["api"], row["code"]),
+    )
+    return (found["longest"], found["lost"]) if found["all_ended"] else (None, None)
 
 
 def _first_client(facts: _Facts, condition: str, values: tuple[Any, ...] = ()) -> str:

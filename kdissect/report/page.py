@@ -211,7 +211,8 @@ def _charts(d: Document) -> list[Chart]:
     shown = [chart for chart in found if chart is not None]
     for chart in shown:
         charts.mark_incidents(chart, marks)
-    timeline = charts.incident_timeline(d["incidents"])
+    span = (d["overview"]["first_time"], d["overview"]["last_time"])
+    timeline = charts.incident_timeline(d["incidents"], span)
     return [timeline, *shown] if timeline else shown
 
 

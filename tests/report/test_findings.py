@@ -116,6 +116,30 @@ def test_an_open_transaction_may_still_commit() -> None:
     ]
 
 
+def test_an_error_that_ends_soon_is_an_info() -> None:
+    """The client's next success within a second ends it; without one, or later, it is a warning."""
+
+    def asked(ident: int, at_ms: int, client: str, error: int = 0) -> Row:
+        codes = [error] if error else []
+        return exchange(
+            ident, at_us=at_ms * 1000, client_id=client, api_name="FindCoordinator",
+            error_code=error, error_codes=codes, latency_us=2_000,
+        )  # fmt: skip
+
+    starting = (asked(1, 0, "a", 15), asked(2, 20, "a", 15), asked(3, 40, "a"))
+    (found,) = _found(*starting)
+    assert (found["level"], found["title"]) == (
+        "info",
+        "COORDINATOR_NOT_AVAILABLE in FindCoordinator",
+    )
+    assert found["time_lost_ms"] == pytest.approx(42)
+    assert "within 42.0 ms" in found["text"]
+    (late,) = _found(*starting, asked(4, 100, "b", 15), asked(5, 1400, "b"))
+    assert (late["level"], late["time_lost_ms"]) == ("warn", pytest.approx(42 + 1302))
+    (never,) = _found(*starting, asked(4, 100, "b", 15))
+    assert (never["level"], never["time_lost_ms"]) == ("warn", None)
+
+
 def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
     """The share that was read is a warning."""
     closed = _COUNTS | {"is_kafka": False, "is_tls": True, "protocol": "tls"}
