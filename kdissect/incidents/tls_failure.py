@@ -18,9 +18,6 @@ from kdissect.text import duration, plural
 # One failure may be a scanner, or a client that goes away; a program tries again.
 LOOP_MIN = 3
 PAUSE_MS = 60_000
-# A broker reads the first bytes of an alert record (RFC 8446, 5.1: 21, 3, 1 to 4) as such a size.
-_ALERT_SIZES = f"{0x15030000} AND {0x150304FF}"
-
 _DAY = "%Y-%m-%d %H:%M UTC"
 
 _TEXTS = {
@@ -50,17 +47,11 @@ def _failures(facts: Facts) -> Iterator[Incident]:
             ELSE {_invalid("client", "tls_client")} END AS reason,
           CASE
             WHEN request_tls_alert IS NOT NULL THEN 'client'
-            WHEN response_tls_alert IS NOT NULL THEN 'broker'
+            WHEN response_tls_alert IS NOT NULL THEN CASE WHEN is_tls THEN 'broker'
+              ELSE 'TLS port' END
             WHEN is_tls AND tls_version IS NULL AND response_byte_count = 0
               AND response_missing_byte_count = 0 AND request_byte_count > 0
               AND closed_by = 'broker' THEN 'plaintext port'
-            WHEN NOT is_tls AND closed_by = 'broker' AND connection_id IN (
-              SELECT connection_id FROM anomalies WHERE kind = 'limit' AND direction = 'response'
-                AND TRY_CAST(regexp_extract(detail, 'of ([0-9]+) bytes', 1) AS BIGINT)
-                  BETWEEN {_ALERT_SIZES})
-              AND connection_id NOT IN (
-                SELECT connection_id FROM requests WHERE response_time IS NOT NULL)
-              THEN 'TLS port'
           END AS sign
         FROM sessions WHERE handshake_seen
     )"""

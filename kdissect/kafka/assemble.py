@@ -28,6 +28,7 @@ from kdissect.kafka.assembly import (
     Assembly,
     CloseReason,
     Protocol,
+    TlsFacts,
 )
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import (
@@ -81,6 +82,7 @@ from kdissect.tcp.connection_ids import connection_ids
 from kdissect.tcp.facts import TcpFacts
 from kdissect.tcp.proxy_protocol import HeaderFault, remove_headers
 from kdissect.tcp.reassembly import Streams, reassemble
+from kdissect.tls.alerts import first_alerts
 from kdissect.tls.plaintext_ranges import (
     PlainStreams,
     TlsConnections,
@@ -368,6 +370,9 @@ def _paired(
     responses = Frames.of(walk_responses, len(connections), scratch)
     rows = np.arange(len(connections))
     of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
+    plain_responses = of_responses[(protocol == Protocol.KAFKA) & ~is_tls].astype(np.int64)
+    for refused, alert in first_alerts(streams, has_origin, plain_responses).items():
+        tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
     behind_hole = responses.behind_hole(origin[of_responses] != 0, scratch)
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
 

@@ -1,14 +1,20 @@
-"""Finds the fatal alert by which a side ended a TLS handshake (RFC 8446, section 6)."""
+"""Finds the fatal alert by which a side refused or ended a TLS handshake (RFC 8446, section 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.jit import kernel, load_u8
 from kdissect.tcp.byte_ranges import read_bytes
+from kdissect.tcp.columns import PIECE_START, PIECE_STOP, SIDE_WIDTH
+from kdissect.tcp.reassembly import Streams
 from kdissect.tls import records
 from kdissect.tls.cipher_suites import Suite
-from kdissect.tls.records import TLS_HEADER_SIZE
+from kdissect.tls.records import RECORD_WIDTH, TLS_HEADER_SIZE, walk_records
 
 ENCRYPTED = "encrypted"
 _FATAL = 2
@@ -42,6 +48,33 @@ _DESCRIPTIONS = {
     116: "certificate_required",
     120: "no_application_protocol",
 }
+
+
+@kernel
+def _find_alerts(pieces: Any, sides: Any, streams: Any, begins: Any) -> None:
+    """Mark the streams whose first byte is the type of an alert record."""
+    for row in range(len(streams)):
+        start = sides[streams[row] * SIDE_WIDTH + PIECE_START]
+        if start < sides[streams[row] * SIDE_WIDTH + PIECE_STOP] and pieces[start]["pos"] == 0:
+            begins[row] = load_u8(pieces[start]["address"]) == records.ALERT
+
+
+def first_alerts(
+    streams: Streams, has_origin: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64]
+) -> dict[int, str]:
+    """Return the fatal alerts that chosen streams begin with, by the number of the stream.
+
+    A broker sends one if a client speaks no TLS to its TLS listener.
+    """
+    begins = np.zeros(len(chosen), np.bool_)
+    _find_alerts(streams.pieces, streams.sides, chosen, begins)
+    found: dict[int, str] = {}
+    for stream in chosen[begins].tolist():
+        table = walk_records(streams.pieces, streams.sides, stream, has_origin)
+        rows = table[:RECORD_WIDTH].reshape(-1, RECORD_WIDTH).tolist()
+        if alert := fatal_alert(streams.pieces, rows, None, False):
+            found[stream] = alert
+    return found
 
 
 def fatal_alert(
