@@ -15,6 +15,9 @@ from kdissect.text import byte_size, duration, plural
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
 REPEATS_MIN = 4
 LENGTH_MS = 5000
+# An application that fails on a record and seeks back to it waits less than this in between; one
+# that reads a topic anew from time to time waits longer.
+PAUSE_MS = 30_000
 
 
 def find(facts: Facts) -> Iterator[Incident]:
@@ -24,6 +27,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     if not facts.has_field("api_fetch", "response", "responses", "partitions", "high_watermark"):
         return
     facts.run(_positions(facts))
+    facts.run(_REPEATED)
     rows = facts.rows(
         f"""
         WITH answered AS (
@@ -36,22 +40,29 @@ def find(facts: Facts) -> Iterator[Incident]:
           FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM answered)
           WHERE {_sends_records(facts)}
         ), useless AS (
-          SELECT r.*, s.error, s.high,
-            e.error_name, q.response_size, q.connection_id, q.broker, q.response_time
+          SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
           FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
-          JOIN requests q USING (exchange_id) JOIN exchanges e USING (exchange_id)
+          JOIN requests q USING (exchange_id)
           WHERE s.error != 0
             OR s.high > r.position AND (NOT r.is_committed OR s.stable > r.position)
+        ), stuck AS (
+          SELECT client, topic, partition, position, min(response_time) AS first_response,
+            max(response_time) AS stop, count(*) AS requests, max(high) AS high,
+            max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
+            any_value(error_name) FILTER (error != 0) AS error,
+            list(DISTINCT broker) AS brokers,
+            list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+            list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+          FROM useless GROUP BY client, topic, partition, position
+          HAVING count(*) >= {REPEATS_MIN}
+            AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
         )
-        SELECT client, topic, partition, position, min(time) AS start, max(response_time) AS stop,
-          count(*) AS requests, max(high) AS high, max(response_size) AS response_size,
-          any_value(max_bytes) AS max_bytes, any_value(error_name) FILTER (error != 0) AS error,
-          list(DISTINCT broker) AS brokers,
-          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM useless GROUP BY client, topic, partition, position, run
-        HAVING count(*) >= {REPEATS_MIN}
-          AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
+        -- a request for a later position proves that the consumer has the records at this one
+        SELECT *, least(first_response, (SELECT min(p.time) FROM fetch_positions p
+          WHERE p.client = s.client AND p.topic = s.topic AND p.partition = s.partition
+            AND p.position > s.position AND list_contains(s.connection_ids, p.connection_id)
+          )) AS start
+        FROM stuck s
         ORDER BY start, topic, partition
         """
     )
@@ -78,14 +89,14 @@ def find(facts: Facts) -> Iterator[Incident]:
 
 
 def _positions(facts: Facts) -> str:
-    """Return SQL that makes a table of the Fetch requests that repeat a position."""
+    """Return SQL that makes a table of the positions in consumers' Fetch requests."""
     isolation = (
         "coalesce(request.isolation_level, 0) = 1"
         if facts.has_field("api_fetch", "request", "isolation_level")
         else "false"
     )
     return f"""
-        CREATE TEMP TABLE repeated_positions AS
+        CREATE TEMP TABLE fetch_positions AS
         WITH asked AS (
           SELECT exchange_id, {isolation} AS is_committed, request.max_bytes AS max_bytes,
             unnest(request.topics) AS t
@@ -93,29 +104,33 @@ def _positions(facts: Facts) -> str:
         ), partitions AS (
           SELECT exchange_id, is_committed, max_bytes,
             {facts.topic_name("request", "topics")} AS topic, unnest(t.partitions) AS p FROM asked
-        ), positions AS MATERIALIZED (
-          SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
-            p.p.fetch_offset AS position, r.client, r.time
-          FROM partitions p JOIN requests r USING (exchange_id)
-          WHERE topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
-        ), steps AS (
-          SELECT client, topic, partition, position != lag(position) OVER w AS is_move,
-            position = lag(position, {REPEATS_MIN - 1}) OVER w AS may_stay
-          FROM positions WINDOW w AS (PARTITION BY client, topic, partition ORDER BY time)
-        ), staying AS (
-          SELECT DISTINCT client, topic, partition FROM steps WHERE may_stay AND NOT is_move
-        ), moves AS (
-          -- most consumers advance, and sorting them once is enough
-          SELECT *, coalesce(position != lag(position) OVER w, true) AS is_move
-          FROM positions JOIN staying USING (client, topic, partition)
-          WINDOW w AS (PARTITION BY client, topic, partition ORDER BY time)
-        ), runs AS (
-          SELECT *, count(*) FILTER (is_move)
-            OVER (PARTITION BY client, topic, partition ORDER BY time) AS run FROM moves
         )
-        SELECT * FROM runs
-        QUALIFY count(*) OVER (PARTITION BY client, topic, partition, run) >= {REPEATS_MIN}
+        SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
+          p.p.fetch_offset AS position, r.client, r.connection_id, r.time
+        FROM partitions p JOIN requests r USING (exchange_id)
+        WHERE topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
     """
+
+
+# A request repeats a position if the request before it had the same one, or if an earlier one of
+# its connection had: a consumer that seeks back has fetched more in between. Clients of one name
+# may be several consumers, and then they have several connections.
+_REPEATED = f"""
+    CREATE TEMP TABLE repeated_positions AS
+    WITH frequent AS (
+      SELECT DISTINCT client, topic, partition FROM fetch_positions
+      GROUP BY client, topic, partition, position HAVING count(*) >= {REPEATS_MIN}
+    ), repetitions AS (
+      SELECT *, position = lag(position) OVER (
+          PARTITION BY client, topic, partition ORDER BY time)
+        OR connection_id = lag(connection_id) OVER same
+          AND time - lag(time) OVER same <= INTERVAL {PAUSE_MS} MILLISECONDS AS is_repetition
+      FROM fetch_positions SEMI JOIN frequent USING (client, topic, partition)
+      WINDOW same AS (PARTITION BY client, topic, partition, position ORDER BY time)
+    )
+    FROM repetitions QUALIFY count(*) FILTER (is_repetition)
+      OVER (PARTITION BY client, topic, partition, position) >= {REPEATS_MIN - 1}
+"""
 
 
 def _sends_records(facts: Facts) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.produced import ACKNOWLEDGED, contents, make_produced
+from kdissect.incidents.produced import ACKNOWLEDGED, make_produced
 from kdissect.text import plural
 
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
@@ -20,21 +20,19 @@ AGAIN_S = 300
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the partitions with batches that were written twice."""
-    if not facts.has("records") or not make_produced(facts):
+    if not make_produced(facts):
         return
-    in_lost = "(coalesce(topic, topic_id), partition) IN (SELECT (topic, partition) FROM lost)"
     rows = facts.rows(
         f"""
         WITH lost AS (
-          SELECT topic, partition, exchange_id, records, time FROM produced WHERE is_lost
+          SELECT topic, partition, exchange_id, records, time, content FROM produced
+          WHERE is_lost
         ), acked AS ({ACKNOWLEDGED}
-        ), contents AS ({contents(in_lost)}
         ), copies AS (
           SELECT l.topic, l.partition, l.exchange_id AS lost_id, l.records, l.time AS lost_time,
             s.exchange_id, s.time, s.response_time, s.first_offset,
             s.client, s.broker, s.connection_id
-          FROM (SELECT * FROM lost JOIN contents USING (exchange_id, topic, partition)) l
-          ASOF JOIN (SELECT * FROM acked JOIN contents USING (exchange_id, topic, partition)) s
+          FROM lost l ASOF JOIN acked s
             ON s.topic = l.topic AND s.partition = l.partition AND s.content = l.content
               AND s.records = l.records AND s.time > l.time
           WHERE s.time <= l.time + INTERVAL {AGAIN_S} SECONDS

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.produced import ACKNOWLEDGED, contents, make_produced
+from kdissect.incidents.produced import ACKNOWLEDGED, SAME_BATCH, make_produced
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.text import plural
 
@@ -19,8 +19,6 @@ from kdissect.text import plural
 _SEQUENCE_STEP_MAX = 1 << 30
 # A broker has appended a batch that it refuses with this error.
 _APPENDED = f"{ErrorCode.DUPLICATE_SEQUENCE_NUMBER:d}"
-# A repeated batch keeps the timestamps of its records.
-_SAME = "client, topic, partition, base_ms, max_ms, records"
 _EARLY = "e.exchange_id AS early_id, e.first_offset AS early_offset, e.first_packet AS early_packet"
 _COLUMNS = (
     "l.exchange_id, l.first_id, l.topic, l.partition, l.client, l.broker, l.connection_id, "
@@ -90,8 +88,6 @@ def _sends() -> str:
     Each row names the first attempt of its batch. `is_repetition`: it is the only attempt with an
     offset, and all attempts have the same records.
     """
-    again = f"""exchange_id IN (
-      SELECT exchange_id FROM tried QUALIFY count(*) OVER (PARTITION BY {_SAME}) > 1)"""
     return f"""
         CREATE TEMP TABLE sends AS
         WITH failed AS (
@@ -99,7 +95,7 @@ def _sends() -> str:
           WHERE is_lost OR error NOT IN (0, {_APPENDED})
         ), tried AS (
           SELECT p.* FROM produced p JOIN failed USING (topic, partition) WHERE base_ms >= 0
-        ), contents AS ({contents(again)})
+        )
         SELECT t.*, epoch_us(min(time) OVER same) AS sent,
           arg_min(exchange_id, time) OVER same AS first_id,
           arg_min(packet, time) OVER same AS first_packet,
@@ -109,8 +105,7 @@ def _sends() -> str:
             AND min(content) OVER same = max(content) OVER same
             AND count(content) OVER same = count(*) OVER same
             AND time > min(time) OVER same AS is_repetition
-        FROM tried t LEFT JOIN contents USING (exchange_id, topic, partition)
-        WINDOW same AS (PARTITION BY {_SAME})
+        FROM tried t WINDOW same AS (PARTITION BY {SAME_BATCH})
     """
 
 

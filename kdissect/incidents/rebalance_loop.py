@@ -29,10 +29,21 @@ def find(facts: Facts) -> Iterator[Incident]:
         WITH events AS (
           SELECT g.*, r.client, r.broker, r.connection_id
           FROM ({runs(events, "group_id", PAUSE_MS)}) g LEFT JOIN requests r USING (exchange_id)
+        ), ends AS (
+          -- a program that crashed sends no LeaveGroup, but its connection is closed
+          SELECT DISTINCT e.group_id, e.run, e.client, e.member_id, 'end' AS event,
+            s.last_time AS time
+          FROM events e JOIN sessions s USING (connection_id)
+          WHERE e.event = 'join' AND s.closed_by = 'client'
         ), changes AS (
-          SELECT group_id, run, client, time, event = 'join' AND lag(event) OVER (
-            PARTITION BY group_id, run, client ORDER BY time) = 'leave' AS is_flap
-          FROM events WHERE event IN ('join', 'leave') AND client IS NOT NULL
+          SELECT group_id, run, client, time,
+            event = 'join' AND (lag(event) OVER own = 'leave' OR lag(event) OVER own = 'end'
+              AND member_id != lag(member_id) OVER own) AS is_flap
+          FROM (
+            SELECT group_id, run, client, member_id, event, time FROM events
+            WHERE event IN ('join', 'leave') AND client IS NOT NULL
+            UNION ALL BY NAME FROM ends
+          ) WINDOW own AS (PARTITION BY group_id, run, client ORDER BY time)
         ), flapping AS (
           SELECT group_id, run, client, count(*) FILTER (is_flap) AS flaps, min(time) AS since
           FROM changes GROUP BY ALL HAVING flaps >= {FLAPS_MIN}
@@ -64,7 +75,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
         cause = (row["detail"] or "").partition("why: ")[2][:_CAUSE_MAX]
         who = (
-            f"{row['client']} left and joined again {plural(row['flaps'], 'time')}."
+            f"{row['client']} ended and joined again {plural(row['flaps'], 'time')}."
             if row["client"]
             else f"The last cause: {cause or 'unknown'}."
         )

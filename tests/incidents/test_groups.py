@@ -50,7 +50,29 @@ def test_a_member_that_flaps_makes_a_rebalance_loop() -> None:
     assert (loop["kind"], loop["severity"]) == ("rebalance_loop", "bad")
     assert loop["subject"] == GROUP
     assert loop["start_time"].timestamp() == at(10) / 1e6
-    assert "flapping @ 10.0.0.1 left and joined again 3 times" in loop["text"]
+    assert "flapping @ 10.0.0.1 ended and joined again 3 times" in loop["text"]
+
+
+def test_a_member_that_crashes_again_and_again() -> None:
+    """It sends no LeaveGroup, but its connections are closed before the next one joins."""
+    rows = _events(
+        *[(2.0 + number, "rebalance", "steady") for number in range(6)],
+        *[(10.0 * number, "join", "crashing") for number in range(1, 6)],
+    )
+    joins = [row for row in rows["group_events"] if row["event"] == "join"]
+    rows["connections"] = [connection(0)]
+    for number, join in enumerate(joins, start=1):
+        join["member_id"] = f"crashing-{number}"
+        rows["exchanges"][join["exchange_id"]]["connection_id"] = number
+        end = {"last_time": at(10 * number + 4), "closed_by": "client"}
+        rows["connections"].append(connection(number, close_reason="rst", **end))
+    (loop,) = found(**rows)
+    assert loop["kind"] == "rebalance_loop"
+    assert loop["start_time"].timestamp() == at(10) / 1e6
+    assert "crashing @ 10.0.0.1 ended and joined again 4 times" in loop["text"]
+    for one in rows["connections"]:
+        one["closed_by"] = "broker"  # a broker that restarts makes its members join again
+    assert "crashing" not in str([row["text"] for row in found(**rows)])
 
 
 def test_members_that_start_and_end_once_make_no_loop() -> None:

@@ -1,0 +1,106 @@
+"""Consumers that fetch one offset again and again, and consumers that only seem to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pyarrow as pa
+
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
+
+_ASKED = pa.struct([("partition", pa.int32()), ("fetch_offset", pa.int64())])
+_REQUEST = pa.struct(
+    [
+        ("replica_id", pa.int32()),
+        ("replica_state", pa.struct([("replica_id", pa.int32())])),
+        ("max_bytes", pa.int32()),
+        ("topics", pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_ASKED))]))),
+    ]
+)
+_ANSWER = pa.struct(
+    [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]
+)
+_RESPONSE = pa.struct(
+    [
+        (
+            "responses",
+            pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_ANSWER))])),
+        )
+    ]
+)
+_END = 1000  # of the partition
+
+
+def _incidents(*fetches: tuple[float, int, int]) -> list[Row]:
+    """Incidents of fetches from orders-0: (second, offset, connection)."""
+    exchanges, requests, responses = [], [], []
+    for number, (second, offset, connection_id) in enumerate(fetches):
+        exchanges.append(
+            exchange(
+                number,
+                at_us=round(second * SECOND_US),
+                api_name="Fetch",
+                connection_id=connection_id,
+            )
+        )
+        asked = [{"partition": 0, "fetch_offset": offset}]
+        requests.append(
+            {
+                "replica_id": -1,
+                "max_bytes": 1 << 20,
+                "topics": [{"topic": "orders", "partitions": asked}],
+            }
+        )
+        answer = [{"partition_index": 0, "error_code": 0, "high_watermark": _END}]
+        responses.append({"responses": [{"topic": "orders", "partitions": answer}]})
+    return found(
+        exchanges=exchanges,
+        connections=[connection(number) for number in {one[2] for one in fetches}],
+        apis__Fetch=pa.table(
+            {
+                "exchange_id": pa.array(range(len(fetches)), pa.int64()),
+                "request": pa.array(requests, _REQUEST),
+                "response": pa.array(responses, _RESPONSE),
+            }
+        ),
+    )
+
+
+def test_an_application_that_seeks_back() -> None:
+    """The client fetches ahead, so that other offsets lie between the repetitions."""
+    fetches = [(1.0, 100, 1), (1.1, 150, 1)]
+    for number in range(8):
+        fetches += [(2.0 + number, 120, 1), (2.1 + number, 150 + number, 1)]
+    (stuck,) = _incidents(*fetches)
+    assert (stuck["kind"], stuck["severity"], stuck["subject"]) == (
+        "consumer_stuck",
+        "bad",
+        "orders-0",
+    )
+    assert "asked 8 times in" in stuck["text"]
+    assert "for offset 120 of orders-0, which ends at 1,000" in stuck["text"]
+    # the fetch for 150 shows that the consumer has the record at 120
+    assert stuck["start_time"].timestamp() * SECOND_US == at(1.1)
+
+
+def test_a_consumer_that_advances() -> None:
+    """Each fetch asks for a later offset."""
+    assert _incidents(*[(second, 10 * second, 1) for second in range(20)]) == []
+
+
+def test_consumers_of_one_name() -> None:
+    """Five consumers read the same offsets, each on its own connection, some seconds apart."""
+    fetches = [
+        (2.0 * number + second / 2, 10 * second, number)
+        for number in range(5)
+        for second in range(20)
+    ]
+    assert _incidents(*sorted(fetches)) == []
+
+
+def test_a_topic_that_is_read_anew_each_minute() -> None:
+    """A table that an application loads again from the beginning is no fault."""
+    starts = [60.0 * number for number in range(6)]
+    assert all(after - before > 30 for before, after in pairwise(starts))
+    assert _incidents(*[(s + step / 10, 10 * step, 1) for s in starts for step in range(5)]) == []
