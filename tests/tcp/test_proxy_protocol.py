@@ -299,3 +299,16 @@ def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> N
         assert rows(tables) == expected
         (connection,) = tables.connections.to_arrow().to_pylist()
         assert connection["proxy_byte_count"] == len(header)
+
+
+def test_recorded_headers_of_both_versions(captures: Path) -> None:
+    """The recording's load balancers connect from 127.0.0.2, with the port of each client."""
+    tables = kdissect.read(captures / "incidents" / "clients_proxied.pcap.gz")
+    connections = tables["connections"].dataset.to_table().to_pylist()
+    clients = [row for row in connections if row["is_kafka"]]
+    assert {row["proxy_byte_count"] > 28 for row in clients} == {False, True}
+    for row in clients:
+        assert row["client_ip"] == "127.0.0.2"
+        assert row["proxied_from"] == f"127.0.0.1 {row['client_port']}"
+    checks = [row for row in connections if not row["is_kafka"]]
+    assert [row["proxied_from"] for row in checks] == [None]

@@ -156,7 +156,7 @@ def _advertised(scene: Scene, wrong: int) -> None:
         time.sleep(scene.pick(6, 9))
 
 
-def _cluster(scene: Scene) -> list[Broker]:
+def cluster_with_topic(scene: Scene) -> list[Broker]:
     """Three nodes with a topic of one partition; its leader is the first of them."""
     nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
     create_topic(nodes[0].address, "orders", 1, 3)
@@ -171,7 +171,7 @@ def _ports(nodes: list[Broker]) -> list[int]:
 
 def node_killed(scene: Scene) -> None:
     """SIGKILL to one of three nodes, the leader of the partition; it stays away."""
-    nodes = _cluster(scene)
+    nodes = cluster_with_topic(scene)
     leader, follower, _ = nodes
     with scene.recording(*_ports(nodes)), _traffic(scene, follower.address):
         time.sleep(3)
@@ -182,7 +182,7 @@ def node_killed(scene: Scene) -> None:
 
 def leader_moved(scene: Scene) -> None:
     """A partition is reassigned to another leader while clients write and read it."""
-    nodes = _cluster(scene)
+    nodes = cluster_with_topic(scene)
     leader, new, other = nodes
     replicas = [new.node_id, other.node_id, leader.node_id]
     with scene.recording(*_ports(nodes)), _traffic(scene, leader.address):
@@ -206,7 +206,7 @@ def _elect_preferred_leader(address: str) -> None:
 
 def controlled_shutdown(scene: Scene) -> None:
     """A node stops in order (SIGTERM), and another one leads its partition from then on."""
-    nodes = _cluster(scene)
+    nodes = cluster_with_topic(scene)
     leader, *followers = nodes
     with scene.recording(*_ports(nodes)), _traffic(scene, followers[0].address):
         time.sleep(3)

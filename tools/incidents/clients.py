@@ -100,12 +100,21 @@ def _silent() -> Any:
 
 @contextmanager
 def producing(
-    library: str, address: str, topic: str, client_id: str, rate: float = 50, size: int = 60
+    library: str,
+    address: str,
+    topic: str,
+    client_id: str,
+    rate: float = 50,
+    size: int = 60,
+    **config: Any,
 ) -> Iterator[None]:
-    """Write records to a topic at a steady rate while the block runs."""
+    """Write records to a topic at a steady rate while the block runs.
+
+    config: further settings of librdkafka.
+    """
     value = b"x" * size
     if library == LIBRDKAFKA:
-        one = producer(address, client_id=client_id)
+        one = producer(address, client_id=client_id, **config)
 
         def send() -> None:
             with suppress(BufferError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import kafka
 from confluent_kafka import Producer
@@ -81,7 +82,7 @@ def upload_slow(scene: Scene) -> None:
                 one.flush(60)
 
 
-def _secure_broker(scene: Scene, *, expired: bool = False) -> tuple[Broker, Authority]:
+def secure_broker(scene: Scene, *, expired: bool = False) -> tuple[Broker, Authority]:
     """A broker with a TLS and a SASL listener, and the authority of its certificate."""
     authority = Authority(scene.folder)
     ends = datetime.now(UTC) + timedelta(days=-3 if expired else 90)
@@ -102,7 +103,7 @@ def _secure_broker(scene: Scene, *, expired: bool = False) -> tuple[Broker, Auth
 
 def certificate_expired(scene: Scene) -> None:
     """The broker's certificate ended three days ago; a client verifies it and tries again."""
-    broker, authority = _secure_broker(scene, expired=True)
+    broker, authority = secure_broker(scene, expired=True)
     settings = {
         "security_protocol": "ssl",
         "ssl_ca_location": str(authority.cert),
@@ -113,7 +114,7 @@ def certificate_expired(scene: Scene) -> None:
 
 def authority_unknown(scene: Scene) -> None:
     """A client trusts another authority than the one that signed the broker's certificate."""
-    broker, _ = _secure_broker(scene)
+    broker, _ = secure_broker(scene)
     stranger = Authority(scene.folder, "stranger")
     settings = {"security_protocol": "ssl", "ssl_ca_location": str(stranger.cert)}
     _fail_tls(scene, broker, "SECURE", settings)
@@ -126,7 +127,7 @@ def tls_to_plaintext(scene: Scene) -> None:
 
 def plaintext_to_tls(scene: Scene) -> None:
     """A plaintext client connects to a TLS listener again and again."""
-    broker, _ = _secure_broker(scene)
+    broker, _ = secure_broker(scene)
     _fail_tls(scene, broker, "SECURE", {})
 
 
@@ -134,7 +135,7 @@ def _fail_tls(scene: Scene, broker: Broker, listener: str, settings: Mapping[str
     """Record a client whose TLS handshakes fail."""
     address = broker.address_of(listener)
     with scene.recording(broker.ports[listener]), scene.incident("tls_failure", address):
-        _try(address, scene.pick(6, 9), settings)
+        attempt(address, scene.pick(6, 9), settings)
 
 
 def password_wrong(scene: Scene) -> None:
@@ -149,16 +150,16 @@ def password_wrong_scram(scene: Scene) -> None:
 
 def _login(scene: Scene, mechanism: str) -> None:
     """Record a client that logs in with a wrong password."""
-    broker, _ = _secure_broker(scene)
-    settings = _sasl(mechanism, "wrong")
+    broker, _ = secure_broker(scene)
+    settings = sasl(mechanism, "wrong")
     with (
         scene.recording(broker.ports["SASL"]),
         scene.incident("login_failures", client("shop")),
     ):
-        _try(broker.address_of("SASL"), scene.pick(8, 12), settings)
+        attempt(broker.address_of("SASL"), scene.pick(8, 12), settings)
 
 
-def _sasl(mechanism: str, password: str) -> dict[str, str]:
+def sasl(mechanism: str, password: str) -> dict[str, Any]:
     """The settings of a client that logs in as alice."""
     return {
         "security_protocol": "sasl_plaintext",
@@ -168,7 +169,7 @@ def _sasl(mechanism: str, password: str) -> dict[str, str]:
     }
 
 
-def _try(address: str, duration_s: float, settings: Mapping[str, str]) -> None:
+def attempt(address: str, duration_s: float, settings: Mapping[str, str]) -> None:
     """Run a producer that never gets as far as a record."""
     one = producer(address, client_id="shop", reconnect_backoff_max_ms=1000, **settings)
     end = time.monotonic() + duration_s
@@ -209,11 +210,11 @@ def _one_record(address: str, library: str) -> None:
 
 def secure_sessions(scene: Scene) -> None:
     """Healthy: TLS and SASL clients that log in, write and read."""
-    broker, authority = _secure_broker(scene)
+    broker, authority = secure_broker(scene)
     create_topic(broker.address, "orders")
     with scene.recording(broker.ports["SECURE"], broker.ports["SASL"]):
         for mechanism in ("PLAIN", "SCRAM-SHA-256"):
-            login = _sasl(mechanism, "right")
+            login = sasl(mechanism, "right")
             _write(producer(broker.address_of("SASL"), client_id="shop", **login), 20)
             time.sleep(1)
         tls = {"security_protocol": "ssl", "ssl_ca_location": str(authority.cert)}

@@ -59,7 +59,7 @@ class Relay:
         self.reset_idle_s = reset_idle_s
         self.is_holding = False
         self.is_swallowing = False
-        self._upstream = 0
+        self.upstream = 0
         self._listener: socket.socket | None = None
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._dropped: list[tuple[socket.socket, socket.socket]] = []
@@ -70,7 +70,7 @@ class Relay:
 
     def open(self, upstream: int = 0) -> None:
         """Listen, and forward to a port of this host."""
-        self._upstream = upstream or self._upstream
+        self.upstream = upstream or self.upstream
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if self.receive_buffer:
@@ -120,12 +120,16 @@ class Relay:
         with suppress(OSError):
             while True:
                 down, _ = listener.accept()
-                up = socket.create_connection(("127.0.0.1", self._upstream))
+                up = self._connect(down)
                 for sock in (down, up):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._pairs.append((down, up))
                 for target in (self._requests, self._responses):
                     threading.Thread(target=target, args=(down, up), daemon=True).start()
+
+    def _connect(self, down: socket.socket) -> socket.socket:
+        """The connection to the broker for a client's connection."""
+        return socket.create_connection(("127.0.0.1", self.upstream))
 
     def _requests(self, down: socket.socket, up: socket.socket) -> None:
         last = time.monotonic()
@@ -138,7 +142,7 @@ class Relay:
                 if self.bytes_per_second:
                     time.sleep(len(data) / self.bytes_per_second)
                 up.sendall(data)
-        _end(up)
+        end(up)
 
     def _responses(self, down: socket.socket, up: socket.socket) -> None:
         with suppress(OSError):
@@ -148,9 +152,10 @@ class Relay:
                 if self.is_swallowing:
                     continue
                 down.sendall(data)
-        _end(down)
+        end(down)
 
 
-def _end(sock: socket.socket) -> None:
+def end(sock: socket.socket) -> None:
+    """Send FIN."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_WR)

@@ -89,10 +89,14 @@ class Scene:
     def relay(self, **options: Any) -> Relay:
         """A relay in front of a started broker, which advertises the relay's address."""
         relay = Relay(**options)
+        self.start_behind(relay)
+        return relay
+
+    def start_behind(self, relay: Relay) -> None:
+        """Start a broker that advertises the relay's address."""
         self.stack.callback(relay.close)
         broker = self.broker({"advertised.listeners": f"PLAINTEXT://{relay.address}"})
         relay.open(broker.ports[PLAINTEXT])
-        return relay
 
     @contextmanager
     def recording(self, *ports: int) -> Iterator[None]:

@@ -69,7 +69,7 @@ def quota_exceeded(scene: Scene) -> None:
     """A quota of bytes per second slows one client down."""
     broker = scene.broker()
     create_topic(broker.address, "orders")
-    _set_quota(broker.address, "bulk", float(scene.pick(4000, 6000)))
+    set_quota(broker.address, "bulk", "producer_byte_rate", float(scene.pick(4000, 6000)))
     throttled: list[datetime] = []
     with scene.recording(broker.ports[PLAINTEXT]), reading(broker.address, "orders", "billing"):
         one = producer(
@@ -85,10 +85,11 @@ def quota_exceeded(scene: Scene) -> None:
     scene.happened("throttled", client("bulk"), throttled[0], ended)
 
 
-def _set_quota(address: str, client_id: str, bytes_per_second: float) -> None:
+def set_quota(address: str, client_id: str, key: str, bytes_per_second: float) -> None:
+    """Set a quota of a client id; key: such as ``producer_byte_rate``."""
     entry = {
         "entity": [{"entity_type": "client-id", "entity_name": client_id}],
-        "ops": [{"key": "producer_byte_rate", "value": bytes_per_second, "remove": False}],
+        "ops": [{"key": key, "value": bytes_per_second, "remove": False}],
     }
     body = {"entries": [entry], "validate_only": False}
     done = call(address, _ALTER_CLIENT_QUOTAS, 1, body)
