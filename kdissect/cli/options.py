@@ -7,6 +7,7 @@ A group is a frozen dataclass whose fields are options. A command has a paramete
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
@@ -196,8 +197,14 @@ class InventoryOptions:
         return self.inventory is not None or self.since is not None
 
     def check(self) -> None:
-        """Raise BadParameter for a time that cannot be read."""
+        """Raise BadParameter for a time that cannot be read, or a file that cannot be written."""
         from kdissect.pipeline.filters import time_ns
 
         if self.since is not None:
             checked("--since", time_ns, self.since)
+        if self.inventory is not None:
+            path = Path(self.inventory)
+            if path.is_dir() or not path.absolute().parent.is_dir():
+                raise typer.BadParameter(
+                    f"{path}: is a folder, or in none", param_hint="--inventory"
+                )

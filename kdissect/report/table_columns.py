@@ -412,7 +412,7 @@ UNANSWERED = (
 )
 CLIENTS = (
     C("client_id", "client", "client"),
-    C("change", "change", help="What the later requests show, beside the earlier ones."),
+    C("change", "change", help="Requests from the given time on, compared with those before."),
     C("exchanges", "exchanges", "count", bar=True),
     C("errors", "errors", "count"),
     C("p95", "p95 ms", "ms"),

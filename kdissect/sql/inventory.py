@@ -12,7 +12,7 @@ from kdissect.sql.database import Database
 from kdissect.sql.exchange_facts import broker_connections
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "same"
-CHANGES = (NEW, GONE, CHANGED, SAME)
+CLIENT_CHANGES = (NEW, GONE, CHANGED, SAME)
 
 # Requests that a member of a group sends. OffsetFetch is not among them: monitors send it, too.
 _MEMBER_APIS = (

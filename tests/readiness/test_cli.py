@@ -1,5 +1,6 @@
 """`kdissect readiness` as a user meets it."""
 
+import csv
 import json
 import shlex
 import subprocess
@@ -61,14 +62,44 @@ def test_json(kdissect: Run, table_set: Path) -> None:
         [],
         ["--target", "latest"],
         ["--target", "4.0", "--fail-on", "ok"],
+        ["--target", "4.0", "--since", "yesterday"],
+        ["--target", "4.0", "--inventory", "/nowhere/clients.csv"],
     ],
-    ids=["unknown", "none", "word", "fail-on"],
+    ids=["unknown", "none", "word", "fail-on", "since", "inventory"],
 )
 def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str]) -> None:
     """Exit 2 with one line."""
     result = kdissect("readiness", str(table_set), *arguments)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_inventory_of_a_set_and_a_capture(
+    kdissect: Run, table_set: Path, tmp_path: Path, captures: Path
+) -> None:
+    """The file has the clients of both; those of the later capture are new, the others gone."""
+    out = tmp_path / "clients.csv"
+    later = captures / "java_2_0_1.pcap"
+    options = ("--inventory", str(out), "--since", "2026-11-21T02:18:00Z")
+    done = kdissect("readiness", str(table_set), str(later), "--target", "4.0", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Clients since 2026-11-21T02:18:00Z: 9 new, 9 gone, 0 changed, 0 same" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"Inventory: {out} (18 clients and 3 brokers)"
+    with out.open(newline="") as file:
+        rows = {row["client_id"]: row for row in csv.DictReader(file)}
+    assert rows["java-2.0.1-gzip"]["change"] == "new"
+    assert rows["rdkafka-gzip"]["change"] == "gone"
+    assert rows["rdkafka-gzip"]["topics_written"] == "rd-events"
+
+
+def test_a_capture_named_twice(kdissect: Run, table_set: Path, captures: Path) -> None:
+    """A set and its own capture would count each request twice: exit 2 with one line."""
+    done = kdissect(
+        "readiness", str(table_set), str(captures / "librdkafka.pcap"), "--target", "4.0"
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "name each capture once" in done.stderr
 
 
 def test_hostile_names(tmp_path: Path, kdissect: Run, captures: Path) -> None:

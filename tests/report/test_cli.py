@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,22 @@ def test_default_place_and_findings(
         for line in found
     )
     assert any(line.startswith("  $ kdissect show ") for line in found)
+
+
+def test_clients_since_a_time(table_set: Path, tmp_path: Path) -> None:
+    """The terminal counts new, gone and changed clients; the page and the CSV name them."""
+    out = tmp_path / "page.html"
+    inventory = tmp_path / "inventory.csv"
+    options = ["--out", str(out), "--since", "2026-11-21T02:15:40Z", "--inventory", str(inventory)]
+    result = CliRunner().invoke(app, ["report", str(table_set), *options])
+    assert result.exit_code == 0
+    assert "Clients since 2026-11-21T02:15:40Z: " in result.stdout
+    for path in (inventory, tmp_path / "page-clients.csv"):
+        with path.open(newline="") as file:
+            changes = {row["client_id"]: row["change"] for row in csv.DictReader(file)}
+        assert changes["rd-c0"] == "changed"
+        assert changes["rdkafka-gzip"] == "gone"
+    assert "Requests from the given time on, compared with those before." in out.read_text()
 
 
 def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) -> None:
