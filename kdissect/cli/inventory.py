@@ -34,7 +34,7 @@ def _changes(rows: list[dict[str, Any]], since: str) -> Iterator[str]:
 
     clients = [row for row in rows if row["role"] == "client"]
     counts = Counter(row["change"] for row in clients)
-    yield f"Clients since {since}: {', '.join(f'{counts[name]:,} {name}' for name in CLIENT_CHANGES)}"
+    yield f"Clients since {since}: " + ", ".join(f"{counts[c]:,} {c}" for c in CLIENT_CHANGES)
     for change in CLIENT_CHANGES:
         for row in clients:
             if row["change"] == change != SAME:

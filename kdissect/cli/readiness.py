@@ -40,7 +40,7 @@ Examples:
 
   kdissect readiness tables/ --target 4.0 --json > readiness.json
 
-  kdissect readiness monday/ tuesday/ --target 4.0 --inventory clients.csv
+  kdissect readiness before/ after/ --target 3.9 --inventory clients.csv
 """
 
 

@@ -26,7 +26,7 @@ Examples:
 
   kdissect report tables/ --target 4.3 --json
 
-  kdissect report monday/ tuesday/ --inventory clients.csv --since 2026-11-24
+  kdissect report before/ after/ --inventory clients.csv --since 2026-11-21T07:30:00Z
 """
 
 
