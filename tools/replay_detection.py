@@ -185,8 +185,11 @@ def measure(
         if known["lies"].get(str(lie), {}).get("reported", OPEN) == OPEN
         and str(lie) not in elsewhere
     ]
-    again = [lie for lie in lies if str(lie) in known["lies"]]
-    shared = rounds([lie for lie in lies if lie not in again], len(lies))
+    opened = [lie for lie in lies if str(lie) in known["lies"]]
+    for together in rounds(opened, AGAIN):
+        narrow(together, recorded, pace, end, results)
+    again: list[Lie] = []
+    shared = rounds([lie for lie in lies if lie not in opened], len(lies))
     shared.sort(key=len, reverse=True)  # most lies in the least time
     for number, together in enumerate(shared, 1):
         if time.monotonic() > end:

@@ -311,6 +311,8 @@ def _collect(value: Any, path: str, found: set[tuple[str, str]]) -> None:
             _collect(inner, here, found)
     elif isinstance(value, tuple):
         for each in value:
+            if not dataclasses.is_dataclass(each):
+                found.update((f"{path}[]", kind) for kind in _kinds(each, may_be_null=False))
             _collect(each, f"{path}[]", found)
 
 
