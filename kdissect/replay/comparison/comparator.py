@@ -28,6 +28,7 @@ from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
+from kdissect.replay.comparison.share_state import ShareState
 from kdissect.replay.comparison.timing import Timing
 from kdissect.replay.comparison.value_text import element_text, records_text, text_of
 from kdissect.replay.model import (
@@ -61,7 +62,8 @@ from kdissect.replay.workload.messages import (
 _FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
 STATES = (
-    LogState, LogBounds, ProducerState, CommittedOffsets, GroupState, HeartbeatGroups, ClusterState,
+    LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
+    ClusterState,
 )  # fmt: skip
 IN_RUN = "other answers of this run show it"
 

@@ -27,7 +27,7 @@ _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
 _MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
-_MAYBE_APPENDED = frozenset({7, 20, 46})
+MAYBE_APPENDED = frozenset({7, 20, 46})
 _MARKER_NS = 5_000_000_000  # until offsets of a committed transaction are visible
 _SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
 _SET, _DELETE = 0, 1  # operations of IncrementalAlterConfigs
@@ -142,7 +142,7 @@ class Claims:
                 count = sum(max(each.record_count, 0) for each in batches) if is_counted else _MANY
                 if result is not None and result["error_code"] == 0 and is_counted:
                     claim.batches[result["base_offset"]] = count
-                elif result is None or result["error_code"] in (0, *_MAYBE_APPENDED):
+                elif result is None or result["error_code"] in (0, *MAYBE_APPENDED):
                     claim.unknown += count
 
     def _delete_records(self, outcome: Outcome, request: Body, answer: Body | None) -> None:

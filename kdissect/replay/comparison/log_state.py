@@ -101,7 +101,6 @@ class LogState:
         self._sessions: dict[tuple[int | None, int], dict[tuple[Any, int], Body]] = {}
         self._removed: set[str] = set()  # topics that the run deletes, or whose records
         self._sparse: set[str] | None = None
-        self._shared: list[tuple[Outcome, str, Body]] = []  # partitions of ShareFetch responses
         self._odd: list[tuple[Outcome, str, Any, Any, str]] = []  # without any other response
         self._markers: list[tuple[int, int, int]] = []  # as appends, of any transactional log
         self._no_sessions: list[Outcome] = []  # where the captured broker has made one
@@ -110,7 +109,6 @@ class LogState:
         collect: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
-            ApiKey.SHARE_FETCH: self._share_fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._epoch_end,
             ApiKey.DELETE_TOPICS: self._remove,
@@ -227,14 +225,6 @@ class LogState:
         if self._has_one_node and epoch != INITIAL_EPOCH and answered != expected:
             self._odd.append((outcome, "session_id", expected, answered, "not the request's"))
 
-    def _share_fetch(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
-        body = {} if answer is None else answer.body
-        for i, topic in enumerate(entries(body.get("responses"))):
-            for j, partition in enumerate(entries(topic["partitions"])):
-                if not partition["error_code"]:
-                    path = f"responses[{i}].partitions[{j}]"
-                    self._shared.append((outcome, path, partition))
-
     def _list_offsets(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         wanted = {
             (self._topic(topic), partition["partition_index"]): partition["timestamp"]
@@ -286,9 +276,6 @@ class LogState:
                 _check_unchanged(log, fetched, add)
                 self._check_not_withheld(topic, log, fetched, add)
                 _check_aborted(fetched, aborted, committed, log, add)
-
-        for outcome, path, partition in self._shared:
-            _check_acquired(outcome, path, partition, add)
 
     def _is_dense(self, topic: str) -> bool:
         """Return whether a log leaves no offset out. Compacted ones may; the capture shows
@@ -464,25 +451,6 @@ def _check_unchanged(log: _Log, fetched: _Fetched, add: Add) -> None:
             here = f"{fetched.path}.records[offset {each.base_offset}]"
             note = "not the batch that was produced there"
             add(fetched.outcome, here, "as produced", "other records", note)
-
-
-def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
-    """A member of a share group gets just the records that it acquires, in whole batches."""
-    ranges = merged_ranges(
-        (each.base_offset, each.last_offset) for each in headers(partition["records"] or b"")
-    )
-    acquired = entries(partition["acquired_records"])
-    if ranges and not acquired:
-        note = "records without any that is acquired"
-        add(outcome, f"{path}.acquired_records", "offsets of the records", "none", note)
-    last = -1
-    for each in acquired:
-        first, end = each["first_offset"], each["last_offset"]
-        if first <= last or not any(low <= first and end <= high for low, high in ranges):
-            note = "no records of these offsets are here" if first > last else "acquired twice"
-            here = f"{path}.acquired_records"
-            add(outcome, here, "offsets of the records", f"{first} to {end}", note)
-        last = max(last, end)
 
 
 def _check_claims(log: _Log, add: Add) -> None:

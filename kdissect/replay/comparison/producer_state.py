@@ -16,6 +16,7 @@ from typing import Any
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
+from kdissect.replay.comparison.end_state import MAYBE_APPENDED
 from kdissect.replay.comparison.records import coordinator_epoch
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
@@ -83,17 +84,19 @@ class ProducerState:
             self._described.append((outcome, answer.body))
 
     def _produce(self, request: Message, answer: Message | None) -> None:
-        bases = {
-            (self._ids.target.topic_name(topic), partition["index"]): partition["base_offset"]
+        results = {
+            (self._ids.target.topic_name(topic), partition["index"]): partition
             for topic in entries(None if answer is None else answer.body["responses"])
             for partition in entries(topic["partition_responses"])
-            if not partition["error_code"] and partition.get("log_append_time_ms", -1) < 0
         }
         for topic in entries(request.body["topic_data"]):
             name = self._ids.target.topic_name(topic)
             for partition in entries(topic["partition_data"]):
                 number, data = partition["index"], partition["records"] or b""
-                self._add(name, number, data, bases.get((name, number), -1))
+                result = results.get((name, number), {"error_code": -1, "base_offset": -1})
+                is_timed = result.get("log_append_time_ms", -1) >= 0  # the broker sets times
+                if result["error_code"] <= 0 or result["error_code"] in MAYBE_APPENDED:
+                    self._add(name, number, data, -1 if is_timed else result["base_offset"])
 
     def _add(self, topic: str, number: int, data: bytes, base: int | None = None) -> None:
         """Add the batches of a log. base: the offset of the first one, if not its own."""

@@ -17,6 +17,7 @@ from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.comparison.producer_state import ProducerState
+from kdissect.replay.comparison.share_state import ShareState
 from kdissect.replay.model import (
     Connection,
     Exchange,
@@ -36,8 +37,8 @@ ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
 State = (
-    LogState | LogBounds | ProducerState | CommittedOffsets | GroupState | HeartbeatGroups
-    | ClusterState
+    LogState | LogBounds | ProducerState | ShareState | CommittedOffsets | GroupState
+    | HeartbeatGroups | ClusterState
 )  # fmt: skip
 
 
@@ -94,9 +95,9 @@ class Run:
 
     # -- logs -------------------------------------------------------------------------------
 
-    def produce(self, at_s: float, base: int, records: bytes) -> int:
+    def produce(self, at_s: float, base: int, records: bytes, code: int = 0) -> int:
         partition = {"index": 0, "records": records}
-        answered = {"index": 0, "error_code": 0, "base_offset": base}
+        answered = {"index": 0, "error_code": code, "base_offset": base}
         return self.add(
             at_s, ApiKey.PRODUCE, 8,
             {"acks": -1, "topic_data": [{"name": "t", "partition_data": [partition]}]},
@@ -430,6 +431,7 @@ def test_active_producers() -> None:
     run.produce(1, 0, batch(0, **own))
     run.fetch(2, 0, batch(0, **own) + marker(2, COMMIT), 3)
     run.produce(3, 3, batch(0, **own))
+    run.produce(3, -1, batch(0, **own), code=47)  # refused
 
     def describe(**more: int) -> int:
         producer = {

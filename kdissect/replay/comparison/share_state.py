@@ -1,0 +1,117 @@
+"""Finds ShareFetch answers that contradict themselves or the other deliveries of the run (KIP-932).
+
+- A member gets just the records that it acquires, each once.
+- A record that was delivered once in the run has the delivery count 1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.comparison.records import merged_ranges
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded, entries
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
+
+
+class _Delivery(NamedTuple):
+    """Records that a member acquired. path: "" in an answer that was not final."""
+
+    first: int
+    last: int
+    count: int
+    outcome: Outcome
+    path: str
+
+
+class ShareState:
+    """Deliveries of a finished run; `check` reports contradictions."""
+
+    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+        self._final: list[tuple[Outcome, str, Body]] = []
+        # by group, topic id and partition
+        self._deliveries: dict[tuple[str, Any, int], list[_Delivery]] = defaultdict(list)
+        self._unknown: set[str] = set()  # groups with requests that have no answer
+        for outcome in outcomes:
+            api_key = outcome.step.exchange.api_key
+            if api_key == ApiKey.SHARE_FETCH and outcome.sent is not None:
+                request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+                if request is not None:
+                    self._collect(outcome, request.body["group_id"])
+
+    def _collect(self, outcome: Outcome, group: str) -> None:
+        frames = [each.answer for each in outcome.earlier]
+        for frame in [*frames, outcome.answer]:
+            version = outcome.api_version
+            answer = decoded(frame or b"", "response", ApiKey.SHARE_FETCH, version)
+            if answer is None:
+                self._unknown.add(group)
+                continue
+            for i, topic in enumerate(entries(answer.body["responses"])):
+                for j, partition in enumerate(entries(topic["partitions"])):
+                    path = f"responses[{i}].partitions[{j}]" if frame is outcome.answer else ""
+                    if not partition["error_code"]:
+                        key = group, topic["topic_id"], partition["partition_index"]
+                        self._add(outcome, path, key, partition)
+
+    def _add(self, outcome: Outcome, path: str, key: tuple[str, Any, int], partition: Body) -> None:
+        if path:
+            self._final.append((outcome, path, partition))
+        self._deliveries[key] += [
+            _Delivery(
+                each["first_offset"], each["last_offset"], each["delivery_count"], outcome,
+                path and f"{path}.acquired_records[{at}].delivery_count",
+            )
+            for at, each in enumerate(entries(partition["acquired_records"]))
+        ]  # fmt: skip
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for outcome, path, partition in self._final:
+            _check_acquired(outcome, path, partition, add)
+        for (group, _, _), deliveries in self._deliveries.items():
+            if group not in self._unknown:
+                _check_counts(deliveries, add)
+
+
+def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
+    """A member of a share group gets just the records that it acquires, in whole batches."""
+    ranges = merged_ranges(
+        (each.base_offset, each.last_offset) for each in headers(partition["records"] or b"")
+    )
+    acquired = entries(partition["acquired_records"])
+    if ranges and not acquired:
+        note = "records without any that is acquired"
+        add(outcome, f"{path}.acquired_records", "offsets of the records", "none", note)
+    last = -1
+    for each in acquired:
+        first, end = each["first_offset"], each["last_offset"]
+        if first <= last or not any(low <= first and end <= high for low, high in ranges):
+            note = "no records of these offsets are here" if first > last else "acquired twice"
+            here = f"{path}.acquired_records"
+            add(outcome, here, "offsets of the records", f"{first} to {end}", note)
+        last = max(last, end)
+
+
+def _check_counts(deliveries: list[_Delivery], add: Add) -> None:
+    ordered = sorted(deliveries, key=lambda each: each[:3])
+    ends = [-1, *accumulate((each.last for each in ordered), max)]
+    for at, each in enumerate(ordered):
+        following = ordered[at + 1] if at + 1 < len(ordered) else None
+        is_again = each.first <= ends[at] or (
+            following is not None and following.first <= each.last
+        )
+        is_wrong = each.count < 1 or (each.count > 1 and not is_again)
+        if is_wrong and each.path:
+            wanted = "at least 1" if is_again else "1"
+            note = "the number of answers that brought these records"
+            add(each.outcome, each.path, wanted, each.count, note)

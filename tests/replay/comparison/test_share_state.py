@@ -1,0 +1,63 @@
+"""ShareFetch answers that contradict themselves or other deliveries of a run."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.share_state import ShareState
+from tests.replay.comparison.test_run_state import Run, batch
+
+TOPIC = UUID(int=5)
+PARTITION = "responses[0].partitions[0]"
+COUNT = f"{PARTITION}.acquired_records[0].delivery_count"
+
+
+def share(run: Run, acquired: list[tuple[int, int, int]], records: bytes) -> int:
+    """A ShareFetch of group g. acquired: first and last offset, delivery count."""
+    rows = [
+        {"first_offset": first, "last_offset": last, "delivery_count": count}
+        for first, last, count in acquired
+    ]
+    partition = {"partition_index": 0, "records": records, "acquired_records": rows}
+    return run.add(
+        1, ApiKey.SHARE_FETCH, 1, {"group_id": "g"},
+        {"responses": [{"topic_id": TOPIC, "partitions": [partition]}]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("acquired", "said"),
+    [
+        ([(0, 1, 1)], []),
+        ([(0, 0, 1), (1, 1, 1)], []),
+        ([], ["none"]),
+        ([(0, 5, 1)], ["0 to 5"]),
+        ([(0, 1, 1), (1, 1, 1)], ["1 to 1"]),
+    ],
+)
+def test_a_member_acquires_records_of_its_answer_once(
+    acquired: list[tuple[int, int, int]], said: list[str]
+) -> None:
+    """The answer has two records from offset 0."""
+    run = Run()
+    number = share(run, acquired, batch(0, 2))
+    path = f"{PARTITION}.acquired_records"
+    assert run.said(ShareState) == [(number, path, each) for each in said]
+
+
+def test_a_delivery_count_needs_other_deliveries() -> None:
+    """Twice means that another answer of the run brought the records, or had no answer."""
+    run = Run()
+    number = share(run, [(0, 1, 2)], batch(0, 2))
+    assert run.said(ShareState) == [(number, COUNT, "2")]
+    share(run, [(0, 0, 1)], batch(0, 1))
+    assert run.said(ShareState) == []
+    never = share(run, [(2, 3, 0)], batch(2, 2))
+    assert run.said(ShareState) == [(never, COUNT, "0")]
+    lost = share(run, [(4, 5, 2)], batch(4, 2))
+    assert (lost, COUNT, "2") in run.said(ShareState)
+    run.outcomes[0].answer = None
+    assert run.said(ShareState) == []
