@@ -27,7 +27,7 @@ class _Delivery(NamedTuple):
 
     first: int
     last: int
-    count: int
+    delivery_count: int
     outcome: Outcome
     path: str
 
@@ -110,8 +110,8 @@ def _check_counts(deliveries: list[_Delivery], add: Add) -> None:
         is_again = each.first <= ends[at] or (
             following is not None and following.first <= each.last
         )
-        is_wrong = each.count < 1 or (each.count > 1 and not is_again)
+        is_wrong = each.delivery_count < 1 or (each.delivery_count > 1 and not is_again)
         if is_wrong and each.path:
             wanted = "at least 1" if is_again else "1"
             note = "the number of answers that brought these records"
-            add(each.outcome, each.path, wanted, each.count, note)
+            add(each.outcome, each.path, wanted, each.delivery_count, note)
