@@ -199,23 +199,6 @@ def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratc
     return responses.acknowledged(segments, origin, scratch)
 
 
-def _recognise_others(
-    streams: Streams, has_origin: Any, likely: Any, kafka: Kafka, no_requests: PendingRequests,
-    client_side: Any, protocol: Any, scratch: Scratch,
-) -> None:  # fmt: skip
-    """Detect the protocol of connections without earlier state."""
-    rows = np.flatnonzero(protocol == Protocol.NONE)
-    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
-    side, detected = client_side[rows], protocol[rows]
-    recognise(
-        streams.pieces, scratch.copied(streams.segments["time_ns"]),
-        streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
-        streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
-        has_origin[both], likely[rows], kafka, no_requests, side, detected,
-    )  # fmt: skip
-    client_side[rows], protocol[rows] = side, detected
-
-
 def assemble(
     batch: SegmentBatch,
     sources: MappedSources,
@@ -275,133 +258,29 @@ def _paired(
         batches, sources, options.duplicate_window_ns, scratch, known.tcp if known else None
     )
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)
-    pair = connections[:, PAIR]
-    is_resumed = np.zeros(len(connections), np.bool_)
-    if known is not None:
-        is_resumed = connections[:, INCARNATION] == 0
-        is_resumed &= known.protocol[pair] != Protocol.NONE
+    is_resumed = _is_resumed(connections, known)
     header_faults = remove_headers(streams, is_resumed)
-    has_origin = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
     kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
 
-    client_side = _client_by_port(endpoints, options.ports)[pair]
-    protocol = np.zeros(len(connections), np.uint8)
-    hinted = np.isin(endpoints["port_a"], options.ports)
-    hinted |= np.isin(endpoints["port_b"], options.ports)
-    no_requests = np.zeros(0, PENDING)
-    likely = hinted.astype(np.uint8)[pair]
-    origin = has_origin.astype(np.int64)
-    had_loss = np.zeros(len(connections), np.bool_)
-    earlier = np.full((len(connections), 2), NO_RESPONSE, np.int64)
-    resumed_tls: dict[int, TlsState] = {}
+    detection = _start_detection(streams, endpoints, options.ports)
     if known is not None:
-        first = np.flatnonzero(connections[:, INCARNATION] == 0)
-        for side in (0, 1):
-            stream = 2 * first + side
-            # A continued stream without a certain boundary at its first byte has no origin.
-            bits = np.where(has_origin[stream], known.has_origin[2 * pair[first] + side], 0)
-            is_certain = known.is_certain[2 * pair[first] + side] != 0
-            origin[stream] = np.where(is_certain, origin[stream] | bits, 0)
-        had_loss[first] = known.has_loss[pair[first]] != 0
-        earlier[first] = known.last_response[pair[first]]
-        first = np.flatnonzero(is_resumed)
-        protocol[first] = known.protocol[pair[first]]
-        client_side[first] = known.client_side[pair[first]]
-        if known.tls:
-            pair_of = dict(zip(first.tolist(), pair[first].tolist(), strict=True))
-            resumed_tls = {
-                row: known.tls[number] for row, number in pair_of.items() if number in known.tls
-            }
-    is_known = protocol != Protocol.NONE
-    _recognise_others(
-        streams, has_origin, likely, kafka, no_requests, client_side, protocol, scratch
-    )
-    begins = (streams.begins_at() == 0).reshape(-1, 2)
-    alone = np.flatnonzero(
-        (protocol == Protocol.OTHER) & ~is_known & (begins[:, 0] != begins[:, 1])
-    )
-    if len(alone):
-        from kdissect.kafka.response_only import (
-            detect_single_responses,  # it loads the decoder of messages
-        )
-
-        detect_single_responses(
-            streams, alone, options.frame_size_max, client_side, protocol, origin
-        )
-    is_tls = protocol == Protocol.TLS
-    is_tls[list(resumed_tls)] = True
-    tls = TlsConnections()
-    if is_tls.any():
-        from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
-
-        tls = read_tls(streams, has_origin, np.flatnonzero(is_tls).tolist(), key_logs, resumed_tls)
-    for connection in resumed_tls:
-        if connection in tls.opened:
-            responses_of = tls.opened[connection][1 - int(client_side[connection])]
-            earlier[connection, 0] = responses_of.tcp_pos(int(earlier[connection, 0]))
-        else:
-            protocol[connection] = Protocol.TLS
-    for connection, side in tls.hello_side.items():
-        if connections[connection, CLIENT_SIDE] < 0:
-            client_side[connection] = side
+        _resume(detection, connections, is_resumed, known)
+    _detect(detection, streams, kafka, scratch)
+    client_side, protocol = detection.client_side, detection.protocol
+    tls, is_tls = _read_tls(detection, streams, connections, key_logs)
     plain = plain_streams(streams, tls, len(sources.sizes), scratch)
     recognise_plain(
-        plain, streams.connections, has_origin, likely, kafka, no_requests, client_side, protocol
-    )
-    times, source = plain.times, plain.source
-
-    kafka_streams = framing.KafkaStreams(
-        plain.pieces, source, times, plain.sides, client_side, protocol, origin
-    )
-
-    def walk_requests(state: framing.WalkState, most: int) -> Any:
-        return framing.some_requests(kafka_streams, kafka, state, most)
-
-    requests = _settled(
-        Frames.of(walk_requests, len(connections), scratch),
-        plain, streams, REQUEST, client_side, protocol,
+        plain, streams.connections, detection.has_syn, detection.is_likely, kafka,
+        np.zeros(0, PENDING), client_side, protocol,
     )  # fmt: skip
-    pending = _pending(requests, times, _is_done(requests, connections, known), scratch)
 
-    def walk_responses(state: framing.WalkState, most: int) -> Any:
-        return framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
-
-    responses = Frames.of(walk_responses, len(connections), scratch)
-    rows = np.arange(len(connections))
-    of_requests, of_responses = 2 * rows + client_side, 2 * rows + 1 - client_side
-    plain_responses = of_responses[(protocol == Protocol.KAFKA) & ~is_tls].astype(np.int64)
-    for refused, alert in first_alerts(streams, has_origin, plain_responses).items():
+    requests, responses, pairs = _frames(streams, plain, detection, kafka, known, scratch)
+    plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
+    for refused, alert in first_alerts(streams, detection.has_syn, plain_responses).items():
         tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
-    behind_hole = responses.behind_hole(origin[of_responses] != 0, scratch)
-    responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
-
-    missing = sides[:, END] - sides[:, BYTE_COUNT]
-    pairs = _pairs(
-        requests, responses, pending, times,
-        _acknowledged(responses, streams, of_requests, scratch), behind_hole,
-        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
-        (missing[of_responses] > 0) | had_loss, scratch,
-    )  # fmt: skip
-
     table = _connections(endpoints, streams, client_side, protocol)
     table["is_tls"] = is_tls
-    for direction, of, frames in (
-        (REQUEST, of_requests, requests),
-        (RESPONSE, of_responses, responses),
-    ):
-        framed = frames.framed_bytes()
-        counts = table["direction"][:, direction]
-        counts["framed_byte_count"] = framed + sides[of, HEADER_SIZE]
-        counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
-        counts["missing_byte_count"] = missing[of]
-        for row in plain.opened:
-            if protocol[row] == Protocol.KAFKA:
-                counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
-                    plain, streams.sides, int(of[row]), int(framed[row])
-                )
-                counts["framed_byte_count"][row] += sides[of[row], HEADER_SIZE]
-
+    _count_bytes(table, streams, plain, requests, responses)
     anomalies = _anomalies(
         streams,
         protocol,
@@ -422,7 +301,7 @@ def _paired(
         requests,
         responses,
         pairs,
-        earlier,
+        detection.last_response,
         bounded(anomalies, options),
         np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
         tls.facts,
@@ -430,6 +309,203 @@ def _paired(
         streams.facts,
     )
     return paired, streams, tls
+
+
+@dataclass(frozen=True, slots=True)
+class _Detection:
+    """Arrays of each connection that detection starts from and fills.
+
+    client_side, protocol: uint8. is_likely: uint8, 1 for connections with a hinted port. has_syn:
+    uint8[streams]. origin: int64[streams], bits of `framing`. had_loss, last_response: as in
+    `Known`. tls: by connection, TLS state of earlier segments.
+    """
+
+    client_side: npt.NDArray[np.uint8]
+    protocol: npt.NDArray[np.uint8]
+    is_likely: npt.NDArray[np.uint8]
+    has_syn: npt.NDArray[np.uint8]
+    origin: Ints
+    had_loss: npt.NDArray[np.bool_]
+    last_response: Ints
+    tls: dict[int, TlsState]
+
+
+def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -> _Detection:
+    """Return the state before detection, without earlier segments."""
+    pair = streams.connections.reshape(-1, CONNECTION_WIDTH)[:, PAIR]
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    has_syn = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
+    hinted = np.isin(endpoints["port_a"], ports) | np.isin(endpoints["port_b"], ports)
+    return _Detection(
+        client_side=_client_by_port(endpoints, ports)[pair],
+        protocol=np.zeros(len(pair), np.uint8),
+        is_likely=hinted.astype(np.uint8)[pair],
+        has_syn=has_syn,
+        origin=has_syn.astype(np.int64),
+        had_loss=np.zeros(len(pair), np.bool_),
+        last_response=np.full((len(pair), 2), NO_RESPONSE, np.int64),
+        tls={},
+    )
+
+
+def _is_resumed(connections: Any, known: Known | None) -> npt.NDArray[np.bool_]:
+    """bool[connections]: earlier segments have shown the protocol of the connection."""
+    if known is None:
+        return np.zeros(len(connections), np.bool_)
+    is_first: npt.NDArray[np.bool_] = connections[:, INCARNATION] == 0
+    return is_first & (known.protocol[connections[:, PAIR]] != Protocol.NONE)
+
+
+def _resume(detection: _Detection, connections: Any, is_resumed: Any, known: Known) -> None:
+    """Set the state of earlier segments for connections that continue."""
+    pair = connections[:, PAIR]
+    first = np.flatnonzero(connections[:, INCARNATION] == 0)
+    for side in (0, 1):
+        stream = 2 * first + side
+        # A continued stream without a certain boundary at its first byte has no origin.
+        bits = np.where(detection.has_syn[stream], known.has_origin[2 * pair[first] + side], 0)
+        is_certain = known.is_certain[2 * pair[first] + side] != 0
+        detection.origin[stream] = np.where(is_certain, detection.origin[stream] | bits, 0)
+    detection.had_loss[first] = known.has_loss[pair[first]] != 0
+    detection.last_response[first] = known.last_response[pair[first]]
+    rows = np.flatnonzero(is_resumed)
+    detection.protocol[rows] = known.protocol[pair[rows]]
+    detection.client_side[rows] = known.client_side[pair[rows]]
+    for row, number in zip(rows.tolist(), pair[rows].tolist(), strict=True):
+        if number in known.tls:
+            detection.tls[row] = known.tls[number]
+
+
+def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scratch) -> None:
+    """Detect the protocol of connections without earlier state."""
+    protocol, client_side = detection.protocol, detection.client_side
+    is_known = protocol != Protocol.NONE
+    rows = np.flatnonzero(~is_known)
+    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
+    side, detected = client_side[rows], protocol[rows]
+    recognise(
+        streams.pieces, scratch.copied(streams.segments["time_ns"]),
+        streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
+        streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
+        detection.has_syn[both], detection.is_likely[rows], kafka, np.zeros(0, PENDING), side,
+        detected,
+    )  # fmt: skip
+    client_side[rows], protocol[rows] = side, detected
+    begins = (streams.begins_at() == 0).reshape(-1, 2)
+    alone = np.flatnonzero(
+        (protocol == Protocol.OTHER) & ~is_known & (begins[:, 0] != begins[:, 1])
+    )
+    if len(alone):
+        from kdissect.kafka.response_only import (
+            detect_single_responses,  # it loads the decoder of messages
+        )
+
+        detect_single_responses(
+            streams, alone, int(kafka.limit[0]), client_side, protocol, detection.origin
+        )
+
+
+def _read_tls(
+    detection: _Detection, streams: Streams, connections: Any, key_logs: Sequence[Any]
+) -> tuple[TlsConnections, npt.NDArray[np.bool_]]:
+    """Decrypt TLS connections; also returns bool[connections]: the connection has TLS."""
+    protocol, client_side = detection.protocol, detection.client_side
+    is_tls: npt.NDArray[np.bool_] = protocol == Protocol.TLS
+    is_tls[list(detection.tls)] = True
+    tls = TlsConnections()
+    if is_tls.any():
+        from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
+
+        rows = np.flatnonzero(is_tls).tolist()
+        tls = read_tls(streams, detection.has_syn, rows, key_logs, detection.tls)
+    for connection in detection.tls:
+        if connection in tls.opened:
+            opened = tls.opened[connection][1 - int(client_side[connection])]
+            last = detection.last_response
+            last[connection, 0] = opened.tcp_pos(int(last[connection, 0]))
+        else:
+            protocol[connection] = Protocol.TLS
+    for connection, side in tls.hello_side.items():
+        if connections[connection, CLIENT_SIDE] < 0:
+            client_side[connection] = side
+    return tls, is_tls
+
+
+def _frames(
+    streams: Streams,
+    plain: PlainStreams,
+    detection: _Detection,
+    kafka: Kafka,
+    known: Known | None,
+    scratch: Scratch,
+) -> tuple[Frames, Frames, Pairs]:
+    """Return the requests, the responses, and their pairs."""
+    client_side, protocol = detection.client_side, detection.protocol
+    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    kafka_streams = framing.KafkaStreams(
+        plain.pieces, plain.source, plain.times, plain.sides, client_side, protocol,
+        detection.origin,
+    )  # fmt: skip
+
+    def walk_requests(state: framing.WalkState, most: int) -> Any:
+        return framing.some_requests(kafka_streams, kafka, state, most)
+
+    requests = _settled(
+        Frames.of(walk_requests, len(connections), scratch),
+        plain, streams, REQUEST, client_side, protocol,
+    )  # fmt: skip
+    pending = _pending(requests, plain.times, _is_done(requests, connections, known), scratch)
+
+    def walk_responses(state: framing.WalkState, most: int) -> Any:
+        return framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
+
+    responses = Frames.of(walk_responses, len(connections), scratch)
+    of_requests = _streams_of(client_side, REQUEST)
+    of_responses = _streams_of(client_side, RESPONSE)
+    behind_hole = responses.behind_hole(detection.origin[of_responses] != 0, scratch)
+    responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
+    pairs = _pairs(
+        requests, responses, pending, plain.times,
+        _acknowledged(responses, streams, of_requests, scratch), behind_hole,
+        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
+        (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
+    )  # fmt: skip
+    return requests, responses, pairs
+
+
+def _streams_of(client_side: npt.NDArray[np.uint8], direction: int) -> Ints:
+    """int64[connections]: the number of the stream with the requests, or with the responses."""
+    return 2 * np.arange(len(client_side)) + (client_side ^ direction)
+
+
+def _missing(streams: Streams) -> Ints:
+    """int64[streams]: the count of bytes that the capture lacks."""
+    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    return sides[:, END] - sides[:, BYTE_COUNT]
+
+
+def _count_bytes(
+    table: npt.NDArray[np.void],
+    streams: Streams,
+    plain: PlainStreams,
+    requests: Frames,
+    responses: Frames,
+) -> None:
+    """Fill the counts of framed, unframed and missing bytes of each connection."""
+    sides, missing = streams.sides.reshape(-1, SIDE_WIDTH), _missing(streams)
+    for direction, frames in ((REQUEST, requests), (RESPONSE, responses)):
+        of = _streams_of(table["client_side"], direction)
+        framed = frames.framed_bytes()
+        counts = table["direction"][:, direction]
+        counts["framed_byte_count"] = framed + sides[of, HEADER_SIZE]
+        counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
+        counts["missing_byte_count"] = missing[of]
+        for row in plain.opened:
+            if table["protocol"][row] == Protocol.KAFKA:
+                counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
+                    plain, streams.sides, int(of[row]), int(framed[row])
+                )
+                counts["framed_byte_count"][row] += sides[of[row], HEADER_SIZE]
 
 
 def _fill_frames(rows: Any, frames: Frames, times: Ints) -> None:
