@@ -1,7 +1,7 @@
 """Assemble a batch of segments into connections, exchanges, extents and anomalies.
 
-The steps, in order: reassembly, detection, framing of requests, framing of responses, pairing. Each
-step is a kernel over all connections of the batch; this module connects them.
+The steps, in order: reassembly, detection, decryption of TLS, framing of requests, framing of
+responses, pairing. Each step works on all connections of the batch; this module connects them.
 """
 
 from __future__ import annotations
