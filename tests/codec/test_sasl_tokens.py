@@ -14,7 +14,7 @@ from kdissect.codec.sasl_tokens import read_token
 from kdissect.protocol.model import REQUEST, RESPONSE
 
 
-def said(data: bytes, side: int = REQUEST) -> dict[str, Any]:
+def token_fields(data: bytes, side: int = REQUEST) -> dict[str, Any]:
     token = read_token(data, side)
     assert token is not None
     return {name: value for name, value in token.items() if value not in (None, [])}
@@ -22,38 +22,38 @@ def said(data: bytes, side: int = REQUEST) -> dict[str, Any]:
 
 def test_plain_with_and_without_another_identity() -> None:
     """RFC 4616: authzid, authcid and password between NULs."""
-    assert said(b"\0tim\0tanstaaftanstaaf") == {
+    assert token_fields(b"\0tim\0tanstaaftanstaaf") == {
         "mechanism": "PLAIN",
         "step": "initial",
         "authcid": "tim",
         "password": "tanstaaftanstaaf",
     }
-    assert said("Ursel\0Kurt\0xipj3plmqü".encode())["authzid"] == "Ursel"
+    assert token_fields("Ursel\0Kurt\0xipj3plmqü".encode())["authzid"] == "Ursel"
 
 
 def test_the_scram_exchange_of_rfc_7677() -> None:
     """The four tokens of the RFC's example have their fields."""
     nonce = "rOprNGfwEbeRWgbNEkqO"
     both = nonce + "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
-    first = said(b"n,,n=user,r=" + nonce.encode())
+    first = token_fields(b"n,,n=user,r=" + nonce.encode())
     assert (first["step"], first["authcid"], first["nonce"]) == ("client-first", "user", nonce)
-    answer = said(f"r={both},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode(), RESPONSE)
+    answer = token_fields(f"r={both},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode(), RESPONSE)
     assert (answer["step"], answer["nonce"]) == ("server-first", both)
     assert (answer["salt"], answer["iterations"]) == ("W22ZaJ0SNY7soEsUEjb6gQ==", 4096)
     proof = "dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
-    final = said(f"c=biws,r={both},p={proof}".encode())
+    final = token_fields(f"c=biws,r={both},p={proof}".encode())
     assert (final["step"], final["channel_binding"], final["proof"]) == (
         *("client-final", "biws"),
         proof,
     )
-    last = said(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", RESPONSE)
+    last = token_fields(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=", RESPONSE)
     assert last["server_signature"] == "6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
-    assert said(b"e=invalid-proof", RESPONSE)["error"] == "invalid-proof"
+    assert token_fields(b"e=invalid-proof", RESPONSE)["error"] == "invalid-proof"
 
 
 def test_names_in_scram_are_unescaped_and_extensions_kept() -> None:
     """=2C and =3D are comma and equals sign (RFC 5802)."""
-    token = said(b"n,a=other,n=a=2Cb=3D,r=xyz,tokenauth=true")
+    token = token_fields(b"n,a=other,n=a=2Cb=3D,r=xyz,tokenauth=true")
     assert (token["authzid"], token["authcid"]) == ("other", "a,b=")
     assert token["extensions"] == [{"name": "tokenauth", "value": "true"}]
 
@@ -66,7 +66,7 @@ def bearer(claims: str, signature: str = "c2ln") -> bytes:
 
 def test_a_bearers_claims() -> None:
     """The claims of a JSON web token are listed as texts."""
-    token = said(bearer(json.dumps({"sub": "admin", "exp": 12, "scope": ["a"]})))
+    token = token_fields(bearer(json.dumps({"sub": "admin", "exp": 12, "scope": ["a"]})))
     assert (token["mechanism"], token["authzid"]) == ("OAUTHBEARER", "me")
     assert token["token"].startswith("eyJhbGciOiJub25lIn0.")
     assert token["claims"] == [
@@ -75,8 +75,8 @@ def test_a_bearers_claims() -> None:
         {"name": "scope", "value": '["a"]'},
     ]
     assert token["extensions"] == [{"name": "traceId", "value": "7"}]
-    assert said(b"\x01")["step"] == "client-error"
-    refused = said(b'{"status":"invalid_token","scope":"x"}', RESPONSE)
+    assert token_fields(b"\x01")["step"] == "client-error"
+    refused = token_fields(b'{"status":"invalid_token","scope":"x"}', RESPONSE)
     assert (refused["error"], refused["step"]) == ("invalid_token", "server-error")
 
 
@@ -87,20 +87,20 @@ def test_a_bearers_claims() -> None:
 )
 def test_a_token_without_claims_is_a_token(claims: str) -> None:
     """A token with unreadable claims gives a row without claims."""
-    token = said(bearer(claims))
+    token = token_fields(bearer(claims))
     assert "claims" not in token
     assert token["token"]
 
 
 def test_lone_surrogates_of_json_become_replacement_characters() -> None:
     """The text can be encoded as UTF-8."""
-    token = said(bearer('{"sub": "a\\ud800b"}'))
+    token = token_fields(bearer('{"sub": "a\\ud800b"}'))
     assert token["claims"][0]["value"].encode("utf-8")
 
 
 def test_kerberos_is_recognised_and_other_bytes_are_not() -> None:
     """GSSAPI has its tag; other bytes give None."""
-    assert said(b"\x60\x82\x02\x00\x06\x09") == {"mechanism": "GSSAPI"}
+    assert token_fields(b"\x60\x82\x02\x00\x06\x09") == {"mechanism": "GSSAPI"}
     for data in (b"", b"\xff\xfe", b"hello", b"a\0b", b"c=biws", b"n,,x", b"n,,n=u"):
         assert read_token(data, REQUEST) is None
     for data in (b"", b"\xff", b"hello", b"r=only", b"{", b"[]", b'{"status":1}', b"r=1,r=2,s=3"):

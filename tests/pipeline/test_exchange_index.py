@@ -25,7 +25,7 @@ def assembly(seed: int, count: int = 20) -> Assembly:
     return Assembly(endpoints, connections, exchanges, extents, np.zeros(0, ANOMALY))
 
 
-def told(given: Assembly) -> list[tuple[object, ...]]:
+def exchange_facts(given: Assembly) -> list[tuple[object, ...]]:
     """Every exchange with the rows that it refers to, in order."""
     rows = []
     for exchange in given.exchanges:
@@ -49,13 +49,15 @@ def test_a_slice_keeps_its_references() -> None:
     """Rows taken in any order lead to the same connections and extents."""
     whole = assembly(1)
     rows = np.array([3, 1, 17, 3])
-    expected = told(whole)
-    assert told(exchange_index.take(whole, rows)) == [expected[row] for row in rows]
+    expected = exchange_facts(whole)
+    assert exchange_facts(exchange_index.take(whole, rows)) == [expected[row] for row in rows]
 
 
 def test_packing_and_joining_loses_nothing() -> None:
     """bytes and back, several parts in one: the rows are those of the parts."""
     parts = [exchange_index.take(assembly(seed), np.arange(5 + seed)) for seed in range(3)]
     packed = [exchange_index.from_bytes(exchange_index.to_bytes(part)) for part in parts]
-    assert told(exchange_index.concat(packed)) == [row for part in parts for row in told(part)]
+    assert exchange_facts(exchange_index.concat(packed)) == [
+        row for part in parts for row in exchange_facts(part)
+    ]
     assert len(exchange_index.concat([]).exchanges) == 0

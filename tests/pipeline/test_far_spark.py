@@ -27,7 +27,7 @@ def store():
         yield found
 
 
-def there(tables: kdissect.Tables, url: str, path: Path) -> dict[str, list[str]]:
+def rows_as_local(tables: kdissect.Tables, url: str, path: Path) -> dict[str, list[str]]:
     """Rows with the ids and paths of a local input instead of those of an object."""
     ids = tables.captures.to_arrow(["capture_id"])["capture_id"].to_pylist()
     found = {}
@@ -87,8 +87,8 @@ def test_rows_of_the_local_file(
     pieces = 1 if split_bytes is None else -(-size // split_bytes)
     assert store.get_bytes(name) <= (6 + pieces) * max(size, pieces * object_bytes.BLOCK_BYTES)
     expected = rows(kdissect.read(path))
-    assert there(tables, url, path) == expected
-    assert there(kdissect.open(out), url, path) == expected
+    assert rows_as_local(tables, url, path) == expected
+    assert rows_as_local(kdissect.open(out), url, path) == expected
     (item,) = tables.manifest["inputs"]
     assert (item["path"], item["size"], item["sha256"]) == (url, size, None)
     assert len(item["etag"]) >= 32
@@ -171,7 +171,7 @@ def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) ->
     finally:
         store.fault = None
     assert len(refused) == 2
-    assert there(found, url, path) == rows(kdissect.read(path))
+    assert rows_as_local(found, url, path) == rows(kdissect.read(path))
 
 
 @pytest.mark.heavy

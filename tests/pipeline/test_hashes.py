@@ -13,11 +13,11 @@ from kdissect.pipeline.plan import hash_ahead
 CAPTURES = Path(__file__).parents[2] / "captures"
 
 
-def _told(path: Path) -> list[tuple[int, str]]:
+def _manifest_hashes(path: Path) -> list[tuple[int, str]]:
     return [(one["size"], one["sha256"]) for one in kdissect.read(path).manifest["inputs"]]
 
 
-def _right(path: Path) -> list[tuple[int, str]]:
+def _expected_hashes(path: Path) -> list[tuple[int, str]]:
     data = path.read_bytes()
     return [(len(data), hashlib.sha256(data).hexdigest())]
 
@@ -26,11 +26,13 @@ def test_ahead_and_not(tmp_path: Path) -> None:
     """The same either way; a file that changed since is hashed again, another one is no matter."""
     path = tmp_path / "a.pcap"
     shutil.copy(CAPTURES / "librdkafka.pcap", path)
-    assert _told(path) == _right(path)
+    assert _manifest_hashes(path) == _expected_hashes(path)
     hash_ahead(find_captures([str(path)]))
-    assert _told(path) == _right(path)
+    assert _manifest_hashes(path) == _expected_hashes(path)
     hash_ahead(find_captures([str(path)]))
     shutil.copy(CAPTURES / "java_2_0_1.pcap", path)
-    assert _told(path) == _right(path)
+    assert _manifest_hashes(path) == _expected_hashes(path)
     hash_ahead(find_captures([str(path)]))
-    assert _told(CAPTURES / "librdkafka.pcap") == _right(CAPTURES / "librdkafka.pcap")
+    assert _manifest_hashes(CAPTURES / "librdkafka.pcap") == _expected_hashes(
+        CAPTURES / "librdkafka.pcap"
+    )

@@ -31,7 +31,7 @@ def write(out: str, *names: str) -> None:
         commit(out, run_id, sink.close(), {"inputs": []})
 
 
-def listed(out: str, prefix: str) -> list[str]:
+def manifest_names(out: str, prefix: str) -> list[str]:
     """Names of all that a set consists of."""
     entries = read_manifest(out)["tables"].values()
     files = [f"{prefix}/{name}" for entry in entries for name in entry["files"]]
@@ -48,7 +48,7 @@ def test_a_set_has_the_files_of_its_manifest(store):
         again = ParquetSink(out, run_id, "t")
         again("topics", topics("once"))
         commit(out, run_id, again.close(), {"inputs": []})
-    assert store.names("a/set") == listed(out, "a/set")
+    assert store.names("a/set") == manifest_names(out, "a/set")
     tables = kdissect.open(out)
     assert tables.topics.to_arrow()["topic"].to_pylist() == ["once"]
     assert tables.exchanges.num_rows == 0
@@ -81,7 +81,7 @@ def test_overwriting_replaces_the_set(store):
         check_out(out, overwrite=False)
     check_out(out, overwrite=True)
     write(out, "b")
-    assert store.names("replaced") == listed(out, "replaced")
+    assert store.names("replaced") == manifest_names(out, "replaced")
     assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["b"]
 
 
@@ -96,7 +96,7 @@ def test_leftovers_of_a_killed_run_disturb_no_run(store):
         kdissect.open(out)
     check_out(out, overwrite=False)
     write(out, "a")
-    assert store.names("killed") == listed(out, "killed")
+    assert store.names("killed") == manifest_names(out, "killed")
 
 
 def test_an_attempt_that_comes_too_late_does_not_start(store):
@@ -124,7 +124,7 @@ def test_of_two_runs_the_slower_one_fails(store):
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
     assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["quick"]
-    assert store.names("two") == listed(out, "two")
+    assert store.names("two") == manifest_names(out, "two")
 
 
 def test_existing_objects_are_not_overwritten(store):

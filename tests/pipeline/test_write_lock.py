@@ -107,7 +107,7 @@ def write(out: str, *names: str, overwrite: bool = False) -> None:
         commit(out, run_id, sink.close(), {"inputs": []})
 
 
-def listed(out: str) -> set[str]:
+def manifest_files(out: str) -> set[str]:
     """The files that a set consists of."""
     tables = read_manifest(out)["tables"].values()
     return {name for entry in tables for name in entry["files"]} | {MANIFEST}
@@ -163,7 +163,7 @@ def test_the_next_run_removes_files_of_a_killed_one(tmp_path: Path) -> None:
         killed.wait()
     assert any(name.startswith(f"{STAGING}/") for name in files(out))
     write(str(out), "a")
-    assert files(out) == listed(str(out))
+    assert files(out) == manifest_files(str(out))
     assert not (out / STAGING).exists()
 
 
@@ -174,11 +174,11 @@ def test_the_next_run_removes_leftovers_of_a_killed_commit(tmp_path: Path) -> No
     (out / "topics").mkdir(parents=True)
     (out / left).write_bytes(b"")
     write(str(out), "a")
-    assert files(out) == listed(str(out))
+    assert files(out) == manifest_files(str(out))
     (out / left).write_bytes(b"")
     (out / "topics" / "mine.parquet").write_bytes(b"")
     write(str(out), "b", overwrite=True)
-    assert files(out) == listed(str(out)) | {"topics/mine.parquet"}
+    assert files(out) == manifest_files(str(out)) | {"topics/mine.parquet"}
 
 
 def test_a_run_that_is_refused_leaves_the_old_set(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other.mkdir(parents=True)
     (other / "topics.parquet").write_bytes(b"")
     write(str(out), "a")
-    assert files(out) == listed(str(out)) | {f"{STAGING}/0123456789ab/topics.parquet"}
+    assert files(out) == manifest_files(str(out)) | {f"{STAGING}/0123456789ab/topics.parquet"}
 
 
 # -- object stores ----------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_prefix_has_one_writer(store: Store) -> None:
             write(out, "a")
         assert len(store.names("one")) == 1
     write(out, "a")
-    assert set(store.names("one")) == {f"one/{name}" for name in listed(out)}
+    assert set(store.names("one")) == {f"one/{name}" for name in manifest_files(out)}
 
 
 @pytest.mark.usefixtures("quick")
@@ -318,7 +318,7 @@ def test_the_next_run_removes_leftovers_in_a_prefix(store: Store) -> None:
     left = store.names("killed")
     assert len(left) == 3, "a lock, a mark, a file of rows"
     write(out, "a")
-    assert set(store.names("killed")) == {f"killed/{name}" for name in listed(out)}
+    assert set(store.names("killed")) == {f"killed/{name}" for name in manifest_files(out)}
 
 
 @pytest.mark.usefixtures("quick")
@@ -381,7 +381,7 @@ def test_a_lock_that_was_taken_over_is_not_renewed(store: Store) -> None:
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
     assert read_manifest(out)["tables"]["topics"]["rows"] == 1
-    assert set(store.names("slept")) == {f"slept/{name}" for name in listed(out)}
+    assert set(store.names("slept")) == {f"slept/{name}" for name in manifest_files(out)}
 
 
 # -- what comes after the manifest ------------------------------------------------------------
@@ -427,12 +427,12 @@ def test_a_set_is_written_once_its_manifest_is(store: Store) -> None:
     finally:
         store.fault = None
     assert written.exchanges.num_rows == read.exchanges.num_rows
-    assert len(store.names("whole")) > len(listed(out)), "files of the old set are there"
+    assert len(store.names("whole")) > len(manifest_files(out)), "files of the old set are there"
     (lock,) = (name for name in store.names("whole") if "/lock-" in name)
     store.filesystem.delete_file(f"{store.bucket}/{lock}")
     with writing(out, overwrite=True):
         pass
-    assert set(store.names("whole")) == {f"whole/{name}" for name in listed(out)}
+    assert set(store.names("whole")) == {f"whole/{name}" for name in manifest_files(out)}
 
 
 @pytest.mark.usefixtures("single_attempts", "in_process")
@@ -486,5 +486,5 @@ def test_a_folder_is_written_once_its_manifest_is(
             patch.setattr(Path, "unlink", refuse)
             commit(str(out), run_id, sink.close(), {"inputs": []})
     assert read_manifest(str(out))["tables"]["topics"]["rows"] == 2
-    assert files(out) > listed(str(out))
+    assert files(out) > manifest_files(str(out))
     assert isinstance(kdissect.open(out).topics.to_arrow(), pa.Table)

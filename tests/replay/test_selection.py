@@ -42,10 +42,10 @@ def test_the_same_requests_as_in_the_table(
     for source in (PATH, tmp_path / "tables"):
         workload = load_workload(source, selection=selection)
         assert workload.chosen == expected
-        assert sent(workload) == sent(load_workload(source)) & expected
+        assert sent_exchanges(workload) == sent_exchanges(load_workload(source)) & expected
 
 
-def sent(workload: Workload) -> set[int]:
+def sent_exchanges(workload: Workload) -> set[int]:
     steps = make_plan(workload).steps
     return {step.exchange.exchange_id for step in steps if step.skipped is None}
 
@@ -56,13 +56,17 @@ def test_a_saved_file(tmp_path: Path) -> None:
     save(load_workload(PATH), str(path))
     selection = Selection(clients=("RD-C?",))
     captured = load_workload(PATH, selection=selection)
-    assert sent(load_workload(path, selection=selection)) == sent(captured) != set()
+    assert (
+        sent_exchanges(load_workload(path, selection=selection))
+        == sent_exchanges(captured)
+        != set()
+    )
     for wrong in (Selection(errors=True), Selection(slow_ms=1), Selection(where="true")):
         with pytest.raises(CaptureError, match="need a capture or a table set"):
-            load_workload(path, selection=dataclasses.replace(selection, **given(wrong)))
+            load_workload(path, selection=dataclasses.replace(selection, **chosen_options(wrong)))
 
 
-def given(selection: Selection) -> dict[str, object]:
+def chosen_options(selection: Selection) -> dict[str, object]:
     return {
         name: getattr(selection, name)
         for name in ("errors", "slow_ms", "where")

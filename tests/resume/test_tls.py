@@ -54,7 +54,7 @@ def _exchange(number: int) -> tuple[bytes, bytes]:
     return request(number, body=b"?" * size), response(number, body=b"!" * (20_005 - size))
 
 
-def _made(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, bytes]:
+def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, bytes]:
     """A conversation of requests, each after the response before, and its key log."""
     version, ciphers = KINDS[kind]
     ciphers = ciphers and ciphers + ":@SECLEVEL=0"
@@ -171,7 +171,7 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     """The exchanges are those of one run; a state has the open frame's records and no secret."""
     from kdissect.kafka.assemble import assemble
 
-    book, log = _made(kind, tmp_path)
+    book, log = _conversation(kind, tmp_path)
     batch, memory = book.batch()
     whole = assemble(batch, memory, book.options, [log])
     expected = _rows(whole.exchanges)
@@ -203,7 +203,7 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
                                   "1.2 CBC, pre-master secrets"])  # fmt: skip
 def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_process) -> None:
     """An append after a cut in TLS gives the tables of one run over both parts."""
-    book, log = _made(kind, tmp_path)
+    book, log = _conversation(kind, tmp_path)
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
@@ -240,7 +240,7 @@ def _check_state(out: Path, log: bytes) -> None:
 
 def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     """An append without its key log counts the bytes, and notes the missing secrets."""
-    book, log = _made("1.3", tmp_path)
+    book, log = _conversation("1.3", tmp_path)
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
@@ -269,10 +269,10 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
 @pytest.mark.parametrize("kind", ["1.3", "1.2"])
 def test_connections_without_keys_are_counted(kind: str, tmp_path: Path, in_process) -> None:
     """A key log of others: each part counts the bytes, and says once that they are encrypted."""
-    book, _ = _made(kind, tmp_path)
+    book, _ = _conversation(kind, tmp_path)
     (tmp_path / "other").mkdir()
     keylog = tmp_path / "talk.keylog"
-    keylog.write_bytes(_made(kind, tmp_path / "other")[1])
+    keylog.write_bytes(_conversation(kind, tmp_path / "other")[1])
     capture = _capture(book, tmp_path / "talk.pcap")
     parts = _rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
     out = tmp_path / "tables"
@@ -291,7 +291,7 @@ def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
     """Its open request is complete as it is, and it is carried no longer."""
     if damage == "updates":
         monkeypatch.setattr("kdissect.tls.plaintext_ranges.GENERATION_MAX", 1)
-    book, log = _made("1.3 key updates" if damage == "updates" else "1.3", tmp_path)
+    book, log = _conversation("1.3 key updates" if damage == "updates" else "1.3", tmp_path)
     book = book >> b"\x17\x03\x03\x40\0" + bytes(16)
     for _ in range(20):
         book = book >> bytes(16368) + b"\x17\x03\x03\x40\0" + bytes(16)

@@ -20,7 +20,7 @@ def database():
         yield opened
 
 
-def written(database: Database, form: str, query: str) -> str:
+def formatted(database: Database, form: str, query: str) -> str:
     out = io.StringIO()
     TEXT_FORMATS[form](*database.stream(query), out)
     return out.getvalue()
@@ -38,7 +38,7 @@ select 9007199254740993 big, -5 small, 1.5::double d, 'nan'::double nan, null::i
 
 def test_json_values(database: Database) -> None:
     """One document; integers beyond 2^53 are strings, times RFC 3339, bytes base64."""
-    document = json.loads(written(database, "json", EVERYTHING))
+    document = json.loads(formatted(database, "json", EVERYTHING))
     assert document["format_version"] == 1
     assert document["columns"][0] == {"name": "big", "type": "int64"}
     assert document["rows"] == [
@@ -67,7 +67,7 @@ def test_json_values(database: Database) -> None:
 
 def test_csv_values(database: Database) -> None:
     """Null is nothing, the empty text is quoted, nested values are JSON; a CSV reader agrees."""
-    text = written(database, "csv", EVERYTHING)
+    text = formatted(database, "csv", EVERYTHING)
     (row,) = csv.DictReader(io.StringIO(text))
     assert row["big"] == "9007199254740993"
     assert row["nothing"] == ""
@@ -76,13 +76,13 @@ def test_csv_values(database: Database) -> None:
     assert json.loads(row["nested"]) == {"a": {"b": "12345678901234567"}}
     assert row["t"] == "2026-01-02T03:04:05.500000Z"
     assert ',true,"",P1M2DT3.25S' in text
-    quoted = written(database, "csv", "select 'a,\"b\"' x, 'line\nline' y")
+    quoted = formatted(database, "csv", "select 'a,\"b\"' x, 'line\nline' y")
     assert list(csv.reader(io.StringIO(quoted))) == [["x", "y"], ['a,"b"', "line\nline"]]
 
 
 def test_table_text(database: Database) -> None:
     """Columns are aligned, numbers to the right; nothing is cut off."""
-    text = written(database, "table", "values ('a', 1), ('bbb', 22), ('東京', 333), (null, null)")
+    text = formatted(database, "table", "values ('a', 1), ('bbb', 22), ('東京', 333), (null, null)")
     assert text.splitlines() == [
         "col0  col1",
         "----  ----",
@@ -97,7 +97,7 @@ def test_table_text(database: Database) -> None:
 def test_hostile_text(database: Database, form: str) -> None:
     """Text of a capture does not reach the terminal's controls, and JSON stays JSON."""
     literal = " || ".join(f"chr({ord(each)})" for each in HOSTILE)
-    text = written(database, form, f"select {literal} as evil")
+    text = formatted(database, form, f"select {literal} as evil")
     if form == "table":
         assert text.splitlines()[2] == "\\x1b[31mred\\x07\\r\\n\\u202e"
     if form == "json":
@@ -110,7 +110,9 @@ def test_hostile_text(database: Database, form: str) -> None:
 def test_equal_names(database: Database) -> None:
     """Columns of one name stay apart."""
     query = "select 1 a, 2 a, 3 a_1"
-    assert json.loads(written(database, "json", query))["rows"] == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+    assert json.loads(formatted(database, "json", query))["rows"] == [
+        {"a": 1, "a_1": 2, "a_1_1": 3}
+    ]
     out = io.BytesIO()
     write_parquet(*database.stream(query), out)
     assert pq.read_table(out).to_pylist() == [{"a": 1, "a_1": 2, "a_1_1": 3}]
@@ -119,7 +121,7 @@ def test_equal_names(database: Database) -> None:
 @pytest.mark.parametrize("form", TEXT_FORMATS)
 def test_no_rows(database: Database, form: str) -> None:
     """The head alone, where a format has one."""
-    text = written(database, form, "select 1 a where false")
+    text = formatted(database, form, "select 1 a where false")
     if form == "json":
         assert json.loads(text)["rows"] == []
     else:
@@ -129,9 +131,9 @@ def test_no_rows(database: Database, form: str) -> None:
 def test_many_batches(database: Database) -> None:
     """Rows of all batches, in order."""
     query = "select range a, 'x' || range b from range(30000)"
-    document = json.loads(written(database, "json", query))
+    document = json.loads(formatted(database, "json", query))
     assert [row["a"] for row in document["rows"]] == list(range(30000))
-    assert len(written(database, "table", query).splitlines()) == 30002
+    assert len(formatted(database, "table", query).splitlines()) == 30002
     out = io.BytesIO()
     write_parquet(*database.stream(query), out)
     assert pq.read_table(out)["a"].to_pylist() == list(range(30000))

@@ -46,7 +46,7 @@ def batch(base: int, count: int, error: int | None = 0, **more: Any) -> dict[str
     return {"base_sequence": base, "sequence_count": count, "error_code": error, **more}
 
 
-def found(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
+def anomaly_rows(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
     """(kind, exchange id) of all anomalies; the exchange id is the number of the row, from 1."""
     told = sequence_anomalies(table(rows)).to_pylist()
     return [(row["kind"].upper(), row["exchange_id"]) for row in told]
@@ -54,17 +54,17 @@ def found(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
 
 def test_an_unbroken_run_is_silent() -> None:
     """Batches that continue each other have no anomaly."""
-    assert found([batch(0, 5), batch(5, 1), batch(6, 100)]) == []
+    assert anomaly_rows([batch(0, 5), batch(5, 1), batch(6, 100)]) == []
 
 
 def test_a_capture_may_start_in_the_middle() -> None:
     """The first batch may have any sequence number."""
-    assert found([batch(400, 5), batch(405, 5)]) == []
+    assert anomaly_rows([batch(400, 5), batch(405, 5)]) == []
 
 
 def test_a_hole() -> None:
     """Missing numbers are a gap, with their count and the batch after them."""
-    assert found([batch(0, 5), batch(9, 1), batch(10, 2)]) == [("SEQUENCE_GAP", 2)]
+    assert anomaly_rows([batch(0, 5), batch(9, 1), batch(10, 2)]) == [("SEQUENCE_GAP", 2)]
     (row,) = sequence_anomalies(table([batch(0, 5), batch(9, 1)])).to_pylist()
     said = "producer 7 epoch 0, orders-0: 4 sequence numbers before 9 are in no batch"
     assert row["detail"] == said
@@ -72,7 +72,7 @@ def test_a_hole() -> None:
 
 def test_a_retry_fills_the_hole() -> None:
     """A later batch with the missing numbers leaves no gap."""
-    assert found([batch(0, 5), batch(10, 5), batch(5, 5)]) == []
+    assert anomaly_rows([batch(0, 5), batch(10, 5), batch(5, 5)]) == []
 
 
 def test_refused_batches_cover_and_are_not_repeated() -> None:
@@ -80,14 +80,14 @@ def test_refused_batches_cover_and_are_not_repeated() -> None:
     again, on another connection."""
     lost = [batch(0, 5, 6), batch(5, 5, 45), batch(10, 5, 45)]
     again = [batch(base, 5, connection_id=2) for base in (0, 5, 10)]
-    assert found([*lost, *again, batch(15, 1)]) == []
+    assert anomaly_rows([*lost, *again, batch(15, 1)]) == []
 
 
 def test_repeats() -> None:
     """The same numbers again are a duplicate, also if the first copy has no response."""
-    assert found([batch(0, 5), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
-    assert found([batch(0, 5), batch(5, 5, 46)]) == [("SEQUENCE_DUPLICATE", 2)]
-    assert found([batch(0, 5, NO_ANSWER), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
+    assert anomaly_rows([batch(0, 5), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
+    assert anomaly_rows([batch(0, 5), batch(5, 5, 46)]) == [("SEQUENCE_DUPLICATE", 2)]
+    assert anomaly_rows([batch(0, 5, NO_ANSWER), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
     (row,) = sequence_anomalies(table([batch(0, 5, NO_ANSWER), batch(0, 5)])).to_pylist()
     assert "the first copy was not answered" in row["detail"]
 
@@ -95,33 +95,33 @@ def test_repeats() -> None:
 def test_the_end_of_the_numbers() -> None:
     """Numbers continue after 2^31 - 1 with 0, inside a batch, too."""
     last = WRAP - 3
-    assert found([batch(last, 3), batch(0, 4), batch(4, 1)]) == []
-    assert found([batch(last, 5), batch(2, 4)]) == []
-    assert found([batch(last, 2), batch(0, 4)]) == [("SEQUENCE_GAP", 2)]
+    assert anomaly_rows([batch(last, 3), batch(0, 4), batch(4, 1)]) == []
+    assert anomaly_rows([batch(last, 5), batch(2, 4)]) == []
+    assert anomaly_rows([batch(last, 2), batch(0, 4)]) == [("SEQUENCE_GAP", 2)]
 
 
 def test_epochs_partitions_and_producers_are_apart() -> None:
     """Each epoch, partition, topic and producer has numbers of its own."""
     one = [batch(0, 5), batch(3, 5, producer_epoch=1), batch(0, 5, partition=1)]
-    assert found([*one, batch(100, 5, topic="other"), batch(70, 1, producer_id=8)]) == []
+    assert anomaly_rows([*one, batch(100, 5, topic="other"), batch(70, 1, producer_id=8)]) == []
 
 
 def test_an_id_given_again_starts_anew() -> None:
     """Two captures of two clusters, read together."""
     init = {"step": int(ProducerStep.INIT), "topic": None, "partition": None}
-    assert found([init, batch(0, 5), batch(5, 5), init, batch(0, 5), batch(5, 5)]) == []
+    assert anomaly_rows([init, batch(0, 5), batch(5, 5), init, batch(0, 5), batch(5, 5)]) == []
 
 
 def test_old_clients_start_over_after_unknown_producer_id() -> None:
     """After error 59 a client restarts at 0; that is no duplicate."""
-    assert found([batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)]) == []
+    assert anomaly_rows([batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)]) == []
 
 
 def test_segments_with_several_requests_keep_their_order() -> None:
     """Requests of one time are ordered by their position."""
     same = {"time_ns": 5}
     rows = [batch(0, 5, pos=10, **same), batch(5, 5, pos=90, **same), batch(10, 5, pos=200, **same)]
-    assert found(list(reversed(rows))) == []
+    assert anomaly_rows(list(reversed(rows))) == []
 
 
 def plain(rows: list[dict[str, Any]]) -> set[tuple[str, int]]:
@@ -170,10 +170,10 @@ _batches = st.lists(
 @given(_batches)
 def test_agrees_with_the_definition(rows: list[dict[str, Any]]) -> None:
     """Random runs have the anomalies of a walk batch by batch."""
-    assert {kind_id for kind_id in found(rows) if kind_id[1] is not None} == plain(rows)
+    assert {kind_id for kind_id in anomaly_rows(rows) if kind_id[1] is not None} == plain(rows)
 
 
 @pytest.mark.parametrize("count", [-5, 0, 2**62])
 def test_absurd_counts_do_no_harm(count: int) -> None:
     """The reader of messages keeps counts within 1 to 2^31-1; nothing overflows all the same."""
-    found([batch(0, max(1, min(count, 2**31 - 1))), batch(2**31 - 1, 1)])
+    anomaly_rows([batch(0, max(1, min(count, 2**31 - 1))), batch(2**31 - 1, 1)])

@@ -189,7 +189,7 @@ def step_named(plan: ReplayPlan, name: str) -> Step:
     return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
 
 
-def answered(step: Step, change: Any) -> tuple[Outcome, Message]:
+def outcome_with(step: Step, change: Any) -> tuple[Outcome, Message]:
     message = copy.deepcopy(response_of(step.exchange))
     assert message is not None
     change(message.body)
@@ -201,11 +201,11 @@ def test_verdicts(plan: ReplayPlan) -> None:
     comparator = Comparator(IdMap(plan))
     step = step_named(plan, "Metadata")
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
-    outcome, _ = answered(step, lambda body: body.update(throttle_time_ms=9))
+    outcome, _ = outcome_with(step, lambda body: body.update(throttle_time_ms=9))
     tolerated = comparator.judge(outcome)
     assert tolerated.verdict is Verdict.TOLERATED
     assert tolerated.differences == [Difference("throttle_time_ms", "0", "9", "throttle-time")]
-    outcome, _ = answered(
+    outcome, _ = outcome_with(
         step_named(plan, "FindCoordinator"), lambda body: body.update(error_code=29)
     )
     different = comparator.judge(outcome)
@@ -239,7 +239,7 @@ def test_bounds_of_rules(plan: ReplayPlan, change: Any, path: str) -> None:
         for each in plan.steps
         if each.api_name == "Metadata" and each.skipped is None and _has_partitions(each)
     )
-    outcome, _ = answered(step, change)
+    outcome, _ = outcome_with(step, change)
     found = Comparator(IdMap(plan)).judge(outcome)
     assert found.verdict is Verdict.DIFFERENT
     assert {each.path.rpartition(".")[2] for each in found.differences if not each.rule} == {path}
@@ -261,7 +261,7 @@ def test_strict_tolerates_nothing_but_translated_ids(plan: ReplayPlan) -> None:
     """A throttle time is a difference without the built-in rules."""
     comparator = Comparator(IdMap(plan), strict=True)
     step = step_named(plan, "Metadata")
-    outcome, _ = answered(step, lambda body: body.update(throttle_time_ms=9))
+    outcome, _ = outcome_with(step, lambda body: body.update(throttle_time_ms=9))
     assert comparator.judge(outcome).verdict is Verdict.DIFFERENT
     assert comparator.judge(Outcome(step, answer=step.exchange.response)).verdict is Verdict.SAME
 
@@ -270,7 +270,7 @@ def test_order_is_free_under_a_rule(plan: ReplayPlan) -> None:
     """Under a rule of order, a reversed list is equal, and a new item is found."""
     comparator = Comparator(IdMap(plan))
     step = step_named(plan, "ApiVersions")
-    outcome, _ = answered(step, lambda body: body["api_keys"].reverse())
+    outcome, _ = outcome_with(step, lambda body: body["api_keys"].reverse())
     found = comparator.judge(outcome)
     assert [(each.path, each.rule) for each in found.differences] == [
         ("api_keys", "api-versions-order")
@@ -280,7 +280,7 @@ def test_order_is_free_under_a_rule(plan: ReplayPlan) -> None:
         body["api_keys"].reverse()
         body["api_keys"].append({"api_key": 99, "min_version": 0, "max_version": 1})
 
-    outcome, _ = answered(step, newer)
+    outcome, _ = outcome_with(step, newer)
     found = comparator.judge(outcome)
     line = next(each for each in found.differences if not each.rule)
     assert line.captured == "absent"
@@ -308,7 +308,7 @@ def test_rules_of_a_file_come_first(plan: ReplayPlan, tmp_path: Path) -> None:
         def change(body: dict[str, Any]) -> None:
             body["api_keys"][0]["max_version"] = max_version + by
 
-        return comparator.judge(answered(step, change)[0])
+        return comparator.judge(outcome_with(step, change)[0])
 
     message = response_of(step.exchange)
     assert message is not None

@@ -31,7 +31,7 @@ def api_versions(ranges: dict[int, tuple[int, int]]) -> Message:
     return Message(ApiKey.API_VERSIONS, 0, "response", {}, {"error_code": 0, "api_keys": offered})
 
 
-def asked() -> Message:
+def request() -> Message:
     return Message(ApiKey.API_VERSIONS, 0, "request", {"client_id": "c"}, {})
 
 
@@ -62,7 +62,7 @@ def notes(outcome: Outcome) -> list[str]:
 def test_another_release() -> None:
     """Ranges that the target's release speaks are no findings: one note counts them. A range that
     it does not speak stays one, with the releases as its note."""
-    plan = make_plan(workload([exchange(0, asked(), 0, 1, api_versions(OLD))]), everything())
+    plan = make_plan(workload([exchange(0, request(), 0, 1, api_versions(OLD))]), everything())
     index = list(OLD).index(ApiKey.FETCH)
     added = next(key for key in NEW if key not in OLD)
     first, last = NEW[added]
@@ -96,7 +96,7 @@ def test_another_release() -> None:
 
 def test_the_same_release_explains_nothing() -> None:
     """A difference between two runs of one release gets no explanation."""
-    plan = make_plan(workload([exchange(0, asked(), 0, 1, api_versions(NEW))]), everything())
+    plan = make_plan(workload([exchange(0, request(), 0, 1, api_versions(NEW))]), everything())
     told, [outcome] = run(plan, {0: [Difference("api_keys[3].max_version", "12", "13")]})
     assert told == []
     assert notes(outcome) == [""]

@@ -14,7 +14,7 @@ from kdissect.replay.planning.schedule import (
 from tests.replay.made import MS, PlanMaker
 
 
-def made(*at_ms: float) -> PlanMaker:
+def steps_at(*at_ms: float) -> PlanMaker:
     maker = PlanMaker()
     for each in at_ms:
         maker.add(0, each)
@@ -34,7 +34,7 @@ def made(*at_ms: float) -> PlanMaker:
 )
 def test_when_steps_are_due(pace: str, max_gap: str | None, expected: list[int]) -> None:
     """Times at recorded pace, faster, and with cut pauses."""
-    due, _ = schedule(made(0, 100, 1100, 1200).plan(), parse_pace(pace, max_gap))
+    due, _ = schedule(steps_at(0, 100, 1100, 1200).plan(), parse_pace(pace, max_gap))
     assert due == [each * MS for each in expected]
 
 
@@ -51,7 +51,7 @@ def test_pauses_of_steps_that_are_not_sent_do_not_count() -> None:
 
 def test_durations() -> None:
     """From the first to the last step; unknown at full speed."""
-    plan = made(50, 100, 1100).plan()
+    plan = steps_at(50, 100, 1100).plan()
     assert duration_ns(plan, Pace()) == 1050 * MS
     assert duration_ns(plan, parse_pace("max")) is None
     assert duration_ns(PlanMaker().plan(), Pace()) == 0

@@ -6,7 +6,7 @@ from kdissect.replay.running.lane import Lane
 from tests.replay.planning.test_plan import exchange, fetch, fetched
 
 
-def made(
+def completion_of(
     lanes: list[list[int]], **after: dict[int, tuple[int, ...]]
 ) -> tuple[StepCompletion, list[int], list[int]]:
     """A completion of these lanes, the freed lanes, and the completed steps."""
@@ -38,7 +38,9 @@ def complete(completion: StepCompletion, number: int) -> None:
 
 def test_a_step_proceeds_after_its_last_dependency() -> None:
     """A step waits for the responses to its dependencies and the sending of earlier steps."""
-    completion, freed, done = made([[0, 1], [2]], depends_on={2: (0, 1)}, follows={2: (1,)})
+    completion, freed, done = completion_of(
+        [[0, 1], [2]], depends_on={2: (0, 1)}, follows={2: (1,)}
+    )
     assert completion.waits[2] == 3
     complete(completion, 0)
     completion.sent(1)
@@ -51,7 +53,7 @@ def test_a_step_proceeds_after_its_last_dependency() -> None:
 
 def test_in_the_order_of_the_connection() -> None:
     """A step completes only after the earlier steps of its connection."""
-    completion, freed, done = made([[0, 1, 2], [3]], depends_on={3: (2,)})
+    completion, freed, done = completion_of([[0, 1, 2], [3]], depends_on={3: (2,)})
     complete(completion, 2)
     complete(completion, 1)
     assert (done, freed, completion.left) == ([], [], 4)
@@ -63,7 +65,7 @@ def test_in_the_order_of_the_connection() -> None:
 
 def test_a_released_lane_reports_its_completed_steps() -> None:
     """Releasing a lane reports its completed steps after one that has no response."""
-    completion, _, done = made([[0, 1, 2]])
+    completion, _, done = completion_of([[0, 1, 2]])
     complete(completion, 2)
     completion.release(completion._lanes[0])
     assert (done, completion.left) == ([2], 2)

@@ -58,7 +58,7 @@ def outcome(number: int, api_key: int) -> Outcome:
     return Outcome(step, *frames, 0, 1, api_version=2)
 
 
-def asked(
+def sent_requests(
     code: int, before: Sequence[int], *, is_over: bool = False, waits_s: float = 10
 ) -> list[int]:
     """Which requests are sent for member a, whose lane had these, while another one's JoinGroup
@@ -88,17 +88,21 @@ def asked(
 def test_a_heartbeat_in_a_rebalance_makes_a_member_join_again() -> None:
     """A heartbeat with REBALANCE_IN_PROGRESS makes the member join and sync again."""
     joined = [ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP]
-    assert asked(REBALANCE, joined) == [ApiKey.HEARTBEAT, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP]
-    assert asked(REBALANCE, joined[:1]) == [ApiKey.HEARTBEAT, ApiKey.JOIN_GROUP]
-    assert asked(0, joined) == [ApiKey.HEARTBEAT]
+    assert sent_requests(REBALANCE, joined) == [
+        ApiKey.HEARTBEAT,
+        ApiKey.JOIN_GROUP,
+        ApiKey.SYNC_GROUP,
+    ]
+    assert sent_requests(REBALANCE, joined[:1]) == [ApiKey.HEARTBEAT, ApiKey.JOIN_GROUP]
+    assert sent_requests(0, joined) == [ApiKey.HEARTBEAT]
 
 
 def test_members_that_do_not() -> None:
     """One that left, one whose client is gone, and any while JoinGroup waits as long as usual."""
     joined = [ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP]
-    assert asked(REBALANCE, [*joined, ApiKey.LEAVE_GROUP]) == []
-    assert asked(REBALANCE, joined, is_over=True) == []
-    assert asked(REBALANCE, joined, waits_s=1) == []
+    assert sent_requests(REBALANCE, [*joined, ApiKey.LEAVE_GROUP]) == []
+    assert sent_requests(REBALANCE, joined, is_over=True) == []
+    assert sent_requests(REBALANCE, joined, waits_s=1) == []
 
 
 class Epochs(Counting):

@@ -88,7 +88,7 @@ def made(api_name: str, version: int, **asked: Any) -> tuple[Message, Message]:
     return found[0], found[1]
 
 
-def told_before() -> list[tuple[Message, Message]]:
+def earlier_messages() -> list[tuple[Message, Message]]:
     """From which a translation learns: topics, leaders, producers, offsets, members, tokens."""
     return [
         made("Metadata", 12),
@@ -129,7 +129,7 @@ def test_ids_reach_another_cluster(
 ) -> None:
     """A request gets the other cluster's IDs, and its response counts as the same."""
     for version in versions(api_name):
-        found = as_workload([*told_before(), made(api_name, version)])
+        found = as_workload([*earlier_messages(), made(api_name, version)])
         cluster = OtherCluster(found, 1000, renames={old: new for _, old, new in renames})
         options = TranslateOptions(renames=renames)
         done = replay(found, cluster, options=options, is_fast=is_fast)
@@ -153,7 +153,7 @@ def test_messages_have_every_field_of_the_list(api_name: str, side: str) -> None
     moved = set()
     for version in versions(api_name):
         messages = made(api_name, version)
-        cluster = OtherCluster(as_workload([*told_before(), messages]), 1000, renames=renames)
+        cluster = OtherCluster(as_workload([*earlier_messages(), messages]), 1000, renames=renames)
         frame = encode_message(messages[SIDES.index(side)])
         how: Any = {"side": side, "api_key": KEYS[api_name], "api_version": version}
         was, now = decode_message(frame, **how), cluster.moved(decode_message(frame, **how))

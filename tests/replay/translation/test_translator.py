@@ -69,7 +69,7 @@ def check(done: Replayed, cluster: OtherCluster) -> None:
             continue
         if frame != wanted:
             assert step.api_name in ("Fetch", "SyncGroup"), step.api_name
-            assert _known_otherwise(step, frame, wanted), (number, step.api_name)
+            assert _is_expected(step, frame, wanted), (number, step.api_name)
     bad = {
         number: judgement
         for number, judgement in done.judgements.items()
@@ -79,7 +79,7 @@ def check(done: Replayed, cluster: OtherCluster) -> None:
     assert done.retried == []
 
 
-def _known_otherwise(step: Step, frame: bytes, wanted: bytes) -> bool:
+def _is_expected(step: Step, frame: bytes, wanted: bytes) -> bool:
     """Leader epochs are the target's last known; a generation that nobody joined stays; what a
     follower was asked is asked of leaders, several and so without a session, but all of it."""
     sent, meant = (decode_message(each, side="request").body for each in (frame, wanted))

@@ -40,7 +40,7 @@ def of_group(api_key: ApiKey, side: str, **values: Any) -> Message:
     return Message(api_key, version, side, header, body)
 
 
-def known(made: Workload) -> StartingState:
+def state_of(made: Workload) -> StartingState:
     made.facts = gather_facts(made.connections)
     return starting_state(made)
 
@@ -48,7 +48,7 @@ def known(made: Workload) -> StartingState:
 def test_records_that_no_request_wrote_were_there_before() -> None:
     """A Fetch brings offsets 0 to 4; the capture wrote those from 3 on."""
     answer = fetched(batch(0, 3) + batch(3, 2))
-    found = known(
+    found = state_of(
         workload(
             [exchange(0, produce(0, count=2), 0, 1, produced(0, 3))],
             [exchange(1, fetch(0), 2, 3, answer)],
@@ -59,12 +59,12 @@ def test_records_that_no_request_wrote_were_there_before() -> None:
         [exchange(0, produce(0, count=5), 0, 1, produced(0, 0))],
         [exchange(1, fetch(0), 2, 3, answer)],
     )
-    assert known(everything).logs == {}
+    assert state_of(everything).logs == {}
 
 
 def test_records_may_be_those_of_a_request_without_an_answer() -> None:
     """After a Produce with acks=0 the producer of fetched records is unknown."""
-    found = known(
+    found = state_of(
         workload(
             [exchange(0, produce(0, acks=0), 0, 1, None)],
             [exchange(1, fetch(0), 2, 3, fetched(batch(0, 3)))],
@@ -80,9 +80,9 @@ def test_offsets_that_no_request_committed_were_there_before() -> None:
     commit = of_group(ApiKey.OFFSET_COMMIT, "request", committed_offset=7)
     done = of_group(ApiKey.OFFSET_COMMIT, "response", error_code=0)
     before = workload([exchange(0, asked, 0, 1, told), exchange(0, commit, 2, 3, done)])
-    assert known(before).commits == {("g", "t", 0): 7}
+    assert state_of(before).commits == {("g", "t", 0): 7}
     after = workload([exchange(0, commit, 0, 1, done), exchange(0, asked, 2, 3, told)])
-    assert known(after).commits == {}
+    assert state_of(after).commits == {}
 
 
 def time_of_first_records() -> int:
