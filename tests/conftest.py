@@ -1,4 +1,4 @@
-"""What several folders of tests share."""
+"""Fixtures and settings of all tests."""
 
 import contextlib
 import gc
@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ROOT / "captures"
+
+# A busy machine is slow, which is no failure of a property.
+hypothesis.settings.register_profile("kdissect", deadline=None)
+hypothesis.settings.load_profile("kdissect")
 
 # A job that a shell started in the background ignores SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

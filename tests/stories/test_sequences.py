@@ -125,8 +125,7 @@ def test_segments_with_several_requests_keep_their_order() -> None:
 
 
 def plain(rows: list[dict[str, Any]]) -> set[tuple[str, int]]:
-    """The definition, for runs that do not wrap: per partition, what is not covered and what was
-    sent before."""
+    """Return the gaps and repeats of runs that do not wrap, by the definition for a partition."""
     gaps, repeats = set(), set()
     by_partition: dict[int, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for number, row in enumerate(rows, start=1):

@@ -80,8 +80,11 @@ def check(done: Replayed, cluster: OtherCluster) -> None:
 
 
 def _is_expected(step: Step, frame: bytes, wanted: bytes) -> bool:
-    """Leader epochs are the target's last known; a generation that nobody joined stays; what a
-    follower was asked is asked of leaders, several and so without a session, but all of it."""
+    """Return whether a frame differs from the wanted one in known ways only.
+
+    Leader epochs are the target's last known. A generation that no member joined stays. A request
+    to a follower goes to leaders, with all its partitions and without a session.
+    """
     sent, meant = (decode_message(each, side="request").body for each in (frame, wanted))
     if step.api_name == "SyncGroup":
         response = response_of(step.exchange)
