@@ -93,6 +93,8 @@ def readiness_command(
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
+    from kdissect.text import plural
+
     counts = document["counts"]
     exact = "" if document["target"] == document["release"] else f" (as of {document['release']})"
     yield (
@@ -113,7 +115,10 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         connections = sum(row["connection_count"] for row in internal)
         names = ", ".join(_text(row["client_id"]) for row in internal)
         yield ""
-        yield f"Not counted: {connections:,} connections of brokers and controllers ({names})"
+        yield (
+            f"Not counted: {plural(connections, 'connection')} of brokers and controllers "
+            f"(client IDs {names})"
+        )
     unseen = document["unseen"]
     if unseen["tls_connection_count"]:
         yield ""
@@ -148,6 +153,8 @@ def _clients(count: int) -> str:
 
 
 def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
+    from kdissect.text import plural
+
     software = " ".join(
         _text(client[name])
         for name in ("software_name", "software_version")
@@ -162,7 +169,7 @@ def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
         takes = "does not have it" if taken is None else f"takes {_span(taken)}"
         yield (
             f"         {finding['api_name']} {finding['api_version']}, "
-            f"{finding['request_count']:,} times: {target} {takes}; {finding['why']}"
+            f"{plural(finding['request_count'], 'time')}: {target} {takes}; {finding['why']}"
         )
     unproven = [row for row in client["never_seen"] if row["verdict"] != "ok"]
     for why, missing in groupby(unproven, key=lambda row: row["why"]):

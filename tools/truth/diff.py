@@ -1,8 +1,8 @@
 """How often `kdissect diff` raises false alarms, what it leaves open, and which delays it finds.
 
-Two sides are alike if the connections of one capture, or the quarter seconds of one recording (see
-`recordings`), are assigned to both at random. Both sides then had the same machine. Delays are put
-into answers of one side.
+Two sides are alike if the connections of one capture, or the quarter seconds of one recording, are
+assigned to both at random. Two recordings of one run (see `recordings`) are alike, too: they had
+the same machine at the same time. Delays are put into answers of one side.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import pyarrow.dataset as pads
 import kdissect
 from kdissect import Tables
 from kdissect.api import Table
-from kdissect.diff import UNDECIDED, compare, failing
+from kdissect.diff import OPEN, UNDECIDED, compare, failing
 from tools.truth import recordings
 from tools.truth.latency import read_capture
 
 KINDS = ("errors", "latency", "sizes")
-PAIRED = 10  # recordings
 SPLITS = 4  # of each capture, and of each recording
 MOMENT_US = 250_000
 CONNECTIONS_MIN = 8  # a capture of fewer has no halves
 API = "Produce"
 DELAYS_MS = (5, 20, 100)
 SHARES = (0.1, 0.5, 1.0)
-QUIET_MS = 10
+QUIETEST = 6  # recordings that get delays
+FOUND, MISSED = "found", "missed"
 SEED = 7
 
 
@@ -111,39 +111,36 @@ class Tally:
         return f"{self.diffs} | {self.failed} | {' | '.join(shares)}"
 
 
-@dataclass
-class Trial:
-    """What the diffs of one recording gave.
-
-    found: by delay and share, whether the delay was found; only for quiet recordings.
-    """
-
-    tally: Tally
-    found: dict[tuple[int, float], bool]
-
-
-def try_recording(tables: Tables) -> Trial:
-    """Diffs of the moments of a recording, alike and with delays put in."""
-    tally, found = Tally(), {}
+def try_recording(tables: Tables) -> Tally:
+    """Diffs of the moments of a recording."""
+    tally = Tally()
     for seed in range(SPLITS):
         tally.add(compare(*moments(tables, seed)))
-    if pc.quantile(_answers(tables)["service_ms"], 0.9)[0].as_py() < QUIET_MS:
-        a, b = moments(tables, 0)
-        found = {
-            (delay, share): _is_found(compare(a, delayed(b, share, delay)))
-            for delay in DELAYS_MS
-            for share in SHARES
-        }
-    return Trial(tally, found)
+    return tally
 
 
-def _answers(tables: Tables) -> pa.Table:
+def try_delays(tables: Tables) -> dict[tuple[int, float], str]:
+    """By delay and share: FOUND, UNDECIDED (in words) or MISSED."""
+    a, b = moments(tables, 0)
+    return {
+        (delay, share): _outcome(compare(a, delayed(b, share, delay)))
+        for delay in DELAYS_MS
+        for share in SHARES
+    }
+
+
+def _outcome(document: dict[str, Any]) -> str:
+    changes = [row for row in document["changes"]["latency"] if row["api"] == API]
+    if any(row["is_worse"] for row in changes):
+        return FOUND
+    return UNDECIDED if any(row["change"] in OPEN for row in changes) else MISSED
+
+
+def p90_ms(tables: Tables) -> float:
+    """The 90th percentile of the answers that delays are put into."""
     rows = tables.exchanges.to_arrow(["api_name", "service_ms"])
-    return rows.filter(pc.equal(rows["api_name"], API))
-
-
-def _is_found(document: dict[str, Any]) -> bool:
-    return any(row["api"] == API and row["is_worse"] for row in document["changes"]["latency"])
+    answers = rows.filter(pc.equal(rows["api_name"], API))
+    return float(pc.quantile(answers["service_ms"], 0.9)[0].as_py())
 
 
 def try_captures(captures: Path) -> dict[str, Tally]:
@@ -170,20 +167,41 @@ def total(tallies: Iterable[Tally]) -> Tally:
     return result
 
 
+def try_pairs(sets: Iterable[Sequence[Tables]]) -> Tally:
+    """Diffs of all pairs of the recordings of each set."""
+    tally = Tally()
+    for tables in sets:
+        for a, b in itertools.combinations(tables, 2):
+            tally.add(compare(a, b))
+    return tally
+
+
 def section(captures: Path) -> str:
     """The section of the page."""
-    recorded = [kdissect.open(path) for path in recordings.made()]
-    trials = [try_recording(tables) for tables in recorded]
-    pairs = Tally()
-    for a, b in itertools.combinations(recorded[:PAIRED], 2):
-        pairs.add(compare(a, b))
-    return page(try_captures(captures), trials, pairs)
+    runs = [[kdissect.open(path) for path in paths] for paths in recordings.made()]
+    recorded = [tables for run in runs for tables in run]
+    alike = {
+        "random halves of the moments of {} recordings": total(map(try_recording, recorded)),
+        "pairs of recordings of the same moment": try_pairs(runs),
+    }
+    quietest = sorted(recorded, key=p90_ms)[:QUIETEST]
+    delays = [(p90_ms(tables), try_delays(tables)) for tables in quietest]
+    return page(try_captures(captures), alike, try_pairs([[run[0] for run in runs]]), delays)
 
 
-def page(tallies: dict[str, Tally], trials: Sequence[Trial], pairs: Tally) -> str:
-    """The section of the page, from the outcomes by capture, by recording and by pair."""
-    quiet = [trial.found for trial in trials if trial.found]
+def page(
+    tallies: dict[str, Tally],
+    alike: dict[str, Tally],
+    other_times: Tally,
+    delays: Sequence[tuple[float, dict[tuple[int, float], str]]],
+) -> str:
+    """The section of the page, from the outcomes by capture, by kind of pair and by delay.
+
+    delays: p90 in ms of a recording, and the outcomes of its delays.
+    """
+    count = recordings.RUNS * len(recordings.TOGETHER)
     heads = " | ".join(f"{kind} undecided" for kind in KINDS)
+    p90s = ", ".join(f"{p90:.0f}" for p90, _ in delays)
     return "\n".join(
         [
             "## Diff",
@@ -193,28 +211,34 @@ def page(tallies: dict[str, Tally], trials: Sequence[Trial], pairs: Tally) -> st
             "few units for one test among so many. Comparisons that no test could decide (too few "
             "exchanges, connections or moments) are not counted.",
             "",
+            f"{count} recordings of one workload were made, {len(recordings.TOGETHER)} at the same "
+            "time, each with a broker of its own.",
+            "",
             f"| alike | diffs | false alarms | {heads} |",
             "|---|---:|---:|---:|---:|---:|",
             f"| random halves of the connections of {len(tallies)} captures | "
             f"{total(tallies.values()).cells()} |",
-            f"| random halves of the moments of {len(trials)} recordings of one workload | "
-            f"{total(trial.tally for trial in trials).cells()} |",
-            f"| all pairs of {PAIRED} recordings of one workload | {pairs.cells()} |",
+            *(f"| {name.format(count)} | {tally.cells()} |" for name, tally in alike.items()),
             "",
-            "The last row is above the limit. The machine ran other work meanwhile (two cores, "
-            "load averages of 2 to 22), in some recordings more than in others. That may be the "
-            "reason, but no measurement shows it. The two sides of one recording share its "
-            "connections and its machine, so the row before is milder than two recordings. The "
-            "edges of the tails were chosen with five of these recordings, and none of the pairs.",
+            "Recordings of different moments are not alike: the machine (two cores, load averages "
+            f"of 20 to 46) had other work. Of {other_times.diffs} pairs of recordings of different "
+            f"moments, {other_times.failed} differ. So a difference between two recordings may "
+            "come from their machine, and `diff` cannot tell that from a change of the brokers.",
             "",
             f"Delays put into a share of the {API} answers of one side, about 1,100 answers of "
-            f"{recordings.PRODUCERS} connections. The {len(quiet)} recordings are those whose own "
-            f"90th percentile is below {QUIET_MS} ms.",
+            f"{recordings.PRODUCERS} connections. The {len(delays)} recordings are the quietest. "
+            f"Their own 90th percentiles are {p90s} ms. A delay below half of a percentile is "
+            "below the smallest difference that counts.",
             "",
-            f"| delay | share | found in {len(quiet)} |",
-            "|---:|---:|---:|",
+            f"| delay | share | {FOUND} | {UNDECIDED} | {MISSED} |",
+            "|---:|---:|---:|---:|---:|",
             *(
-                f"| {delay} ms | {share:.0%} | {sum(found[delay, share] for found in quiet)} |"
+                f"| {delay} ms | {share:.0%} | "
+                + " | ".join(
+                    str(sum(outcomes[delay, share] == word for _, outcomes in delays))
+                    for word in (FOUND, UNDECIDED, MISSED)
+                )
+                + " |"
                 for delay in DELAYS_MS
                 for share in SHARES
             ),
