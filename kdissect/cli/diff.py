@@ -100,7 +100,7 @@ def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
         yield from _SHOW[kind](changes)
     if same:
         yield ""
-        yield f"Nothing changed in {', '.join(same)}"
+        yield f"No change found in {', '.join(same)}"
     few = sum(row["too_few"] == "exchanges" for row in document["compared"]["latency"])
     if few:
         yield f"Too few exchanges to compare the latency of {few:,} APIs"
@@ -182,9 +182,12 @@ def _certainty(row: dict[str, Any]) -> str:
     too few of them."""
     unit = "moments" if row["too_few"] == "moments" else "connections"
     units = f"{row[f'{unit}_a']:,}, {row[f'{unit}_b']:,} {unit}"
-    if not row["is_decided"]:
-        return f"{units}: too few to exclude chance"
     p_value = row["tail_p_value"] if "tail" in row["change"] else row["p_value"]
+    if not row["is_decided"]:
+        p_value = min(p_value, row.get("tail_p_value", p_value))
+        if p_value == 1:
+            return f"{units}: too few to exclude chance"
+        return f"{units}, p {p_value:.3f}: may be chance"
     chance = "p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}"
     return f"{units}, {chance}"
 

@@ -5,7 +5,8 @@ error that appeared, a latency that grew. A mere difference is not worse. A late
 share of errors counts as changed if the difference is beyond chance (`statistics` compares by
 connections and corrects for all comparisons of the diff) and large enough to matter (the limits
 below). A large difference is `not compared` if it rests on too few connections or moments for any
-test, and `undecided` if they are too few for a test among so many.
+test. It is `undecided` if they are too few for a test among so many, or if chance is unlikely but
+not excluded (POSSIBLE_RATE).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ TAIL_SAMPLE_MIN = 100  # exchanges on each side, to compare the slowest tenth an
 TAIL_RATIO_MIN = 2.0
 ERROR_RATIO_MIN = 1.5
 ERROR_SHARE_MIN = 0.001  # of the requests: a smaller difference of shares does not matter
-UNDECIDED = "undecided"  # with fewer comparisons in the diff, the test might have decided
+POSSIBLE_RATE = 0.1  # a large difference with a p-value between the two rates is undecided
+UNDECIDED = "undecided"  # more connections or moments might decide
 NOT_COMPARED = "not compared"  # so few units cannot exclude chance, whatever the difference
 OPEN = (UNDECIDED, NOT_COMPARED)
 NO_ANSWER = "(no answer)"
@@ -291,7 +293,7 @@ class Measure(NamedTuple):
     least: dict[str, float]
 
 
-_LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0})
+_LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0, "p90": 3.0})
 _TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p90": 3.0, "p95": 10.0, "p99": 20.0})
 SIZE_EFFECT = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
@@ -348,7 +350,7 @@ def _judge_error(row: Change) -> Change:
         "p_value": test.p_value,
         "change": change,
         "too_few": test.too_few,
-        "is_decided": test.is_decided and _is_enough(row),
+        "is_decided": test.is_decided and change not in OPEN and _is_enough(row),
         "is_worse": is_certain
         and share_b > share_a
         and routine_reason(row["api_name"], name) is None,
@@ -403,10 +405,11 @@ def _judge(row: Change, measure: Measure) -> Change:
 
 
 def _open(test: SampleTest) -> str | None:
-    """Return the word for a difference that its test could not decide; None if it could."""
+    """Return the word for a large difference that its test did not decide; None if chance explains
+    it."""
     if test.too_few:
         return NOT_COMPARED
-    return None if test.is_decided else UNDECIDED
+    return UNDECIDED if not test.is_decided or test.p_value < POSSIBLE_RATE else None
 
 
 def _is_enough(row: Change) -> bool:

@@ -10,6 +10,7 @@ findings that are their consequences are left out.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ Finding = dict[str, Any]
 EVIDENCE = 5  # exchanges and packets that a finding names
 SHOWN = 3  # findings of a kind
 SLOW_FACTOR, _SLOW_MS = 3, 20.0  # a client's p95 beside that of other clients of the same API
+_MOMENT_MS, _CHANCE = 100, 0.01
 API_SLOW_MS, API_STUCK_MS = 100.0, 1000.0  # p95 of an API that makes an info, a warning
 RETRANSMITTED_MIN = 0.001
 PASSING_MS = 1000.0  # an error that a client's next success ends within this is an info
@@ -190,9 +192,27 @@ def _health(facts: _Facts) -> Iterator[Finding]:
             f"{f.plural(overview['kafka_connections'], 'connection')}. A key log opens them.",
             command=facts.command("report", "--keylog", "FILE"),
         )
-    if not overview["kafka_connections"]:
+    if halves := read["request_only_connections"] + read["response_only_connections"]:
         yield _finding(
-            "bad", "overview", "No Kafka traffic found", "Every connection speaks something else.",
+            "bad",
+            "network",
+            f"{f.plural(halves, 'connection')} captured in one direction",
+            f"Requests only: {f.count(read['request_only_connections'])}, responses only: "
+            f"{f.count(read['response_only_connections'])}. Their latency is unknown, and so are "
+            "errors without responses.",
+            command=facts.command(
+                "sql",
+                "from connections where is_kafka "
+                "and least(request_segment_count, response_segment_count) = 0",
+            ),
+        )
+    if not overview["kafka_connections"]:
+        protocols = ", ".join(
+            f"{f.count(row['connections'])} {row['protocol']}" for row in overview["protocols"]
+        )
+        yield _finding(
+            "bad", "overview", "No Kafka traffic found",
+            f"Connections by protocol: {protocols or 'none'}.",
             command=facts.command("sql", "select protocol, count(*) from connections group by all"),
         )  # fmt: skip
 
@@ -200,7 +220,8 @@ def _health(facts: _Facts) -> Iterator[Finding]:
 def _slow_clients(facts: _Facts) -> Iterator[Finding]:
     """Clients whose answers of an API take longer than those of the API's other clients.
 
-    The usual time is the median over the clients' p95, so a busy client does not decide it.
+    The usual time is the median over the clients' p95, so a busy client does not decide it. Slow
+    answers of one moment are one event, and one of many clients is slow by chance.
     """
     database = facts.database
     rows = database.rows(
@@ -216,14 +237,21 @@ def _slow_clients(facts: _Facts) -> Iterator[Finding]:
           SELECT * FROM clients JOIN usual USING (api)
           WHERE p95 >= {SLOW_FACTOR} * usual_p95 AND p95 - usual_p95 >= {_SLOW_MS}
         )
-        SELECT s.*, sum(x.service_ms - s.usual_p95) AS lost_ms
+        SELECT s.*, sum(x.service_ms - s.usual_p95) AS lost_ms,
+          count(DISTINCT epoch_ms(x.time) // {_MOMENT_MS}) AS slow_moments,
+          (SELECT count(*) FROM clients) AS compared
         FROM slow s JOIN x ON x.api = s.api AND x.client_ip = s.client_ip
           AND x.client_id IS NOT DISTINCT FROM s.client_id
         WHERE x.wait = 'answer' AND x.service_ms > s.usual_p95
-        GROUP BY ALL ORDER BY lost_ms DESC, api, client_id LIMIT {SHOWN}
+        GROUP BY ALL ORDER BY lost_ms DESC, api, client_id
         """
     )
-    for row in rows:
+    proven = [
+        row
+        for row in rows
+        if _is_beyond_chance(row["slow_moments"], row["answers"], row["compared"])
+    ]
+    for row in proven[:SHOWN]:
         found = facts.evidence(
             "wait = 'answer' AND service_ms > ? AND api = ? AND client_ip = ? "
             "AND client_id IS NOT DISTINCT FROM ?",
@@ -245,6 +273,20 @@ def _slow_clients(facts: _Facts) -> Iterator[Finding]:
             time_lost_ms=row["lost_ms"],
             **found,
         )  # fmt: skip
+
+
+def _is_beyond_chance(slow: int, answers: int, compared: int) -> bool:
+    """Return whether more answers are above the usual p95 than chance gives one of the compared.
+
+    Hoeffding's (1963) bound of the binomial tail, for `compared` clients together.
+    """
+    share, usual = slow / answers, 0.05
+    if share <= usual:
+        return False
+    distance = share * math.log(share / usual)
+    if share < 1:
+        distance += (1 - share) * math.log((1 - share) / (1 - usual))
+    return answers * distance >= math.log(compared / _CHANCE)
 
 
 def _slow_apis(facts: _Facts) -> Iterator[Finding]:
@@ -400,7 +442,7 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
             yield _finding(
                 "info",
                 "lag",
-                f"{row['group_id']} is {f.count(row['lag_at_end'])} records behind at the end",
+                f"{row['group_id']} is {f.plural(row['lag_at_end'], 'record')} behind at the end",
                 f"Summed over {f.plural(row['partitions'], 'partition')}; the most behind at any "
                 f"commit was {f.count(row['lag_max'])} in one.",
                 whom=f"group {row['group_id']}",
@@ -425,7 +467,8 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
 
 def _transactions(facts: _Facts) -> Iterator[Finding]:
     counts = {row["outcome"]: row["count"] for row in facts.document["transactions"]["outcomes"]}
-    failed = {name: counts[name] for name in ("fenced", "abort") if counts.get(name)}
+    words = {"fenced": "fenced", "abort": "aborted"}
+    failed = {words[name]: counts[name] for name in words if counts.get(name)}
     total = f.plural(sum(counts.values()), "transaction")
     if failed:
         said = ", ".join(f"{f.count(number)} {name}" for name, number in failed.items())
@@ -544,7 +587,8 @@ def _rank(finding: Finding) -> tuple[float, ...]:
 
 
 def _clear(d: Document) -> list[str]:
-    """Return the passed checks; a capture with undecrypted TLS connections passes no check."""
+    """Return the passed checks. A capture with undecrypted TLS connections, or without responses to
+    requests, passes no check."""
     overview = d["overview"]
     checks = (
         ("no bytes missing", not overview["health"]["missing_byte_count"]),
@@ -557,5 +601,5 @@ def _clear(d: Document) -> list[str]:
         ("no throttling", not d["throttling"]["responses"]),
         ("no anomalies", not overview["anomalies"]),
     )
-    is_read = overview["exchanges"] and not overview["read"]["unread_tls_connections"]
+    is_read = overview["paired"] and not overview["read"]["unread_tls_connections"]
     return [text for text, holds in checks if holds and is_read]

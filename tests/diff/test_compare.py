@@ -13,6 +13,8 @@ import pytest
 import kdissect
 from kdissect.api import Table, Tables
 from kdissect.diff import KINDS, UnknownKind, compare, failing, parse_kinds
+from kdissect.diff.compare import _LATENCY, _judge
+from kdissect.diff.sample_tests import SampleTest
 from tests.damage import lose_packets
 from tools.truth.diff import halves
 
@@ -143,6 +145,17 @@ def test_too_few_connections(sarama: Tables) -> None:
     assert (row["connections_a"], row["connections_b"]) == (4, 4)
     assert row["too_few"] == "connections"
     assert failing(document, ["latency"]) == []
+
+
+@pytest.mark.parametrize(("p_value", "word"), [(0.005, "slower"), (0.05, "undecided"), (0.5, None)])
+def test_a_large_difference_that_may_be_chance_is_undecided(
+    p_value: float, word: str | None
+) -> None:
+    """Evidence between the two rates is named, and no failure."""
+    row: dict[str, Any] = {"midrank": SampleTest(p_value), "delta": 0.5, "n_a": 50, "n_b": 50}
+    row |= {f"{name}_{side}": ms for name in ("p50", "p90") for side, ms in (("a", 5), ("b", 50))}
+    judged = _judge(row, _LATENCY)
+    assert (judged["change"], judged["is_decided"]) == (word, word != "undecided")
 
 
 def test_the_same_few_clients(sarama: Tables) -> None:

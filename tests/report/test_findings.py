@@ -32,9 +32,13 @@ def _found(*exchanges: Row) -> list[dict[str, Any]]:
     return _document(*exchanges)["findings"]["findings"]
 
 
-def _answers(first: int, client: str, api: str, latency_us: int, count: int = 30) -> list[Row]:
+def _answers(
+    first: int, client: str, api: str, latency_us: int, count: int = 30, every_us: int = 1000
+) -> list[Row]:
     return [
-        exchange(first + n, at_us=n * 1000, client_id=client, api_name=api, latency_us=latency_us)
+        exchange(
+            first + n, at_us=n * every_us, client_id=client, api_name=api, latency_us=latency_us
+        )
         for n in range(count)
     ]
 
@@ -45,7 +49,7 @@ def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:
         *_answers(100, "a", "Produce", 5_000),
         *_answers(200, "b", "Produce", 6_000),
         *_answers(300, "c", "Produce", 4_000),
-        *_answers(400, "d", "Produce", 65_000),
+        *_answers(400, "d", "Produce", 65_000, every_us=200_000),
         *_answers(500, "e", "CreateTopics", 90_000),
     )
     (slow,) = found
@@ -60,6 +64,17 @@ def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:
     command = shlex.split(slow["next_command"])
     assert command[:2] == ["kdissect", "show"]
     assert command[3:] == ["--api", "Produce", "--client", "d", "--slow", "6ms"]
+
+
+def test_a_few_slow_answers_do_not_make_a_slow_client() -> None:
+    """One moment is one event, and of many clients one has the slowest answers."""
+    others = [row for n in range(6) for row in _answers(100 * n, f"c{n}", "Produce", 5_000)]
+    for times in ([n * 200_000 for n in range(3)], [n * 1000 for n in range(15)]):
+        slow = [
+            exchange(900 + n, at_us=at, client_id="slow", api_name="Produce", latency_us=90_000)
+            for n, at in enumerate(times)
+        ]
+        assert _found(*others, *slow, *_answers(950, "slow", "Produce", 5_000)) == []
 
 
 def test_that_some_api_is_the_slowest_is_no_news() -> None:
@@ -99,6 +114,17 @@ def test_findings_are_in_order_of_cost() -> None:
     assert sum(row["errors"] for row in document["clients"]["rows"]) == 6
     assert document["errors"]["routine"] == 1
     assert {tile["label"]: tile["value"] for tile in _tiles(document)}["Errors"] == "6"
+
+
+def test_a_connection_in_one_direction_is_no_clear_capture() -> None:
+    """Without responses nothing is known of errors."""
+    half = _KAFKA | {"request_segment_count": 9}
+    whole = half | {"connection_id": 2, "response_segment_count": 9}
+    row = exchange(1, latency_us=None)
+    document = _document(row, connections=(half, whole))
+    (found,) = document["findings"]["findings"]
+    assert (found["level"], found["title"]) == ("bad", "1 connection captured in one direction")
+    assert document["findings"]["clear"] == []
 
 
 def test_an_open_transaction_may_still_commit() -> None:

@@ -61,12 +61,18 @@ class Scene:
 
     @cached_property
     def packets(self) -> list[tuple[tuple[Any, ...], dpkt.tcp.TCP]]:
-        """TCP segments with their flow, of an Ethernet capture, without copies of a packet."""
+        """TCP segments with their flow, without copies of a packet."""
         opened = gzip.open if self.path.suffix == ".gz" else open
         segments, seen = [], set()
         with opened(self.path, "rb") as file:
-            for _, data in dpkt.pcap.Reader(file):
-                network = dpkt.ethernet.Ethernet(data).data
+            reader = dpkt.pcap.Reader(file)
+            link = (
+                dpkt.sll2.SLL2
+                if reader.datalink() == dpkt.pcap.DLT_LINUX_SLL2
+                else dpkt.ethernet.Ethernet
+            )
+            for _, data in reader:
+                network = link(data).data
                 segment = getattr(network, "data", None)
                 if isinstance(segment, dpkt.tcp.TCP) and bytes(network) not in seen:
                     seen.add(bytes(network))
@@ -129,19 +135,21 @@ def _slow_client(scene: Scene, finding: Finding, api: str, client: str) -> bool 
 
 
 def _slow_api(scene: Scene, finding: Finding, api: str, p95: str) -> bool | None:
-    if scene.log is None:
-        return None
+    """The API's p95, by the log; without a log by the exchanges."""
     answers = scene.exchanges[
         (scene.exchanges.wait == "answer") & (scene.exchanges.api_name == api)
     ]
-    keys = set(zip(answers.client_ip, answers.client_port, answers.correlation_id, strict=True))
-    times = [
-        row["total_time_ms"]
-        for row in scene.logged
-        if (*row["client"], row["correlation_id"]) in keys and facts().names[row["api_key"]] == api
-    ]
-    if len(times) < 0.9 * len(keys):
-        return None  # SaslAuthenticate, for example, is not logged
+    times = answers.service_ms.to_list()
+    if scene.log is not None:
+        keys = set(zip(answers.client_ip, answers.client_port, answers.correlation_id, strict=True))
+        times = [
+            row["total_time_ms"]
+            for row in scene.logged
+            if (*row["client"], row["correlation_id"]) in keys
+            and facts().names[row["api_key"]] == api
+        ]
+        if len(times) < 0.9 * len(keys):
+            return None  # SaslAuthenticate, for example, is not logged
     return _is_near(_milliseconds(p95), float(np.quantile(times, 0.95)))
 
 
@@ -175,10 +183,13 @@ def _stood_still(scene: Scene, _: Finding, group: str, time: str) -> bool | None
     return None if longest is None else _is_near(_milliseconds(time), longest)
 
 
-def _behind(scene: Scene, _: Finding, group: str, records: str) -> bool | None:
-    """The log's ends less the log's commits; a lower one is right, because it is a lower bound."""
+def _behind(scene: Scene, _: Finding, group: str, records: str) -> bool:
+    """The log's ends less the log's commits; a lower one is right, because it is a lower bound.
+
+    Without a log: the last records in the capture less the last accepted commits.
+    """
     if scene.log is None:
-        return None
+        return _number(records) == scene.tables.sql(_LAG.format(group=group)).to_pylist()[0]["lag"]
     logged = read_logged_offsets(scene.log)
     truth = sum(
         max(logged.log_ends[key[1:]] - offset, 0)
@@ -188,11 +199,12 @@ def _behind(scene: Scene, _: Finding, group: str, records: str) -> bool | None:
     return 0 < _number(records) <= truth
 
 
-def _uncommitted(scene: Scene, _: Finding, count: str, total: str) -> bool | None:
+def _uncommitted(scene: Scene, _: Finding, count: str, total: str) -> bool:
     """Aborted transactions by the log, and fenced ones, which no EndTxn shows."""
-    if scene.log is None:
-        return None
     outcomes = Counter(scene.tables.transactions.to_pandas().outcome)
+    if scene.log is None:
+        failed = outcomes["abort"] + outcomes["fenced"]
+        return (failed, outcomes.total()) == (_number(count), _number(total))
     ends = Counter(end[3] for end in read_ends(scene.log).elements())
     return ends["abort"] <= _number(count) <= ends["abort"] + outcomes["fenced"] + outcomes[
         "abort"
@@ -228,6 +240,13 @@ def _undecrypted(scene: Scene, _: Finding, count: str) -> bool:
     return sum(data == TLS_HANDSHAKE for data in first.values()) == _number(count)
 
 
+def _no_kafka(scene: Scene, finding: Finding) -> bool:
+    """The protocols by their connections, none of which is Kafka."""
+    counts = Counter(scene.tables.connections.to_pandas().protocol)
+    named = re.findall(r"([\d,]+) (\w+)", finding["text"])
+    return "kafka" not in counts and counts == {name: _number(count) for count, name in named}
+
+
 def _anomalies(scene: Scene, _: Finding, count: str) -> bool:
     rows = scene.tables.anomalies.to_pandas()
     return int((rows.severity == "error").sum()) == _number(count)
@@ -251,7 +270,9 @@ def _written(scene: Scene) -> pd.DataFrame:
 
 def _breaks(scene: Scene, _: Finding, count: str, target: str) -> bool | None:
     """The clients of the manifest that the release refuses."""
-    patterns = TRUTHS.get((f"{scene.path.parent.name}/{scene.path.stem}", target))
+    name = f"{scene.path.parent.name}/{scene.path.stem}"
+    # the releases from 4.0 on refuse the same old versions
+    patterns = TRUTHS.get((name, target)) or TRUTHS.get((name, "4.1"))
     if patterns is None:
         return None
     from kdissect.readiness.assessment import assess
@@ -281,11 +302,12 @@ _CHECKS: dict[str, Callable[..., bool | None]] = {
     r"(\w+) is slow for (.+)": _slow_client,
     r"(\w+) takes long: p95 (.+)": _slow_api,
     r"(.+) stood still for (.+)": _stood_still,
-    r"(.+) is ([\d,]+) records behind at the end": _behind,
+    r"(.+) is ([\d,]+) records? behind at the end": _behind,
     r"([\d,]+) of ([\d,]+) transactions? did not commit": _uncommitted,
     r"([\d,]+) of ([\d,]+) transactions? had no end in the capture": _open,
     r"([\d,]+) retransmitted segments? \((.+)\)": _retransmitted,
     r"([\d,]+) TLS connections? not decrypted": _undecrypted,
+    r"No Kafka traffic found": _no_kafka,
     r"([\d,]+) serious anomal(?:y|ies)": _anomalies,
     r"([\d.]+) % of the written bytes are not compressed": _plain_bytes,
     r"Batches hold ([\d.]+) records on average": _small_batches,
@@ -297,9 +319,33 @@ _NAMES = {
     _stood_still: "a long rebalance", _behind: "a lag", _uncommitted: "transactions",
     _open: "open transactions", _retransmitted: "retransmissions", _undecrypted: "TLS",
     _anomalies: "anomalies",
-    _plain_bytes: "compression", _small_batches: "small batches", _breaks: "readiness",
+    _no_kafka: "no Kafka", _plain_bytes: "compression", _small_batches: "small batches",
+    _breaks: "readiness",
     _closed: "closed connections",
 }  # fmt: skip
+
+
+_LAG = """
+    with commits as (
+        select topic, p.partition_index as partition, arg_max(p.committed_offset, time) as committed
+        from (select time, t.name as topic, unnest(t.partitions) p
+            from (select request_time as time, unnest(request.topics) t from api_offset_commit
+                where request.group_id = '{group}' and response_time is not null))
+        group by all
+    ), produced as (
+        select b.topic, b.partition, max(p.base_offset + b.record_count) as log_end
+        from (select exchange_id, unnest(t.partition_responses) p
+            from (select exchange_id, unnest(response.responses) t from api_produce)) r
+        join record_batches b on b.exchange_id = r.exchange_id and b.partition = r.p.index
+        group by all
+    ), fetched as (
+        select topic, partition, max(last_offset) + 1 as log_end from record_batches
+        where source = 'fetch' group by all
+    ), ends as (from produced union all from fetched)
+    select sum(lag)::bigint as lag from (
+        select greatest(max(log_end) - any_value(committed), 0) as lag
+        from commits join ends using (topic, partition) group by topic, partition)
+"""
 
 
 @dataclass

@@ -62,6 +62,13 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         "read": database.row(
             """
             SELECT count(*) FILTER (NOT is_kafka) AS unread_tls_connections,
+              -- a connection that carries bytes was acknowledged: those packets were not captured
+              count(*) FILTER (
+                is_kafka AND response_segment_count = 0 AND request_segment_count > 0
+              ) AS request_only_connections,
+              count(*) FILTER (
+                is_kafka AND request_segment_count = 0 AND response_segment_count > 0
+              ) AS response_only_connections,
               coalesce(sum(request_framed_byte_count + response_framed_byte_count), 0)::BIGINT
                 AS framed_byte_count,
               coalesce(sum(request_byte_count + request_missing_byte_count + response_byte_count
