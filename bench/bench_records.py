@@ -126,35 +126,31 @@ def hot_rate(value_size: int, batch_records: int, runs: int) -> str:
     sets, size = record_sets(Case("", "none", value_size, batch_records))
     repeats = max(1, 8_000_000 // size)
     buf = np.frombuffer(b"".join(sets) * repeats, np.uint8)
-    batches = np.empty(SETS * repeats * rk.BATCH_WORDS, np.int64)
-    scanned = rk.scan_batches(
-        buf, np.array([0]), np.array([buf.size]), np.array([0, -1, 0]), batches
-    )
-    scan = batches.reshape(scanned, rk.BATCH_WORDS)
-    items = np.zeros((scanned, rk.ITEM_WORDS), np.int64)
-    items[:, rk.ADDRESS] = buf.ctypes.data + scan[:, rk.SECTION_START]
-    items[:, rk.LENGTH] = scan[:, rk.SECTION_SIZE]
-    items[:, rk.KIND] = rk.BATCH
-    items[:, rk.ITEM_COUNT] = scan[:, rk.COUNT]
+    batches = np.empty(SETS * repeats, rk.SCANNED_BATCH)
+    scanned = rk.scan_batches(buf, np.array([0]), np.array([buf.size]), rk.scan_start(), batches)
+    sections = np.zeros(scanned, rk.SECTION)
+    sections["address"] = buf.ctypes.data + batches["section_start"]
+    sections["length"] = batches["section_size"]
+    sections["kind"] = rk.RECORDS
+    sections["record_count"] = batches["record_count"]
     count = scanned * batch_records
-    table = np.empty(rk.ROW_COLUMNS * count, np.int64)
-    headers = np.empty(0, np.int64)
-    rows = table.reshape(rk.ROW_COLUMNS, count)
+    records = rk.record_columns(count)
+    headers = rk.header_columns(0)
     offsets = np.empty(count + 1, np.int32)
     data = np.empty(size * repeats, np.uint8)
     validity = np.zeros(count // 8 + 1, np.uint8)
 
     def parse() -> None:
-        state = np.zeros(rk.STATE_WORDS, np.int64)
-        rk.parse_records(items.reshape(-1).copy(), state, 1 << 40, 1 << 20, table, headers)
-        assert state[rk.ROW_COUNT] == count
+        position = np.zeros(1, rk.PARSE_POSITION)[0]
+        rk.parse_records(sections.copy(), position, 1 << 40, 1 << 20, records, headers)
+        assert position["row_count"] == count
 
     def copy() -> None:
         for address, length in (
-            (rk.KEY_ADDRESS, rk.KEY_LENGTH),
-            (rk.VALUE_ADDRESS, rk.VALUE_LENGTH),
+            (records.key_address, records.key_length),
+            (records.value_address, records.value_length),
         ):
-            rk.gather(rows[address], rows[length], count, offsets, validity, data.ctypes.data)
+            rk.gather(address, length, count, offsets, validity, data.ctypes.data)
 
     parsing, copying = measure(10 * runs, parse, copy)
     both = parsing + copying

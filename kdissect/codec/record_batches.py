@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.arrays import take
 from kdissect.codec import record_kernel as rk
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompress
 from kdissect.status import Status
@@ -137,7 +138,7 @@ class RecordChunk:
 
 
 _WINDOW = 16384  # batches scanned at a time
-_ROWS = 131072  # records parsed at a time
+_RECORDS = 131072  # parsed at a time
 _HEADERS = 131072
 _KEPT_HEADERS = 1 << 18
 _SMALL_BATCH = 512  # bytes up to which the kernel's CRC is faster than a call of the library
@@ -181,10 +182,10 @@ def _chunks(
     except IndexError:
         workspace = _Workspace()
     decoder = _Decoder(buf, length, limits, chunk_bytes, workspace)
-    state = np.array([0, -1, 0], np.int64)
+    position = rk.scan_start()
     try:
         while True:
-            count = rk.scan_batches(buf, start, length, state, workspace.batches)
+            count = rk.scan_batches(buf, start, length, position, workspace.batches)
             if count == 0:
                 return
             yield from decoder.window(count)
@@ -197,25 +198,22 @@ class _Workspace:
     """Buffers that decoders reuse, because page faults on fresh ones halve the speed."""
 
     def __init__(self) -> None:
-        self.batches = np.empty(_WINDOW * rk.BATCH_WORDS, np.int64)
+        self.batches = np.empty(_WINDOW, rk.SCANNED_BATCH)
         self.take_arena(0)
-        self.rows = np.empty(rk.ROW_COLUMNS * _ROWS, np.int64)
-        self.headers = np.empty(rk.HEADER_COLUMNS * _HEADERS, np.int64)
+        self.records = rk.record_columns(_RECORDS)
+        self.headers = rk.header_columns(_HEADERS)
 
     def take_arena(self, size: int) -> None:
         self.arena = np.empty(0, np.uint8)  # freed before its successor is allocated
         self.arena = np.empty(size, np.uint8)
         self.arena_address = self.arena.ctypes.data  # kept, because reading it is slow
 
-    def room_for_headers(self, count: int) -> None:
-        self.headers = np.empty(rk.HEADER_COLUMNS * count, np.int64)
-
     def trim(self, chunk_bytes: int) -> None:
         """Free the extra memory that an unusual batch needed."""
         if self.arena.size > 2 * max(chunk_bytes, 8 << 20):
             self.take_arena(0)
-        if self.headers.size > rk.HEADER_COLUMNS * _KEPT_HEADERS:
-            self.room_for_headers(_HEADERS)
+        if self.headers.key_address.size > _KEPT_HEADERS:
+            self.headers = rk.header_columns(_HEADERS)
 
 
 # Workspaces of finished decoders; list.pop and list.append are atomic, so threads may share it.
@@ -261,39 +259,38 @@ class _Decoder:
 
     def window(self, count: int) -> Iterator[RecordChunk]:
         """Decode `count` batches that were scanned into the workspace."""
-        batches = self.workspace.batches[: count * rk.BATCH_WORDS].reshape(count, rk.BATCH_WORDS)
-        self.b = b = np.ascontiguousarray(batches.T)  # one contiguous row per word
-        self.state = b[rk.STATE]
-        self.magic = b[rk.MAGIC]
-        self.codec = b[rk.ATTRIBUTES] & 7
+        self.b = b = self.workspace.batches[:count]
+        self.state = b["state"]
+        self.magic = b["magic"]
+        self.codec = b["attributes"] & 7
         whole = self.state == rk.WHOLE
-        self.items = self._items(whole)
-        self.crc = b[rk.CRC].copy()
+        self.sections = self._sections(whole)
+        self.crc = b["crc"].copy()
         self.codec_status = np.zeros(count, np.uint8)
         self.codec_allowance = np.zeros(count, np.int64)
         # of the first message with a wrong CRC in each wrapper
         self.inner_crcs = np.zeros((2, count), np.int64)
-        self.uncompressed_size = b[rk.SECTION_SIZE].copy()
+        self.uncompressed_size = b["section_size"].copy()
         compressed = whole & (self.codec != Codec.NONE)
         plain = whole & ~compressed
-        is_small = b[rk.SIZE] <= _SMALL_BATCH
+        is_small = b["size"] <= _SMALL_BATCH
         self._check_in_kernel(plain & (self.magic < 2), rk.CRC32_TABLE)
         self._check_in_kernel(plain & (self.magic == 2) & is_small, rk.CRC32C_TABLE)
         slow = np.flatnonzero(compressed | (plain & (self.magic == 2) & ~is_small))
         plain_bytes = np.zeros(count + 1, np.int64)
-        np.cumsum(np.where(plain, b[rk.SECTION_SIZE], 0), out=plain_bytes[1:])
+        np.cumsum(np.where(plain, b["section_size"], 0), out=plain_bytes[1:])
         low = 0
         base = 0
         columns = (
             slow,
             plain_bytes[slow],
-            b[rk.CRC_START][slow],
-            (b[rk.POS] + b[rk.SIZE])[slow],
-            b[rk.SET][slow],
+            b["crc_start"][slow],
+            (b["pos"] + b["size"])[slow],
+            b["set_index"][slow],
             self.magic[slow],
             self.codec[slow],
-            b[rk.SECTION_START][slow],
-            b[rk.SECTION_SIZE][slow],
+            b["section_start"][slow],
+            b["section_size"][slow],
         )
         for i, bytes_before, crc_start, end, set_index, magic, codec, start, size in zip(
             *(column.tolist() for column in columns), strict=True
@@ -312,34 +309,36 @@ class _Decoder:
                 self._decompress(section)
         yield from self._flush(low, count)
 
-    def _items(self, whole: Any) -> Any:
+    def _sections(self, whole: Any) -> Any:
         """Sections to parse, as far as they are known before decompression."""
         b = self.b
-        items = np.zeros((whole.size, rk.ITEM_WORDS), np.int64)
+        sections = np.zeros(whole.size, rk.SECTION)
         is_batch = whole & (self.magic == 2)
-        is_log_append = b[rk.ATTRIBUTES] & 8 != 0
+        is_log_append = b["attributes"] & 8 != 0
         is_wrapper = ~is_batch & (self.codec != Codec.NONE)
-        kind = np.where(is_batch, rk.BATCH, rk.MESSAGES)
-        items[:, rk.KIND] = np.where(whole & (self.codec == Codec.NONE), kind, rk.SKIP)
-        items[:, rk.ADDRESS] = self.buf.ctypes.data + b[rk.SECTION_START]
-        items[:, rk.LENGTH] = b[rk.SECTION_SIZE]
-        items[:, rk.ITEM_COUNT] = b[rk.COUNT]
-        items[:, rk.OFFSET] = b[rk.BASE_OFFSET]
-        items[:, rk.TIME] = np.where(is_batch & ~is_log_append, b[rk.BASE_TIME], b[rk.MAX_TIME])
-        items[:, rk.FLAGS] = (
+        kind = np.where(is_batch, rk.RECORDS, rk.MESSAGES)
+        sections["kind"] = np.where(whole & (self.codec == Codec.NONE), kind, rk.SKIP)
+        sections["address"] = self.buf.ctypes.data + b["section_start"]
+        sections["length"] = b["section_size"]
+        sections["record_count"] = b["record_count"]
+        sections["offset"] = b["base_offset"]
+        sections["timestamp"] = np.where(
+            is_batch & ~is_log_append, b["base_timestamp"], b["max_timestamp"]
+        )
+        sections["flags"] = (
             np.where(is_log_append & (self.magic > 0), rk.IS_LOG_APPEND, 0)
-            | np.where(is_batch & (b[rk.ATTRIBUTES] & 32 != 0), rk.IS_CONTROL, 0)
+            | np.where(is_batch & (b["attributes"] & 32 != 0), rk.IS_CONTROL, 0)
             | np.where(is_wrapper, rk.IS_WRAPPER, 0)
         )
-        items[:, rk.ITEM_MAGIC] = self.magic
-        return items
+        sections["magic"] = self.magic
+        return sections
 
     def _check_in_kernel(self, chosen: Any, table: Any) -> None:
         """Compute the CRCs of chosen batches that are too small for calls of a library."""
         rows = np.flatnonzero(chosen)
         if rows.size:
-            crc_start = self.b[rk.CRC_START][rows]
-            end = (self.b[rk.POS] + self.b[rk.SIZE])[rows]
+            crc_start = self.b["crc_start"][rows]
+            end = (self.b["pos"] + self.b["size"])[rows]
             computed = np.empty(rows.size, np.int64)
             rk.small_crcs(self.buf, crc_start, end, table, computed)
             self.crc[rows] = computed
@@ -409,42 +408,47 @@ class _Decoder:
             return
         rows, address, size = np.array(self.decompressed, np.int64).T
         self.decompressed.clear()
-        self.items[rows, rk.KIND] = np.where(self.magic[rows] == 2, rk.BATCH, rk.MESSAGES)
-        self.items[rows, rk.ADDRESS] = address
-        self.items[rows, rk.LENGTH] = size
+        self.sections["kind"][rows] = np.where(self.magic[rows] == 2, rk.RECORDS, rk.MESSAGES)
+        self.sections["address"][rows] = address
+        self.sections["length"][rows] = size
         self.uncompressed_size[rows] = size
 
     def _flush(self, low: int, high: int) -> Iterator[RecordChunk]:
         """Parse the batches low..high, whose sections lie in the input and in the arena."""
         self._place_decompressed()
         workspace = self.workspace
-        items = self.items[low:high].reshape(-1)
-        state = np.zeros(rk.STATE_WORDS, np.int64)
+        position = np.zeros(1, rk.PARSE_POSITION)[0]
         done = low
         while low < high:
             status = rk.parse_records(
-                items,
-                state,
+                self.sections[low:high],
+                position,
                 self.chunk_bytes,
                 self.limits.record_headers_max,
-                workspace.rows,
+                workspace.records,
                 workspace.headers,
             )
-            if state[rk.HEADERS_NEEDED]:
-                workspace.room_for_headers(int(state[rk.HEADERS_NEEDED]))
+            if position["headers_needed"]:
+                workspace.headers = rk.header_columns(int(position["headers_needed"]))
                 continue
-            next_item = low + int(state[rk.NEXT_ITEM])
-            yield self._chunk(
-                low, done, next_item, int(state[rk.ROW_COUNT]), int(state[rk.HEADER_COUNT])
+            next_section = low + int(position["section"])
+            records = rk.RecordColumns(
+                *(column[: position["row_count"]] for column in workspace.records)
             )
-            done = next_item
+            headers = rk.HeaderColumns(
+                *(column[: position["header_count"]] for column in workspace.headers)
+            )
+            yield self._chunk(low, done, next_section, records, headers)
+            done = next_section
             if status == Status.OK:
                 break
         self.arena_used = 0
         self.in_arena.clear()
 
-    def _chunk(self, low: int, done: int, high: int, rows: int, headers: int) -> RecordChunk:
-        header_array, invalid = self._headers(rows, headers)
+    def _chunk(
+        self, low: int, done: int, high: int, records: rk.RecordColumns, headers: rk.HeaderColumns
+    ) -> RecordChunk:
+        header_array, invalid = _headers(records, headers)
         faults = self._faults(done, high)
         if invalid is not None:
             texts = _faults(self.b, low + invalid[0], Status.INVALID_UTF8, FaultStage.TEXT)
@@ -452,102 +456,74 @@ class _Decoder:
             faults = np.concatenate([faults, texts])
         return RecordChunk(
             self._batches(done, high),
-            self._records(low, rows, header_array),
+            self._records(low, records, header_array),
             faults[np.lexsort((faults["stage"], faults["batch_index"], faults["set_index"]))],
         )
 
-    def _records(self, low: int, rows: int, headers: pa.Array) -> pa.RecordBatch:
-        item, index, offset, time, control, key, key_size, value, value_size, _ = (
-            self.workspace.rows.reshape(rk.ROW_COLUMNS, -1)[:, :rows]
-        )
-        batch = item + low
+    def _records(self, low: int, records: rk.RecordColumns, headers: pa.Array) -> pa.RecordBatch:
+        batch = records.section + low
+        control_type = records.control_type
         columns = [
-            pa.array(self.b[rk.SET].astype(np.int32)[batch]),
-            pa.array(self.b[rk.INDEX].astype(np.int32)[batch]),
-            pa.array(index.copy()),
-            pa.array(offset.copy()),
-            pa.array(time.copy()),
+            pa.array(self.b["set_index"].astype(np.int32)[batch]),
+            pa.array(self.b["batch_index"].astype(np.int32)[batch]),
+            pa.array(records.record_index.copy()),
+            pa.array(records.offset.copy()),
+            pa.array(records.timestamp.copy()),
             _named(_timestamp_types(self.b)[batch], TIMESTAMP_TYPES),
-            _gathered(key, key_size),
-            _gathered(value, value_size),
+            _gathered(records.key_address, records.key_length),
+            _gathered(records.value_address, records.value_length),
             headers,
-            _named(control.astype(np.int8), CONTROL_TYPES, control >= 0),
+            _named(control_type.astype(np.int8), CONTROL_TYPES, control_type >= 0),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
-    def _headers(self, rows: int, headers: int) -> tuple[pa.Array, Any]:
-        """(list column, (items, counts) of batches with header keys that are no UTF-8, or None)."""
-        keys, key_sizes, values, value_sizes = self.workspace.headers.reshape(
-            rk.HEADER_COLUMNS, -1
-        )[:, :headers]
-        table = self.workspace.rows.reshape(rk.ROW_COLUMNS, -1)[:, :rows]
-        counts = table[rk.ROW_HEADERS]
-        places = np.zeros(rows + 1, np.int32)
-        np.cumsum(counts, out=places[1:])
-        invalid = None
-        key_array = _gathered(keys, key_sizes)
-        data = np.frombuffer(key_array.buffers()[2], np.uint8)
-        if data.size and data.max() >= 0x80:
-            marks = np.zeros(headers, np.uint8)
-            offsets = np.frombuffer(key_array.buffers()[1], np.int32)
-            if rk.find_invalid_utf8(data, offsets, marks):
-                strings = key_array.to_pylist()
-                for j in np.flatnonzero(marks).tolist():
-                    strings[j] = strings[j].decode("utf-8", "replace").encode()
-                key_array = pa.array(strings, pa.binary())
-                owners = np.repeat(table[rk.ROW_ITEM], counts)[marks != 0]
-                invalid = np.unique(owners, return_counts=True)
-        struct = pa.StructArray.from_arrays(
-            [key_array.view(pa.string()), _gathered(values, value_sizes)], fields=list(_HEADER)
-        )
-        return pa.ListArray.from_arrays(pa.array(places), struct), invalid
-
     def _batches(self, low: int, high: int) -> pa.RecordBatch:
         chosen = low + np.flatnonzero(self.state[low:high] != rk.BAD_LENGTH)
-        b = self.b[:, chosen]
+        b = take(self.b, chosen)
         state = self.state[chosen]
         whole = state == rk.WHOLE
         partial = state == rk.PARTIAL
-        magic = b[rk.MAGIC]
+        magic = b["magic"]
         is_v2 = magic == 2
         known = (whole | partial) & (magic >= 0) & (magic <= 2)
-        attributes = b[rk.ATTRIBUTES]
+        attributes = b["attributes"]
         codec = attributes & 7
-        read = self.items[chosen, rk.READ]
+        sections = take(self.sections, chosen)
+        read = sections["parsed_records"]
         # a wrapper has its last offset; the first one comes from the messages inside
         is_wrapper = whole & ~is_v2 & (codec != 0) & (read > 0)
-        base_offset = np.where(is_wrapper, self.items[chosen, rk.FIRST_OFFSET], b[rk.BASE_OFFSET])
+        base_offset = np.where(is_wrapper, sections["first_offset"], b["base_offset"])
 
         def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
             """bool: batches of known magic of which this many bytes are there."""
-            return known & (b[rk.VISIBLE] >= np.where(is_v2, v2_end, legacy_end))
+            return known & (b["visible"] >= np.where(is_v2, v2_end, legacy_end))
 
         has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
         horizon = is_v2 & (attributes & 64 != 0) & seen(35)
         values = {
-            "set_index": (b[rk.SET], None),
-            "batch_index": (b[rk.INDEX], None),
-            "pos": (b[rk.POS], None),
-            "base_offset": (base_offset, b[rk.VISIBLE] >= 8),
-            "last_offset": (b[rk.LAST_OFFSET], seen(27)),
-            "magic": (magic, b[rk.VISIBLE] > rk.MAGIC_POS),
-            "crc_ok": (self.crc[chosen] == b[rk.CRC], whole),
+            "set_index": (b["set_index"], None),
+            "batch_index": (b["batch_index"], None),
+            "pos": (b["pos"], None),
+            "base_offset": (base_offset, b["visible"] >= 8),
+            "last_offset": (b["last_offset"], seen(27)),
+            "magic": (magic, b["visible"] > rk.MAGIC_POS),
+            "crc_ok": (self.crc[chosen] == b["crc"], whole),
             "is_partial": (partial, whole | partial),
-            "size": (b[rk.SIZE], None),
+            "size": (b["size"], None),
             "uncompressed_size": (
                 self.uncompressed_size[chosen],
                 whole & (self.codec_status[chosen] == 0),
             ),
-            "record_count": (np.where(whole, read, b[rk.COUNT]), whole | (is_v2 & seen(61))),
-            "base_timestamp_ms": (b[rk.BASE_TIME], is_v2 & seen(35)),
-            "max_timestamp_ms": (b[rk.MAX_TIME], seen(43, 0) & _time_seen(b)),
-            "producer_id": (b[rk.PRODUCER_ID], seen(51)),
-            "producer_epoch": (b[rk.PRODUCER_EPOCH], seen(53)),
-            "base_sequence": (b[rk.BASE_SEQUENCE], seen(57)),
-            "partition_leader_epoch": (b[rk.LEADER_EPOCH], seen(16)),
+            "record_count": (np.where(whole, read, b["record_count"]), whole | (is_v2 & seen(61))),
+            "base_timestamp_ms": (b["base_timestamp"], is_v2 & seen(35)),
+            "max_timestamp_ms": (b["max_timestamp"], seen(43, 0) & _time_seen(b)),
+            "producer_id": (b["producer_id"], seen(51)),
+            "producer_epoch": (b["producer_epoch"], seen(53)),
+            "base_sequence": (b["base_sequence"], seen(57)),
+            "partition_leader_epoch": (b["leader_epoch"], seen(16)),
             "is_transactional": (is_v2 & (attributes & 16 != 0), has_attributes),
             "is_control": (is_v2 & (attributes & 32 != 0), has_attributes),
-            "delete_horizon_ms": (b[rk.BASE_TIME], horizon),
+            "delete_horizon_ms": (b["base_timestamp"], horizon),
         }
         names = {
             "codec": _named(codec.astype(np.int8), CODEC_NAMES, has_attributes & (codec <= 4)),
@@ -579,16 +555,16 @@ class _Decoder:
                 parts.append(faults)
 
         whole = state == rk.WHOLE
-        nothing = np.zeros(b.shape[1], np.int64)
-        length = np.where(self.state == rk.BAD_LENGTH, b[rk.COUNT], b[rk.SIZE] - 12)
+        nothing = np.zeros(b.size, np.int64)
+        length = np.where(self.state == rk.BAD_LENGTH, b["record_count"], b["size"] - 12)
         is_negative = (state == rk.BAD_LENGTH) & (length[part] < 0)
         is_short = ((state == rk.BAD_LENGTH) & ~is_negative) | (state == rk.TOO_SMALL)
         framing = FaultStage.FRAMING
         add(is_negative, Status.NEGATIVE_LENGTH, framing, length, nothing)
         add(is_short, Status.TRUNCATED, framing, length, nothing)
         add(state == rk.ALIEN, Status.UNKNOWN_MAGIC, framing, self.magic, nothing)
-        crc_wrong = whole & (self.crc[part] != b[rk.CRC, part])
-        add(crc_wrong, Status.BAD_CRC, FaultStage.CRC, b[rk.CRC], self.crc)
+        crc_wrong = whole & (self.crc[part] != b["crc"][part])
+        add(crc_wrong, Status.BAD_CRC, FaultStage.CRC, b["crc"], self.crc)
         stored, computed = self.inner_crcs
         inner_wrong = stored[part] != computed[part]
         add(inner_wrong, Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
@@ -599,31 +575,54 @@ class _Decoder:
             codec_status,
             FaultStage.CODEC,
             a,
-            np.maximum(b[rk.SECTION_SIZE], 0),
+            np.maximum(b["section_size"], 0),
         )
-        status, read = self.items[:, rk.ITEM_STATUS], self.items[:, rk.READ]
-        add(status[part] != 0, status, FaultStage.RECORDS, b[rk.COUNT], read)
+        status, read = self.sections["status"], self.sections["parsed_records"]
+        add(status[part] != 0, status, FaultStage.RECORDS, b["record_count"], read)
         return np.concatenate(parts) if parts else np.empty(0, FAULT)
 
 
 def _faults(b: Any, chosen: Any, kind: Any, stage: FaultStage) -> Any:
     faults = np.zeros(chosen.size, FAULT)
-    faults["set_index"] = b[rk.SET][chosen]
-    faults["batch_index"] = b[rk.INDEX][chosen]
+    faults["set_index"] = b["set_index"][chosen]
+    faults["batch_index"] = b["batch_index"][chosen]
     faults["kind"] = 0 if isinstance(kind, np.ndarray) else kind
     faults["stage"] = stage
-    faults["pos"] = b[rk.POS][chosen]
-    faults["byte_count"] = b[rk.SIZE][chosen]
+    faults["pos"] = b["pos"][chosen]
+    faults["byte_count"] = b["size"][chosen]
     return faults
 
 
 def _time_seen(b: Any) -> Any:
     """bool: whether a message's timestamp is there; magic 0 has none."""
-    return (b[rk.MAGIC] != 1) | (b[rk.VISIBLE] >= rk.MESSAGE_HEADER_SIZE_V1)
+    return (b["magic"] != 1) | (b["visible"] >= rk.MESSAGE_HEADER_SIZE_V1)
 
 
 def _timestamp_types(b: Any) -> Any:
-    return np.where(b[rk.MAGIC] == 0, 0, np.where(b[rk.ATTRIBUTES] & 8 != 0, 2, 1)).astype(np.int8)
+    return np.where(b["magic"] == 0, 0, np.where(b["attributes"] & 8 != 0, 2, 1)).astype(np.int8)
+
+
+def _headers(records: rk.RecordColumns, headers: rk.HeaderColumns) -> tuple[pa.Array, Any]:
+    """(list column, (sections, counts) with header keys that are no UTF-8, or None)."""
+    counts = records.header_count
+    places = np.zeros(counts.size + 1, np.int32)
+    np.cumsum(counts, out=places[1:])
+    invalid = None
+    key_array = _gathered(headers.key_address, headers.key_length)
+    data = np.frombuffer(key_array.buffers()[2], np.uint8)
+    if data.size and data.max() >= 0x80:
+        marks = np.zeros(len(key_array), np.uint8)
+        offsets = np.frombuffer(key_array.buffers()[1], np.int32)
+        if rk.find_invalid_utf8(data, offsets, marks):
+            strings = key_array.to_pylist()
+            for j in np.flatnonzero(marks).tolist():
+                strings[j] = strings[j].decode("utf-8", "replace").encode()
+            key_array = pa.array(strings, pa.binary())
+            owners = np.repeat(records.section, counts)[marks != 0]
+            invalid = np.unique(owners, return_counts=True)
+    values = _gathered(headers.value_address, headers.value_length)
+    struct = pa.StructArray.from_arrays([key_array.view(pa.string()), values], fields=list(_HEADER))
+    return pa.ListArray.from_arrays(pa.array(places), struct), invalid
 
 
 def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:

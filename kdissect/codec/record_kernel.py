@@ -3,18 +3,19 @@
 There are four steps, each over many batches per call. `scan_batches` walks over record sets from
 batch header to batch header. `small_crcs` checks small uncompressed batches (each message of magic
 0 or 1 is a batch, so calling a library for each would cost more than the check). `parse_records`
-turns record sections into rows of views. `gather` copies the viewed bytes into Arrow's buffers.
+turns record sections into columns of views. `gather` copies the viewed bytes into Arrow's buffers.
 
-Sections lie in the input or in a buffer of decompressed bytes, so rows refer to bytes by address.
-Nothing is allocated here. `parse_records` stops between two records if its rows are full, and
-continues at the next call: the state of an item is stored in the item.
+Sections lie in the input or in a buffer of decompressed bytes, so columns refer to bytes by
+address. No kernel allocates. `parse_records` stops between two records if its columns are full, and
+continues at the next call: a section stores the progress of its parsing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kdissect.codec.string_kernel import utf8_step
 from kdissect.jit import (
@@ -34,12 +35,36 @@ from kdissect.jit import (
 )
 from kdissect.status import Status
 
-# Words of a scanned batch. Fields beyond its `visible` bytes (if the end is cut off) are undefined.
-SET, INDEX, POS, SIZE, STATE, VISIBLE = 0, 1, 2, 3, 4, 5
-BASE_OFFSET, LAST_OFFSET, MAGIC, ATTRIBUTES, CRC, COUNT = 6, 7, 8, 9, 10, 11
-BASE_TIME, MAX_TIME, PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCE, LEADER_EPOCH = range(12, 18)
-CRC_START, SECTION_START, SECTION_SIZE = 18, 19, 20
-BATCH_WORDS = 21
+Numbers = npt.NDArray[np.int64]
+
+# A scanned batch. Fields beyond its `visible` bytes (if the end is cut off) are undefined.
+SCANNED_BATCH = np.dtype([
+    ("set_index", "i8"),
+    ("batch_index", "i8"),  # in its set
+    ("pos", "i8"),
+    ("size", "i8"),
+    ("state", "i8"),  # WHOLE to BAD_LENGTH
+    ("visible", "i8"),  # bytes of `size` that are there
+    ("base_offset", "i8"),
+    ("last_offset", "i8"),
+    ("magic", "i8"),
+    ("attributes", "i8"),
+    ("crc", "i8"),  # stored
+    ("record_count", "i8"),  # announced; for BAD_LENGTH the length
+    ("base_timestamp", "i8"),
+    ("max_timestamp", "i8"),
+    ("producer_id", "i8"),
+    ("producer_epoch", "i8"),
+    ("base_sequence", "i8"),
+    ("leader_epoch", "i8"),
+    ("crc_start", "i8"),  # position of the first byte that the CRC covers
+    ("section_start", "i8"),  # position of the records
+    ("section_size", "i8"),
+])  # fmt: skip
+_NOTHING_KNOWN = np.full(SCANNED_BATCH.itemsize // 8, -1, np.int64).view(SCANNED_BATCH)
+
+# The position of `scan_batches` between two calls. pos: -1 at the beginning of the set.
+SCAN_POSITION = np.dtype([("set_index", "i8"), ("pos", "i8"), ("batch_index", "i8")])
 
 # States of a scanned batch.
 WHOLE, PARTIAL, ALIEN, TOO_SMALL, BAD_LENGTH = range(5)
@@ -51,24 +76,75 @@ MESSAGE_HEADER_SIZE_V0 = 18  # magic 0, up to the key's length
 MESSAGE_HEADER_SIZE_V1 = 26
 ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
 
-# Words of an item: a record section, and the progress of parsing it.
-ADDRESS, LENGTH, KIND, ITEM_COUNT, OFFSET, TIME, FLAGS, ITEM_MAGIC = range(8)
-_NEXT, READ, ITEM_STATUS, SHIFT, FIRST_OFFSET, IS_WALKED = range(8, 14)
-ITEM_WORDS = 14
+# A record section, and the progress of parsing it.
+SECTION = np.dtype([
+    ("address", "i8"),
+    ("length", "i8"),
+    ("kind", "i8"),  # SKIP, RECORDS or MESSAGES
+    ("record_count", "i8"),  # announced
+    ("offset", "i8"),  # the batch's base offset, or the wrapper's offset
+    ("timestamp", "i8"),  # base of the deltas; with LogAppendTime that of all records
+    ("flags", "i8"),
+    ("magic", "i8"),
+    ("parsed_bytes", "i8"),
+    ("parsed_records", "i8"),
+    ("status", "i8"),  # OK, or why parsing ended early
+    ("shift", "i8"),  # of the offsets inside a wrapper
+    ("first_offset", "i8"),  # of its first record
+    ("is_walked", "i8"),  # `shift` is known
+])  # fmt: skip
 
-SKIP, BATCH, MESSAGES = 0, 1, 2  # KIND
-IS_LOG_APPEND, IS_CONTROL, IS_WRAPPER = 1, 2, 4  # FLAGS
+SKIP, RECORDS, MESSAGES = 0, 1, 2  # kind: not parsed, magic 2, magic 0 or 1
+IS_LOG_APPEND, IS_CONTROL, IS_WRAPPER = 1, 2, 4  # flags
 
-# Columns of parsed rows and headers; each table is stored column by column in one array.
-ROW_ITEM, ROW_INDEX, ROW_OFFSET, ROW_TIME, ROW_CONTROL = range(5)
-KEY_ADDRESS, KEY_LENGTH, VALUE_ADDRESS, VALUE_LENGTH, ROW_HEADERS = range(5, 10)
-ROW_COLUMNS = 10
-HEADER_KEY_ADDRESS, HEADER_KEY_LENGTH, HEADER_VALUE_ADDRESS, HEADER_VALUE_LENGTH = range(4)
-HEADER_COLUMNS = 4
+# The position of `parse_records` between two calls, and the results of the last one.
+PARSE_POSITION = np.dtype([
+    ("section", "i8"),  # the next one
+    ("row_count", "i8"),
+    ("header_count", "i8"),
+    ("headers_needed", "i8"),  # headers of a single record that does not fit at all, else 0
+])  # fmt: skip
 
-# Words of `parse_records`' state.
-NEXT_ITEM, ROW_COUNT, HEADER_COUNT, HEADERS_NEEDED = 0, 1, 2, 3
-STATE_WORDS = 4
+
+class RecordColumns(NamedTuple):
+    """Parsed records, an int64 array a column. Length -1: null."""
+
+    section: Numbers
+    record_index: Numbers  # in its batch
+    offset: Numbers
+    timestamp: Numbers
+    control_type: Numbers  # NO_CONTROL_TYPE: no control record
+    key_address: Numbers
+    key_length: Numbers
+    value_address: Numbers
+    value_length: Numbers
+    header_count: Numbers
+
+
+class HeaderColumns(NamedTuple):
+    """Headers of parsed records, in order, an int64 array a column. Length -1: null."""
+
+    key_address: Numbers
+    key_length: Numbers
+    value_address: Numbers
+    value_length: Numbers
+
+
+def scan_start() -> np.void:
+    """The SCAN_POSITION before the first set."""
+    start: np.void = np.array([(0, -1, 0)], SCAN_POSITION)[0]
+    return start
+
+
+def record_columns(count: int) -> RecordColumns:
+    """Allocate columns for `count` records."""
+    return RecordColumns(*np.empty((len(RecordColumns._fields), count), np.int64))
+
+
+def header_columns(count: int) -> HeaderColumns:
+    """Allocate columns for `count` headers."""
+    return HeaderColumns(*np.empty((len(HeaderColumns._fields), count), np.int64))
+
 
 NO_CONTROL_TYPE = -1
 UNKNOWN_CONTROL_TYPE = 7
@@ -113,75 +189,74 @@ def _load_i64(address: Any) -> Any:
 
 
 @kernel
-def scan_batches(buf: Any, start: Any, length: Any, state: Any, out: Any) -> Any:
+def scan_batches(buf: Any, start: Any, length: Any, position: Any, batches: Any) -> Any:
     """Walk over record sets and describe their batches; returns the number of rows, 0 at the end.
 
-    buf: uint8. start, length: int64, the sets inside buf. state: int64[3] (set, pos or -1 at the
-    set's beginning, batch index), from which the next call continues. out: int64, whole batch rows.
+    buf: uint8. start, length: int64, the sets inside buf. position: SCAN_POSITION, from which the
+    next call continues. batches: SCANNED_BATCH[n].
     """
-    row_count_max = out.size // BATCH_WORDS
-    set_index = state[0]
-    pos = state[1]
-    index = state[2]
+    set_index = position["set_index"]
+    pos = position["pos"]
+    batch_index = position["batch_index"]
     count = 0
-    while set_index < start.size and count < row_count_max:
+    while set_index < start.size and count < batches.size:
         end = start[set_index] + length[set_index]
         if pos < 0:
             pos = start[set_index]
-            index = 0
+            batch_index = 0
         if pos >= end:
             set_index += 1
             pos = -1
             continue
-        size = _scan_batch(buf, pos, end, out, count * BATCH_WORDS)
-        out[count * BATCH_WORDS + SET] = set_index
-        out[count * BATCH_WORDS + INDEX] = index
+        batches[count] = _NOTHING_KNOWN[0]
+        batch = batches[count]
+        batch["set_index"] = set_index
+        batch["batch_index"] = batch_index
+        _scan_batch(buf, pos, end, batch)
         count += 1
-        index += 1
-        pos += size
-    state[0] = set_index
-    state[1] = pos
-    state[2] = index
+        batch_index += 1
+        pos += batch["size"]
+    position["set_index"] = set_index
+    position["pos"] = pos
+    position["batch_index"] = batch_index
     return count
 
 
 @inlined
-def _scan_batch(buf: Any, pos: Any, end: Any, out: Any, row: Any) -> Any:
+def _scan_batch(buf: Any, pos: Any, end: Any, batch: Any) -> None:
     left = end - pos
-    for word in range(BATCH_WORDS):
-        out[row + word] = -1
-    out[row + POS] = pos
-    out[row + SIZE] = left
-    out[row + VISIBLE] = left
-    out[row + STATE] = PARTIAL
-    out[row + ATTRIBUTES] = 0
+    batch["pos"] = pos
+    batch["size"] = left
+    batch["visible"] = left
+    batch["state"] = PARTIAL
+    batch["attributes"] = 0
     # Kafka's record batch header: baseOffset int64, batchLength int32
     if left >= 8:
-        out[row + BASE_OFFSET] = read_i64(buf, pos)
-        out[row + LAST_OFFSET] = out[row + BASE_OFFSET]
+        batch["base_offset"] = read_i64(buf, pos)
+        batch["last_offset"] = batch["base_offset"]
     if left < ENTRY_HEADER_SIZE:
-        return left
+        return
     entry_length = read_i32(buf, pos + 8)
     if entry_length < ENTRY_LENGTH_MIN:
-        out[row + STATE] = BAD_LENGTH
-        out[row + COUNT] = entry_length
-        return left
+        batch["state"] = BAD_LENGTH
+        batch["record_count"] = entry_length
+        return
     # all formats have their magic at byte 16
     if left <= MAGIC_POS:
-        return left
+        return
     magic = read_i8(buf, pos + MAGIC_POS)
-    out[row + MAGIC] = magic
+    batch["magic"] = magic
     size = ENTRY_HEADER_SIZE + entry_length
     if size <= left:
-        out[row + SIZE] = size
-        out[row + VISIBLE] = size
-        out[row + STATE] = WHOLE
+        batch["size"] = size
+        batch["visible"] = size
+        batch["state"] = WHOLE
         left = size
-    is_whole = out[row + STATE] == WHOLE
+    is_whole = batch["state"] == WHOLE
     if magic < 0 or magic > 2:
         if is_whole:
-            out[row + STATE] = ALIEN
-        return out[row + SIZE]
+            batch["state"] = ALIEN
+        return
     if magic == 2:
         header_size = BATCH_HEADER_SIZE
     elif magic == 1:
@@ -189,60 +264,59 @@ def _scan_batch(buf: Any, pos: Any, end: Any, out: Any, row: Any) -> Any:
     else:
         header_size = MESSAGE_HEADER_SIZE_V0 + 8
     if is_whole and size < header_size:
-        out[row + STATE] = TOO_SMALL
-        return size
+        batch["state"] = TOO_SMALL
+        return
     if magic == 2:
-        _scan_header(buf, pos, left, out, row)
+        _scan_header(buf, pos, left, batch)
     else:
-        _scan_message(buf, pos, left, magic, out, row)
-    return out[row + SIZE]
+        _scan_message(buf, pos, left, magic, batch)
 
 
 @inlined
-def _scan_header(buf: Any, pos: Any, left: Any, out: Any, row: Any) -> Any:
+def _scan_header(buf: Any, pos: Any, left: Any, batch: Any) -> None:
     # magic 2 (KIP-98): partitionLeaderEpoch, magic, crc, attributes, lastOffsetDelta,
     # baseTimestamp, maxTimestamp, producerId, producerEpoch, baseSequence, record count
-    out[row + LEADER_EPOCH] = read_i32(buf, pos + 12)
+    batch["leader_epoch"] = read_i32(buf, pos + 12)
     if left >= 21:
-        out[row + CRC] = read_u32(buf, pos + 17)
+        batch["crc"] = read_u32(buf, pos + 17)
     if left >= 23:
-        out[row + ATTRIBUTES] = read_i16(buf, pos + 21)
+        batch["attributes"] = read_i16(buf, pos + 21)
     if left >= 27:
-        out[row + LAST_OFFSET] = _sum(out[row + BASE_OFFSET], read_i32(buf, pos + 23))
+        batch["last_offset"] = _sum(batch["base_offset"], read_i32(buf, pos + 23))
     if left >= 35:
-        out[row + BASE_TIME] = read_i64(buf, pos + 27)
+        batch["base_timestamp"] = read_i64(buf, pos + 27)
     if left >= 43:
-        out[row + MAX_TIME] = read_i64(buf, pos + 35)
+        batch["max_timestamp"] = read_i64(buf, pos + 35)
     if left >= 51:
-        out[row + PRODUCER_ID] = read_i64(buf, pos + 43)
+        batch["producer_id"] = read_i64(buf, pos + 43)
     if left >= 53:
-        out[row + PRODUCER_EPOCH] = read_i16(buf, pos + 51)
+        batch["producer_epoch"] = read_i16(buf, pos + 51)
     if left >= 57:
-        out[row + BASE_SEQUENCE] = read_i32(buf, pos + 53)
+        batch["base_sequence"] = read_i32(buf, pos + 53)
     if left >= BATCH_HEADER_SIZE:
-        out[row + COUNT] = read_i32(buf, pos + 57)
+        batch["record_count"] = read_i32(buf, pos + 57)
     # the CRC-32C covers the bytes from the attributes on
-    out[row + CRC_START] = pos + 21
-    out[row + SECTION_START] = pos + BATCH_HEADER_SIZE
-    out[row + SECTION_SIZE] = left - BATCH_HEADER_SIZE
+    batch["crc_start"] = pos + 21
+    batch["section_start"] = pos + BATCH_HEADER_SIZE
+    batch["section_size"] = left - BATCH_HEADER_SIZE
 
 
 @inlined
-def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, out: Any, row: Any) -> Any:
+def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, batch: Any) -> None:
     # magic 0, 1: crc, magic, attributes, timestamp (magic 1, KIP-32), key, value
-    out[row + CRC] = read_u32(buf, pos + 12)
-    out[row + CRC_START] = pos + 16
+    batch["crc"] = read_u32(buf, pos + 12)
+    batch["crc_start"] = pos + 16
     if left >= 18:
-        out[row + ATTRIBUTES] = read_u8(buf, pos + 17)
+        batch["attributes"] = read_u8(buf, pos + 17)
     if magic == 1 and left >= 26:
-        out[row + MAX_TIME] = read_i64(buf, pos + 18)
+        batch["max_timestamp"] = read_i64(buf, pos + 18)
     # The section of a message is the message itself, a message set of one. The section of a wrapper
     # is its value; size -1 if there is none.
-    out[row + SECTION_START] = pos
-    out[row + SECTION_SIZE] = left
-    if out[row + STATE] != WHOLE or out[row + ATTRIBUTES] & 7 == 0:
+    batch["section_start"] = pos
+    batch["section_size"] = left
+    if batch["state"] != WHOLE or batch["attributes"] & 7 == 0:
         return
-    out[row + SECTION_SIZE] = -1
+    batch["section_size"] = -1
     place = pos + (MESSAGE_HEADER_SIZE_V1 if magic == 1 else MESSAGE_HEADER_SIZE_V0)
     end = pos + left
     key_size = read_i32(buf, place)
@@ -256,8 +330,8 @@ def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, out: Any, row: Any)
     value_size = read_i32(buf, place)
     place += 4
     if 0 <= value_size <= end - place:
-        out[row + SECTION_START] = place
-        out[row + SECTION_SIZE] = value_size
+        batch["section_start"] = place
+        batch["section_size"] = value_size
 
 
 def _crc_table(polynomial: int) -> Any:
@@ -372,153 +446,143 @@ def _load_varlong(address: Any, end: Any) -> Any:
 
 @kernel
 def parse_records(
-    items: Any, state: Any, byte_count_max: Any, headers_max: Any, rows: Any, headers: Any
+    sections: Any, position: Any, byte_count_max: Any, headers_max: Any, records: Any, headers: Any
 ) -> Any:
-    """Parse the record sections of items into rows.
+    """Parse record sections into columns.
 
-    items: int64, whole items. state: int64[4]: first item; on return also the rows and headers
-    written, and the headers needed. rows, headers: int64, tables of ROW_COLUMNS and HEADER_COLUMNS.
-    A row has its item, its index in the batch, control type (-1 none), address and length (-1 null)
-    of key and value, and its number of headers.
-    Returns OK, or ROOM_NEEDED if rows, headers or `byte_count_max` bytes of keys, values and
-    headers are full: take the rows and call again. HEADERS_NEEDED is the number of headers of a
-    single record that does not fit at all, else 0.
+    sections: SECTION[n]. position: PARSE_POSITION. records: RecordColumns. headers: HeaderColumns.
+    Returns OK, or ROOM_NEEDED if records, headers or `byte_count_max` bytes of keys, values and
+    headers are full: take the rows and call again.
     """
-    room = rows.size // ROW_COLUMNS
-    header_room = headers.size // HEADER_COLUMNS
+    position["headers_needed"] = 0
     row = 0
     header = 0
     byte_count = 0
-    item_count = items.size // ITEM_WORDS
-    state[HEADERS_NEEDED] = 0
-    i = state[NEXT_ITEM]
-    while i < item_count:
-        at = i * ITEM_WORDS
-        base = items[at + ADDRESS]
-        end = base + items[at + LENGTH]
-        kind = items[at + KIND]
+    number = position["section"]
+    while number < sections.size:
+        section = sections[number]
+        kind = section["kind"]
+        base = section["address"]
+        end = base + section["length"]
         status = _OK
-        if kind == MESSAGES and items[at + IS_WALKED] == 0:
-            _walk_messages(items, at, base, end)
+        if kind == MESSAGES and section["is_walked"] == 0:
+            _walk_messages(section)
         while kind != SKIP:
-            begin = base + items[at + _NEXT]
-            if kind == BATCH:
+            begin = base + section["parsed_bytes"]
+            if kind == RECORDS:
                 # the section must end exactly after the announced number of records
-                if items[at + READ] >= items[at + ITEM_COUNT] or begin >= end:
-                    if items[at + READ] != items[at + ITEM_COUNT] or begin < end:
+                if section["parsed_records"] >= section["record_count"] or begin >= end:
+                    if section["parsed_records"] != section["record_count"] or begin < end:
                         status = _COUNT_MISMATCH
                     break
             elif begin >= end:
                 break
-            if row == room or (byte_count >= byte_count_max and row > 0):
+            if row == records.section.size or (byte_count >= byte_count_max and row > 0):
                 status = _ROOM_NEEDED
                 break
-            more = 0
+            header_count = 0
             header_bytes = 0
-            control = NO_CONTROL_TYPE
-            if kind == BATCH:
-                after, stop, time, offset, key, key_size, value, value_size, more = _load_record(
-                    begin, end
-                )
-                # with LogAppendTime (KIP-32) all records have the batch's max timestamp
-                if items[at + FLAGS] & IS_LOG_APPEND:
-                    time = 0
-                time = _sum(items[at + TIME], time)
-                offset = _sum(items[at + OFFSET], offset)
-                if items[at + FLAGS] & IS_CONTROL:
-                    control = _load_control_type(key, key_size)
-                if more > headers_max:
+            if kind == RECORDS:
+                after, stop = _load_record(begin, end, records, row)
+                if after >= 0:
+                    header_count = records.header_count[row]
+                if header_count > headers_max:
                     after = -_LIMIT
-                elif more > header_room - header:
+                elif header_count > headers.key_address.size - header:
                     status = _ROOM_NEEDED
                     if row == 0:
-                        state[HEADERS_NEEDED] = more
+                        position["headers_needed"] = header_count
                     break
-                elif more > 0:
-                    after, header_bytes = _load_headers(after, stop, more, headers, header)
+                elif header_count > 0:
+                    after, header_bytes = _load_headers(after, stop, header_count, headers, header)
                 if 0 <= after < stop:
                     after = -_SIZE_MISMATCH
             else:
-                after, time, offset, key, key_size, value, value_size = _load_message(
-                    begin, end, items[at + ITEM_MAGIC]
-                )
-                if items[at + FLAGS] & IS_LOG_APPEND:
-                    time = items[at + TIME]
-                offset = _sum(offset, items[at + SHIFT])
+                after = _load_message(begin, end, section["magic"], records, row)
             if after < 0:
                 status = -after
                 break
-            rows[ROW_ITEM * room + row] = i
-            rows[ROW_INDEX * room + row] = items[at + READ]
-            rows[ROW_OFFSET * room + row] = offset
-            rows[ROW_TIME * room + row] = time
-            rows[ROW_CONTROL * room + row] = control
-            rows[KEY_ADDRESS * room + row] = key
-            rows[KEY_LENGTH * room + row] = key_size
-            rows[VALUE_ADDRESS * room + row] = value
-            rows[VALUE_LENGTH * room + row] = value_size
-            rows[ROW_HEADERS * room + row] = more
-            if items[at + READ] == 0:
-                items[at + FIRST_OFFSET] = offset
-            items[at + _NEXT] = after - base
-            items[at + READ] += 1
+            records.section[row] = number
+            records.record_index[row] = section["parsed_records"]
+            _complete_record(section, records, row)
+            if section["parsed_records"] == 0:
+                section["first_offset"] = records.offset[row]
+            section["parsed_bytes"] = after - base
+            section["parsed_records"] += 1
+            byte_count += max(records.key_length[row], 0) + max(records.value_length[row], 0)
+            byte_count += header_bytes
             row += 1
-            header += more
-            byte_count += max(key_size, 0) + max(value_size, 0) + header_bytes
+            header += header_count
         if status == _ROOM_NEEDED:
-            state[NEXT_ITEM] = i
-            state[ROW_COUNT] = row
-            state[HEADER_COUNT] = header
-            return _ROOM_NEEDED
-        if items[at + ITEM_STATUS] == _OK:
-            items[at + ITEM_STATUS] = status
-        i += 1
-    state[NEXT_ITEM] = i
-    state[ROW_COUNT] = row
-    state[HEADER_COUNT] = header
-    return _OK
+            break
+        if section["status"] == _OK:
+            section["status"] = status
+        number += 1
+    position["section"] = number
+    position["row_count"] = row
+    position["header_count"] = header
+    return _OK if number == sections.size else _ROOM_NEEDED
 
 
-# Helpers get numbers, not arrays: counting references to arrays would cost more than a record.
+@part
+def _complete_record(section: Any, records: Any, row: Any) -> None:
+    """Replace a record's stored offset and timestamp by the absolute ones; add its control type."""
+    records.control_type[row] = NO_CONTROL_TYPE
+    is_log_append = section["flags"] & IS_LOG_APPEND != 0
+    if section["kind"] == RECORDS:
+        # with LogAppendTime (KIP-32) all records have the batch's max timestamp
+        delta = 0 if is_log_append else records.timestamp[row]
+        records.timestamp[row] = _sum(section["timestamp"], delta)
+        records.offset[row] = _sum(section["offset"], records.offset[row])
+        if section["flags"] & IS_CONTROL:
+            key, size = records.key_address[row], records.key_length[row]
+            records.control_type[row] = _load_control_type(key, size)
+    else:
+        if is_log_append:
+            records.timestamp[row] = section["timestamp"]
+        records.offset[row] = _sum(records.offset[row], section["shift"])
 
 
-@inlined
-def _load_record(begin: Any, end: Any) -> Any:
-    """A record of magic 2 up to its headers.
+# Loaders fill a row of columns, and return the address after the bytes or a negated status.
 
-    Returns the next address or a negated status, the record's end, timestamp and offset deltas,
-    address and size of key and value, and the number of headers.
-    """
+
+@part
+def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
+    """Load a record of magic 2 up to its headers, with its deltas; also returns its end."""
     size, p = _load_varint(begin, end)
     if p < 0:
-        return p, 0, 0, 0, 0, 0, 0, 0, 0
+        return p, 0
     if size < 0:
-        return -_NEGATIVE, 0, 0, 0, 0, 0, 0, 0, 0
+        return -_NEGATIVE, 0
     if size > end - p or size < 1:
-        return -_TRUNCATED, 0, 0, 0, 0, 0, 0, 0, 0
+        return -_TRUNCATED, 0
     stop = p + size
-    time, p = _load_varlong(p + 1, stop)  # after the attributes byte, which has no meaning
+    # after the attributes byte, which has no meaning
+    records.timestamp[row], p = _load_varlong(p + 1, stop)
     if p < 0:
-        return p, 0, 0, 0, 0, 0, 0, 0, 0
-    offset, p = _load_varint(p, stop)
+        return p, 0
+    records.offset[row], p = _load_varint(p, stop)
     if p < 0:
-        return p, 0, 0, 0, 0, 0, 0, 0, 0
-    key_size, p = _load_size(p, stop)
+        return p, 0
+    size, p = _load_size(p, stop)
     if p < 0:
-        return p, 0, 0, 0, 0, 0, 0, 0, 0
-    key = p
-    value_size, p = _load_size(p + max(key_size, 0), stop)
+        return p, 0
+    records.key_address[row] = p
+    records.key_length[row] = size
+    size, p = _load_size(p + max(size, 0), stop)
     if p < 0:
-        return p, 0, 0, 0, 0, 0, 0, 0, 0
-    value = p
-    more, p = _load_varint(p + max(value_size, 0), stop)
+        return p, 0
+    records.value_address[row] = p
+    records.value_length[row] = size
+    header_count, p = _load_varint(p + max(size, 0), stop)
     if p < 0:
-        return p, 0, 0, 0, 0, 0, 0, 0, 0
-    if more < 0:
-        return -_NEGATIVE, 0, 0, 0, 0, 0, 0, 0, 0
-    if more > (stop - p) >> 1:  # a header has at least two bytes
-        return -_IMPOSSIBLE, 0, 0, 0, 0, 0, 0, 0, 0
-    return p, stop, time, offset, key, key_size, value, value_size, more
+        return p, 0
+    if header_count < 0:
+        return -_NEGATIVE, 0
+    if header_count > (stop - p) >> 1:  # a header has at least two bytes
+        return -_IMPOSSIBLE, 0
+    records.header_count[row] = header_count
+    return p, stop
 
 
 @inlined
@@ -535,25 +599,24 @@ def _load_size(p: Any, stop: Any) -> Any:
 
 
 @inlined
-def _load_headers(p: Any, stop: Any, more: Any, headers: Any, header: Any) -> Any:
-    """Headers of a record: (next address or a negated status, bytes viewed)."""
-    room = headers.size // HEADER_COLUMNS
+def _load_headers(p: Any, stop: Any, count: Any, headers: Any, first: Any) -> Any:
+    """Load the headers of a record; also returns the number of their bytes."""
     viewed = 0
-    for j in range(header, header + more):
+    for row in range(first, first + count):
         size, p = _load_size(p, stop)
         if p < 0:
             return p, 0
         if size < 0:
             return -_NEGATIVE, 0
-        headers[HEADER_KEY_ADDRESS * room + j] = p
-        headers[HEADER_KEY_LENGTH * room + j] = size
+        headers.key_address[row] = p
+        headers.key_length[row] = size
         p += size
         viewed += size
         size, p = _load_size(p, stop)
         if p < 0:
             return p, 0
-        headers[HEADER_VALUE_ADDRESS * room + j] = p
-        headers[HEADER_VALUE_LENGTH * room + j] = size
+        headers.value_address[row] = p
+        headers.value_length[row] = size
         p += max(size, 0)
         viewed += max(size, 0)
     return p, viewed
@@ -570,78 +633,73 @@ def _load_control_type(key: Any, key_size: Any) -> Any:
 
 
 @inlined
-def _walk_messages(items: Any, at: Any, base: Any, end: Any) -> Any:
+def _walk_messages(section: Any) -> None:
     """Compute the shift of a wrapper's inner offsets (magic 1).
 
     Inner offsets count from 0, and the wrapper has the last one's absolute offset (KIP-31). A
     stored 0 means that no offsets were assigned yet: then they stay.
     """
-    items[at + IS_WALKED] = 1
-    items[at + SHIFT] = 0
-    if (
-        items[at + FLAGS] & IS_WRAPPER == 0
-        or items[at + ITEM_MAGIC] != 1
-        or items[at + OFFSET] == 0
-    ):
+    section["is_walked"] = 1
+    section["shift"] = 0
+    if section["flags"] & IS_WRAPPER == 0 or section["magic"] != 1 or section["offset"] == 0:
         return
     last = 0
-    p = base
+    p = section["address"]
+    end = p + section["length"]
     while end - p >= ENTRY_HEADER_SIZE:
         size = _load_i32(p + 8)
         if size < ENTRY_LENGTH_MIN or size > end - p - ENTRY_HEADER_SIZE:
             break
         last = _load_i64(p)
         p += ENTRY_HEADER_SIZE + size
-    if p > base:
-        items[at + SHIFT] = _sum(items[at + OFFSET], -last)
+    if p > section["address"]:
+        section["shift"] = _sum(section["offset"], -last)
 
 
-@inlined
-def _load_message(begin: Any, end: Any, magic: Any) -> Any:
-    """A message of magic 0 or 1.
-
-    Returns the next address or a negated status, timestamp, stored offset, address and size of key
-    and value.
-    """
+@part
+def _load_message(begin: Any, end: Any, magic: Any, records: Any, row: Any) -> Any:
+    """Load a message of magic 0 or 1, with its stored offset."""
     if end - begin < ENTRY_HEADER_SIZE:
-        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
+        return -_TRUNCATED
     size = _load_i32(begin + 8)
     if size < 0:
-        return -_NEGATIVE, 0, 0, 0, 0, 0, 0
+        return -_NEGATIVE
     if size > end - begin - ENTRY_HEADER_SIZE or size < ENTRY_LENGTH_MIN:
-        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
+        return -_TRUNCATED
     stop = begin + ENTRY_HEADER_SIZE + size
     if np.int64(load_u8(begin + MAGIC_POS)) != magic:
-        return -_UNKNOWN_MAGIC, 0, 0, 0, 0, 0, 0
+        return -_UNKNOWN_MAGIC
     # a wrapper must not contain another wrapper
     if load_u8(begin + MAGIC_POS + 1) & 7 != 0:
-        return -_UNKNOWN_CODEC, 0, 0, 0, 0, 0, 0
-    time = -1
+        return -_UNKNOWN_CODEC
+    records.offset[row] = _load_i64(begin)
+    records.timestamp[row] = -1
+    records.header_count[row] = 0
     p = begin + MESSAGE_HEADER_SIZE_V0
     if magic == 1:
         p = begin + MESSAGE_HEADER_SIZE_V1
         if stop - p < 8:
-            return -_TRUNCATED, 0, 0, 0, 0, 0, 0
-        time = _load_i64(begin + MESSAGE_HEADER_SIZE_V0)
-    key_size = _load_i32(p)
+            return -_TRUNCATED
+        records.timestamp[row] = _load_i64(begin + MESSAGE_HEADER_SIZE_V0)
+    size = _load_i32(p)
     p += 4
-    if key_size < -1:
-        return -_NEGATIVE, 0, 0, 0, 0, 0, 0
-    if key_size > stop - p - 4:
-        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
-    key = p
-    p += max(key_size, 0)
-    value_size = _load_i32(p)
+    if size < -1:
+        return -_NEGATIVE
+    if size > stop - p - 4:
+        return -_TRUNCATED
+    records.key_address[row] = p
+    records.key_length[row] = size
+    p += max(size, 0)
+    size = _load_i32(p)
     p += 4
-    if value_size < -1:
-        return -_NEGATIVE, 0, 0, 0, 0, 0, 0
-    if value_size > stop - p:
-        return -_TRUNCATED, 0, 0, 0, 0, 0, 0
-    value = p
-    p += max(value_size, 0)
-    if p != stop:
-        return -_SIZE_MISMATCH, 0, 0, 0, 0, 0, 0
-    return p, time, _load_i64(begin), key, key_size, value, value_size
+    if size < -1:
+        return -_NEGATIVE
+    if size > stop - p:
+        return -_TRUNCATED
+    records.value_address[row] = p
+    records.value_length[row] = size
+    p += max(size, 0)
+    return p if p == stop else -_SIZE_MISMATCH
 
 
 @kernel

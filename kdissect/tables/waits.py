@@ -91,20 +91,20 @@ def _bytes_there(
     start, length = (np.ascontiguousarray(column[some]) for column in (sets.start, sets.length))
     by_evidence = np.zeros((2, 2, len(some)), np.int64)  # least or most, plain or transactional
     has_ended = np.zeros((2, len(some)), np.bool_)  # a transaction ended after the request
-    state = np.array([0, -1, 0], np.int64)
-    table = np.empty(_BATCHES * rk.BATCH_WORDS, np.int64)
-    while count := int(rk.scan_batches(marks.buf, start, length, state, table)):
-        batches = table.reshape(-1, rk.BATCH_WORDS)[:count]
-        of, attributes = batches[:, rk.SET], batches[:, rk.ATTRIBUTES]
+    position = rk.scan_start()
+    table = np.empty(_BATCHES, rk.SCANNED_BATCH)
+    while count := int(rk.scan_batches(marks.buf, start, length, position, table)):
+        batches = table[:count]
+        of, attributes = batches["set_index"], batches["attributes"]
         is_control = attributes & _IS_CONTROL != 0
         is_transactional = (attributes & _IS_TRANSACTIONAL != 0).astype(np.int64)
         for case, tolerance_ms in enumerate((APPEND_MS, 0)):
-            latest_ms = batches[:, rk.MAX_TIME]
+            latest_ms = batches["max_timestamp"]
             is_new = latest_ms > sent_ms[of] - tolerance_ms
             is_new |= (latest_ms < 0) & (tolerance_ms > 0)  # magic 0 has no timestamps
             has_ended[case, of[is_new & is_control]] = True
             np.add.at(
-                by_evidence[case], (is_transactional, of), np.where(is_new, 0, batches[:, rk.SIZE])
+                by_evidence[case], (is_transactional, of), np.where(is_new, 0, batches["size"])
             )
     plain, of_transactions = by_evidence[:, 0], by_evidence[:, 1]
     there = plain + np.where(has_ended, 0, of_transactions)
