@@ -248,9 +248,8 @@ def request_points(
     # evidence of the frame itself: client id, correlation id, start of a segment
     if header["client_length"] > 0:
         points += 2 if is_seen else (1 if client_count == 0 else 0)
-    elif is_seen:
-        points += 1
-    elif header["key"] != CONTROLLED_SHUTDOWN:
+    # A missing client id scores nothing, even if it was seen: zeros inside a request have it too.
+    elif not is_seen and header["key"] != CONTROLLED_SHUTDOWN:
         # Zeros inside a message resemble it, repeatedly if messages repeat.
         if client_count > 0 or pos != pieces[index]["pos"]:
             return -1
