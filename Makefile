@@ -30,7 +30,7 @@ test: $(STAMP) java
 	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-all: $(STAMP) java
-	$(PY) -m pytest --timeout 0 -m "heavy or not heavy"
+	$(PY) -m pytest --timeout 0 --hypothesis-profile many -m "heavy or not heavy"
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

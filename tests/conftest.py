@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ROOT / "captures"
 
-# A busy machine is slow, which is no failure of a property.
-hypothesis.settings.register_profile("kdissect", deadline=None)
-hypothesis.settings.load_profile("kdissect")
+# `make test` tries a few examples of each property, `make test-all` many. Without health checks and
+# deadlines, which measure the machine.
+UNCHECKED = settings(deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("few", UNCHECKED, max_examples=40)
+settings.register_profile("many", UNCHECKED, max_examples=400)
+settings.load_profile("few")
 
 # A job that a shell started in the background ignores SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,7 +112,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests that need Spark: two cores, failed tasks are tried again."""
     from kdissect.pipeline.spark_session import session
 
-    started = session("local[2]", {}, tmp_path_factory.mktemp("spark") / "spark.log")
+    few_tasks = {"spark.sql.shuffle.partitions": "2"}
+    started = session("local[2]", few_tasks, tmp_path_factory.mktemp("spark") / "spark.log")
     yield started
     started.stop()
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.packing import TILE, pack, transposed, unpack
@@ -14,7 +14,6 @@ DTYPES = (
 )
 
 
-@settings(deadline=None)  # the first time the kernel is compiled
 @given(st.lists(st.binary(max_size=400), min_size=len(DTYPES), max_size=len(DTYPES)))
 def test_packed_arrays_come_back(data: list[bytes]) -> None:
     """Arrays of any rows, and empty ones, unpack to themselves."""
@@ -36,7 +35,6 @@ def test_an_index_becomes_small() -> None:
     assert unpack(packed, DTYPES[:1])[0].tobytes() == rows.tobytes()
 
 
-@settings(deadline=None)  # the first time the kernel is compiled
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 2**32))
 def test_columns_become_rows(rows: int, columns: int, seed: int) -> None:
     """The kernel transposes small matrices as NumPy does."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture import packet_reader, windows
@@ -30,10 +30,6 @@ from tests.capture.build import (
 )
 from tests.oracles import packets as oracle
 from tests.oracles.link_layers import scan_capture
-
-QUICK = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 def check_like_oracle(folder: Path, data: bytes, split_bytes: int = 1 << 30) -> None:
@@ -78,7 +74,6 @@ def _plain_to_ns(high: int, low: int, resolution: int, offset_s: int) -> int:
 _to_ns = numba.njit(error_model="numpy")(_plain_to_ns) if JIT_ENABLED else _plain_to_ns
 
 
-@settings(deadline=None, max_examples=1500)
 @given(
     st.integers(0, 2**64 - 1) | st.integers(0, 2**21).map(lambda n: 2**64 - 1 - n),
     st.integers(0, 255),
@@ -282,7 +277,6 @@ def test_bad_blocks_stop_with_their_place(
     assert f"packet 2 at byte {info.error_pos}" in info.error
 
 
-@QUICK
 @given(st.data())
 def test_flipped_bytes_read_like_the_oracle(tmp_path: Path, data: st.DataObject) -> None:
     """Damage in any place: no crash, and both readers say the same."""
@@ -294,7 +288,6 @@ def test_flipped_bytes_read_like_the_oracle(tmp_path: Path, data: st.DataObject)
     check_like_oracle(tmp_path, bytes(made), data.draw(st.sampled_from([1, 100, 1 << 30])))
 
 
-@QUICK
 @given(
     st.lists(st.tuples(st.binary(max_size=60), st.integers(0, 2**32 - 1)), max_size=12),
     st.booleans(),

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture import link_layers
@@ -272,9 +272,6 @@ def test_deep_nesting_is_linear(tmp_path: Path) -> None:
     assert results[0].tcp_packet_count == 3
 
 
-@settings(
-    deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 @given(st.data())
 def test_damaged_layers_read_like_the_oracle(tmp_path: Path, data: st.DataObject) -> None:
     """Changed and cut packets give the segments and reasons of the oracle."""
@@ -302,7 +299,6 @@ def by_oracle(packet: bytes, wire_end: int) -> Head | None:
     return Head(packet, 0, at.pos, at.tcp_header, at.wire_end, at.addresses, at.network, at.ip_id)
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.data())
 def test_heads_of_joined_fragments_read_like_the_oracle(data: st.DataObject) -> None:
     """The header of a joined datagram is read as the oracle reads it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture import mapped_files, resident
@@ -112,7 +112,6 @@ def test_staged_copies_are_read_instead_of_the_map(sources: Sources, staging: No
     assert carrying.gather(both).tobytes() == b"carried78\0\0"
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_staged_sources_read_the_same(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

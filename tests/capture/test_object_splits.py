@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture import object_bytes, object_splits, object_store
@@ -201,7 +201,6 @@ blocks_drawn = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(drawn=blocks_drawn, split_bytes=st.integers(50, 9000), cut=st.integers(0, 200))
 def test_any_blocks_by_any_pieces(
     drawn: list[tuple[str, int, int]],

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import batch_resync
@@ -21,7 +21,6 @@ def found(data: bytes) -> int:
 
 
 @given(st.binary(max_size=90), st.integers(0, len(BATCH)))
-@settings(max_examples=200, deadline=None)
 def test_the_first_whole_batch_is_found(lead: bytes, cut: int) -> None:
     """After any bytes, even the end of another batch, the search finds the first whole batch."""
     assert found(lead + BATCH + BATCH[:cut]) == len(lead)
@@ -30,7 +29,6 @@ def test_the_first_whole_batch_is_found(lead: bytes, cut: int) -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=200, deadline=None)
 def test_other_bytes_hold_none(data: bytes) -> None:
     """Random bytes have no boundary."""
     assert found(data) == len(data)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
@@ -189,7 +189,6 @@ def test_slices_are_read_at_their_places() -> None:
     assert got[1] is None
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
@@ -162,7 +162,6 @@ def test_surplus_and_broken_text_are_kept_and_told() -> None:
 
 
 @given(st.lists(st.binary(max_size=12), max_size=8), st.integers(1, 3))
-@settings(max_examples=200, deadline=None)
 def test_uvarints_are_those_of_the_reference(values: list[bytes], count: int) -> None:
     """Numbers and faults equal those of the plain decoder."""
     numbers, used, status = read_uvarints(Places.of(pa.array(values, pa.binary())), count)
@@ -188,7 +187,6 @@ def test_uvarints_are_those_of_the_reference(values: list[bytes], count: int) ->
         max_size=6,
     ),
 )
-@settings(max_examples=300, deadline=None)
 def test_any_bytes_give_rows_or_faults(
     log: str, pairs: list[tuple[bytes | None, bytes | None]]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
@@ -195,7 +195,6 @@ def test_samples_of_every_version_survive():
             assert decode(definition, version, b"\xff" * 3 + data + b"\0", 3)[1] == len(data) + 3
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_values_survive(data):
     """Values of any kind decode as they were encoded, in any version."""
@@ -249,7 +248,6 @@ def decoded_or_none(definition, version, data):
     return body
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.sampled_from(ALL), st.binary(max_size=80))
 def test_random_bytes_are_a_decode_error_or_values(pair, data):
     """Random bytes raise nothing but DecodeError."""

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
@@ -180,7 +180,6 @@ PAIRS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(PAIRS),
     st.lists(

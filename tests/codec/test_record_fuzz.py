@@ -6,7 +6,7 @@ from typing import Any
 
 import crc32c
 import numpy as np
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kdissect.codec import record_kernel as rk
@@ -14,9 +14,6 @@ from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compres
 from kdissect.codec.record_codec import encode_batch, encode_message, encode_messages
 from tests.codec.record_cases import assert_twins_agree
 
-QUICK = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.data_too_large]
-)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 MAYBE = st.none() | st.binary(max_size=20)
@@ -88,14 +85,12 @@ RECORD_SETS = st.lists(batches() | message_sets(), max_size=4).map(b"".join)
 CHUNK_BYTES = st.sampled_from([1, 64, 8 << 20])
 
 
-@QUICK
 @given(st.lists(RECORD_SETS, max_size=3), CHUNK_BYTES)
 def test_random_sets(sets: list[bytes], chunk_bytes: int) -> None:
     """Sets of good and changed batches, in chunks of any size."""
     assert_twins_agree(sets, chunk_bytes=chunk_bytes)
 
 
-@QUICK
 @given(RECORD_SETS, st.data(), CHUNK_BYTES)
 def test_flipped_bytes(data: bytes, draw: Any, chunk_bytes: int) -> None:
     """Bytes changed anywhere; some batches get their CRC redone, which must not matter."""
@@ -107,7 +102,6 @@ def test_flipped_bytes(data: bytes, draw: Any, chunk_bytes: int) -> None:
     assert_twins_agree([bytes(damaged), data], chunk_bytes=chunk_bytes)
 
 
-@QUICK
 @given(batches(), st.data())
 def test_damaged_sections(batch: bytes, draw: Any) -> None:
     """Bytes of the section changed, inserted or cut, under a header that fits."""
@@ -122,7 +116,6 @@ def test_damaged_sections(batch: bytes, draw: Any) -> None:
     assert_twins_agree([bytes(data)])
 
 
-@QUICK
 @given(message_sets(), st.integers(0, 1), INT64, st.data())
 def test_damaged_wrappers(inner: bytes, magic: int, offset: int, draw: Any) -> None:
     """A wrapper whose message set was changed, with a CRC that is right."""
@@ -134,7 +127,6 @@ def test_damaged_wrappers(inner: bytes, magic: int, offset: int, draw: Any) -> N
     assert_twins_agree([encode_message(record, magic, attributes)])
 
 
-@QUICK
 @given(st.binary(max_size=200))
 @example(b"\x00" * 100)
 @example(b"\xff" * 100)
@@ -143,7 +135,6 @@ def test_random_bytes(data: bytes) -> None:
     assert_twins_agree([data, data[1:]])
 
 
-@QUICK
 @given(
     st.integers(0, 2).flatmap(
         lambda magic: st.tuples(st.just(magic), st.integers(14, 120), st.binary(max_size=130))
@@ -155,7 +146,6 @@ def test_random_bytes_behind_a_header(case: tuple[int, int, bytes]) -> None:
     assert_twins_agree([bytes(8) + length.to_bytes(4, "big") + bytes(4) + bytes([magic]) + rest])
 
 
-@QUICK
 @given(batches(), st.integers(1, 300), st.integers(1, 4))
 def test_limits(batch: bytes, size: int, ratio: int) -> None:
     """Any limits of decompression."""
@@ -165,7 +155,6 @@ def test_limits(batch: bytes, size: int, ratio: int) -> None:
     assert_twins_agree([batch * 3], limits)
 
 
-@QUICK
 @given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=20))
 @example([b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x9f\xbf", b"\xc0\x80", b"\xf0\x9f\x98\x80"])
 def test_utf8(strings: list[bytes]) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import telemetry
@@ -185,7 +185,6 @@ def test_unknown_fields_are_skipped() -> None:
     assert one(metric)["name"] == "n"
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=120), st.data())
 def test_any_bytes_give_metrics_or_an_error(noise: bytes, data: st.DataObject) -> None:
     """Random and cut bytes raise nothing but DecodeError."""

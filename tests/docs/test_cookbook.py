@@ -101,10 +101,8 @@ def test_spark_opens_the_manifests_files(
 @pytest.mark.spark
 def test_spark(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
     """The same rows on Spark, from the files alone."""
-    wanted = {"spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"}
-    before = {name: spark.conf.get(name) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
+    time_zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
     try:
         asked = " ".join(forms["spark-sql"] for forms in RECIPES.values())
         used = [name for name in tables.names if re.search(rf"\b{view_name(name)}\b", asked)]
@@ -116,8 +114,7 @@ def test_spark(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
             rows = [[plain(value) for value in row.values()] for row in found]
             assert rows == duckdb_rows(forms["sql"], tables), name
     finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
+        spark.conf.set("spark.sql.session.timeZone", time_zone)
 
 
 def test_python_of_the_sql_page(monkeypatch: pytest.MonkeyPatch) -> None:

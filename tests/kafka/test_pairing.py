@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture.file_arrays import MEMORY
@@ -91,7 +91,6 @@ def kernel(
     return found
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(connections(), max_size=3))
 def test_the_kernel_pairs_as_the_oracle(
     many: list[tuple[list[Request], list[Response], bool, bool]],

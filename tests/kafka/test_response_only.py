@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kdissect
@@ -152,7 +152,6 @@ def on_ports_of(packets: list[Packet], ports: tuple[int, int]) -> list[Packet]:
 
 
 @given(st.binary(max_size=80), st.integers(0, 1 << 24))
-@settings(max_examples=300, deadline=None)
 def test_random_bytes_are_no_response(body: bytes, correlation_id: int) -> None:
     """Random bytes after a correlation ID never reach the weight of a response."""
     frame = struct.pack(">i", correlation_id) + body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.pipeline.facts import _client_id_kernel
@@ -49,7 +49,6 @@ def test_null_and_cut_client_ids_have_no_digest() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=9)), max_size=6))
 def test_digests_are_of_the_client_id_alone(names: list[tuple[bytes, bytes]]) -> None:
     """Bytes before and after the client ID change no digest."""

@@ -42,11 +42,11 @@ def _rows(table) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("captures", "exchanges", "records", "group_events", "anomalies", "apis/Produce"),
+        *("exchanges", "records", "anomalies", "apis/Produce"),
         *(
             pytest.param(name, marks=pytest.mark.heavy)
-            for name in ("connections", "record_batches", "transactions", "topics", "brokers",
-                         "apis/JoinGroup", "apis/Metadata")
+            for name in ("captures", "connections", "record_batches", "group_events",
+                         "transactions", "topics", "brokers", "apis/JoinGroup", "apis/Metadata")
         ),
     ],
 )  # fmt: skip

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import kdissect
+import kdissect as package
 from kdissect.pipeline.filters import host_bytes, time_ns
-from tests.conftest import CAPTURES, ROOT
+from tests.conftest import CAPTURES
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
 
 
 @pytest.fixture(scope="module")
 def whole():
-    return kdissect.read(CAPTURE)
+    return package.read(CAPTURE)
 
 
 def _sorted(table: pa.Table) -> pa.Table:
@@ -61,9 +59,9 @@ def test_what_is_no_address_is_refused():
     with pytest.raises(ValueError, match="no IP address"):
         host_bytes("broker-1")
     with pytest.raises(ValueError, match="no IP address"):
-        kdissect.read(CAPTURE, hosts=["broker-1"])
+        package.read(CAPTURE, hosts=["broker-1"])
     with pytest.raises(ValueError, match="range of times is empty"):
-        kdissect.read(CAPTURE, time_from="2026-01-02", time_to="2026-01-01")
+        package.read(CAPTURE, time_from="2026-01-02", time_to="2026-01-01")
 
 
 def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
@@ -72,7 +70,7 @@ def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
     times = pc.coalesce(exchanges["request_time"], exchanges["response_time"])
     ordered = sorted(times.to_pylist())
     first, last = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
-    chosen = kdissect.read(CAPTURE, time_from=first, time_to=last)
+    chosen = package.read(CAPTURE, time_from=first, time_to=last)
     within = pc.and_(
         pc.greater_equal(times, pa.scalar(first, times.type)),
         pc.less(times, pa.scalar(last, times.type)),
@@ -92,7 +90,7 @@ def test_two_ranges_make_the_whole(whole):
     """The exchanges and records of both halves are those of the whole."""
     exchanges = _sorted(whole.exchanges.to_arrow())
     middle = exchanges["request_time"].to_pylist()[len(exchanges) // 2] + timedelta(microseconds=1)
-    parts = [kdissect.read(CAPTURE, time_to=middle), kdissect.read(CAPTURE, time_from=middle)]
+    parts = [package.read(CAPTURE, time_to=middle), package.read(CAPTURE, time_from=middle)]
     for name in ("exchanges", "records"):
         counts = [part[name].num_rows for part in parts]
         assert all(counts)
@@ -104,24 +102,19 @@ def test_two_ranges_make_the_whole(whole):
 
 def test_hosts_keep_their_connections_whole(whole):
     """The capture's host gives all rows; another host gives no row."""
-    every = kdissect.read(CAPTURE, hosts=["127.0.0.1"])
+    every = package.read(CAPTURE, hosts=["127.0.0.1"])
     assert _sorted(every.exchanges.to_arrow()) == _sorted(whole.exchanges.to_arrow())
-    none = kdissect.read(CAPTURE, hosts=["127.0.0.2", "::1"])
+    none = package.read(CAPTURE, hosts=["127.0.0.2", "::1"])
     assert (none.connections.num_rows, none.exchanges.num_rows, none.records.num_rows) == (0, 0, 0)
     assert none.captures.to_arrow() == every.captures.to_arrow()
 
 
-def test_the_command_line_has_them_too(tmp_path):
+def test_the_command_line_has_them_too(kdissect, without_spark, tmp_path):
     """A wrong time or host ends with exit code 2."""
-
-    def run_cli(*args):
-        command = [sys.executable, "-m", "kdissect", *args]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-    done = run_cli("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--from", "soon")
+    done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--from", "soon")
     assert done.returncode == 2
     assert "'soon' is no time" in done.stderr
-    done = run_cli("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--host", "broker")
+    done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--host", "broker")
     assert done.returncode == 2
     assert "'broker' is no IP address" in done.stderr
     assert not (tmp_path / "t").exists()

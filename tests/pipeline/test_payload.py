@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kdissect
@@ -158,6 +158,7 @@ def test_decoded_columns_are_there_without_records(tmp_path: Path) -> None:
     assert written.records.schema == tables.records.schema
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_spark_gives_the_rows_of_read(spark: Any, capture: Path, tmp_path: Path) -> None:
     """Payload and decoded columns are equal on Spark."""
@@ -172,7 +173,6 @@ def test_spark_gives_the_rows_of_read(spark: Any, capture: Path, tmp_path: Path)
 
 
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=9), st.integers(0, 3))
-@settings(deadline=None)
 def test_hashes_are_those_of_the_library(values: list[bytes | None], skip: int) -> None:
     """The kernel's hashes equal those of xxhash, in slices, too."""
     array = pa.array(values, pa.binary()).slice(skip)
@@ -209,7 +209,6 @@ def test_json_never_fails(value: bytes, expected: str | None) -> None:
 
 
 @given(st.lists(st.none() | st.binary(max_size=8), max_size=6))
-@settings(deadline=None)
 def test_any_bytes_have_decoded_columns(values: list[bytes | None]) -> None:
     """Text and schema ids equal Python's own decoding."""
     array = pa.array(values, pa.binary())

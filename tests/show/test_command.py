@@ -156,18 +156,21 @@ def test_nothing_heavy_is_loaded(captures: Path) -> None:
 @pytest.mark.parametrize(
     "width", [40, 100, 200, *(pytest.param(width, marks=pytest.mark.heavy) for width in (80, 120))]
 )
-def test_lines_fit_the_terminal(width: int, captures: Path, tmp_path: Path) -> None:
+def test_lines_fit_the_terminal(
+    width: int,
+    kdissect: Run,
+    captures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of names that are long, wide and hostile too; nothing is wrapped."""
     data = (captures / "librdkafka.pcap").read_bytes()
     data = data.replace(b"rd-events", "名前名".encode())
     data = data.replace(b"rdkafka-none", b"\xe2\x80\xaeabcdefghi")
     path = tmp_path / "hostile.pcap"
     path.write_bytes(data)
-    done = subprocess.run(
-        [*COMMAND, os.fspath(path), "--header", "--colour"],
-        env={**os.environ, "COLUMNS": str(width)}, capture_output=True, text=True, check=True,
-        cwd=ROOT,
-    )  # fmt: skip
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = kdissect("show", os.fspath(path), "--header", "--colour")
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in done.stdout.splitlines()]
     assert len(lines) == 320
     assert max(map(display_width, lines)) <= width
@@ -179,12 +182,12 @@ def test_lines_fit_the_terminal(width: int, captures: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("flags", [["-v"], ["-x"], ["--records"]])
-def test_messages_and_records_fit_the_terminal(flags: list[str], captures: Path) -> None:
+def test_messages_and_records_fit_the_terminal(
+    flags: list[str], kdissect: Run, captures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long values end with …; the colours of a line that is cut go."""
-    done = subprocess.run(
-        [*COMMAND, os.fspath(captures / "librdkafka.pcap"), "--colour", *flags],
-        env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "80")
+    done = kdissect("show", os.fspath(captures / "librdkafka.pcap"), "--colour", *flags)
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in done.stdout.splitlines()]
     assert len(lines) > 4000
     assert max(map(display_width, lines)) == 80

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.kafka.assembly import ANOMALY, Anomaly
@@ -72,7 +72,6 @@ def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
     }
 
 
-@settings(max_examples=200, deadline=None)
 @given(anomalies)
 def test_faults_of_streams(given: list[tuple[int, ...]]) -> None:
     """Rows made by the column equal rows made one by one."""

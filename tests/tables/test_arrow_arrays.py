@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.tables.arrow_arrays import binaries
@@ -17,7 +17,6 @@ places = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(places)
 def test_each_value_is_its_slice(rows: list[tuple[int, int]]) -> None:
     """A length of -1 is null."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kdissect
@@ -188,7 +188,6 @@ def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
     return made.segments
 
 
-@settings(max_examples=400, deadline=None)
 @given(conversations())
 def test_the_facts_are_the_oracle_s(segments: list[oracle.Segment]) -> None:
     """Handshakes, windows, round trips, idle time and closing of any conversation."""
@@ -197,7 +196,6 @@ def test_the_facts_are_the_oracle_s(segments: list[oracle.Segment]) -> None:
     assert_same(columns(facts, segments[-1].time_ns), expected(segments))
 
 
-@settings(max_examples=200, deadline=None)
 @given(conversations(), st.data())
 def test_cuts_change_nothing(segments: list[oracle.Segment], data: st.DataObject) -> None:
     """Windows that begin with the facts of the earlier ones give those of the whole."""

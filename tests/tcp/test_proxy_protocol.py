@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kdissect
@@ -172,7 +172,6 @@ def test_kafka_behind_a_header(name: str, has_syn: bool) -> None:
     assert assembly.anomalies["kind"].tolist() == kinds
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(WITH_ADDRESS)), st.data())
 def test_segments_of_any_size_and_order(name: str, data: st.DataObject) -> None:
     """The header may be in any segments, with the first request or not, in any order."""

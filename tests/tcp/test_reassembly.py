@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture.segments import (
@@ -116,7 +116,6 @@ def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
     return made
 
 
-@settings(max_examples=500, deadline=None)
 @given(conversations())
 def test_the_kernels_reassemble_as_the_oracle(segments: list[oracle.Segment]) -> None:
     """Loss, reordering, duplicates, overlaps, wraps, new connections, cut packets."""
@@ -221,7 +220,6 @@ segment_keys = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(segment_keys, st.booleans())
 def test_order_of_segments(keys: list[tuple[int, int, int]], is_shuffled: bool) -> None:
     """By (pair, time, source, packet), a time that goes back in a source counting as the last."""

@@ -6,7 +6,7 @@ import random
 import struct
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.tls.cipher_suites import suite_name, suite_of
@@ -30,7 +30,6 @@ BODIES = st.tuples(st.sampled_from([1, 2, 24, 60]), st.integers(0, 2**32)).map(
 RECORDS = st.tuples(st.sampled_from([20, 21, 22, 23]), st.sampled_from([1, 3]), BODIES)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=8), cuts, lost, st.booleans())
 def test_records_are_found_however_they_are_cut(
     said: list[tuple[int, int, bytes]], cuts: list[int], lost: list[bool], has_origin: bool

@@ -69,12 +69,13 @@ def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
     _same(set_differences(capture.tables, split))
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("name", "split_bytes"),
     [
-        pytest.param("other_clients/librdkafka", 50_000, marks=pytest.mark.heavy),
-        pytest.param("java_latest/java_latest", 700_000, marks=pytest.mark.heavy),
+        ("other_clients/librdkafka", 50_000),
+        ("java_latest/java_latest", 700_000),
         ("sasl/sasl", 100_000),
     ],
 )
@@ -152,6 +153,7 @@ def test_rotated_files_are_one_capture(reverse: bool) -> None:
     _same(_rotation_differences(rotated))
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_rotated_files_are_one_capture_on_spark(spark: Any, tmp_path: Path) -> None:
     """Spark reads rotated files as the one capture that they were."""

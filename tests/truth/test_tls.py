@@ -117,10 +117,9 @@ def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
     assert not set_differences(capture.tables, split)
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "capture", [pytest.param(TLS_12, marks=pytest.mark.heavy), TLS_13], ids=str
-)
+@pytest.mark.parametrize("capture", [TLS_12, TLS_13], ids=str)
 def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Capture) -> None:
     """Rows on Spark equal those in process."""
     ours = kdissect.dissect(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec.message import Message, encode_message
@@ -320,7 +320,6 @@ def traffic(draw: Any) -> Workload:
 
 
 @given(traffic(), st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_every_plan_can_be_run_to_its_end(found: Workload, wait_for_data: bool) -> None:
     """Whatever the times and offsets: no circle, the order of connections is kept, and nothing
     waits for a step that does not exist."""

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec.message import Message, decode_message, encode_message
@@ -318,7 +318,6 @@ def test_every_message_of_every_version() -> None:
     assert count > 1500
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_changed_bytes_fit_only_if_nothing_else_moves(data: st.DataObject) -> None:
     """A changed frame fits a form only with the same layout."""
