@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "librdkafka"
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+EXIT_CODE = '; echo "exit $?"'
 SHELL = re.compile(r"[|<>;&*\\\n]")
 
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
@@ -81,10 +82,12 @@ def run(command: str, folder: Path, width: int = 100) -> str:
 def run_here(command: str, folder: Path, width: int = 100) -> str:
     """The same in this process, which has loaded everything; the part after a pipe runs in a shell.
 
-    A command that needs more of a shell than a pipe, that raises an error, or that fails before a
-    pipe, is run as `run` does.
+    A command that needs more of a shell than a pipe or its exit code, that raises an error, or that
+    writes to stderr before a pipe, is run as `run` does.
     """
-    first, pipe, rest = command.strip().partition(" | ")
+    line = command.strip()
+    has_code = line.endswith(EXIT_CODE)
+    first, pipe, rest = line.removesuffix(EXIT_CODE).partition(" | ")
     try:
         program, *arguments = shlex.split(first)
     except ValueError:  # the bar was inside of quotes
@@ -97,10 +100,10 @@ def run_here(command: str, folder: Path, width: int = 100) -> str:
 
     with contextlib.chdir(folder):
         done = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width), "TERM": "dumb"})
-    if not isinstance(done.exception, SystemExit | None) or (pipe and done.exit_code):
+    if not isinstance(done.exception, SystemExit | None) or (pipe and (done.stderr or has_code)):
         return run(command, folder, width)
     if not pipe:
-        return done.output
+        return done.output + (f"exit {done.exit_code}\n" if has_code else "")
     return subprocess.run(
         ["bash", "-c", rest],
         cwd=folder,

@@ -160,7 +160,9 @@ def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
     _check(tables, captures)
 
 
-@pytest.mark.parametrize("name", ["java_2_0_1", "librdkafka"])
+@pytest.mark.parametrize(
+    "name", ["java_2_0_1", pytest.param("librdkafka", marks=pytest.mark.heavy)]
+)
 def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     """Appends need no earlier capture, and leave no file that the manifest lacks."""
     captures = _rotated(CAPTURES / f"{name}.pcap", 5, tmp_path / "parts")
@@ -207,7 +209,7 @@ def _check_cuts(path: Path, count: int, tmp_path: Path) -> Counter:
 
 
 @pytest.mark.parametrize(
-    ("name", "cuts"), [("java_0_10_2_2.pcap", 2), ("sarama.pcap.gz", 1), ("tls13.pcap.gz", 2)]
+    ("name", "cuts"), [("java_0_10_2_2.pcap", 2), ("sarama.pcap.gz", 1), ("tls13.pcap.gz", 1)]
 )
 def test_two_parts_make_the_set_of_one_run(name, cuts, tmp_path, in_process):
     """A capture in parts, appended one by one, gives the rows of the whole."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,13 +114,20 @@ SHAPES_BASE = Capture("other_clients/librdkafka")
 LARGE = "perf/perf_small"  # perf_tshark has the same traffic, less of it
 
 
-def each(name: str, things: list[Any]) -> pytest.MarkDecorator:
-    """A test for each of them, heavy for a large one.
+def each(
+    name: str, things: list[Any], repeated: Collection[str] = frozenset()
+) -> pytest.MarkDecorator:
+    """A test for each of them, heavy for a large one and for those that repeat another.
 
     All tests of a module for one come together, then its rows go.
     """
     cases = [
-        pytest.param(thing, marks=[pytest.mark.heavy] if str(thing).startswith(LARGE) else [])
+        pytest.param(
+            thing,
+            marks=[pytest.mark.heavy]
+            if str(thing).startswith(LARGE) or str(thing) in repeated
+            else [],
+        )
         for thing in things
     ]
     return pytest.mark.parametrize(name, cases, ids=str, scope="module")

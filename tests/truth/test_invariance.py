@@ -59,9 +59,8 @@ def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:
     _same(set_differences(capture.tables, split))
 
 
-@pytest.mark.parametrize(
-    "name", ["cluster/cluster", pytest.param("perf/perf_tshark", marks=pytest.mark.heavy)]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["cluster/cluster", "perf/perf_tshark"])
 def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
     """Splits of a megabyte give the tables of one split."""
     capture = Capture(name)
