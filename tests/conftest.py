@@ -32,8 +32,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups tests by their file, and all files that need Spark into one: they share a session.
 
-    That group and the truth tests are the longest. They come first, so that short files end a run
-    on two workers.
+    That group and the truth tests are the longest. They come first, so that short files end a run.
     """
     with_spark = {
         item.path

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "librdkafka"
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+JOIN = re.compile(r" (\||&&) ")
 EXIT_CODE = '; echo "exit $?"'
 SHELL = re.compile(r"[|<>;&*\\\n]")
 
@@ -82,17 +83,19 @@ def run(command: str, folder: Path, width: int = 100) -> str:
 def run_here(command: str, folder: Path, width: int = 100) -> str:
     """The same in this process, which has loaded everything; the part after a pipe runs in a shell.
 
-    A command that needs more of a shell than a pipe or its exit code, that raises an error, or that
-    writes to stderr before a pipe, is run as `run` does.
+    A command that needs more of a shell than a pipe, a second command or its exit code, that ends
+    with an error, or that writes to stderr before a pipe, is run as `run` does.
     """
     line = command.strip()
     has_code = line.endswith(EXIT_CODE)
-    first, pipe, rest = line.removesuffix(EXIT_CODE).partition(" | ")
+    first, *joined = JOIN.split(line.removesuffix(EXIT_CODE), maxsplit=1)
+    join, rest = joined or ("", "")
     try:
         program, *arguments = shlex.split(first)
-    except ValueError:  # the bar was inside of quotes
+    except ValueError:  # the join was inside of quotes
         return run(command, folder, width)
-    if program != "kdissect" or SHELL.search(QUOTED.sub("", first)) or "$" in first:
+    needs_shell = SHELL.search(QUOTED.sub("", first)) or "$" in first or "${" in rest
+    if program != "kdissect" or needs_shell or (join and has_code):
         return run(command, folder, width)
     from typer.testing import CliRunner
 
@@ -100,10 +103,13 @@ def run_here(command: str, folder: Path, width: int = 100) -> str:
 
     with contextlib.chdir(folder):
         done = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width), "TERM": "dumb"})
-    if not isinstance(done.exception, SystemExit | None) or (pipe and (done.stderr or has_code)):
+    is_error = done.exit_code > 1 or not isinstance(done.exception, SystemExit | None)
+    if is_error or (join == "|" and done.stderr):
         return run(command, folder, width)
-    if not pipe:
+    if not join:
         return done.output + (f"exit {done.exit_code}\n" if has_code else "")
+    if join == "&&":
+        return done.output + ("" if done.exit_code else run(rest, folder, width))
     return subprocess.run(
         ["bash", "-c", rest],
         cwd=folder,

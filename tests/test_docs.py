@@ -224,7 +224,7 @@ def test_questions_of_the_readme_have_answers(
     ]
     for command in commands:
         command = command.replace("candidate:9092", "localhost:1 --dry-run")
-        program, *arguments = shlex.split(command)
+        program, *arguments = shlex.split(command, comments=True)
         assert program == "kdissect"
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output

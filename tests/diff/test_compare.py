@@ -213,11 +213,11 @@ def failed(tables: Tables, api: str, code: int, every: int) -> Tables:
     """One of so many answers of an API has an error."""
 
     def change(table: pa.Table) -> pa.Table:
-        rows = table.to_pylist()
-        for place, row in enumerate(row for row in rows if row["api_name"] == api):
-            if place % every == 0:
-                row["error_codes"] = [code]
-        return pa.Table.from_pylist(rows, schema=table.schema)
+        codes = table["error_codes"].to_pylist()
+        rows = [row for row, name in enumerate(table["api_name"].to_pylist()) if name == api]
+        for row in rows[::every]:
+            codes[row] = [code]
+        return column(table, "error_codes", pa.array(codes, table["error_codes"].type))
 
     return changed(tables, "exchanges", change)
 

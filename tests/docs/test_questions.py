@@ -41,7 +41,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
     def run(number: int) -> str:
         ((command, shown),) = console.commands(SECTIONS[str(number)])
         assert console.run_here(command, folder) == shown
-        return console.run_here(command, folder, width=250)
+        return console.run_here(command, folder, width=250) if "…" in shown else shown
 
     return run
 

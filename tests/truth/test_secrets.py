@@ -25,7 +25,11 @@ from tests.truth.material import Capture
 ADMIN, SASL, TOKENS = (
     Capture(name) for name in ("admin/admin", "sasl/sasl", "sasl/sasl_handshake_v0")
 )
-BOTH = pytest.mark.parametrize("capture", [ADMIN, SASL, TOKENS], ids=str)
+ALL = pytest.mark.parametrize("capture", [ADMIN, SASL, TOKENS], ids=str)
+# the slowest outputs: secrets of administration, and tokens without headers
+SOME = pytest.mark.parametrize(
+    "capture", [ADMIN, pytest.param(SASL, marks=pytest.mark.heavy), TOKENS], ids=str
+)
 CAPTURES = Path(__file__).parents[2] / "captures"
 
 
@@ -96,7 +100,7 @@ def test_the_secrets_are_in_the_captures() -> None:
         assert leaks(capture, raw_text(shown.split("\n")).encode("latin-1")), capture
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(
     "style",
     [
@@ -110,7 +114,7 @@ def test_show_prints_no_secret(capture: Capture, style: tuple[str, ...]) -> None
     assert len(run(capture, "show", capture.path, *style)) > 1000
 
 
-@BOTH
+@ALL
 def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path) -> None:
     """Files of a set, results of SQL, verdicts and differences contain no secret."""
     tables = table_sets[capture]
@@ -129,7 +133,7 @@ def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path:
     run(capture, "diff", tables, table_sets[TOKENS])
 
 
-@BOTH
+@SOME
 def test_report_contains_no_secret(
     capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path
 ) -> None:
@@ -141,7 +145,7 @@ def test_report_contains_no_secret(
     assert list(tmp_path.rglob("*.csv"))
 
 
-@BOTH
+@SOME
 def test_extract_under_other_names(capture: Capture, tmp_path: Path) -> None:
     """Without `--anonymize` packets are handed over as they are, which `extract` is for."""
     out = tmp_path / "out.pcapng"
@@ -150,7 +154,7 @@ def test_extract_under_other_names(capture: Capture, tmp_path: Path) -> None:
     run(capture, "show", out, "-v", "-x")
 
 
-@BOTH
+@ALL
 def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: None) -> None:
     """What a set keeps for the next captures, from several places on."""
     data = capture.path.read_bytes()
@@ -168,8 +172,9 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
 
 
 @pytest.mark.parametrize(
-    "capture", [pytest.param(ADMIN, marks=pytest.mark.heavy), SASL, TOKENS], ids=str
-)
+    "capture", [SASL, *(pytest.param(one, marks=pytest.mark.heavy) for one in (ADMIN, TOKENS))],
+    ids=str,
+)  # fmt: skip
 def test_replay(capture: Capture, tmp_path: Path) -> None:
     """The plan, the saved workload, all outputs of a run, and the messages on the way."""
     outputs = [
