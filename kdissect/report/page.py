@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -24,8 +25,9 @@ LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to k
 STORY_ROWS = 15  # events of a rebalance
 
 
-def render(document: Document, name: str, csv_names: dict[str, str], library: str) -> str:
-    """The page. library: the script that sets `window.vegaEmbed`; csv_names: table -> file."""
+@cache
+def _environment() -> jinja2.Environment:
+    """Jinja's environment, which keeps the compiled templates for further reports."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset),
         autoescape=True,
@@ -35,6 +37,12 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
     )
     environment.filters["visible"] = lambda value: visible(value, 1000)
     environment.filters["moment"] = f.moment
+    return environment
+
+
+def render(document: Document, name: str, csv_names: dict[str, str], library: str) -> str:
+    """The page. library: the script that sets `window.vegaEmbed`; csv_names: table -> file."""
+    environment = _environment()
     style, page_script = _asset("style.css"), _asset("page.js")
     found = {chart.id: chart for chart in _charts(document)}
     shown = _views(document, csv_names)
