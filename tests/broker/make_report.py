@@ -101,8 +101,9 @@ Made by `python -m tests.broker.make_report`; do not edit. Each capture is repla
 allowed (`--allow produce,groups,transactions,admin --create-topics --max-gap 2s`) on an empty
 broker of its own, with the settings of the captured broker that answers show. Columns from *sent*
 on are sums over all runs. *Records missing* are acknowledged records that the logs lack after the
-run. *Explained* are differences beside which the report says what they come from. Captures that are
-not in `captures/` are recorded material beside the project.
+run; a dash is a run from before logs were read back. *Explained* are differences beside which the
+report says what they come from. Captures that are not in `captures/` are recorded material beside
+the project.
 """
 WHAT = """Each kind of difference that no rule allows, in how many places and captures it
 is, and the note beside it.
