@@ -32,30 +32,46 @@ def inventory(database: Database, *, has_fetch: bool, since_us: int | None = Non
     `change` compares the requests from that time on with those before, and `changes` lists the
     differences.
     """
-    database.run(_calls(has_fetch))
+    database.run(_calls(has_fetch, since_us))
     database.run(f"CREATE TEMP TABLE clients AS {_clients('true')}")
     if since_us is None:
         return database.table("SELECT * EXCLUDE (caller) FROM clients ORDER BY caller")
-    database.run(f"CREATE TEMP TABLE earlier AS {_clients(f'epoch_us(time) < {since_us:d}')}")
-    database.run(f"CREATE TEMP TABLE later AS {_clients(f'epoch_us(time) >= {since_us:d}')}")
+    database.run(f"CREATE TEMP TABLE earlier AS {_clients('NOT is_late')}")
+    database.run(f"CREATE TEMP TABLE later AS {_clients('is_late')}")
     return database.table(_COMPARISON)
 
 
-def _calls(has_fetch: bool) -> str:
-    """Return SQL that makes `calls`: an exchange a row, with the number of its client."""
+def _calls(has_fetch: bool, since_us: int | None) -> str:
+    """Return SQL that makes `calls`: like requests of a client on a connection are one row.
+
+    A million exchanges are a few thousand rows, so all further queries are cheap.
+    """
+    since = "NULL" if since_us is None else f"{since_us:d}"
+    client = f"""
+      e.client_ip, e.connection_id,
+      -- a lost request leaves the name that its connection has
+      CASE WHEN e.status = 'request_missing' AND len(c.client_ids) = 1 THEN c.client_ids[1]
+        ELSE e.client_id END AS client_id,
+      epoch_us(coalesce(e.request_time, e.response_time)) >= {since} AS is_late,
+      min(coalesce(e.request_time, e.response_time)) AS first_time,
+      max(coalesce(e.request_time, e.response_time)) AS last_time
+    """
     return f"""
       CREATE TEMP TABLE calls AS
-      SELECT *, dense_rank() OVER (ORDER BY client_ip, client_id) AS caller
+      SELECT *, dense_rank() OVER (ORDER BY client_ip, client_id) AS caller,
+        connection_id IN ({broker_connections(has_fetch)}) AS is_broker
       FROM (
-        SELECT e.client_ip, e.connection_id, e.exchange_id, e.api_name AS api, e.api_version,
-          e.topics, e.group_id, coalesce(e.request_time, e.response_time) AS time,
-          -- a lost request leaves the name that its connection has
-          CASE WHEN e.status = 'request_missing' AND len(c.client_ids) = 1 THEN c.client_ids[1]
-            ELSE e.client_id END AS client_id,
-          e.version_source IN ('request_header', 'fallback_v0') AS has_version,
-          e.connection_id IN ({broker_connections(has_fetch)}) AS is_broker
+        SELECT {client}, e.api_name AS api, e.api_version,
+          e.version_source IN ('request_header', 'fallback_v0') AS has_version, e.topics,
+          e.group_id, count(*) AS request_count
         FROM exchanges e JOIN connections c USING (connection_id)
-        WHERE e.api_key IS NOT NULL
+        WHERE e.api_key IS NOT NULL GROUP BY ALL
+        -- a fetch session that began before the capture names no topic in its requests (KIP-227)
+        UNION ALL
+        SELECT {client}, 'Fetch', NULL, false, [b.topic], NULL, 0
+        FROM record_batches b JOIN exchanges e USING (exchange_id)
+        JOIN connections c USING (connection_id)
+        WHERE b.source <> 'produce' GROUP BY ALL
       )
     """
 
@@ -68,8 +84,9 @@ def _clients(condition: str) -> str:
       callers AS (
         SELECT caller, any_value(client_ip) AS client_ip, any_value(client_id) AS client_id,
           CASE WHEN bool_or(is_broker) THEN 'broker' ELSE 'client' END AS role,
-          min(time) AS first_time, max(time) AS last_time,
-          count(DISTINCT connection_id) AS connection_count, count(*) AS request_count,
+          min(first_time) AS first_time, max(last_time) AS last_time,
+          count(DISTINCT connection_id) AS connection_count,
+          sum(request_count)::BIGINT AS request_count,
           list(DISTINCT group_id ORDER BY group_id)
             FILTER (api IN ({members}) AND group_id <> '') AS groups
         FROM called GROUP BY caller
@@ -97,10 +114,6 @@ def _clients(condition: str) -> str:
       ), moved AS (
         SELECT caller, api = 'Produce' AS is_written, unnest(topics) AS topic FROM called
         WHERE api IN ('Produce', 'Fetch', 'ShareFetch')
-        -- a fetch session that began before the capture names no topic in its requests (KIP-227)
-        UNION SELECT k.caller, false, b.topic
-        FROM record_batches b JOIN called k USING (exchange_id)
-        WHERE b.source <> 'produce'
       ), topics AS (
         SELECT caller,
           list(DISTINCT topic ORDER BY topic) FILTER (is_written) AS topics_written,
