@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, entries, response_of
+from kdissect.replay.workload.messages import decoded, entries, request_of, response_of
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
@@ -56,9 +56,12 @@ _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignme
 
 
 class _Heartbeat(NamedTuple):
-    """answer: None without one, or with an error. captured: the same of the capture."""
+    """A heartbeat, or one time that it was sent. request: as captured. answer: None without one, or
+    with an error. captured: the same of the capture."""
 
     outcome: Outcome
+    sent_ns: int
+    answered_ns: int
     request: Body
     answer: Body | None
     captured: Body | None
@@ -112,35 +115,39 @@ class HeartbeatGroups:
         self._add_own_answers()
 
     def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
-        request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
-        if request is None:
+        sent = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        request, captured = request_of(outcome.step.exchange), response_of(outcome.step.exchange)
+        if sent is None or request is None:
             return
-        body, answer = request.body, None
-        if outcome.answer is not None:
-            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-        captured = response_of(outcome.step.exchange)
-        taken = None if answer is None or answer.body["error_code"] else answer.body
-        group = self._groups[body["group_id"]]
-        member = body["member_id"] or ("" if taken is None else taken["member_id"] or "")
+        body, group = request.body, self._groups[sent.body["group_id"]]
         before = None if captured is None else captured.body
-        group.members[member].append(_Heartbeat(outcome, body, taken, before))
-        is_change = body["member_epoch"] <= 0 or any(body.get(each) for each in _SUBSCRIPTIONS)
-        if is_change and group.first_epoch >= 0:
-            group.changes_ns.append(outcome.sent_ns)
+        times = [(each.sent_ns, each.answered_ns, each.answer) for each in outcome.earlier]
+        times.append((outcome.sent_ns, outcome.answered_ns, outcome.answer or b""))
+        for sent_ns, answered_ns, frame in times:
+            answer = decoded(frame, "response", api_key, outcome.api_version)
+            taken = None if answer is None or answer.body["error_code"] else answer.body
+            member = sent.body["member_id"] or ("" if taken is None else taken["member_id"] or "")
+            group.members[member].append(
+                _Heartbeat(outcome, sent_ns, answered_ns, body, taken, before)
+            )
+            is_change = body["member_epoch"] <= 0 or any(body.get(each) for each in _SUBSCRIPTIONS)
+            if is_change and group.first_epoch >= 0:
+                group.changes_ns.append(times[0][0])
+            if group.first_epoch < 0 and taken is not None:
+                group.first_epoch = taken["member_epoch"]
         for each in entries((body.get("topology") or {}).get("subtopologies")):
             internal = len(each["state_changelog_topics"]) + len(each["repartition_source_topics"])
             group.changes_ns += [outcome.sent_ns] * internal  # the coordinator creates them
         if body.get("subscribed_topic_regex"):
             group.settled_ns = _PATTERN_NS
-        if group.first_epoch < 0 and taken is not None:
-            group.first_epoch = taken["member_epoch"]
 
     def _add_changes(self, group: _HeartbeatGroup) -> None:
         """Add those of topics, and of members whose session may have ended."""
-        first_ns = min(each.outcome.sent_ns for each in group.heartbeats)
+        first_ns = min(each.sent_ns for each in group.heartbeats)
         group.changes_ns += [at for at in self._topic_changes_ns if at >= first_ns - _SILENT_NS]
         for heartbeats in group.members.values():
-            sent = [each.outcome.sent_ns for each in heartbeats]
+            heartbeats.sort(key=lambda each: each.sent_ns)
+            sent = [each.sent_ns for each in heartbeats]
             group.changes_ns += [
                 at + _SILENT_NS
                 for at, following in zip(sent, [*sent[1:], _FOREVER], strict=True)
@@ -149,8 +156,7 @@ class HeartbeatGroups:
         group.changes_ns.sort()
 
     def _add_own_answers(self) -> None:
-        """Add answers to heartbeats that are not in outcomes: the replay's own ones, and those that
-        were sent again."""
+        """Add answers to heartbeats that are not in outcomes: the replay's own ones."""
         names, known = self._ids.target.names, self._ids.groups
         for captured, count in known.answer_counts.items():
             group = self._groups.get(self._ids.group(captured))
@@ -231,8 +237,9 @@ class HeartbeatGroups:
             if not after or last_epoch < 0:
                 continue  # it has not joined yet, or has left
             answered = [each for each in heartbeats[first:after] if each.answer is not None]
-            span = answered[-1].outcome.sent_ns - max(begin, 0) if answered else 0
-            if len(answered) < _SETTLED_COUNT or span < group.settled_ns:
+            if len(answered) < _SETTLED_COUNT:
+                return
+            if answered[-1].sent_ns - max(begin, answered[0].sent_ns) < group.settled_ns:
                 return
             mine = _last_assignment(each.captured for each in heartbeats[:after])
             wanted |= dict.fromkeys(self._captured_shares(mine), answered[-1])
@@ -245,7 +252,7 @@ class HeartbeatGroups:
 
 def _inside(heartbeats: list[_Heartbeat], begin: int, end: int) -> tuple[int, int]:
     """The first heartbeat of an interval, and the one after its last, of a member."""
-    times = [each.outcome.sent_ns for each in heartbeats]
+    times = [each.sent_ns for each in heartbeats]
     return bisect_left(times, begin), bisect_left(times, end)
 
 
@@ -266,7 +273,7 @@ def _check_epochs(group: _HeartbeatGroup, heartbeats: list[_Heartbeat], add: Add
             continue
         if each.request["member_epoch"] == 0:
             epoch = 0
-        limit, answered = group.epoch_limit(each.outcome.answered_ns), each.answer["member_epoch"]
+        limit, answered = group.epoch_limit(each.answered_ns), each.answer["member_epoch"]
         least = max(epoch, 1)  # KIP-848: a member that has joined is in an epoch
         if least <= answered <= limit:
             epoch = answered
@@ -326,7 +333,7 @@ def _check_description(
 
 def _last_epoch(heartbeats: list[_Heartbeat], outcome: Outcome) -> int:
     """The epoch of a member by its last answer before an exchange; 0 if it has none."""
-    times = [each.outcome.answered_ns for each in heartbeats]
+    times = [each.answered_ns for each in heartbeats]
     for each in reversed(heartbeats[: bisect_left(times, outcome.sent_ns)]):
         if each.answer is not None:
             return max(_epoch_of(each), 0)
@@ -338,4 +345,4 @@ def _epoch_of(heartbeat: _Heartbeat) -> int:
 
 
 def _is_before(heartbeat: _Heartbeat, outcome: Outcome) -> bool:
-    return 0 <= heartbeat.outcome.answered_ns < outcome.sent_ns
+    return 0 <= heartbeat.answered_ns < outcome.sent_ns

@@ -9,8 +9,9 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
+from kdissect.replay.model import EarlierAnswer
 from kdissect.replay.translation.id_map import IdMap
-from tests.replay.comparison.test_run_state import Run, Said
+from tests.replay.comparison.test_run_state import Run, S, Said
 
 TOPIC = UUID(int=5)
 CONSUMER, SHARE, STREAMS = (
@@ -91,6 +92,19 @@ def test_members_of_a_settled_group_have_all_partitions(api_key: ApiKey) -> None
     assert assigned(api_key, [0]) == [(3, path, "not assigned")]
     assert assigned(api_key, []) == [(3, path, "not assigned")]
     assert assigned(api_key, [0], other=True) == []
+
+
+def test_a_heartbeat_that_was_sent_again_without_an_assignment() -> None:
+    """Each time that it was sent counts."""
+    run = Group()
+    number = run.heartbeat(1, 0, 1, None, [0, 1])
+    outcome = run.outcomes[0]
+    assert run.found() == []
+    outcome.earlier = [
+        EarlierAnswer(outcome.answer or b"", "", at * S, at * S + 1) for at in (1, 2, 3)
+    ]
+    outcome.sent_ns, outcome.answered_ns = 4 * S, 4 * S + 1
+    assert run.found() == [(number, "assignment", "not assigned")]
 
 
 class Followed(Group):
