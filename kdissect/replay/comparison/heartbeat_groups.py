@@ -6,6 +6,7 @@ coordinator assigns their partitions or tasks.
 - A member's epoch does not fall before it joins again. It rises at most as often as the group
   changed.
 - An assignment names each partition of Metadata, or each task, once.
+- The only member of a group has all partitions of each assigned topic.
 - After two seconds and three heartbeats of each member without a change of the group, its members
   have all partitions that the captured members had then.
 - A status of a streams group is one that the captured group had, or one that passes.
@@ -98,12 +99,14 @@ class HeartbeatGroups:
         self._groups: dict[str, _HeartbeatGroup] = defaultdict(_HeartbeatGroup)
         self._described: list[tuple[Outcome, Body]] = []
         self._topic_changes_ns: list[int] = []
+        self._are_partitions_added = False
         for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
             api_key = outcome.step.exchange.api_key
             if outcome.sent is None:
                 continue
             if api_key in _TOPIC_CHANGES:
                 self._topic_changes_ns.append(outcome.sent_ns)
+                self._are_partitions_added |= api_key == ApiKey.CREATE_PARTITIONS
             elif api_key in _HEARTBEATS:
                 self._heartbeat(outcome, api_key)
             elif api_key in _DESCRIPTIONS and outcome.answer is not None:
@@ -178,6 +181,8 @@ class HeartbeatGroups:
                 _check_epochs(group, heartbeats, add)
                 for each in heartbeats:
                     self._check_assignment(each, add)
+                    if len(group.members) == 1 and not self._are_partitions_added:
+                        self._check_only_member(each, add)
             _check_status(group, add)
         for outcome, answer in self._described:
             for at, described in enumerate(entries(answer["groups"])):
@@ -222,6 +227,16 @@ class HeartbeatGroups:
             if path not in _TASKS and is_known and not is_there:
                 note = "Metadata has no such partition"
                 add(heartbeat.outcome, path, "a partition of a topic", text, note)
+
+    def _check_only_member(self, heartbeat: _Heartbeat, add: Add) -> None:
+        shares = {share for share, path in self._shares(heartbeat.answer) if path not in _TASKS}
+        names = {name for name, _ in shares}
+        missing = {share for share in self._ids.target.leaders if share[0] in names} - shares
+        if missing:
+            name, number = min(missing)
+            note = "the group has no other member"
+            path = "assignment.topic_partitions"
+            add(heartbeat.outcome, path, f"{name} partition {number}", "not assigned", note)
 
     def _check_settled(self, group: _HeartbeatGroup, begin: int, end: int, add: Add) -> None:
         """Report partitions that the captured members had, and no member of the target's has, in an

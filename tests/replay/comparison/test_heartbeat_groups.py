@@ -23,6 +23,7 @@ DESCRIBE = {
     STREAMS: (ApiKey.STREAMS_GROUP_DESCRIBE, 0),
 }  # fmt: skip
 Body = dict[str, Any]
+LACKS = ("assignment.topic_partitions", "not assigned")
 
 
 class Group(Run):
@@ -66,10 +67,23 @@ class Group(Run):
         return self.add(at_s, api_key, version, {"group_ids": ["g"]}, {"groups": [described]})
 
     def found(self) -> Said:
-        return self.said(HeartbeatGroups)
+        """Findings, without those about partitions that the only member of a group lacks."""
+        return [each for each in self.said(HeartbeatGroups) if each[1:] != LACKS]
 
 
-@pytest.mark.parametrize("api_key", [CONSUMER, SHARE, STREAMS])
+def test_the_only_member_of_a_group_has_all_partitions_of_a_topic() -> None:
+    """Partition 1 is missing until another member joins, or partitions are added."""
+    run = Group()
+    number = run.heartbeat(1, 0, 1, [0])
+    assert run.said(HeartbeatGroups) == [(number, *LACKS)]
+    run.heartbeat(2, 0, 2, member="other")
+    assert run.said(HeartbeatGroups) == []
+    grown = Group()
+    grown.heartbeat(1, 0, 1, [0])
+    grown.add(0, ApiKey.CREATE_PARTITIONS, 3, {"topics": []}, {"results": []})
+    assert grown.said(HeartbeatGroups) == []
+
+
 def assigned(api_key: ApiKey, given: list[int], *, other: bool = False) -> Said:
     """A member in a settled group for five seconds. The captured one had both partitions."""
     run = Group(api_key)
