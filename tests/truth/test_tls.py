@@ -41,6 +41,10 @@ def test_every_tls_connection_is_told_and_decrypted(capture: Capture) -> None:
         assert row["tls_version"] == version
         assert row["tls_cipher"].startswith("TLS_")
         assert row["tls_certificate_names"] == ["localhost", "127.0.0.1", "::1"]
+        assert row["tls_certificate_subject"] == "CN=localhost"
+        assert row["tls_certificate_issuer"] == "CN=lab-ca"
+        assert row["tls_certificate_not_before"] < row["first_time"]
+        assert row["first_time"] < row["tls_certificate_not_after"]
         for side in ("request", "response"):
             assert row[f"{side}_unframed_byte_count"] == 0, row
             assert row[f"{side}_framed_byte_count"] == row[f"{side}_byte_count"] > 0, row
