@@ -196,19 +196,20 @@ def section(captures: Path) -> str:
     alike = {
         "random halves of the moments of {} recordings": total(map(try_recording, recorded)),
         "pairs of recordings of the same moment": try_pairs(runs),
+        "pairs of recordings of different moments": try_pairs([[run[0] for run in runs]]),
     }
     quietest = sorted(recorded, key=p90_ms)[:QUIETEST]
     delays = [try_delays(tables) for tables in quietest]
-    return page(try_captures(captures), alike, try_pairs([[run[0] for run in runs]]), delays)
+    return page(try_captures(captures), alike, delays)
 
 
 def page(
     tallies: dict[str, Tally],
     alike: dict[str, Tally],
-    other_times: Tally,
     delays: Sequence[dict[tuple[int, float], str]],
 ) -> str:
     """The section of the page, from the outcomes by capture, by kind of pair and by delay."""
+    loads = recordings.loads()
     count = recordings.RUNS * len(recordings.TOGETHER)
     heads = " | ".join(f"{kind} undecided" for kind in KINDS)
     return "\n".join(
@@ -221,18 +222,15 @@ def page(
             "exchanges, connections or moments) are not counted.",
             "",
             f"{count} recordings of one workload were made, {len(recordings.TOGETHER)} at the same "
-            "time, each with a broker of its own.",
+            "time, each with a broker of its own. Load averages of the machine were "
+            f"{min(loads):.0f} to {max(loads):.0f}. A machine that is busier in one of two recordings changes its "
+            "latency, which `diff` cannot tell from a change of the brokers.",
             "",
             f"| alike | diffs | false alarms | {heads} |",
             "|---|---:|---:|---:|---:|---:|",
             f"| random halves of the connections of {len(tallies)} captures | "
             f"{total(tallies.values()).cells()} |",
             *(f"| {name.format(count)} | {tally.cells()} |" for name, tally in alike.items()),
-            "",
-            "Recordings of different moments are not alike: the machine (two cores, load averages "
-            f"of 20 to 46) had other work. Of {other_times.diffs} pairs of recordings of different "
-            f"moments, {other_times.failed} differ. So a difference between two recordings may "
-            "come from their machine, and `diff` cannot tell that from a change of the brokers.",
             "",
             f"Delays put into a share of the {API} answers of one side, about 1,100 answers of "
             f"{recordings.PRODUCERS} connections. The {len(delays)} recordings are the quietest. "

@@ -59,6 +59,17 @@ class Scene:
     def exchanges(self) -> pd.DataFrame:
         return self.tables.exchanges.to_pandas()
 
+    def answers(self, api: str) -> pd.DataFrame:
+        """The exchanges of an API that are answers to clients: replicas fetch apart."""
+        rows = self.exchanges[(self.exchanges.wait == "answer") & (self.exchanges.api_name == api)]
+        if api == "Fetch":
+            replicas = self.tables.sql(
+                "select exchange_id from api_fetch where request.replica_id >= 0 "
+                "or request.replica_state.replica_id >= 0"
+            )
+            rows = rows[~rows.exchange_id.isin(replicas["exchange_id"].to_pylist())]
+        return rows
+
     @cached_property
     def packets(self) -> list[tuple[tuple[Any, ...], dpkt.tcp.TCP]]:
         """TCP segments with their flow, without copies of a packet."""
@@ -106,9 +117,7 @@ def _codes(node: Any) -> Iterator[int]:
 
 def _logged_p95(scene: Scene, api: str) -> dict[tuple[str, str], float]:
     """p95 of the log's total time by client ID and address, of requests that are answers."""
-    answers = scene.exchanges[
-        (scene.exchanges.wait == "answer") & (scene.exchanges.api_name == api)
-    ]
+    answers = scene.answers(api)
     keys = set(zip(answers.client_ip, answers.client_port, answers.correlation_id, strict=True))
     times = defaultdict(list)
     for row in scene.logged:
@@ -136,9 +145,7 @@ def _slow_client(scene: Scene, finding: Finding, api: str, client: str) -> bool 
 
 def _slow_api(scene: Scene, finding: Finding, api: str, p95: str) -> bool | None:
     """The API's p95, by the log; without a log by the exchanges."""
-    answers = scene.exchanges[
-        (scene.exchanges.wait == "answer") & (scene.exchanges.api_name == api)
-    ]
+    answers = scene.answers(api)
     times = answers.service_ms.to_list()
     if scene.log is not None:
         keys = set(zip(answers.client_ip, answers.client_port, answers.correlation_id, strict=True))
@@ -183,11 +190,14 @@ def _stood_still(scene: Scene, _: Finding, group: str, time: str) -> bool | None
     return None if longest is None else _is_near(_milliseconds(time), longest)
 
 
-def _behind(scene: Scene, _: Finding, group: str, records: str) -> bool:
+def _behind(scene: Scene, _: Finding, group: str, records: str) -> bool | None:
     """The log's ends less the log's commits; a lower one is right, because it is a lower bound.
 
-    Without a log: the last records in the capture less the last accepted commits.
+    Without a log: the last records in the capture less the last accepted commits, if no transaction
+    has any.
     """
+    if scene.log is None and "apis/TxnOffsetCommit" in scene.tables:
+        return None
     if scene.log is None:
         return _number(records) == scene.tables.sql(_LAG.format(group=group)).to_pylist()[0]["lag"]
     logged = read_logged_offsets(scene.log)

@@ -3,11 +3,12 @@
 Each recording has a broker of its own, which a first run of the same workload has warmed up. A
 machine's load changes from minute to minute, and latencies with it. So the recordings of a run are
 made at the same time: they had the same machine. They lie under ``out/recordings``, a table set
-each. Recording them needs what `tests.broker` needs.
+each, with the load average of each run. Recording them needs what `tests.broker` needs.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -109,9 +110,15 @@ def _administer(address: str, name: str, end: float) -> None:
 def made(count: int = RUNS) -> list[list[Path]]:
     """The table sets of `count` runs; a run that is not there yet is recorded."""
     runs = [[FOLDER / f"{number:02d}{name}" for name in TOGETHER] for number in range(count)]
-    for paths in runs:
+    for number, paths in enumerate(runs):
         if not all(path.exists() for path in paths):
             together = threading.Barrier(len(paths))
             with ThreadPoolExecutor(len(paths)) as pool:
                 list(pool.map(lambda path, start=together: record(path, start), paths))
+            (FOLDER / f"{number:02d}.load").write_text(f"{os.getloadavg()[0]}\n")
     return runs
+
+
+def loads(count: int = RUNS) -> list[float]:
+    """The load average of the machine after each run."""
+    return [float((FOLDER / f"{number:02d}.load").read_text()) for number in range(count)]
