@@ -223,8 +223,9 @@ def page(
             "",
             f"{count} recordings of one workload were made, {len(recordings.TOGETHER)} at the same "
             "time, each with a broker of its own. Load averages of the machine were "
-            f"{min(loads):.0f} to {max(loads):.0f}. A machine that is busier in one of two recordings changes its "
-            "latency, which `diff` cannot tell from a change of the brokers.",
+            f"{min(loads):.0f} to {max(loads):.0f}. A machine that is busier in one of two "
+            "recordings changes its latency, which `diff` cannot tell from a change of the "
+            "brokers.",
             "",
             f"| alike | diffs | false alarms | {heads} |",
             "|---|---:|---:|---:|---:|---:|",
