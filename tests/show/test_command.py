@@ -250,12 +250,13 @@ def test_an_interrupted_capture_leaves_a_whole_file(captures: Path, tmp_path: Pa
     assert {row.count(",") >= 44 for row in rows} == {True}
 
 
-def test_a_terminal_gets_titles_and_a_pipe_whole_lines(captures: Path) -> None:
+def test_a_terminal_gets_titles_and_a_pipe_whole_lines(
+    kdissect: Run, captures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is cut is cut for people only."""
     path = os.fspath(captures / "librdkafka.pcap")
-    piped = subprocess.run(
-        [*COMMAND, path], env=PIPED, capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout
+    monkeypatch.delenv("COLUMNS", raising=False)
+    piped = kdissect("show", path).stdout
     assert "…" not in piped
     assert "TIME" not in piped
     leader, follower = os.openpty()
