@@ -39,6 +39,19 @@ def test_spark_gives_the_rows_of_read(
     assert rows(here.write(tmp_path / "written")) == rows(here)
 
 
+@pytest.mark.parametrize(
+    "pattern", ["retries_duplicate.pcap.gz", pytest.param("*.pcap.gz", marks=pytest.mark.heavy)]
+)
+def test_spark_gives_the_incidents_of_read(
+    spark: Any, captures: Path, tmp_path: Path, pattern: str
+) -> None:
+    """The incidents of a set that Spark wrote are those of the captures, evidence included."""
+    paths = sorted((captures / "incidents").glob(pattern))
+    there = kdissect.dissect(spark, paths, tmp_path / "out").incidents()
+    assert there.num_rows >= len(paths) / 2
+    assert there.to_pylist() == kdissect.read(paths).incidents().to_pylist()
+
+
 def _workers() -> list[int]:
     """Python workers of Spark: forks of its daemon (whose parent is the JVM)."""
     found: dict[int, int] = {}
