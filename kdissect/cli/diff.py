@@ -40,8 +40,8 @@ def diff_command(
         typer.Option(
             "--fail-on",
             metavar="KINDS",
-            help="Exit with 1 if one of these changed: apis, versions, clients, sizes, configs "
-            "in any way; errors, latency for the worse. A comma between them.",
+            help="Exit with 1 if one of these changed: apis, versions, clients, round_trips, "
+            "sizes, configs in any way; errors, latency for the worse. A comma between them.",
         ),
     ] = None,
     memory: Annotated[
@@ -199,6 +199,14 @@ def _latency(changes: list[dict[str, Any]]) -> Iterator[str]:
     yield from _distributions(changes, lambda row: f"{row['api']}{_WAITS[row['wait']]}", "ms")
 
 
+def _round_trips(changes: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _distributions(
+        changes,
+        lambda row: f"{row['percentile']} of {_text(row['client_id'])}, {row['end_point']}'s side",
+        "ms",
+    )
+
+
 def _sizes(changes: list[dict[str, Any]]) -> Iterator[str]:
     yield from _distributions(
         changes,
@@ -250,6 +258,7 @@ _SHOW: dict[str, Callable[[list[dict[str, Any]]], Iterator[str]]] = {
     "clients": _clients,
     "errors": _errors,
     "latency": _latency,
+    "round_trips": _round_trips,
     "sizes": _sizes,
     "configs": _configs,
 }

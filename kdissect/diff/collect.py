@@ -78,7 +78,11 @@ def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database
 
 
 def prepare(database: Database, a: Tables, b: Tables) -> None:
-    """Create `x`, `batches` (produced batches) and `configs` (values last read or written)."""
+    """Create `x`, `batches` (produced batches), `round_trips` and `configs`.
+
+    `round_trips` has the percentiles of each connection's round-trip times, by the side that waits
+    for the acknowledgement. `configs` has the values that were last read or written.
+    """
     names = {
         side: {view_name(name) for name in tables.names}
         for side, tables in zip(COMPARED, (a, b), strict=True)
@@ -111,6 +115,22 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
         for side in COMPARED
     )
     database.run(f"create temp table batches as {batches}")
+    round_trips = " union all ".join(
+        f"select '{side}' side, connection_id, client_ids[1] client_id, '{end}' end_point, "
+        f"'{name}' percentile, {direction}_rtt_ms_{name} rtt_ms from {side}_connections"
+        for side in COMPARED
+        for end, direction in (("client", "request"), ("broker", "response"))
+        for name in ("p50", "p99")
+    )
+    database.run(
+        f"""
+        create temp table round_trips as
+        select r.side, n.connection, f.block, r.client_id, r.end_point, r.percentile, r.rtt_ms
+        from ({round_trips}) r join numbered n using (side, connection_id)
+        join (select connection, min(block) as block from x group by connection) f
+            using (connection)
+        """
+    )
     configs = [
         f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
         for side in COMPARED

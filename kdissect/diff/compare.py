@@ -295,13 +295,17 @@ class Measure(NamedTuple):
 
 _LATENCY = Measure("slower", "faster", 1.5, {"p50": 3.0, "p90": 3.0})
 _TAIL = Measure("heavier tail", "lighter tail", 1.5, {"p90": 3.0, "p95": 10.0, "p99": 20.0})
+_ROUND_TRIP = Measure("longer", "shorter", 1.5, {"p50": 1.0})
 SIZE_EFFECT = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
 def _compare_samples(database: Database) -> dict[str, list[Change]]:
-    """Compare errors, latencies and sizes in one family of tests, which shares one level."""
+    """Compare errors, latencies, round trips and sizes in one family of tests, with one level."""
     errors = failures(database)
     latency = distributions(database, "service_ms", "api, wait", "service_ms >= 0")
+    round_trips = distributions(
+        database, "rtt_ms", "client_id, end_point, percentile", table="round_trips"
+    )
     sizes = {
         "request": distributions(database, "request_size", "api"),
         "response": distributions(database, "response_size", "api"),
@@ -310,7 +314,7 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
     numbered = database.table("select side = 'b' is_b, client from numbered order by connection")
     tests = SampleTests(numbered["is_b"].to_numpy().astype(bool), numbered["client"].to_numpy())
     tests.add(errors, "failed", SAMPLE_MIN)
-    for samples in (latency, *sizes.values()):
+    for samples in (latency, round_trips, *sizes.values()):
         tests.add(samples, "midrank", SAMPLE_MIN)
     for tail in TAILS:
         tests.add(latency, tail, TAIL_SAMPLE_MIN)
@@ -318,6 +322,7 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
     return {
         "errors": [_judge_error(row) for row in errors.rows],
         "latency": [_judge_latency(row) for row in latency.rows],
+        "round_trips": [_judge(row, _ROUND_TRIP) for row in round_trips.rows],
         "sizes": [
             _judge({"part": part, **row}, SIZE_EFFECT)
             for part, samples in sizes.items()
@@ -432,5 +437,5 @@ _FINDERS: dict[str, Callable[[Database], list[Change]]] = {
     "clients": _clients,
     "configs": _configs,
 }
-KINDS = ("apis", "versions", "clients", "errors", "latency", "sizes", "configs")
+KINDS = ("apis", "versions", "clients", "errors", "latency", "round_trips", "sizes", "configs")
 _WORSENING = ("errors", "latency")

@@ -131,7 +131,7 @@ def _time_line(row: dict[str, Any]) -> str:
 
 
 def _connection_line(row: dict[str, Any]) -> str:
-    """Return the line of a connection's handshake."""
+    """Return the line of a connection's handshake and round-trip times."""
     parts = []
     if row["proxied_from"] is not None:
         parts.append(f"proxied from {row['proxied_from']}")
@@ -146,6 +146,10 @@ def _connection_line(row: dict[str, Any]) -> str:
             "SACK" if row[f"{side}_sack_permitted"] else "no SACK",
         ]
         parts.append(f"{name} {', '.join(options)}")
+    for name, side in (("client", "request"), ("broker", "response")):
+        p50, p99 = row[f"{side}_rtt_ms_p50"], row[f"{side}_rtt_ms_p99"]
+        if p50 is not None:
+            parts.append(f"{name}'s RTT p50 {p50:.3f} ms, p99 {p99:.3f} ms")
     return f"  connection: {'; '.join(parts)}"
 
 

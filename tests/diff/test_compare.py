@@ -16,6 +16,9 @@ from kdissect.diff import KINDS, UnknownKind, compare, failing, parse_kinds
 from kdissect.diff.compare import _LATENCY, _judge
 from kdissect.diff.sample_tests import SampleTest
 from tests.damage import lose_packets
+from tests.incidents.made import connection
+from tests.report.made import exchange
+from tests.report.made import tables as table_set
 from tools.truth.diff import halves
 
 
@@ -367,3 +370,30 @@ def test_kinds() -> None:
     assert parse_kinds(" errors, latency ") == ["errors", "latency"]
     with pytest.raises(UnknownKind, match=r"speed.*apis, versions, clients, errors"):
         parse_kinds("errors,speed")
+
+
+def _connections(rtt_ms: float) -> Tables:
+    """Forty connections of one client, one after the other, with round trips of about rtt_ms."""
+    numbers = range(40)
+    return table_set(
+        exchanges=[exchange(n, at_us=n * 1_000_000, connection_id=n) for n in numbers],
+        connections=[
+            connection(n, request_rtt_ms_p50=rtt_ms + n / 100, response_rtt_ms_p50=0.1)
+            for n in numbers
+        ],
+    )
+
+
+def test_round_trips_of_a_client() -> None:
+    """A network that became slower is a change of its client's round trips, on one side."""
+    document = compare(_connections(2.0), _connections(9.0))
+    (change,) = document["changes"]["round_trips"]
+    assert (change["client_id"], change["end_point"], change["percentile"]) == (
+        "app",
+        "client",
+        "p50",
+    )
+    assert (change["change"], change["p50_a"], change["p50_b"]) == ("longer", 2.19, 9.19)
+    assert change["p_value"] < 0.01
+    assert failing(document, KINDS) == ["round_trips"]
+    assert compare(_connections(2.0), _connections(2.5))["changes"]["round_trips"] == []

@@ -179,13 +179,15 @@ def test_payload_none_hides_records_beside_fields(captures: Path) -> None:
 
 
 def test_a_connection_is_described_once(tmp_path: Path) -> None:
-    """With its first exchange stand the client before a proxy and the options of both SYNs."""
+    """With its first exchange stand the client before a proxy, SYN options and round trips."""
     path = tmp_path / "proxied.pcap"
     write(path, packets(b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n"))
     lines = [line for line in shown(path, TREE) if line.startswith("  connection: ")]
     no_options = "no MSS, no window scaling, no SACK"
     expected = f"proxied from 192.0.2.7 41000; client {no_options}; broker {no_options}"
-    assert lines == [f"  connection: {expected}"]
+    (line,) = lines
+    assert line.startswith(f"  connection: {expected}; client's RTT p50 ")
+    assert line.count("RTT p50 ") == 2  # both sides sent data that the other one acknowledged
 
 
 def test_syns_that_were_not_captured(captures: Path, tmp_path: Path) -> None:
