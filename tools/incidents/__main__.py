@@ -39,7 +39,7 @@ HEAD = """# Incidents: found and true
 
 What `kdissect incidents` finds in captures of real brokers and clients, beside the truth that the
 recording script wrote from its own clock.
-`python -m tools.incidents measure --report reports/incidents.md` writes this page.
+`python -m tools.incidents measure --trials FOLDER --report reports/incidents.md` writes this page.
 """
 NEW = """
 ## New recordings
@@ -109,7 +109,6 @@ TRIALS: dict[str, Scenario] = {
         trials.one_wrong_password,
         trials.one_wrong_authority,
         trials.java_to_wrong_address,
-        trials.idle_cut_beside_others,
         trials.upload_beside_others,
         trials.producer_per_record,
         trials.java_retries,

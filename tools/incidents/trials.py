@@ -31,7 +31,6 @@ from tools.incidents.clients import (
 from tools.incidents.connections import attempt, sasl, secure_broker
 from tools.incidents.derived import lose_packets, step_clock
 from tools.incidents.java_clients import CONSUME, PRODUCE, java_client, java_running
-from tools.incidents.network import Relay
 from tools.incidents.scene import PLAINTEXT, Scene, client, logged_times, now, wait_until
 from tools.incidents.storms import set_quota
 
@@ -302,38 +301,6 @@ def java_to_wrong_address(scene: Scene) -> None:
         time.sleep(scene.pick(8, 14))
         one.process.kill()
     scene.happened("advertised_address_unreachable", f"127.0.0.1:{wrong}", began)
-
-
-def idle_cut_beside_others(scene: Scene) -> None:
-    """One idle connection is dropped silently; other clients use the broker directly."""
-    broker = scene.broker()
-    relay = Relay()
-    scene.stack.callback(relay.close)
-    create_topic(broker.address, "orders")
-    relay.open(broker.ports[PLAINTEXT])
-    address = f"127.0.0.1:{relay.port}"
-    # all connections of this client go to the relay: the broker's own address is not used
-    with (
-        scene.recording(relay.port, broker.ports[PLAINTEXT]),
-        producing(LIBRDKAFKA, broker.address, "orders", "steady", 20),
-        reading(broker.address, "orders", "audit"),
-    ):
-        time.sleep(1)
-        one = kafka.KafkaConsumer(
-            bootstrap_servers=address, client_id="report", request_timeout_ms=6000,
-            metadata_max_age_ms=600_000, bootstrap_timeout_ms=5000,
-        )  # fmt: skip
-        one.topics()
-        time.sleep(scene.pick(25, 45))
-        relay.drop_all()
-        cut = now()
-        with suppress(PythonClientError):
-            one.topics()
-        noticed = now()
-        with suppress(PythonClientError):
-            one.topics()
-        one.close()
-    scene.happened("idle_connection_cut", client("report"), cut, noticed)
 
 
 def upload_beside_others(scene: Scene) -> None:
