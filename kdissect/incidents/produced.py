@@ -29,10 +29,10 @@ _BATCHES = """
 """
 # Copies have the same batch or, from another producer, as many records as a lost batch.
 _MAY_BE_COPIES = f"""
-    SELECT exchange_id, topic, partition FROM sent
-    QUALIFY bool_or(first_offset IS NULL) OVER (PARTITION BY topic, partition)
-      AND (count(*) OVER (PARTITION BY {SAME_BATCH}) > 1
-        OR bool_or(is_lost) OVER (PARTITION BY topic, partition, records))
+    SELECT exchange_id, topic, partition
+    FROM sent SEMI JOIN (FROM sent WHERE first_offset IS NULL) USING (topic, partition)
+    QUALIFY count(*) OVER (PARTITION BY {SAME_BATCH}) > 1
+      OR bool_or(is_lost) OVER (PARTITION BY topic, partition, records)
 """
 _CONTENTS = f"""
     SELECT exchange_id, coalesce(topic, topic_id) AS topic, partition,
