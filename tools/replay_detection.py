@@ -119,10 +119,10 @@ def _comparable(path: str) -> str:
     return path.replace("[]", "").replace("_ms", "")
 
 
-def rounds(lies: list[Lie], most: int) -> list[list[Lie]]:
-    """Lies that share a run: no two of one API that meet, and not more than `most`. The answers of
-    `ROOTS` decide whether other requests are sent at all, so they have runs apart from the
-    others."""
+def rounds(lies: list[Lie], *, is_again: bool = False) -> list[list[Lie]]:
+    """Lies that share a run: no two that meet. The answers of `ROOTS` decide whether other requests
+    are sent at all, so they have runs apart from the others. is_again: a few lies, one of an API:
+    two may agree with each other."""
     shared: list[list[Lie]] = []
     for is_root in (False, True):
         own: list[list[Lie]] = []
@@ -132,7 +132,10 @@ def rounds(lies: list[Lie], most: int) -> list[list[Lie]]:
             free = (
                 each
                 for each in own
-                if len(each) < most and not any(do_meet(lie, other) for other in each)
+                if not (is_again and len(each) == AGAIN)
+                and not any(
+                    do_meet(lie, other) or (is_again and lie.api == other.api) for other in each
+                )
             )
             place = next(free, None)
             if place is None:
@@ -186,17 +189,17 @@ def measure(
         and str(lie) not in elsewhere
     ]
     opened = [lie for lie in lies if str(lie) in known["lies"]]
-    for together in rounds(opened, AGAIN):
+    for together in rounds(opened, is_again=True):
         narrow(together, recorded, pace, end, results)
     again: list[Lie] = []
-    shared = rounds([lie for lie in lies if lie not in opened], len(lies))
+    shared = rounds([lie for lie in lies if lie not in opened])
     shared.sort(key=len, reverse=True)  # most lies in the least time
     for number, together in enumerate(shared, 1):
         if time.monotonic() > end:
             return
         again += tell(together, recorded, pace, results)
         log(f"{recorded.name}: run {number} of {len(shared)}, {len(again)} lies to tell again")
-    for together in rounds(again, AGAIN):
+    for together in rounds(again, is_again=True):
         narrow(together, recorded, pace, end, results)
 
 
