@@ -184,7 +184,9 @@ def measure(
     }
     lies = [
         lie
-        for lie in sorted(room(known, is_once), key=lambda lie: (ORDER.index(lie.kind), lie.path))
+        for lie in sorted(
+            room(known, is_once=is_once), key=lambda lie: (ORDER.index(lie.kind), lie.path)
+        )
         if known["lies"].get(str(lie), {}).get("reported", OPEN) == OPEN
         and str(lie) not in elsewhere
     ]
@@ -203,7 +205,7 @@ def measure(
         narrow(together, recorded, pace, end, results)
 
 
-def room(known: Result, is_once: bool) -> Iterator[Lie]:
+def room(known: Result, *, is_once: bool) -> Iterator[Lie]:
     """The lies that the answers of an honest run have room for."""
     for api, seen in known["seen"].items():
         for path, kind in seen:
@@ -279,8 +281,11 @@ def page(results: dict[str, Result]) -> str:
     run_count, reported, opened, excused, _ = counts(told)
     lines.append("| " + " | ".join(map(str, ["all", "", "", *counts(told)])) + " |")
     share = 100 * reported / max(run_count - opened - excused, 1)
+    told_anywhere = {lie for known in results.values() for lie in known["lies"]}
+    possible = {str(lie) for known in results.values() for lie in room(known, is_once=False)}
     lines += ["", f"Reported: {share:.1f} % of those that are decided and not excused. Excused: "
-              f"{100 * excused / max(run_count, 1):.1f} % of all."]  # fmt: skip
+              f"{100 * excused / max(run_count, 1):.1f} % of all that ran. The captures have room "
+              f"for {len(possible - told_anywhere)} more lies that did not run yet."]  # fmt: skip
     silent = [key for key, said in told.items() if not said]
     lines += ["", "## Lies that pass", ""]
     lines += ["| capture | API, field, kind | why it may |", "|---|---|---|"]
