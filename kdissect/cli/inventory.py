@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from kdissect.cli.options import InventoryOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def write_inventory(table: pa.Table, options: InventoryOptions) -> Iterator[str]:

@@ -325,7 +325,8 @@ def test_an_empty_side(sarama: Tables) -> None:
     )
     document = compare(sarama, empty)
     assert document["b"]["exchange_count"] == 0
-    assert document["compared"] == {"errors": [], "latency": [], "sizes": []}
+    kinds = ("errors", "latency", "round_trips", "sizes")
+    assert document["compared"] == {kind: [] for kind in kinds}
     assert document["changes"]["errors"] == []
     assert {row["change"] for row in document["changes"]["apis"]} == {"removed"}
 

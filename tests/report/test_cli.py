@@ -28,10 +28,7 @@ def test_default_place_and_findings(
     assert (tmp_path / "reports" / "orders-errors.csv").is_file()
     assert result.stdout.splitlines()[-1].startswith("Report: reports/orders.html and ")
     found = result.stdout.splitlines()
-    assert any(
-        line.startswith("COORDINATOR_NOT_AVAILABLE in FindCoordinator (2 requests). ")
-        for line in found
-    )
+    assert any(line.startswith("2 retransmitted segments (0.16 %). ") for line in found)
     assert any(line.startswith("  $ kdissect show ") for line in found)
 
 
