@@ -21,6 +21,7 @@ def test_made_requests(pace: str, is_whole: bool) -> None:
     assert found["cpu_us_per_request"]["send"] > 0
 
 
+@pytest.mark.heavy
 def test_a_captured_workload() -> None:
     """Against a server with its answers, in the terms of another cluster."""
     found = replay_loop.of_source(str(ROOT / "captures" / "librdkafka.pcap"), "max")

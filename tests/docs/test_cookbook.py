@@ -98,6 +98,7 @@ def test_spark_opens_the_manifests_files(
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_spark(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
     """The same rows on Spark, from the files alone."""

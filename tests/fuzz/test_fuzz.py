@@ -14,17 +14,17 @@ import pytest
 from tests.fuzz import run
 from tests.fuzz.check import check_bytes, check_case
 
-SHORT_CASES = range(1, 41)
+SHORT_CASES = range(1, 16)
 
 
-def test_forty_mutated_captures_keep_their_untouched_rows() -> None:
-    """Forty mutated captures keep the rows that no mutation touched."""
+def test_mutated_captures_keep_their_untouched_rows() -> None:
+    """Fifteen mutated captures keep the rows that no mutation touched."""
     compared = 0
     for seed in SHORT_CASES:
         what, rows = check_case(seed)
         print(f"{seed}: {what}, {rows} rows that no mutation touched")
         compared += rows
-    assert compared > 1000
+    assert compared > 300
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,13 @@ def test_hostile_bytes_are_accounted_for(name: str) -> None:
     assemble_hostile(name, 400_000)
 
 
-@pytest.mark.parametrize("name", hostile(0))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("headers", "large") else pytest.mark.heavy)
+        for name in hostile(0)
+    ],
+)
 def test_hostile_bytes_take_linear_time(name: str) -> None:
     """Twice the bytes take at most twice the steps."""
     assert_linear(assemble_hostile, 1000, name)

@@ -143,7 +143,16 @@ def read_made(name: str, count: int) -> None:
         kdissect.read(globals()[name](Path(folder, "made.pcap"), count))
 
 
-@pytest.mark.parametrize("make", [flood, gaps, retransmissions, fragments, overlaps])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(flood, overlaps),
+        *(
+            pytest.param(make, marks=pytest.mark.heavy)
+            for make in (gaps, retransmissions, fragments)
+        ),
+    ],
+)
 def test_work_is_linear_in_the_packets(make: Any) -> None:
     """Twice the packets take at most twice the steps."""
     assert_linear(read_made, 100, make.__name__)

@@ -147,6 +147,7 @@ def test_the_next_file_of_a_rotation_goes_on_where_the_last_one_ended(tmp_path, 
     assert [item["path"] for item in both.manifest["inputs"]] == [str(path) for path in ROTATED]
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
     """Appends on Spark with many splits and slots give the set of one run."""

@@ -42,11 +42,12 @@ def _rows(table) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        *("exchanges", "records", "anomalies", "apis/Produce"),
+        *("exchanges", "apis/Produce"),
         *(
             pytest.param(name, marks=pytest.mark.heavy)
-            for name in ("captures", "connections", "record_batches", "group_events",
-                         "transactions", "topics", "brokers", "apis/JoinGroup", "apis/Metadata")
+            for name in ("captures", "connections", "records", "record_batches", "group_events",
+                         "transactions", "topics", "brokers", "anomalies", "apis/JoinGroup",
+                         "apis/Metadata")
         ),
     ],
 )  # fmt: skip

@@ -71,6 +71,7 @@ def test_python_of_our_own_session(
     assert worker_python(master, conf) == expected
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_workers_that_cannot_run_kdissect(tmp_path: Path) -> None:
     """Exit code 3, one line names the missing module and docs/cluster.md, and no file stays."""

@@ -166,7 +166,15 @@ def one_packet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_packet")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=[] if kind in ("1.3 key updates", "1.2 mutual") else pytest.mark.heavy
+        )
+        for kind in KINDS
+    ],
+)
 def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     """The exchanges are those of one run; a state has the open frame's records and no secret."""
     from kdissect.kafka.assemble import assemble

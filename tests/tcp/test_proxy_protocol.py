@@ -277,7 +277,9 @@ def test_windows_of_a_packet(
     assert carried.flat(run.packets(packets(header))) == [(at, "paired") for at in range(4)]
 
 
-@pytest.mark.parametrize("header", [LINE, MALFORMED["two fields"]])
+@pytest.mark.parametrize(
+    "header", [LINE, pytest.param(MALFORMED["two fields"], marks=pytest.mark.heavy)]
+)
 def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> None:
     """Cut after any packet, a table set has the rows of one run, and its accounts are even."""
     some = packets(header)

@@ -109,6 +109,7 @@ def test_the_command_on_one_core_gives_the_rows_of_read(tmp_path: Path) -> None:
     _same(set_differences(kdissect.open(str(out)), SHAPES_BASE.tables))
 
 
+@pytest.mark.heavy
 @pytest.mark.spark
 def test_every_table_opens_anywhere(spark: Any, tmp_path: Path) -> None:
     """pyarrow, pandas and DuckDB read each table without settings, with the same rows; so does
