@@ -258,12 +258,12 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
         stories = []
         for index, story in enumerate(timeline["stories"]):
             generation = story["generation"]
-            told = with_reason(story)
+            explained = with_reason(story)
             stories.append(
                 {
                     "title": f"{moment(story['time'])}, generation "
                     f"{f.count(generation)}, {f.duration(story['duration_ms'])}",
-                    "why": visible(told["why"] or told["detail"], 240),
+                    "why": visible(explained["why"] or explained["detail"], 240),
                     "result": visible(story["result"], 600),
                     "view": view(
                         f"t-story-{number}-{index}",

@@ -129,17 +129,11 @@ class LogState:
                 if request is not None:
                     collect[api_key](outcome, request, answer)
 
-    def _topic(self, topic: Body) -> str:
-        name = topic.get("topic") or topic.get("name") or topic.get("topic_name") or ""
-        if name or "topic_id" not in topic:
-            return str(name)
-        return self._ids.target.names.get(topic["topic_id"], "")
-
     # -- facts ----------------------------------------------------------------------------------
 
     def _produce(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         answered = {
-            (self._topic(topic), partition["index"]): (
+            (self._ids.target.topic_name(topic), partition["index"]): (
                 f"responses[{i}].partition_responses[{j}].base_offset",
                 partition,
             )
@@ -148,7 +142,7 @@ class LogState:
         }
         for topic in entries(request.body["topic_data"]):
             for partition in entries(topic["partition_data"]):
-                key = self._topic(topic), partition["index"]
+                key = self._ids.target.topic_name(topic), partition["index"]
                 log, data = self._logs[key], partition["records"] or b""
                 batches = list(headers(data))
                 count = sum(max(each.record_count, 0) for each in batches)
@@ -170,7 +164,7 @@ class LogState:
     def _fetch(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         body = request.body
         named = {
-            (self._topic(topic), partition["partition"]): partition
+            (self._ids.target.topic_name(topic), partition["partition"]): partition
             for topic in entries(body["topics"])
             for partition in entries(topic["partitions"])
         }
@@ -185,8 +179,11 @@ class LogState:
         if epoch == INITIAL_EPOCH and answer.body.get("session_id", 0):
             self._sessions[outcome.node_id, answer.body["session_id"]] = named
         partitions = [
-            (f"responses[{i}].partitions[{j}]", (self._topic(topic), partition["partition_index"]),
-             partition)
+            (
+                f"responses[{i}].partitions[{j}]",
+                (self._ids.target.topic_name(topic), partition["partition_index"]),
+                partition,
+            )
             for i, topic in enumerate(entries(answer.body["responses"]))
             for j, partition in enumerate(entries(topic["partitions"]))
         ]  # fmt: skip
@@ -227,13 +224,15 @@ class LogState:
 
     def _list_offsets(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         wanted = {
-            (self._topic(topic), partition["partition_index"]): partition["timestamp"]
+            (self._ids.target.topic_name(topic), partition["partition_index"]): partition[
+                "timestamp"
+            ]
             for topic in entries(request.body["topics"])
             for partition in entries(topic["partitions"])
         }
         for i, topic in enumerate(entries(answer.body["topics"] if answer is not None else None)):
             for j, partition in enumerate(entries(topic["partitions"])):
-                key = self._topic(topic), partition["partition_index"]
+                key = self._ids.target.topic_name(topic), partition["partition_index"]
                 offset = partition.get("offset", -1)
                 if partition["error_code"] or offset < 0:
                     continue
@@ -248,13 +247,15 @@ class LogState:
         for i, topic in enumerate(entries(answer.body["topics"] if answer is not None else None)):
             for j, partition in enumerate(entries(topic["partitions"])):
                 if not partition["error_code"] and partition["end_offset"] >= 0:
-                    key = self._topic(topic), partition["partition"]
+                    key = self._ids.target.topic_name(topic), partition["partition"]
                     path = f"topics[{i}].partitions[{j}].end_offset"
                     self._logs[key].ends.append((outcome, path, partition["end_offset"]))
 
     def _remove(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         self._removed.update(entries(request.body.get("topic_names")))
-        self._removed.update(self._topic(each) for each in entries(request.body.get("topics")))
+        self._removed.update(
+            self._ids.target.topic_name(each) for each in entries(request.body.get("topics"))
+        )
 
     # -- contradictions -------------------------------------------------------------------------
 

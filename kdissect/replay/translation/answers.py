@@ -113,14 +113,14 @@ def _bind_topics(ids: IdMap, captured: Message | None, answer: Message, where: s
     """Map captured topic ids to the target's, for topics that both responses name."""
     if captured is None:
         return
-    told = {
+    ids_by_name = {
         entry["name"]: entry.get("topic_id")
         for entry in entries(answer.body.get(where))
         if entry.get("name")
     }
     for entry in entries(captured.body.get(where)):
         if entry.get("name"):
-            ids.bind_topic(entry.get("topic_id"), told.get(ids.topic(entry["name"])))
+            ids.bind_topic(entry.get("topic_id"), ids_by_name.get(ids.topic(entry["name"])))
 
 
 def _create_topics(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
@@ -162,7 +162,7 @@ def _find_coordinator(ids: IdMap, step: Step, captured: Message | None, answer: 
 def _produce(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
     if captured is None:
         return
-    told = {
+    answered = {
         (ids.topic_key(topic, is_captured=False), partition["index"]): partition
         for topic in entries(answer.body["responses"])
         for partition in entries(topic["partition_responses"])
@@ -173,7 +173,7 @@ def _produce(ids: IdMap, step: Step, captured: Message | None, answer: Message) 
         key = ids.topic_key(topic, is_captured=True)
         for partition in entries(topic["partition_responses"]):
             log = (name, partition["index"])
-            found = told.get((key, partition["index"]))
+            found = answered.get((key, partition["index"]))
             if found is None or found["error_code"] != 0:
                 continue
             written.add(log)

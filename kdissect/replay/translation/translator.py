@@ -144,11 +144,11 @@ class Translator:
         if exchange.api_key in MEMBER_HEARTBEATS:
             return encode_message(requests.member_heartbeat(self.ids, last))
         captured = response_of(exchange)
-        told = {} if captured is None else captured.body
+        response = {} if captured is None else captured.body
         request = decode_message(exchange.request or b"", side="request")
         groups, group = self.ids.groups, request.body["group_id"]
-        generation = groups.generation(group, "", told.get("generation_id", -1))
-        member = groups.member(group, told.get("member_id", ""))
+        generation = groups.generation(group, "", response.get("generation_id", -1))
+        member = groups.member(group, response.get("member_id", ""))
         body = {"group_id": self.ids.group(group), "generation_id": generation, "member_id": member}
         header = {"correlation_id": 0, "client_id": exchange.client_id}
         return encode_message(Message(ApiKey.HEARTBEAT, 1, "request", header, body))
@@ -157,10 +157,10 @@ class Translator:
         exchange = join.exchange
         request = decode_message(exchange.request or b"", side="request")
         captured = response_of(exchange)
-        told = {} if captured is None else captured.body
+        response = {} if captured is None else captured.body
         group = request.body["group_id"]
         requests.translate(self.ids, join, request)
-        request.body["member_id"] = self.ids.groups.member(group, told.get("member_id", ""))
+        request.body["member_id"] = self.ids.groups.member(group, response.get("member_id", ""))
         return encode_message(request)
 
     def learn_member(self, last: Step, answer: bytes) -> int:

@@ -246,12 +246,14 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
 def _make_log_ends(database: ReportDatabase, ends: list[str], width_us: int) -> None:
     """Rising log ends per partition that somebody commits to; the best of each slice's tenth."""
     fine = max(width_us // 10, 1)
-    told = " UNION ALL ".join(f"SELECT time, topic, partition, log_end FROM ({q})" for q in ends)
+    log_ends = " UNION ALL ".join(
+        f"SELECT time, topic, partition, log_end FROM ({q})" for q in ends
+    )
     database.run(
         f"""
         CREATE TABLE log_ends AS
         SELECT topic, partition, min(time) AS time, max(log_end) AS log_end
-        FROM (SELECT a.* FROM ({told}) a {_SINCE})
+        FROM (SELECT a.* FROM ({log_ends}) a {_SINCE})
         SEMI JOIN (SELECT DISTINCT topic, partition FROM commits) USING (topic, partition)
         WHERE time IS NOT NULL
         GROUP BY topic, partition, {slice_of("time", fine)}, log_end
