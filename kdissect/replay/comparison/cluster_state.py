@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -43,26 +43,28 @@ _Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
 
 
 class ClusterState:
-    """Facts of a finished run; `check` reports contradictions."""
+    """Facts of a run about brokers, topics and transactions."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._by_api: dict[int, list[_Decoded]] = defaultdict(list)
         self._active: dict[int, list[int]] = defaultdict(list)  # node -> when it answered
-        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
-            if outcome.answer is None or outcome.sent is None:
-                continue
-            if outcome.node_id is not None:
-                self._active[outcome.node_id].append(outcome.answered_ns)
-            api_key = outcome.step.exchange.api_key
-            if api_key in _APIS:
-                request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-                answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-                if request is None or answer is None:
-                    continue
-                if api_key != ApiKey.PRODUCE or _transactional_ids(request.body):
-                    self._by_api[api_key].append((outcome, request.body, answer.body))
-        self._addresses = self._known_addresses()
+        self._cluster_id = ""
+        self._addresses: dict[int, Address] = {}
+
+    def collect(self, outcome: Outcome) -> None:
+        if outcome.answer is None or outcome.sent is None:
+            return
+        if outcome.node_id is not None:
+            self._active[outcome.node_id].append(outcome.answered_ns)
+        api_key = outcome.step.exchange.api_key
+        if api_key in _APIS:
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+            if request is None or answer is None:
+                return
+            if api_key != ApiKey.PRODUCE or _transactional_ids(request.body):
+                self._by_api[api_key].append((outcome, request.body, answer.body))
 
     def _known_addresses(self) -> dict[int, Address]:
         """Node -> the address that most answers of Metadata and DescribeCluster give."""
@@ -93,6 +95,7 @@ class ClusterState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
+        self._addresses = self._known_addresses()
         made, constants = self._topics_made(), self._constants()
         for outcome, request, answer in self._by_api[ApiKey.METADATA]:
             brokers = self._check_brokers(outcome, answer, "node_id", add)

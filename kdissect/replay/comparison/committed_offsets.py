@@ -8,7 +8,7 @@ offsets some time after EndTxn, so an offset of TxnOffsetCommit is possible from
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -40,33 +40,30 @@ class _FetchedCommit(NamedTuple):
 
 
 class CommittedOffsets:
-    """Commits of a finished run; `check` reports answers to OffsetFetch that contradict them."""
+    """Commits and answers to OffsetFetch of a run."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._commits: dict[_Key, list[_Commit]] = defaultdict(list)
         self._fetched: dict[_Key, list[_FetchedCommit]] = defaultdict(list)
         self._has_removals = False
-        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
-            api_key = outcome.step.exchange.api_key
-            if outcome.sent is None or api_key not in _APIS:
-                continue
-            if api_key in _REMOVALS:
-                self._has_removals = True
-                continue
-            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-            answer = (
-                None
-                if outcome.answer is None
-                else decoded(outcome.answer, "response", api_key, outcome.api_version)
-            )
-            if request is None:
-                continue
-            body = {} if answer is None else answer.body
-            if api_key in _COMMITS:
-                self._commit(outcome, api_key, request.body, body)
-            else:
-                self._fetch(outcome, request.body, body)
+
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is None or api_key not in _APIS:
+            return
+        if api_key in _REMOVALS:
+            self._has_removals = True
+            return
+        request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+        answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+        if request is None:
+            return
+        body = {} if answer is None else answer.body
+        if api_key in _COMMITS:
+            self._commit(outcome, api_key, request.body, body)
+        else:
+            self._fetch(outcome, request.body, body)
 
     def _commit(self, outcome: Outcome, api_key: int, request: Body, answer: Body) -> None:
         codes = {

@@ -61,6 +61,8 @@ from kdissect.replay.workload.messages import (
 
 _FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
+# Facts of a finished run. `collect` takes each outcome, in the order of sending; then `check`
+# reports the answers that contradict the others.
 STATES = (
     LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
     ClusterState,
@@ -292,8 +294,12 @@ class Comparator:
             each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
             found[outcome.step.number].append(each)
 
-        for state in STATES:
-            state(self.ids, self._outcomes).check(add)
+        states = [state(self.ids) for state in STATES]
+        for outcome in sorted(self._outcomes, key=lambda each: each.sent_ns):
+            for state in states:
+                state.collect(outcome)
+        for state in states:
+            state.check(add)
         by_number = {outcome.step.number: outcome for outcome in self._outcomes}
         for number, contradictions in found.items():
             judgement = changed.get(number) or by_number[number].judgement

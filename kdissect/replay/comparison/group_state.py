@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,19 +55,20 @@ class _Group:
 
 
 class GroupState:
-    """Facts of a finished run; `check` reports contradictions."""
+    """Facts of a run about classic groups."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._groups: dict[str, _Group] = defaultdict(_Group)
-        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
-            api_key = outcome.step.exchange.api_key
-            if outcome.sent is None or api_key not in _GROUP_APIS:
-                continue
-            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-            if request is not None:
-                self._collect(outcome, api_key, request)
 
-    def _collect(self, outcome: Outcome, api_key: int, request: Message) -> None:
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is None or api_key not in _GROUP_APIS:
+            return
+        request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+        if request is not None:
+            self._add(outcome, api_key, request)
+
+    def _add(self, outcome: Outcome, api_key: int, request: Message) -> None:
         body, answer = request.body, None
         if outcome.answer is not None:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)

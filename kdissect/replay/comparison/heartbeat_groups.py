@@ -92,30 +92,28 @@ class _HeartbeatGroup:
 
 
 class HeartbeatGroups:
-    """Facts of a finished run; `check` reports contradictions."""
+    """Facts of a run about groups whose members only heartbeat."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._groups: dict[str, _HeartbeatGroup] = defaultdict(_HeartbeatGroup)
         self._described: list[tuple[Outcome, Body]] = []
         self._topic_changes_ns: list[int] = []
         self._are_partitions_added = False
-        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
-            api_key = outcome.step.exchange.api_key
-            if outcome.sent is None:
-                continue
-            if api_key in _TOPIC_CHANGES:
-                self._topic_changes_ns.append(outcome.sent_ns)
-                self._are_partitions_added |= api_key == ApiKey.CREATE_PARTITIONS
-            elif api_key in _HEARTBEATS:
-                self._heartbeat(outcome, api_key)
-            elif api_key in _DESCRIPTIONS and outcome.answer is not None:
-                answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-                if answer is not None:
-                    self._described.append((outcome, answer.body))
-        for group in self._groups.values():
-            self._add_changes(group)
-        self._add_own_answers()
+
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is None:
+            return
+        if api_key in _TOPIC_CHANGES:
+            self._topic_changes_ns.append(outcome.sent_ns)
+            self._are_partitions_added |= api_key == ApiKey.CREATE_PARTITIONS
+        elif api_key in _HEARTBEATS:
+            self._heartbeat(outcome, api_key)
+        elif api_key in _DESCRIPTIONS and outcome.answer is not None:
+            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+            if answer is not None:
+                self._described.append((outcome, answer.body))
 
     def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
         sent = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
@@ -173,6 +171,9 @@ class HeartbeatGroups:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
+        for group in self._groups.values():
+            self._add_changes(group)
+        self._add_own_answers()
         for group in self._groups.values():
             for begin, end in pairwise([-1, *group.changes_ns, _FOREVER]):
                 if end - begin >= group.settled_ns:

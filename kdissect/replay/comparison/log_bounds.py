@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -77,25 +77,26 @@ class _Stated(NamedTuple):
 
 
 class LogBounds:
-    """Statements of a finished run about all logs; `check` reports contradictions."""
+    """Statements of a run about all logs."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._stated: dict[tuple[str, TargetLog], list[_Stated]] = defaultdict(list)
         self._deleted: set[str] = set()
         self._has_one_node = len(ids.target.nodes) == 1
         self._is_connected = True  # all the time: the broker was not restarted
-        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
-            api_key = outcome.step.exchange.api_key
-            self._is_connected &= not outcome.error
-            if outcome.answer is None or outcome.sent is None:
-                continue
-            if api_key == ApiKey.DELETE_TOPICS:
-                self._delete(outcome)
-            elif api_key in _PARTITION_FIELDS:
-                answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-                if answer is not None:
-                    self._collect(outcome, answer)
+
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        self._is_connected &= not outcome.error
+        if outcome.answer is None or outcome.sent is None:
+            return
+        if api_key == ApiKey.DELETE_TOPICS:
+            self._delete(outcome)
+        elif api_key in _PARTITION_FIELDS:
+            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+            if answer is not None:
+                self._add_statements(outcome, answer)
 
     def _delete(self, outcome: Outcome) -> None:
         request = decoded(outcome.sent, "request", ApiKey.DELETE_TOPICS, outcome.api_version)
@@ -103,7 +104,7 @@ class LogBounds:
         self._deleted.update(entries(body.get("topic_names")))
         self._deleted.update(map(self._ids.target.topic_name, entries(body.get("topics"))))
 
-    def _collect(self, outcome: Outcome, answer: Message) -> None:
+    def _add_statements(self, outcome: Outcome, answer: Message) -> None:
         place = _PARTITION_FIELDS[ApiKey(answer.api_key)]
         asked = _asked(outcome) if answer.api_key == ApiKey.LIST_OFFSETS else {}
         for i, topic in enumerate(entries(answer.body[place.topics])):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,9 +93,9 @@ class _Log:
 
 
 class LogState:
-    """Facts of all logs of a finished run; `check` reports contradictions."""
+    """Facts of a run about all logs."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._logs: dict[TargetLog, _Log] = defaultdict(_Log)
         self._sessions: dict[tuple[int | None, int], dict[tuple[Any, int], Body]] = {}
@@ -106,7 +106,7 @@ class LogState:
         self._no_sessions: list[Outcome] = []  # where the captured broker has made one
         self._has_sessions = False
         self._has_one_node = len(ids.target.nodes) == 1
-        collect: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
+        self._by_api: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
@@ -114,22 +114,21 @@ class LogState:
             ApiKey.DELETE_TOPICS: self._remove,
             ApiKey.DELETE_RECORDS: self._remove,
         }
-        for outcome in sorted(outcomes, key=lambda each: each.sent_ns):
-            api_key = outcome.step.exchange.api_key
-            if api_key in _MARKER_APIS and outcome.sent is not None:
-                begin_ns = outcome.sent_ns
-                self._markers.append((begin_ns, begin_ns + _UNANSWERED_NS, 1))
-            if api_key in collect and outcome.sent is not None:
-                request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-                answer = (
-                    decoded(outcome.answer, "response", api_key, outcome.api_version)
-                    if outcome.answer is not None
-                    else None
-                )
-                if request is not None:
-                    collect[api_key](outcome, request, answer)
 
     # -- facts ----------------------------------------------------------------------------------
+
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is None:
+            return
+        if api_key in _MARKER_APIS:
+            begin_ns = outcome.sent_ns
+            self._markers.append((begin_ns, begin_ns + _UNANSWERED_NS, 1))
+        if api_key in self._by_api:
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+            if request is not None:
+                self._by_api[api_key](outcome, request, answer)
 
     def _produce(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         answered = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,23 +52,23 @@ class _ActiveProducer:
 
 
 class ProducerState:
-    """Facts of all producers of a finished run; `check` reports contradictions."""
+    """Facts of a run about all producers, if it has a DescribeProducers request."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._producers: dict[_Key, _ActiveProducer] = defaultdict(_ActiveProducer)
         self._described: list[tuple[Outcome, Body]] = []
-        chosen = [
-            each
-            for each in sorted(outcomes, key=lambda each: each.sent_ns)
-            if each.sent is not None and each.step.exchange.api_key in _APIS
-        ]
-        keys = {each.step.exchange.api_key for each in chosen}
-        for outcome in chosen if ApiKey.DESCRIBE_PRODUCERS in keys else ():
-            self._collect(outcome, outcome.step.exchange.api_key)
+        self._outcomes: list[Outcome] = []
+        self._is_described = False
 
-    def _collect(self, outcome: Outcome, api_key: int) -> None:
-        answer = None
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is not None and api_key in _APIS:
+            self._outcomes.append(outcome)
+            self._is_described |= api_key == ApiKey.DESCRIBE_PRODUCERS
+
+    def _add_facts(self, outcome: Outcome) -> None:
+        api_key, answer = outcome.step.exchange.api_key, None
         if outcome.answer is not None:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
         if api_key == ApiKey.PRODUCE:
@@ -115,6 +115,8 @@ class ProducerState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
+        for outcome in self._outcomes if self._is_described else ():
+            self._add_facts(outcome)
         for outcome, answer in self._described:
             for i, topic in enumerate(entries(answer["topics"])):
                 for j, partition in enumerate(entries(topic["partitions"])):

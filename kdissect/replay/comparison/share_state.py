@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -33,21 +33,22 @@ class _Delivery(NamedTuple):
 
 
 class ShareState:
-    """Deliveries of a finished run; `check` reports contradictions."""
+    """Deliveries of a run."""
 
-    def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
+    def __init__(self, ids: IdMap) -> None:
         self._final: list[tuple[Outcome, str, Body]] = []
         # by group, topic id and partition
         self._deliveries: dict[tuple[str, Any, int], list[_Delivery]] = defaultdict(list)
         self._unknown: set[str] = set()  # groups with requests that have no answer
-        for outcome in outcomes:
-            api_key = outcome.step.exchange.api_key
-            if api_key == ApiKey.SHARE_FETCH and outcome.sent is not None:
-                request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-                if request is not None:
-                    self._collect(outcome, request.body["group_id"])
 
-    def _collect(self, outcome: Outcome, group: str) -> None:
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if api_key == ApiKey.SHARE_FETCH and outcome.sent is not None:
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            if request is not None:
+                self._deliver(outcome, request.body["group_id"])
+
+    def _deliver(self, outcome: Outcome, group: str) -> None:
         frames = [each.answer for each in outcome.earlier]
         for frame in [*frames, outcome.answer]:
             version = outcome.api_version

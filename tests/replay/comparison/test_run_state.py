@@ -86,12 +86,18 @@ class Run:
 
     def said(self, state: type[State], brokers: int = 1) -> Said:
         found: Said = []
-        state(self.ids(brokers), self.outcomes).check(
+        facts = self.collected(state(self.ids(brokers)))
+        facts.check(
             lambda outcome, path, _, answered, __: found.append(
                 (outcome.step.number, path, str(answered))
             )
         )
         return found
+
+    def collected(self, facts: State) -> State:
+        for outcome in sorted(self.outcomes, key=lambda each: each.sent_ns):
+            facts.collect(outcome)
+        return facts
 
     # -- logs -------------------------------------------------------------------------------
 
@@ -269,7 +275,7 @@ def test_a_leader_epoch_that_the_only_broker_cannot_have() -> None:
     ids = IdMap(run.plan)
     ids.target.nodes, ids.target.leaders = {1: ("broker", 9092)}, {("t", 0): (1, 3)}
     found: list[tuple[int, str]] = []
-    LogBounds(ids, run.outcomes).check(
+    run.collected(LogBounds(ids)).check(
         lambda outcome, _, expected, __, ___: found.append((outcome.step.number, expected))
     )
     assert found == [(number, "at most 3")]
