@@ -187,12 +187,26 @@ class Skipped:
     is_finding: bool = False
 
 
+class Mode(Enum):
+    """The access of a request to a resource."""
+
+    READ = "read"  # after writes that were answered before; writes wait for it in turn
+    READ_NO_BLOCK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
+    WRITE = "write"
+    COMMUTING_WRITE = "commuting write"  # a write that commutes with others
+
+
+Resource = tuple[Any, ...]  # see `planning.dependencies`
+ResourceAccess = tuple[Resource, Mode]
+
+
 @dataclass(slots=True)
 class Step:
     """One request to send.
 
     number: its place in `Plan.steps`, which is in order of captured request times.
     skipped: why it is not sent at all, or None.
+    accesses: each resource that it reads or changes, once; of a skipped step too.
     depends_on: steps that must be *complete* before this is sent: answered, failed, timed out or
         skipped; a step that expects no response is complete when it is sent, or its fence passed.
     follows: steps that must have been *sent* (or be complete) before this is sent.
@@ -225,6 +239,7 @@ class Step:
     expired: str = ""
     expired_sessions: tuple[tuple[int, int], ...] = ()
     skipped: Skipped | None = None
+    accesses: tuple[ResourceAccess, ...] = ()
     depends_on: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()
 

@@ -41,7 +41,6 @@ from kdissect.replay.model import (
     Step,
     Verdict,
 )
-from kdissect.replay.planning.dependencies import ResourceAccesses
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
@@ -264,7 +263,7 @@ class Comparator:
         retried = [each for each in self._outcomes if each.earlier]
         if not retried:
             return
-        timing = Timing(ResourceAccesses(self.ids.plan.workload.facts), self._outcomes)
+        timing = Timing(self._outcomes)
         for outcome in retried:
             number, differences = outcome.step.number, []
             for index, earlier in enumerate(outcome.earlier, 1):

@@ -29,8 +29,16 @@ from kdissect.protocol.releases import (
 from kdissect.replay.comparison.grouping import plain_path
 from kdissect.replay.comparison.other_release import RULE, OtherRelease, release_note
 from kdissect.replay.comparison.rules import path_pattern
-from kdissect.replay.model import Difference, Outcome, ReplayPlan, Step, Verdict, Workload
-from kdissect.replay.planning.dependencies import Mode, Resource, ResourceAccesses
+from kdissect.replay.model import (
+    Difference,
+    Mode,
+    Outcome,
+    ReplayPlan,
+    Resource,
+    Step,
+    Verdict,
+    Workload,
+)
 from kdissect.replay.workload.messages import entries, response_of
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -249,13 +257,12 @@ def _since(step: Step) -> list[str]:
 
 def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
     """For steps, what earlier request the target did not do, of those on the same thing."""
-    touches = ResourceAccesses(plan.workload.facts)
     untaken: dict[Resource, str] = {}
     found: dict[int, str] = {}
     for step, outcome in zip(plan.steps, outcomes, strict=True):
         if step.exchange.internal_reason:
             continue
-        mine = touches.of(step.exchange)
+        mine = list(step.accesses)
         if step.exchange.api_key in _IN_SESSIONS:
             mine.append((("connection", step.connection), Mode.WRITE))
         if step.number in wanted:

@@ -36,6 +36,7 @@ _BATCH_MAX = 1 << 20  # max.message.bytes by default: a smaller limit may leave 
 _POLICY, _LEFT_OUT = "cleanup.policy", "are left out"
 _CODEC_AT, _CODEC_MASK, _COUNT_AT = 22, 7, 57
 _READING_NS, _UNANSWERED_NS = 2_000_000_000, 5_000_000_000
+_FOREVER = 1 << 62
 _MARKER_APIS = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
@@ -316,12 +317,14 @@ class LogState:
             place = bisect_left(times, outcome.sent_ns) - 1
             if place >= 0 and offset < floors[place]:
                 add(outcome, path, f"at least {floors[place]}", offset, _SHOWED_MORE)
+        stable_floors = _StableFloors(log)
         for fetched in log.fetched:
-            self._check_watermarks(log, fetched, times, floors, add)
+            self._check_watermarks(log, fetched, times, floors, stable_floors, add)
 
     def _check_watermarks(
-        self, log: _Log, fetched: _Fetched, times: Sequence[int], floors: Sequence[int], add: Add
-    ) -> None:
+        self, log: _Log, fetched: _Fetched, times: Sequence[int], floors: Sequence[int],
+        stable_floors: _StableFloors, add: Add,
+    ) -> None:  # fmt: skip
         outcome, body = fetched.outcome, fetched.body
         watermark, stable = body["high_watermark"], body.get("last_stable_offset", -1)
         start = body.get("log_start_offset", -1)
@@ -342,7 +345,7 @@ class LogState:
             note = "records after it are here"
             path = f"{fetched.path}.last_stable_offset"
             add(outcome, path, f"at least {fetched.end}", stable, note)
-        floor = _stable_floor(log, watermark) if stable >= 0 else -1
+        floor = stable_floors.at(watermark) if stable >= 0 else -1
         if stable < floor and stable < floor - self._appended_meanwhile(log, outcome):
             note = "no transaction is open there"
             add(outcome, f"{fetched.path}.last_stable_offset", f"at least {floor}", stable, note)
@@ -490,23 +493,43 @@ def _transactions(log: _Log) -> tuple[list[tuple[int, int, int]], set[tuple[int,
     return aborted, committed
 
 
-def _stable_floor(log: _Log, watermark: int) -> int:
-    """The least last stable offset beside a high watermark: the first offset of a transaction that
-    no known marker ends. -1 if not all records of the log are known."""
-    if log.unknown_records or 0 not in log.acknowledged:
-        return -1
-    found = {base: next(headers(data), None) for base, data in log.acknowledged.items()}
-    found |= {base: header for base, (header, _) in log.batches.items()}
-    open_since: dict[int, int] = {}
-    for base in sorted(base for base in found if base < watermark):
-        each = found[base]
-        if each is None:
+class _StableFloors:
+    """The least last stable offset beside each high watermark of a log: the first offset of a
+    transaction that no known marker before the watermark ends.
+
+    bases: of all batches, ascending. open_since: after each batch, that offset; None without an
+    open transaction. Both end before the first batch without a known header.
+    """
+
+    def __init__(self, log: _Log) -> None:
+        self.bases: list[int] = []
+        self.open_since: list[int | None] = []
+        self.known_end = _FOREVER  # the first batch without a known header
+        if log.unknown_records or 0 not in log.acknowledged:
+            self.known_end = -1
+            return
+        found = {base: next(headers(data), None) for base, data in log.acknowledged.items()}
+        found |= {base: header for base, (header, _) in log.batches.items()}
+        first_of: dict[int, int] = {}  # producer id -> offset, in order of offsets
+        for base in sorted(found):
+            each = found[base]
+            if each is None:
+                self.known_end = base
+                break
+            if each.is_control:
+                first_of.pop(each.producer_id, None)
+            elif each.is_transactional:
+                first_of.setdefault(each.producer_id, base)
+            self.bases.append(base)
+            self.open_since.append(next(iter(first_of.values()), None))
+
+    def at(self, watermark: int) -> int:
+        """-1 if not all records before the watermark are known."""
+        if watermark > self.known_end:
             return -1
-        if each.is_control:
-            open_since.pop(each.producer_id, None)
-        elif each.is_transactional:
-            open_since.setdefault(each.producer_id, base)
-    return min(open_since.values(), default=watermark)
+        place = bisect_left(self.bases, watermark) - 1
+        since = self.open_since[place] if place >= 0 else None
+        return watermark if since is None else since
 
 
 def _check_aborted(

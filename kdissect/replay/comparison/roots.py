@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kdissect.replay.model import Outcome, ReplayPlan, Verdict
-from kdissect.replay.planning.dependencies import Resource, ResourceAccesses
+from kdissect.replay.model import Outcome, ReplayPlan, Resource, Verdict
 
 _GROUP_PARTS = frozenset({"commits", "share"})
 _FINDINGS = frozenset({Verdict.DIFFERENT, Verdict.ERROR})
@@ -29,13 +28,11 @@ def find_roots(plan: ReplayPlan, outcomes: Iterable[Outcome]) -> dict[int, int]:
     roots: dict[int, int] = {}
     if len(found) < 2:
         return roots
-    accesses = ResourceAccesses(plan.workload.facts)
     diverged: dict[Resource, int] = {}
     for step in plan.steps:
-        touched = accesses.of(step.exchange)  # of all steps: it learns transactions from them
         if step.number not in found:
             continue
-        own, all_named = _resources(resource for resource, _ in touched)
+        own, all_named = _resources(resource for resource, _ in step.accesses)
         root = min((diverged[each] for each in all_named if each in diverged), default=-1)
         if root >= 0:
             roots[step.number] = root

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kdissect.replay.model import READ, EarlierAnswer, Outcome, Verdict
-from kdissect.replay.planning.dependencies import Mode, Resource, ResourceAccesses
+from kdissect.replay.model import READ, EarlierAnswer, Mode, Outcome, Resource, Verdict
 from kdissect.replay.workload.messages import SESSION_LOST, TRANSIENT
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
@@ -31,7 +30,7 @@ Interval = tuple[int, int]  # sent_ns, answered_ns
 class Timing:
     """Writes and successes of a finished run, for its retried requests."""
 
-    def __init__(self, touches: ResourceAccesses, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
         retried_apis = {each.step.exchange.api_key for each in outcomes if each.earlier}
         self._resources: dict[int, list[Resource]] = {}  # by step
         self._writes: dict[Resource, list[tuple[int, Interval]]] = {}  # with the step
@@ -42,11 +41,10 @@ class Timing:
             is_read = step.step_class == READ and not step.creates
             if outcome.sent is None or (is_read and api_key not in retried_apis):
                 continue
-            touched = touches.of(step.exchange)
-            resources = [resource for resource, _ in touched] or [("api", api_key)]
+            resources = [resource for resource, _ in step.accesses] or [("api", api_key)]
             self._resources[step.number] = resources
             interval = _interval(outcome)
-            for resource, mode in touched:
+            for resource, mode in step.accesses:
                 if not is_read and mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
                     self._writes.setdefault(resource, []).append((step.number, interval))
             if outcome.answer is not None and _is_as_captured(outcome):

@@ -11,32 +11,17 @@ A *resource* is a tuple whose first item says what it is: ``("log", topic, parti
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
-from typing import Any
 from uuid import UUID
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
-from kdissect.replay.model import Exchange, WorkloadFacts
+from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
 from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
 
-Resource = tuple[Any, ...]
 _TOPIC_RESOURCE = 2  # resource type of configs
 _GROUP_KEY = 0  # key type of FindCoordinator
-
-
-class Mode(Enum):
-    """The access of a request to a resource."""
-
-    READ = "read"  # after writes that were answered before; writes wait for it in turn
-    READ_NO_BLOCK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
-    WRITE = "write"
-    COMMUTING_WRITE = "commuting write"  # a write that commutes with others
-
-
-ResourceAccess = tuple[Resource, Mode]
 
 
 class ResourceAccesses:
@@ -54,17 +39,20 @@ class ResourceAccesses:
         }
         self.in_transaction: dict[str, set[Resource]] = {}
         self.has_acls = False
+        # Equal requests share one tuple: a Fetch may name a hundred partitions.
+        self._shared: dict[tuple[ResourceAccess, ...], tuple[ResourceAccess, ...]] = {}
 
-    def of(self, exchange: Exchange) -> list[ResourceAccess]:
+    def of(self, exchange: Exchange) -> tuple[ResourceAccess, ...]:
         """The resources of a request, each once (the stronger mode wins)."""
         request = request_of(exchange)
         if request is None:
-            return []
+            return ()
         found: dict[Resource, Mode] = {}
         for resource, mode in self._touches(exchange, request):
             if found.get(resource) is not Mode.WRITE:
                 found[resource] = mode
-        return list(found.items())
+        accesses = tuple(found.items())
+        return self._shared.setdefault(accesses, accesses)
 
     def topic_name(self, name: str, topic_id: UUID | None) -> str:
         """The topic's name, by its id if `name` is empty; an id without known name as text."""

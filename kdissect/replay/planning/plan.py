@@ -46,8 +46,10 @@ from kdissect.replay.model import (
     TRANSACTIONS,
     WRITING_CLASSES,
     Exchange,
+    Mode,
     PlanOptions,
     ReplayPlan,
+    Resource,
     SkipCode,
     Skipped,
     Step,
@@ -56,9 +58,6 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.dependencies import (
     BLOCKING_GROUP_APIS,
-    Mode,
-    Resource,
-    ResourceAccess,
     ResourceAccesses,
 )
 from kdissect.replay.planning.expired_sessions import mark_expired_sessions
@@ -90,34 +89,32 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     lanes: list[list[int]] = [[] for _ in workload.connections]
     start_ns = times[order[0].connection][order[0].index] if order else 0
     steps = []
-    touches = ResourceAccesses(workload.facts)
-    touched: list[list[ResourceAccess]] = []
+    accesses = ResourceAccesses(workload.facts)
     for number, exchange in enumerate(order):
         at_ns = times[exchange.connection][exchange.index] - start_ns
         step = _step(number, exchange, at_ns, options)
-        mine = touches.of(exchange) if step.skipped is None else []
+        if not exchange.internal_reason:
+            step.accesses = accesses.of(exchange)
         if step.skipped is None and not (
             (workload.chosen is None or step.exchange.exchange_id in workload.chosen)
-            and _is_chosen(step, mine, options)
+            and _is_chosen(step, options)
         ):
             step.skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
-            mine = []
-        step.creates = _creates(step, mine, workload.facts)
+        step.creates = step.skipped is None and _creates(step, workload.facts)
         steps.append(step)
-        touched.append(mine)
         lanes[exchange.connection].append(number)
     mark_expired(steps)
     plan = ReplayPlan(workload, options, steps, lanes)
-    _Ordering(plan, touched, touches, start_ns).run()
+    _Ordering(plan, accesses, start_ns).run()
     mark_expired_sessions(steps)
     return plan
 
 
-def _creates(step: Step, touched: list[ResourceAccess], facts: WorkloadFacts) -> bool:
+def _creates(step: Step, facts: WorkloadFacts) -> bool:
     """Return whether the target has new partitions after a step, as far as the capture shows it."""
     if step.exchange.api_key not in _CREATING_APIS:
         return False
-    topics = [facts.topics.get(name[1]) for name, mode in touched
+    topics = [facts.topics.get(name[1]) for name, mode in step.accesses
               if name[0] == "topic" and mode is Mode.WRITE]  # fmt: skip
     return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)
 
@@ -204,7 +201,7 @@ def _had_no_effect(exchange: Exchange) -> bool:
     return bool(codes) and codes <= api.REFUSED
 
 
-def _is_chosen(step: Step, touched: list[ResourceAccess], options: PlanOptions) -> bool:
+def _is_chosen(step: Step, options: PlanOptions) -> bool:
     """Return whether the options' filters keep a step; what names no topic or group passes
     those."""
     if options.apis and step.exchange.api_key not in options.apis:
@@ -213,7 +210,7 @@ def _is_chosen(step: Step, touched: list[ResourceAccess], options: PlanOptions) 
         return False
     for kinds, wanted in ((("topic", "log"), options.topics), (("group",), options.groups)):
         if wanted:
-            named = {resource[1] for resource, _ in touched if resource[0] in kinds}
+            named = {resource[1] for resource, _ in step.accesses if resource[0] in kinds}
             if named and not any(fits(name, wanted) for name in named):
                 return False
     return True
@@ -281,14 +278,12 @@ class _Ordering:
     def __init__(
         self,
         plan: ReplayPlan,
-        touched: list[list[ResourceAccess]],
-        touches: ResourceAccesses,
+        accesses: ResourceAccesses,
         start_ns: int,
     ) -> None:
         self.plan = plan
         self.steps = plan.steps
-        self.touched = touched
-        self.touches = touches
+        self.accesses = accesses
         self.start_ns = start_ns
         self.frontiers: dict[Resource, _Frontier] = defaultdict(_Frontier)
         self.hard: list[set[int]] = [set() for _ in plan.steps]
@@ -352,7 +347,7 @@ class _Ordering:
                 waits = self.hard[number]
                 if step.connection in last_seen:
                     waits.add(last_seen[step.connection])
-                for resource, mode in self.touched[number]:
+                for resource, mode in step.accesses:
                     waits.update(self.frontiers[resource].waits(mode))
                     self._note_races(step, mode, under_way[resource])
                     if resource[0] == "group":
@@ -363,7 +358,7 @@ class _Ordering:
                 self._thin(waits)
             else:
                 waited_for = spoken_for.pop(number)
-                for resource, mode in self.touched[number]:
+                for resource, mode in step.accesses:
                     under_way[resource].pop(number, None)
                     if (number, resource) in self.placed:
                         continue  # done some time after it was sent: its place says when
@@ -414,7 +409,7 @@ class _Ordering:
                 continue
             response = response_of(step.exchange)
             for topic in entries(response.body["responses"]) if response is not None else []:
-                name = self.touches.topic_name(topic.get("name") or "", topic.get("topic_id"))
+                name = self.accesses.topic_name(topic.get("name") or "", topic.get("topic_id"))
                 for partition in entries(topic["partition_responses"]):
                     if partition["error_code"] == 0 and partition["base_offset"] >= 0:
                         log = ("log", name, partition["index"])
@@ -430,7 +425,7 @@ class _Ordering:
         request = request_of(step.exchange)
         found: dict[Resource, int] = {}
         for topic in entries(request.body["topic_data"]) if request is not None else []:
-            name = self.touches.topic_name(topic.get("name") or "", topic.get("topic_id"))
+            name = self.accesses.topic_name(topic.get("name") or "", topic.get("topic_id"))
             for partition in entries(topic["partition_data"]):
                 data = partition["records"] or b""
                 found["log", name, partition["index"]] = sum(
@@ -458,7 +453,7 @@ class _Ordering:
             response = response_of(step.exchange)
             if response is None:
                 continue
-            for name, partition, data in self.touches.fetched_sets(response):
+            for name, partition, data in self.accesses.fetched_sets(response):
                 offsets, writers = self.logs.get(("log", name, partition), ([], []))
                 last = max((each.last_offset for each in headers(data)), default=-1)
                 place = bisect_right(offsets, last) - 1
@@ -517,7 +512,7 @@ class _Ordering:
             waits[number << 1 | 1] = 1
             after[number << 1].append(number << 1 | 1)
             if step.exchange.api_key in BLOCKING_GROUP_APIS:
-                for resource, _ in self.touched[number]:
+                for resource, _ in step.accesses:
                     if resource[0] == "group":
                         joins[resource].append(step)
         for members in joins.values():

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import READ, ReplayPlan
-from kdissect.replay.planning.dependencies import Mode, ResourceAccesses
+from kdissect.replay.model import READ, Mode, ReplayPlan
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import GuardError
@@ -67,12 +66,11 @@ def effects_of(
     new_names = {(kind, old): new for kind, old, new in renames}
     for topic in topics_to_make(plan) if makes_topics else ():
         effects.made["topic", new_names.get(("topic", topic.name), topic.name)] = None
-    touches = ResourceAccesses(plan.workload.facts)
     for step in plan.steps:
         if step.skipped is not None or step.step_class == READ:
             continue
         api_key = step.exchange.api_key
-        for resource, mode in touches.of(step.exchange):
+        for resource, mode in step.accesses:
             kind = _KIND_OF.get(resource[0])
             if kind is None or mode not in (Mode.WRITE, Mode.COMMUTING_WRITE):
                 continue

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kdissect.replay.model import ReplayPlan, StartingState
-from kdissect.replay.planning.dependencies import Resource, ResourceAccesses
+from kdissect.replay.model import ReplayPlan, Resource, StartingState
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState, read_end_state
 from kdissect.text import plural, visible
@@ -18,12 +17,9 @@ Names = Mapping[tuple[str, str], str]  # (kind, captured name) -> the target's n
 
 def used_state(plan: ReplayPlan, starting: StartingState) -> StartingState:
     """The part of a starting state that requests of the plan use."""
-    accesses = ResourceAccesses(plan.workload.facts)
     used: set[Resource] = set()
-    for step in plan.steps:
-        touched = accesses.of(step.exchange)
-        if step.skipped is None:
-            used.update(resource for resource, _ in touched)
+    for accesses in {step.accesses for step in plan.steps if step.skipped is None}:
+        used.update(resource for resource, _ in accesses)
     topics = {each[1] for each in used if each[0] in ("topic", "log")}
     if ("topics",) in used:  # a Metadata request for all
         topics |= starting.topics.keys()

@@ -25,6 +25,7 @@ from kdissect.replay.model import (
     Workload,
     WorkloadFacts,
 )
+from kdissect.replay.planning.dependencies import ResourceAccesses
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import step_class
 
@@ -85,6 +86,9 @@ class Run:
 
     def judgements(self) -> dict[int, Judgement]:
         facts = WorkloadFacts(topics={"t": TopicFacts("t")})
+        accesses = ResourceAccesses(facts)
+        for step in self.steps:
+            step.accesses = accesses.of(step.exchange)
         workload = Workload("made", "capture", [self.connection], facts)
         lanes = [list(range(len(self.steps)))]
         plan = ReplayPlan(workload, PlanOptions(), self.steps, lanes)
