@@ -1,9 +1,9 @@
 """A server that answers every Kafka request at once with nothing in it: what clients can do alone.
 
 One process, one epoll loop, no asyncio: its cost a request is a few microseconds, so that what a
-client reaches against it is the client's own limit. ApiVersions tells every API that is known here,
-Metadata one node (itself) and the topics that are asked for with one partition. With --answers, a
-pickled `bench.answers.Answers`, requests that these know get theirs.
+client reaches against it is the client's own limit. ApiVersions lists every API that is known here,
+Metadata has one node (itself) and the requested topics with one partition, ListOffsets answers 0.
+With --answers, a pickled `bench.answers.Answers`, requests that these know get theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kdissect.protocol import catalog
 if TYPE_CHECKING:
     from bench.answers import Answers
 
-_API_VERSIONS, _METADATA = 18, 3
+_LIST_OFFSETS, _METADATA, _API_VERSIONS = 2, 3, 18
 
 
 def _topic(name: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class NullServer:
         kept = self._answers.get(key)
         if kept is None:
             kept = self._make(frame)
-            if frame[:2] != b"\0\3":  # Metadata depends on what is asked
+            if frame[:2] not in (b"\0\2", b"\0\3"):  # these name what the request names
                 self._answers[key] = kept
         return kept[:4] + frame[4:8] + kept[8:]
 
@@ -74,6 +74,15 @@ class NullServer:
             names = [each["name"] for each in asked] if asked else [*self.topics, *known]
             body["brokers"] = [{"node_id": 1, "host": "127.0.0.1", "port": self.port}]
             body["topics"] = [known.get(name) or _topic(name) for name in names]
+        elif api_key == _LIST_OFFSETS:
+            asked = decode_message(frame, side="request").body["topics"]
+            body["topics"] = [
+                {"name": each["name"], "partitions": [
+                    {"partition_index": one["partition_index"], "offset": 0}
+                    for one in each["partitions"]
+                ]}
+                for each in asked
+            ]  # fmt: skip
         data = encode_message(Message(api_key, api_version, "response", {}, body))
         return len(data).to_bytes(4, "big") + data
 

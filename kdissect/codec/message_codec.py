@@ -98,6 +98,8 @@ def uuid_of(data: bytes) -> UUID:
 
 def read_uvarint(buf: Bytes, pos: int) -> tuple[int, int]:
     """An unsigned varint of 32 bits: 7 bits per byte, the low ones first, at most five bytes."""
+    if pos < len(buf) and buf[pos] < 0x80:  # most are one byte
+        return buf[pos], pos + 1
     value = 0
     for count in range(5):
         if pos + count >= len(buf):
