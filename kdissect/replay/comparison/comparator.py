@@ -18,6 +18,7 @@ from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import Type
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.equivalence import Meaning
@@ -424,6 +425,12 @@ def _shape_of(api_key: int, of: Layout) -> _Shape:
     return _Shape(kinds, named, telling)
 
 
+@cache
+def _names_group(api_key: int, api_version: int) -> bool:
+    fields = layout(catalog.api(api_key).request, api_version).by_name
+    return "group_id" in fields or "transactional_id" in fields
+
+
 class DiffPosition(NamedTuple):
     """A position in both messages during a comparison.
 
@@ -474,7 +481,9 @@ class TreeDiff:
     def request_around(self) -> FieldContext:
         """Group and transactional id that only the request names."""
         if self._around is None:
-            request = request_of(self.step.exchange)
+            exchange = self.step.exchange
+            names_any = _names_group(exchange.api_key, exchange.api_version)
+            request = request_of(exchange) if names_any else None
             body = {} if request is None else request.body
             self._around = FieldContext(
                 group=body.get("group_id") or "",
@@ -492,7 +501,7 @@ class TreeDiff:
                 return
         for name, slot in ours.by_name.items():
             other = theirs.by_name.get(name)
-            if other is not None:
+            if other is not None and not self._is_equal(slot, c[name], a[name]):
                 self.value(slot, other, shape.kinds[name], c[name], a[name], place.field(name))
         mine, their = c.get(UNKNOWN_TAGS), a.get(UNKNOWN_TAGS)
         if mine != their:
@@ -514,8 +523,6 @@ class TreeDiff:
         if kind is FieldKind.RECORDS:
             self.records(c, a, place)
             return
-        if c == a and type(c) is type(a) and not (c and self._must_look(place, slot)):
-            return
         if slot.field.is_array:
             self.array(slot, other, kind, c, a, self._forced(place))
         elif slot.inner is not None and other.inner is not None:
@@ -527,10 +534,11 @@ class TreeDiff:
         else:
             self.leaf(place, c, a, kind, slot)
 
-    def _must_look(self, place: DiffPosition, slot: Slot) -> bool:
-        """Fetched records are noted also where they are equal."""
-        is_around = slot.inner is not None and place.plain.startswith("responses")
-        return is_around and self.api_key in _FETCH_APIS
+    def _is_equal(self, slot: Slot, c: Any, a: Any) -> bool:
+        """Fetched records, and the structs around them, are noted also where they are equal."""
+        has_records = slot.inner is not None or slot.field.type is Type.RECORDS
+        is_fetched = has_records and self.api_key in _FETCH_APIS
+        return not is_fetched and type(c) is type(a) and bool(c == a)
 
     def _forced(self, place: DiffPosition) -> DiffPosition:
         if place.forced is not None:
