@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from kdissect.incidents.facts import Facts, Row
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
+from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.exchange_facts import endpoint
 from kdissect.text import duration, plural
@@ -86,7 +86,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             WHERE a IS NOT NULL"""
         )
     }
-    groups: list[list[Incident]] = []
+    nodes: list[list[Row]] = []
     rows = facts.rows(f"SELECT * FROM ({_outages_with_requests()}) ORDER BY start, broker")
     for row in rows:
         if not row["era"] and row["back"] is None and row["broker"] in advertised:
@@ -94,14 +94,15 @@ def find(facts: Facts) -> Iterator[Incident]:
             continue
         # a controller's listener, which no client uses
         is_internal = row["is_brokers"] and row["broker"] not in advertised
-        if found := _outage(facts, row, is_internal or not row["is_clients"]):
-            near = groups[-1] if groups else []
-            if near and found.start - near[0].start <= ONE_NODE and _ip(near[0]) == _ip(found):
-                near.append(found)
+        if severity := _severity(row, is_internal or not row["is_clients"]):
+            outage = {**row, "severity": severity}
+            near = nodes[-1][0] if nodes else None
+            if near and row["start"] - near["start"] <= ONE_NODE and _ip(near) == _ip(row):
+                nodes[-1].append(outage)
             else:
-                groups.append([found])
-    for group in groups:
-        yield _merged(group)
+                nodes.append([outage])
+    for listeners in nodes:
+        yield _outage(facts, listeners)
     yield from _unseen(facts)
 
 
@@ -155,68 +156,72 @@ def _outages_with_requests() -> str:
     """
 
 
-def _outage(facts: Facts, row: Row, is_internal: bool) -> Incident | None:
-    length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
-    was_up, comes_back = row["era"] > 0, row["back"] is not None
-    if row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN and not row["requests"]:
+def _severity(row: Row, is_internal: bool) -> str | None:
+    """Return the severity of an outage; None if it is too short to matter."""
+    is_single = row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN
+    if not row["requests"] and (is_single or _length_ms(row) < LENGTH_MIN_MS):
         return None
-    if length_ms < LENGTH_MIN_MS and not row["requests"]:
-        return None
-    if not was_up:
-        severity = INFO if comes_back else WARN
-    elif row["is_planned"] or is_internal:
-        severity = INFO
-    else:
-        severity = BAD
-    kind = "refused" if row["refusals"] == row["attempts"] else "unanswered"
-    attempts = plural(row["attempts"], f"{kind} connection attempt")
-    begin = f"was not up yet: {attempts}" if not was_up and comes_back else f"had {attempts}"
-    closed = plural(row["closed_connections"], "connection") if row["closed_connections"] else ""
-    cause = f" It closed {closed} at the beginning." if closed else ""
-    planned = " It had given its partitions away: an orderly shutdown." if row["is_planned"] else ""
-    end = f"It was back after {duration(length_ms)}." if comes_back else "It did not come back."
-    ids = [*row["closed_ids"], *row["failed_ids"]]
+    if not row["era"]:
+        return WARN if row["back"] is None else INFO
+    return INFO if row["is_planned"] or is_internal else BAD
+
+
+def _length_ms(row: Row) -> float:
+    length: timedelta = row["stop"] - row["start"]
+    return length.total_seconds() * 1000
+
+
+def _ip(row: Row) -> str:
+    address: str = row["broker"]
+    return address.rpartition(":")[0]
+
+
+def _outage(facts: Facts, listeners: list[Row]) -> Incident:
+    """Return the incident of a node: its subject is the listener of its clients."""
+    start = min(row["start"] for row in listeners)
+    listeners = [{**row, "start": start} for row in listeners]
+    listeners.sort(key=lambda row: (SEVERITIES.index(row["severity"]), -row["requests"]))
+    first, *others = listeners
+    requests = sum(row["requests"] for row in listeners)
+    ids = [number for row in listeners for number in (*row["closed_ids"], *row["failed_ids"])]
+    sentences = [f"{first['broker']} {_beginning(first)}."]
+    if first["closed_connections"]:
+        closed = plural(first["closed_connections"], "connection")
+        sentences.append(f"It closed {closed} at the beginning.")
+    if first["is_planned"]:
+        sentences.append("It had given its partitions away: an orderly shutdown.")
+    if requests:
+        sentences.append(f"{plural(requests, 'request')} had no response.")
+    sentences.append(f"It {_ending(first)}.")
+    sentences += [f"{row['broker']} of the same machine {_ending(row)}." for row in others]
     return Incident(
         "broker_unreachable",
-        severity,
-        row["start"],
-        row["stop"],
-        row["broker"],
-        f"{row['broker']} {begin}.{cause}{planned} {plural(row['requests'], 'request')} had no "
-        f"response. {end}",
-        row["requests"],
-        length_ms,
-        row["exchange_ids"] or (),
+        first["severity"],
+        start,
+        first["stop"],
+        first["broker"],
+        " ".join(sentences),
+        requests,
+        _length_ms(first),
+        [number for row in listeners for number in row["exchange_ids"] or ()],
         ids,
         facts.follow(ids),
-        frozenset((row["broker"],)),
+        frozenset(row["broker"] for row in listeners),
     )
 
 
-def _ip(incident: Incident) -> str:
-    return incident.subject.rpartition(":")[0]
+def _beginning(row: Row) -> str:
+    kind = "refused" if row["refusals"] == row["attempts"] else "unanswered"
+    attempts = plural(row["attempts"], f"{kind} connection attempt")
+    was_up, comes_back = row["era"] > 0, row["back"] is not None
+    return f"was not up yet: {attempts}" if comes_back and not was_up else f"had {attempts}"
 
 
-def _merged(group: list[Incident]) -> Incident:
-    """Return one incident for the listeners of a node: that of its clients comes first."""
-    order = {severity: number for number, severity in enumerate((BAD, WARN, INFO))}
-    first, *rest = sorted(group, key=lambda one: (order[one.severity], -one.request_count))
-    if not rest:
-        return first
-    others = ", ".join(one.subject for one in rest)
-    return Incident(
-        first.kind,
-        first.severity,
-        min(one.start for one in group),
-        max(one.end for one in group),
-        first.subject,
-        f"{first.text} The same holds for {others}.",
-        sum(one.request_count for one in group),
-        max(one.time_lost_ms or 0 for one in group),
-        [number for one in (first, *rest) for number in one.exchange_ids],
-        [number for one in (first, *rest) for number in one.connection_ids],
-        first.next_command,
-        frozenset(one.subject for one in group),
+def _ending(row: Row) -> str:
+    return (
+        "did not come back"
+        if row["back"] is None
+        else f"was back after {duration(_length_ms(row))}"
     )
 
 

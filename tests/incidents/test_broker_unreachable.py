@@ -62,6 +62,23 @@ def test_a_broker_that_announced_its_end_is_only_information() -> None:
     assert "an orderly shutdown" in outage["text"]
 
 
+def test_a_node_with_two_listeners_is_one_incident_of_its_clients_listener() -> None:
+    """The length is that of the clients' listener; the text has the other's own length."""
+    internal = {"broker_port": 9093}
+    connections = [
+        *KILLED,
+        _worked(2, 16, 60),
+        *[_attempt(20 + n, 10.1 + n, **internal) for n in range(9)],
+        _worked(3, 20, 60, **internal),
+    ]
+    (outage,) = found(exchanges=_traffic(1, 0, 9), connections=connections)
+    assert outage["subject"] == "10.0.0.9:9092"
+    assert outage["end_time"].timestamp() == at(16) / 1e6
+    assert outage["time_lost_ms"] == 5990
+    assert "It was back after 5.99 s. 10.0.0.9:9093 of the same machine was" in outage["text"]
+    assert "back after 9.99 s." in outage["text"]
+
+
 def test_a_client_that_starts_before_its_broker() -> None:
     """Refused attempts before the first success are for information."""
     connections = [*[_attempt(10 + n, n) for n in range(5)], _worked(1, 6, 60)]
