@@ -3,13 +3,14 @@
 The truth of a group's partition comes from the request log alone. Its committed offset is the one
 that OffsetCommit stored, or TxnOffsetCommit once EndTxn or a marker committed the transaction. Its
 end is the highest one that a response or a written record shows. The brokers' responses to
-OffsetFetch confirm both.
+OffsetFetch confirm both. A topic that was deleted, and not created again, has no lag.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class LoggedOffsets:
     A client numbers its requests over all brokers, so `commit` knows the later one.
 
     open: offsets of transactions whose end was not logged, by producer id. fetched: the answers to
-    OffsetFetch that came after a group's last commit.
+    OffsetFetch that came after a group's last commit. names: of topics, by their ids.
     """
 
     committed: dict[Commit, int] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class LoggedOffsets:
     fetched: dict[Commit, int] = field(default_factory=dict)
     log_ends: dict[Partition, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
     _numbers: dict[tuple[Commit, str], int] = field(default_factory=dict)
 
     def commit(self, offsets: dict[Commit, int], client_id: str = "", number: int = -1) -> None:
@@ -85,6 +87,8 @@ def read_logged_offsets(log: Path) -> LoggedOffsets:
                     found.names[topic["topicId"]] = topic["name"]
     for row in rows:
         _apply(found, row)
+    created_again = [name for name, count in Counter(found.names.values()).items() if count > 1]
+    found.deleted -= set(created_again)
     produced = log.with_name(log.name.replace(".requests.", ".produced."))
     if produced.is_file():
         for row in read_lines(produced):
@@ -106,6 +110,9 @@ def _apply(found: LoggedOffsets, row: dict[str, Any]) -> None:
     elif api_key == ApiKey.WRITE_TXN_MARKERS:
         for marker in request["markers"]:
             found.end_transaction(marker["producerId"], marker["transactionResult"])
+    elif api_key == ApiKey.DELETE_TOPICS:
+        topics = response["responses"]
+        found.deleted |= {topic["name"] for topic in topics if not topic["errorCode"]}
     elif api_key == ApiKey.OFFSET_FETCH:
         for group in response.get("groups") or [{**response, "groupId": request.get("groupId")}]:
             for topic in group.get("topics") or []:
@@ -191,7 +198,11 @@ def compare(tables: Tables, log: Path) -> Counts:
         if logged.fetched.get(key, offset) != offset:
             counts.wrong.append(f"{key}: the truth itself, {offset}, OffsetFetch said otherwise")
         counts.confirmed += key in logged.fetched
-        if row is None or row["lag_at_end"] is None:
+        if key[1] in logged.deleted and row is None:
+            counts.right += 1
+        elif key[1] in logged.deleted:
+            counts.wrong.append(f"{'/'.join(map(str, key))}: a row of a deleted topic")
+        elif row is None or row["lag_at_end"] is None:
             counts.undecided += 1
         elif row["last_committed"] == offset and row["lag_at_end"] <= truth:
             counts.right += 1
@@ -232,8 +243,9 @@ def section(captures: Path) -> str:
             "",
             "The last committed offset and the lag at the end of each partition of a group, in the "
             "report's table `lag`, beside the brokers' request logs: offsets of transactions count "
-            "once the transaction committed. The same with 2 % of the packets removed. A lag is a "
-            "lower bound: with the right offset, one below the truth is right.",
+            "once the transaction committed, and a deleted topic has no row. The same with 2 % of "
+            "the packets removed. A lag is a lower bound: with the right offset, one below the "
+            "truth is right.",
             f"{whole.right} partitions right, {len(whole.wrong)} wrong, {whole.undecided} not "
             f"decided; with loss {lossy.right}, {len(lossy.wrong)} and {lossy.undecided}"
             + (f": {'; '.join(wrong)}" if wrong else "")
