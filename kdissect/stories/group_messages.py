@@ -148,7 +148,7 @@ def _join(request: Body, response: Body | None) -> GroupFacts:
 
 
 def _sync(request: Body, response: Body | None) -> GroupFacts:
-    data: dict[str, Any] = {"gives": len(request["assignments"] or ())}
+    data: dict[str, Any] = {"gives": [one["member_id"] for one in request["assignments"] or ()]}
     if response is not None:
         data["assigned"] = _assigned(request["protocol_type"], response["assignment"])
     return request["member_id"], request["generation_id"], data

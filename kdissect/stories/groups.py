@@ -93,18 +93,32 @@ class _Row:
 
 @dataclass(slots=True)
 class _Generation:
-    """A generation of a classic group, from its responses."""
+    """A generation of a classic group, from its responses.
+
+    listed: members, as the leader's response lists them. given: members that the leader assigns
+    partitions to.
+    """
 
     number: int
     leader: str
     protocol: str | None
     joins: list[_Event] = field(default_factory=list)
     syncs: list[_Event] = field(default_factory=list)
-    listed: list[str] = field(default_factory=list)  # members, as the leader's response lists them
+    listed: list[str] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all members are known: the leader's messages have them."""
+        return bool(self.listed or self.given)
 
     @property
     def members(self) -> list[str]:
-        return self.listed or sorted({join.member_id or "" for join in self.joins})
+        if self.listed:
+            return self.listed
+        steps = [*self.joins, *(sync for sync in self.syncs if sync.is_good)]
+        seen = {self.leader, *self.given, *(step.member_id or "" for step in steps)}
+        return sorted(seen - {""})
 
 
 def group_events_table(events: pa.Table) -> pa.Table:
@@ -193,7 +207,7 @@ def _own_rows(event: _Event, group_type: str) -> Iterator[_Row]:
         yield row("join", _join_detail(event), event.waited_ms)
     elif event.api_key == ApiKey.SYNC_GROUP:
         assigned = data.get("assigned")
-        gives = f"gives {data['gives']} assignments" if data["gives"] else ""
+        gives = f"gives {len(data['gives'])} assignments" if data["gives"] else ""
         got = f"assigned {assigned}" if event.is_good and assigned is not None else ""
         yield row("sync", [_error(event), gives, got], event.waited_ms)
     elif event.api_key == ApiKey.LEAVE_GROUP:
@@ -296,6 +310,7 @@ def _generations(events: list[_Event]) -> list[_Generation]:
                 generations.append(matching)
             if matching is not None:
                 matching.syncs.append(event)
+                matching.given = matching.given or event.data["gives"]
         elif event.is_good:
             data = event.data
             if last is None or last.number != number or last.leader not in ("", data["leader"]):
@@ -316,8 +331,9 @@ def _generation_rows(
         first = min(generation.joins, key=lambda join: join.time_ns)
         duration = (ended.answer_ns - first.time_ns) / 1e6 if ended is not None else None
         members = generation.members
+        count = _count(members) if generation.is_whole else f"at least {_count(members)}"
         parts = [
-            f"generation {generation.number} of {_count(members)}: {', '.join(members)}",
+            f"generation {generation.number} of {count}: {', '.join(members)}",
             f"led by {generation.leader}",
             f"protocol {generation.protocol}",
             f"why: {_why(generation, before, left)}",
@@ -344,9 +360,8 @@ def _count(members: list[str]) -> str:
 def _why(generation: _Generation, before: _Generation | None, left: list[_Event]) -> str:
     """The events since the previous generation: joins, leaves, missing members, reasons."""
     members = generation.members
-    members_before = (
-        before.members if before is not None and before.number == generation.number - 1 else None
-    )
+    follows = before is not None and before.number == generation.number - 1
+    members_before = before.members if before is not None and follows and before.is_whole else None
     gone = {leave.member_id or "": leave.data["reason"] for leave in left}
     reasons = [
         f"{member} left ({reason})" if reason else f"{member} left"
@@ -359,15 +374,16 @@ def _why(generation: _Generation, before: _Generation | None, left: list[_Event]
     }
     if members_before is not None:
         fresh |= set(members) - set(members_before)
-        away = sorted(set(members_before) - set(members) - set(gone))
-        reasons += [f"{member} did not come back" for member in away]
+        away = set(members_before) - set(members) - set(gone) if generation.is_whole else set()
+        reasons += [f"{member} did not come back" for member in sorted(away)]
     reasons = [f"{member} joined" for member in sorted(fresh)] + reasons
     for join in generation.joins:
         reason_text = join.data["reason"]
         if reason_text and not reason_text.startswith(_FOLLOWS):
             reasons.append(f"{join.member_id} rejoined ({reason_text})")
     if not reasons and members_before is None:
-        return "the generation before was not captured"
+        captured = "not captured whole" if follows else "not captured"
+        return f"the generation before was {captured}"
     return ", ".join(reasons) or "its members rejoined without a reason"
 
 

@@ -1,0 +1,78 @@
+"""Generations of classic groups, of which some messages of the leader were not captured."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.stories.events import GROUP_STEPS
+from kdissect.stories.groups import group_events_table
+
+MEMBERS = ["a", "b", "c"]  # a leads
+
+
+def _join(generation: int, member: str) -> dict[str, Any]:
+    data = {
+        "asked_as": member,
+        "type": "consumer",
+        "offered": ["range"],
+        "reason": "",
+        "instance": None,
+        "protocol": "range",
+        "leader": "a",
+        "members": MEMBERS if member == "a" else [],
+    }
+    return _step(ApiKey.JOIN_GROUP, generation, member, data)
+
+
+def _sync(generation: int, member: str) -> dict[str, Any]:
+    data = {"gives": MEMBERS if member == "a" else [], "assigned": f"orders[{member}]"}
+    return _step(ApiKey.SYNC_GROUP, generation, member, data)
+
+
+def _step(api_key: int, generation: int, member: str, data: dict[str, Any]) -> dict[str, Any]:
+    time_ns = generation * 1000 + 100 * (api_key == ApiKey.SYNC_GROUP) + ord(member)
+    return dict.fromkeys(GROUP_STEPS.names) | {
+        "group_id": "g",
+        "api_key": api_key,
+        "time_ns": time_ns,
+        "end_ns": time_ns + 1,
+        "exchange_id": time_ns,
+        "client_id": member,
+        "member_id": member,
+        "generation": generation,
+        "error_code": 0,
+        "data": json.dumps(data),
+    }
+
+
+def _rebalances(*steps: dict[str, Any]) -> dict[int, str]:
+    """The detail of each generation."""
+    table = group_events_table(pa.Table.from_pylist(list(steps), schema=GROUP_STEPS))
+    rows = [row for row in table.to_pylist() if row["event"] == "rebalance"]
+    return {row["generation"]: row["detail"] for row in rows}
+
+
+def _whole(generation: int) -> list[dict[str, Any]]:
+    return [step(generation, member) for step in (_join, _sync) for member in MEMBERS]
+
+
+def test_the_leaders_assignments_name_the_members_that_its_lost_join_has() -> None:
+    """The join of the leader is lost, not its sync: all members are known, and none is missing."""
+    lossy = [step for step in _whole(2) if step != _join(2, "a")]
+    detail = _rebalances(*_whole(1), *lossy)[2]
+    assert "generation 2 of 3 members: a, b, c;" in detail
+    assert "did not come back" not in detail
+
+
+def test_members_without_a_message_of_the_leader_are_a_lower_bound() -> None:
+    """Neither join nor sync of the leader was captured: a member may be missing from the capture,
+    so that it neither left nor joined."""
+    lossy = [_join(2, "b"), _sync(2, "b")]
+    details = _rebalances(*_whole(1), *lossy, *_whole(3))
+    assert "generation 2 of at least 2 members: a, b;" in details[2]
+    assert "did not come back" not in details[2]
+    assert details[3].endswith("why: the generation before was not captured whole")
