@@ -529,7 +529,9 @@ def _replay_section(result: dict[str, Any]) -> list[str]:
         f"its own, {result['rounds']} rounds in turns. Made requests are Heartbeats of 40 bytes "
         "over 100 connections, each sent when the one before it was answered. For a capture the "
         "server has its answers in the terms of another cluster, and requests wait for the same "
-        "responses as then. *Compared* counts the time of the comparison, which at `--pace max` "
+        "responses as then. Its high watermarks are those of the captured order of all "
+        "connections, which `--pace max` does not keep: Fetch responses with a lower one than "
+        "before are *different*. *Compared* counts the time of the comparison, which at `--pace max` "
         "follows the run. Lag is p50 / p99 / max behind the schedule, at recorded pace.\n",
         _table(("requests", "sent", "a second", "compared", "lag, ms", "verdicts"), made),
         *ended,
@@ -539,11 +541,11 @@ def _replay_section(result: dict[str, Any]) -> list[str]:
 
 
 def _parts_section(result: dict[str, Any]) -> list[str]:
-    told = [
+    outputs = [
         f"```\n$ python -m {one['arguments']}\n{one['text'].rstrip()}\n```\n"
         for one in result["parts"]
     ]
-    return ["## Parts alone\n", _made_by(result), *told]
+    return ["## Parts alone\n", _made_by(result), *outputs]
 
 
 def _undamaged_section(result: dict[str, Any]) -> list[str]:
