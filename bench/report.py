@@ -532,7 +532,8 @@ def _replay_section(result: dict[str, Any]) -> list[str]:
         "responses as then. Its high watermarks are those of the captured order of all "
         "connections, which `--pace max` does not keep: Fetch responses with a lower one than "
         "before are *different*. *Compared* counts the time of the comparison, which at "
-        "`--pace max` follows the run. Lag is p50 / p99 / max behind the schedule, at recorded pace.\n",
+        "`--pace max` follows the run. Lag is p50 / p99 / max behind the schedule, at recorded "
+        "pace.\n",
         _table(("requests", "sent", "a second", "compared", "lag, ms", "verdicts"), made),
         *ended,
         "Microseconds of CPU (user and system) for each request sent:\n",
