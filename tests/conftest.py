@@ -12,15 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+# A shell may forbid bytecode. Each process of a test would then compile kdissect, and each worker
+# of `make test` would compile all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Three workers share two cores. A thread of OpenBLAS that waits for another one uses a core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ROOT / "captures"
 
-# `make test` tries a few examples of each property, `make test-all` many. Without health checks and
+# `make test` tries 20 examples of each property, `make test-all` 400. Without health checks and
 # deadlines, which measure the machine.
 UNCHECKED = settings(deadline=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("few", UNCHECKED, max_examples=40)
+settings.register_profile("few", UNCHECKED, max_examples=20)
 settings.register_profile("many", UNCHECKED, max_examples=400)
 settings.load_profile("few")
 

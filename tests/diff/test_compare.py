@@ -44,7 +44,9 @@ def column(table: pa.Table, name: str, values: Any) -> pa.Table:
     return table.set_column(place, table.schema.field(name), pc.cast(values, table[name].type))
 
 
-@pytest.mark.parametrize("capture", ["sarama.pcap.gz", "java_2_0_1.pcap"])
+@pytest.mark.parametrize(
+    "capture", ["java_2_0_1.pcap", pytest.param("sarama.pcap.gz", marks=pytest.mark.heavy)]
+)
 def test_nothing_changed(capture: str, captures: Path) -> None:
     """A capture compared with itself."""
     tables = kdissect.read(captures / capture)
@@ -185,13 +187,12 @@ def test_one_moment(many: Tables) -> None:
     assert (row["moments_a"], row["moments_b"]) == (1, 1)
 
 
-def test_random_halves_are_alike(captures: Path) -> None:
-    """Connections dealt out at random: six times, no false alarm of any kind."""
-    for name in ("sarama.pcap.gz", "java_2_0_1.pcap"):
-        tables = kdissect.read(captures / name)
-        for seed in range(3):
-            document = compare(*halves(tables, seed))
-            assert failing(document, ["errors", "latency", "sizes"]) == []
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.heavy) for n in (1, 2))])
+def test_random_halves_are_alike(seed: int, sarama: Tables, java: Tables) -> None:
+    """Connections dealt out at random: no false alarm of any kind."""
+    for tables in (sarama, java):
+        document = compare(*halves(tables, seed))
+        assert failing(document, ["errors", "latency", "sizes"]) == []
 
 
 def test_a_heavier_tail(many: Tables) -> None:

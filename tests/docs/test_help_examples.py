@@ -32,7 +32,19 @@ EXAMPLES = [
 OF_DISSECT = [line for verb, line in EXAMPLES if verb == "dissect"]
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 SHELL = re.compile(r" [|<>] ")
+WRITES = re.compile(r"^kdissect [^|<>'\"]* > [\w.]+$")  # a command and the file of its output
 SILENT = ("sql", "readiness", "diff")  # these verbs write results only
+# Their options and sources are also those of other examples, or of the tests of the verb.
+REPEATED = {
+    "kdissect diff before/ after/",
+    "kdissect dissect trace.pcap --out tables/",
+    "kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'",
+    "kdissect incidents trace.pcap",
+    "kdissect readiness 'trace-*.pcap' --target 4.0",
+    "kdissect report tables/",
+    "kdissect report tables/ --out monday.html --no-csv",
+    'kdissect sql trace.pcap "from exchanges where error_code != 0"',
+}
 
 CLIENT = "127.0.0.1:44632"  # rd-c0 in librdkafka.pcap
 STANDS_FOR = {
@@ -127,7 +139,13 @@ def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> An
     return package.read(captures, **options).write(out, overwrite=replaces)
 
 
-@pytest.mark.parametrize(("verb", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+@pytest.mark.parametrize(
+    ("verb", "line"),
+    [
+        pytest.param(verb, line, id=line, marks=[pytest.mark.heavy] if line in REPEATED else [])
+        for verb, line in EXAMPLES
+    ],
+)
 def test_an_example(verb: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends well, and says or writes something."""
     monkeypatch.setattr(dissect, "_start_spark", lambda *_: None)
@@ -138,6 +156,7 @@ def test_an_example(verb: str, line: str, folder: Path, monkeypatch: pytest.Monk
         (folder / "orders.replay").unlink()
     before = {path.name for path in folder.iterdir()}
     command = on_captures(line).replace("4611686018427387905", (folder / "exchange_id").read_text())
+    command, _, target = command.partition(" > ") if WRITES.search(command) else (command, "", "")
     if SHELL.search(QUOTED.sub("", command)):
         output = console.run(f"set -o pipefail; {command}; echo ended with $?", folder)
         assert output.endswith("ended with 0\n"), output
@@ -149,6 +168,8 @@ def test_an_example(verb: str, line: str, folder: Path, monkeypatch: pytest.Monk
         assert result.exit_code == 0, result.output
         output = result.stdout
         assert not result.stderr or verb not in SILENT
+        if target:
+            (folder / target).write_text(output)
     written = [path for path in folder.iterdir() if path.name not in before]
     assert output.strip() or written
     named = re.findall(r"(?:--(?:out|save|junit|html)|>) ([\w.-]+)", QUOTED.sub("", line))
@@ -170,7 +191,8 @@ def test_an_example_of_dissect(line: str, folder: Path) -> None:
 
 
 def test_every_verb_has_examples() -> None:
-    """Each of them is a command of that verb."""
+    """Each of them is a command of that verb, and some run by default."""
     verbs = {command.name for command in app.registered_commands}
-    assert {verb for verb, _ in EXAMPLES} == verbs
+    assert {verb for verb, line in EXAMPLES if line not in REPEATED} == verbs
+    assert {line for _, line in EXAMPLES} > REPEATED
     assert all(f"kdissect {verb}" in line for verb, line in EXAMPLES)
