@@ -5,7 +5,7 @@
 A proxy in front of an empty broker changes its answers (`tests/broker/lies.py`). An honest run
 shows which lies a capture has room for; those that were measured with another capture are left out.
 Lies that do not meet share a run: one counts as reported there if an exchange of its API differs at
-its field. The others are told again in smaller groups. If such a run finds nothing, all of its lies
+its field. The others run again in smaller groups. If such a run finds nothing, all of its lies
 pass; if a run with one lie alone finds anything, it reports it. Results are stored in
 `reports/replay-detection.json`; a later run goes on with what is missing.
 """
@@ -32,8 +32,8 @@ from tests.broker.replaying import EVERYTHING, Replayed, replay
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "reports" / "replay-detection.json"
 PAGE = ROOT / "reports" / "replay-detection.md"
-OPEN = "open"  # not reported in a run with others, not told in a smaller group yet
-NOT_TOLD = "not told"
+OPEN = "open"  # not reported in a run with others, not in a smaller group yet
+NO_ROOM = "no room"  # no answer had a value that could be changed
 AGAIN = 6  # lies in a run, after the first one
 LOUD = frozenset({"error", "no error"})  # they hide other lies about their struct
 ROOTS = frozenset({"CreateTopics", "FindCoordinator", "InitProducerId", "JoinGroup", "Metadata"})
@@ -45,7 +45,7 @@ KEYS = frozenset(
         "resource_type", "topic", "topic_id", "topic_name", "transactional_id",
     }
 )  # fmt: skip
-# The worst lies are told first: a budget may end before all are.
+# The worst lies run first: a budget may end before all have run.
 ORDER = [
     *RECORD_KINDS, "emptied", "error", "null", "zero", "shortened", "doubled", "plus 1", "30 s",
     "other id", "no error", "cut", SWALLOWED, DELAYED, "other text", "plus 5000", "no text",
@@ -199,8 +199,8 @@ def measure(
     for number, together in enumerate(shared, 1):
         if time.monotonic() > end:
             return
-        again += tell(together, recorded, pace, results)
-        log(f"{recorded.name}: run {number} of {len(shared)}, {len(again)} lies to tell again")
+        again += run_together(together, recorded, pace, results)
+        log(f"{recorded.name}: run {number} of {len(shared)}, {len(again)} lies to run again")
     for together in rounds(again, is_again=True):
         narrow(together, recorded, pace, end, results)
 
@@ -213,23 +213,25 @@ def room(known: Result, *, is_once: bool) -> Iterator[Lie]:
                 yield Lie(api, path, kind, is_once)
 
 
-def tell(lies: list[Lie], recorded: Recorded, pace: str, results: dict[str, Result]) -> list[Lie]:
-    """Tell lies in one run; return those that it leaves open. Findings of the honest run do not
+def run_together(
+    lies: list[Lie], recorded: Recorded, pace: str, results: dict[str, Result]
+) -> list[Lie]:
+    """Try lies in one run; return those that it leaves open. Findings of the honest run do not
     count."""
     known, left = results[recorded.name]["lies"], []
     done, proxy = run(recorded, lies, pace)
     honest = {(api, path) for api, path in results[recorded.name]["honest"]["findings"]}
     found = findings(done) - honest
     for lie in lies:
-        is_clear = bool(proxy.told[lie]) and is_reported(lie, found)
+        is_clear = bool(proxy.counts[lie]) and is_reported(lie, found)
         said = "in its exchange" if is_clear else OPEN
         if said == OPEN and len(lies) == 1:
             said = "by the run" if found else ""
-        if not proxy.told[lie] and (len(lies) == 1 or not found):
-            said = NOT_TOLD
+        if not proxy.counts[lie] and (len(lies) == 1 or not found):
+            said = NO_ROOM
         elif said == OPEN and not found:
             said = ""
-        known[str(lie)] = {"told": proxy.told[lie], "reported": said}
+        known[str(lie)] = {"answers": proxy.counts[lie], "reported": said}
         left += [lie] if said == OPEN else []
         if not said:
             log(f"{lie}: NOT REPORTED")
@@ -240,10 +242,10 @@ def tell(lies: list[Lie], recorded: Recorded, pace: str, results: dict[str, Resu
 def narrow(
     lies: list[Lie], recorded: Recorded, pace: str, end: float, results: dict[str, Result]
 ) -> None:
-    """Tell lies in smaller and smaller groups, until `end` or until each has a result."""
+    """Try lies in smaller and smaller groups, until `end` or until each has a result."""
     if not lies or time.monotonic() > end:
         return
-    left = tell(lies, recorded, pace, results)
+    left = run_together(lies, recorded, pace, results)
     if left and len(left) == len(lies):
         narrow(left[::2], recorded, pace, end, results)
         narrow(left[1::2], recorded, pace, end, results)
@@ -266,47 +268,47 @@ def save(results: dict[str, Result]) -> None:
 def page(results: dict[str, Result]) -> str:
     """The report."""
     lines = [HEAD, "| " + " | ".join(COLUMNS) + " |", "|---|---|---|" + "---:|" * 5]
-    told = {
+    outcomes = {
         (name, lie): each["reported"]
         for name, known in sorted(results.items())
         for lie, each in sorted(known["lies"].items())
-        if each["reported"] != NOT_TOLD
+        if each["reported"] != NO_ROOM
     }
     for name, known in sorted(results.items()):
         honest = known["honest"]
-        own = {key: said for key, said in told.items() if key[0] == name}
+        own = {key: said for key, said in outcomes.items() if key[0] == name}
         said = f"exit {honest['status']}, {plural(len(honest['findings']), 'finding')}"
         cells = [name, honest["pace"], said, *counts(own)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    run_count, reported, opened, excused, _ = counts(told)
-    lines.append("| " + " | ".join(map(str, ["all", "", "", *counts(told)])) + " |")
+    run_count, reported, opened, excused, _ = counts(outcomes)
+    lines.append("| " + " | ".join(map(str, ["all", "", "", *counts(outcomes)])) + " |")
     share = 100 * reported / max(run_count - opened - excused, 1)
-    told_anywhere = {lie for known in results.values() for lie in known["lies"]}
+    run_anywhere = {lie for known in results.values() for lie in known["lies"]}
     possible = {str(lie) for known in results.values() for lie in room(known, is_once=False)}
     lines += ["", f"Reported: {share:.1f} % of those that are decided and not excused. Excused: "
               f"{100 * excused / max(run_count, 1):.1f} % of all that ran. The captures have room "
-              f"for {len(possible - told_anywhere)} more lies that did not run yet."]  # fmt: skip
-    silent = [key for key, said in told.items() if not said]
+              f"for {len(possible - run_anywhere)} more lies that did not run yet."]  # fmt: skip
+    silent = [key for key, said in outcomes.items() if not said]
     lines += ["", "## Lies that pass", ""]
     lines += ["| capture | API, field, kind | why it may |", "|---|---|---|"]
     lines += [f"| {name} | {lie} | {excuse(lie) or '**none**'} |" for name, lie in silent]
     lines += ["", "## Open", "", "| capture | API, field, kind |", "|---|---|"]
-    lines += [f"| {name} | {lie} |" for (name, lie), said in told.items() if said == OPEN]
+    lines += [f"| {name} | {lie} |" for (name, lie), said in outcomes.items() if said == OPEN]
     lines += ["", "## By kind", "", "| kind | run | reported |", "|---|---:|---:|"]
     kinds: dict[str, list[bool]] = defaultdict(list)
-    for (_, lie), said in told.items():
+    for (_, lie), said in outcomes.items():
         kinds[kind_of(lie)].append(said not in ("", OPEN))
     lines += [f"| {kind} | {len(each)} | {sum(each)} |" for kind, each in sorted(kinds.items())]
     return "\n".join(lines) + "\n"
 
 
-def counts(told: dict[tuple[str, str], str]) -> list[int]:
+def counts(outcomes: dict[tuple[str, str], str]) -> list[int]:
     """Lies that were run, reported, open, excused, and that passed without an excuse."""
-    silent = [lie for (_, lie), said in told.items() if not said]
-    opened = sum(said == OPEN for said in told.values())
+    silent = [lie for (_, lie), said in outcomes.items() if not said]
+    opened = sum(said == OPEN for said in outcomes.values())
     excused = sum(bool(excuse(lie)) for lie in silent)
-    reported = len(told) - len(silent) - opened
-    return [len(told), reported, opened, excused, len(silent) - excused]
+    reported = len(outcomes) - len(silent) - opened
+    return [len(outcomes), reported, opened, excused, len(silent) - excused]
 
 
 def kind_of(lie: str) -> str:

@@ -225,10 +225,10 @@ class LineMaker:
             parts.append(pc.if_else(slowed, joined(self._painted(shown, style.YELLOW), GAP), ""))
         for column, phrases in (("status", _STATES), ("decode_status", _DECODED)):
             names, index = text_columns.distinct(table[column])
-            told = [phrases.get(name, name) for name in names.to_pylist()]
-            if any(told):
+            words = [phrases.get(name, name) for name in names.to_pylist()]
+            if any(words):
                 notes = [
-                    self._painted(f"({word})", style.YELLOW) + GAP if word else "" for word in told
+                    self._painted(f"({word})", style.YELLOW) + GAP if word else "" for word in words
                 ]
                 parts.append(pa.array(notes).take(index))
         return joined(*parts) if parts else pa.array([""] * table.num_rows)

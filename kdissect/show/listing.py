@@ -112,9 +112,9 @@ class Lister:
         }
 
     def _learn(self, assembly: Assembly, sources: Sources) -> None:
-        told = learn_topics(assembly, sources, self.options.chunk_bytes)
-        if told.topics:
-            for ident, name in told.names_by_id().items():
+        facts = learn_topics(assembly, sources, self.options.chunk_bytes)
+        if facts.topics:
+            for ident, name in facts.names_by_id().items():
                 self.names.setdefault(ident, name)
             while len(self.names) > TOPICS_MAX:
                 self.names.popitem(last=False)

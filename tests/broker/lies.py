@@ -2,7 +2,7 @@
 
 A response is decoded, changed and encoded by kio, which shares no code with kdissect. Which lies
 there are is read from the answers of an honest run: every field with a value that can be another
-one. A lie is told once, in the first answer that has such a value, or for ever. Some lies are about
+one. A lie is in each answer that has such a value, or in the first one only. Some lies are about
 the connection: it is cut instead of an answer, the answer is swallowed, or it comes too late.
 """
 
@@ -44,7 +44,7 @@ CUT, SWALLOWED, DELAYED = CONNECTION_KINDS = ("cut", "swallowed", "delayed")
 class Lie:
     """api: Kafka's name. path: of the field, as kio names it (``topics[].error_code``), or
     `CONNECTION`. kind: a key of `KINDS` or `RECORD_KINDS`, or one of `CONNECTION_KINDS`. is_once:
-    told in one answer only."""
+    in the first answer only."""
 
     api: str
     path: str
@@ -352,8 +352,8 @@ def _altered(body: Any, names: list[str], change: Change) -> Any:
 
 
 class LyingProxy(Proxy):
-    """Tells the given lies. told: lie -> in how many answers. seen: API -> (path, kind) of the lies
-    that its answers had room for, if `is_looking`."""
+    """Changes answers by the given lies. counts: lie -> the number of changed answers. seen: API ->
+    (path, kind) of the lies that its answers had room for, if `is_looking`."""
 
     def __init__(
         self, port: int, upstream: int, lies: list[Lie] | None = None, *, is_looking: bool = False
@@ -362,7 +362,7 @@ class LyingProxy(Proxy):
         self._lies: dict[str, list[Lie]] = defaultdict(list)
         for lie in lies or ():
             self._lies[lie.api].append(lie)
-        self.told: dict[Lie, int] = defaultdict(int)
+        self.counts: dict[Lie, int] = defaultdict(int)
         self.seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
         self._is_looking = is_looking
 
@@ -370,9 +370,9 @@ class LyingProxy(Proxy):
         """None if the answer is swallowed; ConnectionError if the connection is cut instead."""
         name = api_name(api_key) if api_key in index.api_key_map else ""
         for lie in self._lies[name]:
-            if lie.path != CONNECTION or (lie.is_once and self.told[lie]):
+            if lie.path != CONNECTION or (lie.is_once and self.counts[lie]):
                 continue
-            self.told[lie] += 1
+            self.counts[lie] += 1
             self.altered += 1
             if lie.kind == CUT:
                 raise ConnectionError
@@ -393,13 +393,13 @@ class LyingProxy(Proxy):
         if self._is_looking:
             self.seen[name] |= lies_in(body) | {(CONNECTION, kind) for kind in CONNECTION_KINDS}
         for lie in self._lies[name]:
-            if lie.path == CONNECTION or (lie.is_once and self.told[lie]):
+            if lie.path == CONNECTION or (lie.is_once and self.counts[lie]):
                 continue
             try:
                 body = alter(body, lie.path, lie.kind)
                 frame = encode(frame, body)
             except (ValueError, AttributeError, TypeError, struct.error):
                 continue  # not there, or no value that the field can have
-            self.told[lie] += 1
+            self.counts[lie] += 1
             self.altered += 1
         return frame

@@ -43,7 +43,7 @@ class IdMap:
         self.expected: dict[tuple[int, Log], int] = {}
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
         # (group, member, captured broker) -> (topic id, partition) of its share session
-        self.share_told: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
+        self.share_partitions: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
         self.share_held: dict[
             tuple[Any, ...], AcquiredOffsets
         ] = {}  # what a session has got at the target

@@ -17,7 +17,7 @@ from kdissect.replay.translation import answers
 from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
-from kdissect.replay.translation.routing import share_key, share_told, spread, target_node
+from kdissect.replay.translation.routing import session_partitions, share_key, spread, target_node
 from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
 from kdissect.replay.workload.messages import entries, member_of, response_of
 
@@ -431,7 +431,7 @@ def _share_session(ids: IdMap, step: Step, request: Message) -> bool:
     body = request.body
     before = body["member_id"], body["share_session_epoch"]
     key = share_key(ids, step, body)
-    ids.share_told[key[1:]] = share_told(ids, step, body)
+    ids.share_partitions[key[1:]] = session_partitions(ids, step, body)
     if ids.share_owners.setdefault(key[:-1], key[-1]) != key[-1]:
         body["member_id"] = stand_in(
             ids.groups.member(body["group_id"], body["member_id"]), key[-1]

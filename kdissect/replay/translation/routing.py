@@ -83,15 +83,17 @@ def names(ids: IdMap, exchange: Exchange) -> Iterator[tuple[str, str]]:
                 yield "topic", ids.topic(name)
 
 
-def share_told(ids: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
+def session_partitions(ids: IdMap, step: Step, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
     """The partitions of a share session after a request, as (captured topic id, partition)."""
     key = (body["group_id"], body["member_id"], ids.broker(step))
-    told = set() if body["share_session_epoch"] == 0 else set(ids.share_told.get(key, ()))
+    partitions = (
+        set() if body["share_session_epoch"] == 0 else set(ids.share_partitions.get(key, ()))
+    )
     for topic in entries(body.get("forgotten_topics_data")):
-        told -= {(topic["topic_id"], number) for number in topic["partitions"]}
+        partitions -= {(topic["topic_id"], number) for number in topic["partitions"]}
     for topic in entries(body["topics"]):
-        told |= {(topic["topic_id"], each["partition_index"]) for each in topic["partitions"]}
-    return told
+        partitions |= {(topic["topic_id"], each["partition_index"]) for each in topic["partitions"]}
+    return partitions
 
 
 def wants_metadata(ids: IdMap, needs: tuple[str, ...]) -> list[str]:
@@ -142,7 +144,8 @@ def spread(ids: IdMap, step: Step) -> Counter[int]:
             return votes
     if key in _IN_SHARE_SESSIONS:
         request = request_of(step.exchange)
-        for topic_id, number in share_told(ids, step, request.body) if request is not None else ():
+        partitions = set() if request is None else session_partitions(ids, step, request.body)
+        for topic_id, number in partitions:
             _vote(ids, votes, ids.topic_name("", topic_id), number)
         return votes
     if key in _BY_LEADER:
