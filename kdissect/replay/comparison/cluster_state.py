@@ -3,7 +3,8 @@
 - A node that answers the run is in Metadata and DescribeCluster, at one address.
 - Leaders, replicas and controllers are brokers of the same answer; a leader is no offline replica.
 - A coordinator is a broker of Metadata, at its address.
-- Metadata lists each requested topic once, with its partitions from 0 on.
+- Metadata and DescribeTopicPartitions list each requested topic once, with its partitions from 0
+  on.
 - A topic that the run made is in Metadata a bounded time later, with its partitions.
 - A transaction is Ongoing only until its end, or until its timeout.
 """
@@ -35,7 +36,7 @@ _APIS = frozenset(
         ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR, ApiKey.CREATE_TOPICS,
         ApiKey.DELETE_TOPICS, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
         ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT,
-        ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS,
+        ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS, ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )  # fmt: skip
 _NO_TOPIC = frozenset({None, "", ZERO_UUID})
@@ -103,6 +104,12 @@ class ClusterState:
             _check_topics(outcome, request, answer, add)
             self._check_constants(outcome, answer, constants, add)
             _check_topics_made(outcome, request, answer, made, add)
+        for outcome, request, answer in self._by_api[ApiKey.DESCRIBE_TOPIC_PARTITIONS]:
+            _check_placement(outcome, answer, set(self._addresses), add)
+            if request["cursor"] is None and answer["next_cursor"] is None:  # all partitions
+                _check_topics(outcome, request, answer, add)
+                self._check_constants(outcome, answer, constants, add)
+                _check_topics_made(outcome, request, answer, made, add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_CLUSTER]:
             if not answer["error_code"] and answer.get("endpoint_type", 1) == 1:
                 self._check_brokers(outcome, answer, "broker_id", add)
@@ -206,7 +213,7 @@ class ClusterState:
     ) -> None:
         for at, topic in enumerate(entries(answer["topics"])):
             known = constants.get(topic.get("name") or "")
-            if known is None or topic["error_code"]:
+            if known is None or topic["error_code"] or not topic["partitions"]:
                 continue
             names = "is_internal", "partitions"
             for name, wanted, found in zip(names, known, _constants_of(topic), strict=True):
@@ -318,6 +325,8 @@ def _check_topics(outcome: Outcome, request: Body, answer: Body, add: Add) -> No
         if topic["error_code"] == ErrorCode.UNKNOWN_SERVER_ERROR:
             add(outcome, f"{path}.error_code", 0, topic["error_code"], "the broker failed")
         numbers = sorted(each["partition_index"] for each in entries(topic["partitions"]))
+        if not numbers and not topic["error_code"]:
+            add(outcome, f"{path}.partitions", "at least one", "none", "each topic has partitions")
         if numbers != list(range(len(numbers))):
             note = "a topic has partitions from 0 on, each once"
             add(outcome, f"{path}.partitions", "from 0 on", numbers, note)
@@ -341,7 +350,7 @@ def _check_topics_made(
         elif topic["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             path = f"topics[{at}].error_code"
             add(outcome, path, 0, topic["error_code"], "the run has made the topic")
-        elif not topic["error_code"] and 0 <= count != len(topic["partitions"]):
+        elif not topic["error_code"] and 0 <= count != len(topic["partitions"]) > 0:
             said = f"{len(topic['partitions'])} partitions"
             path = f"topics[{at}].partitions"
             add(outcome, path, f"{count} partitions", said, "as CreateTopics has answered")

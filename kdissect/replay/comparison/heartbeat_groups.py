@@ -7,9 +7,12 @@ coordinator assigns their partitions or tasks.
   changed.
 - An assignment names each partition of Metadata, or each task, once.
 - The only member of a group has all partitions of each assigned topic.
+- A member that joins gets an assignment, and the first one of a streams group without a task gets
+  the reason.
 - After two seconds and three heartbeats of each member without a change of the group, its members
   have all partitions that the captured members had then.
 - A status of a streams group is one that the captured group had, or one that passes.
+- A streams group whose members have no endpoint has no endpoint information.
 - A description has the epochs that its state and the heartbeats before it imply.
 """
 
@@ -181,10 +184,13 @@ class HeartbeatGroups:
             for heartbeats in group.members.values():
                 _check_epochs(group, heartbeats, add)
                 for each in heartbeats:
+                    _check_joined(each, add)
                     self._check_assignment(each, add)
                     if len(group.members) == 1 and not self._are_partitions_added:
                         self._check_only_member(each, add)
             _check_status(group, add)
+            _check_first_member(group, add)
+            _check_endpoint_epochs(group, add)
         for outcome, answer in self._described:
             for at, described in enumerate(entries(answer["groups"])):
                 name = described["group_id"]
@@ -306,6 +312,43 @@ def _check_status(group: _HeartbeatGroup, add: Add) -> None:
             if code not in known | _PASSING:
                 note = "the captured group never had it"
                 add(each.outcome, "status", _either(known), code, note)
+
+
+def _check_joined(heartbeat: _Heartbeat, add: Add) -> None:
+    """A member that joins gets the assignment, or all lists of tasks, that the captured one got:
+    null means that nothing has changed since its last heartbeat."""
+    outcome = heartbeat.outcome
+    is_first = not outcome.earlier or heartbeat.sent_ns == outcome.earlier[0].sent_ns
+    is_joining = heartbeat.request["member_epoch"] == 0 and is_first
+    if not is_joining or heartbeat.answer is None or heartbeat.captured is None:
+        return
+    for path in ("assignment", *_TASKS):
+        if heartbeat.captured.get(path) is not None and heartbeat.answer[path] is None:
+            add(outcome, path, "an assignment", "null", "its member has just joined")
+
+
+def _check_first_member(group: _HeartbeatGroup, add: Add) -> None:
+    """Nothing but a status keeps tasks from the first member of a streams group (KIP-1071)."""
+    first = min(group.heartbeats, key=lambda each: each.sent_ns)
+    if first.answer is None or first.captured is None or first.request["member_epoch"] != 0:
+        return
+    is_new = first.answer["member_epoch"] <= first.captured["member_epoch"]
+    has_tasks = any(first.answer.get(path) for path in _TASKS)
+    known = set(_status_codes(first.captured))
+    if is_new and known and not has_tasks and not _status_codes(first.answer):
+        add(first.outcome, "status", _either(known), "none", "the first member gets no task")
+
+
+def _check_endpoint_epochs(group: _HeartbeatGroup, add: Add) -> None:
+    """The epoch counts changes of the endpoints that members name in requests (KIP-1071)."""
+    name = "endpoint_information_epoch"
+    if any(each.request.get("user_endpoint") for each in group.heartbeats):
+        return
+    limit = max((each.captured or {}).get(name, 0) for each in group.heartbeats)
+    for each in group.heartbeats:
+        answered = (each.answer or {}).get(name, 0)
+        if answered > limit:
+            add(each.outcome, name, f"at most {limit}", answered, "no member has an endpoint")
 
 
 def _status_codes(body: Body | None) -> list[int]:

@@ -26,6 +26,7 @@ Body = dict[str, Any]
 
 _LATEST, _EARLIEST, _READ_COMMITTED = -1, -2, 1
 _START, _END, _STABLE, _EPOCH = "log start", "high watermark", "last stable offset", "leader epoch"
+_PAST_EPOCH = "epoch of records"  # any that the log has had: it may be lower than earlier answers
 _CURRENT_EPOCH = "current_leader.leader_epoch"  # KIP-951
 _SLACK_NS = int(WRITE_S * 1e9)
 
@@ -58,6 +59,9 @@ _PARTITION_FIELDS = {
     ),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _PartitionFields(
         "topics", "partitions", "partition_index", {"leader_epoch": _EPOCH}
+    ),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: _PartitionFields(
+        "topics", "partitions", "partition", {"leader_epoch": _PAST_EPOCH}
     ),
     ApiKey.DELETE_RECORDS: _PartitionFields(
         "topics", "partitions", "partition_index", {"low_watermark": _START}
@@ -132,13 +136,16 @@ class LogBounds:
         for (bound, (topic, number)), stated in self._stated.items():
             if not topic or topic in self._deleted:
                 continue
-            if bound != _EPOCH and not self._has_one_node:
+            are_epochs = bound in (_EPOCH, _PAST_EPOCH)
+            if not (are_epochs or self._has_one_node):
                 continue
             slack_ns = 0 if self._has_one_node else _SLACK_NS
             evidence = list(stated)
             if bound == _STABLE:  # never above the high watermark
                 evidence += self._stated.get((_END, (topic, number)), [])
-            if bound == _EPOCH:
+            if bound == _PAST_EPOCH:
+                evidence = self._stated.get((_EPOCH, (topic, number)), [])
+            if are_epochs:
                 self._check_epochs((topic, number), stated, add)
             for each, later in _contradicted(stated, evidence, slack_ns):
                 note = f"a later answer to {api_name(later.api_key)} is lower"

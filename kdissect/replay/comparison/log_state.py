@@ -10,7 +10,7 @@ target's answers with each other, and with what the target acknowledged:
   last offset that anything else shows. The last stable offset is never above the high watermark.
 - A broker with room for one fetch session makes some (KIP-227).
 - A read_committed answer lists each aborted transaction that it has data of (KIP-98).
-- An epoch ends at an offset that the log can have (KIP-101).
+- An epoch ends at an offset that the log can have, and the current one at its end (KIP-101).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Log:
     ends: list[tuple[Outcome, str, int]] = field(default_factory=list)  # to be checked
     appends: list[tuple[int, int, int]] = field(default_factory=list)
     batches: dict[int, tuple[BatchHeader, bytes]] = field(default_factory=dict)
-    latest: list[tuple[Outcome, str, int]] = field(default_factory=list)  # by ListOffsets
+    latest: list[tuple[Outcome, str, int]] = field(default_factory=list)  # its end, by answers
     unknown_records: int = 0
     is_transactional: bool = False
 
@@ -249,7 +249,11 @@ class LogState:
                 if not partition["error_code"] and partition["end_offset"] >= 0:
                     key = self._ids.target.topic_name(topic), partition["partition"]
                     path = f"topics[{i}].partitions[{j}].end_offset"
-                    self._logs[key].ends.append((outcome, path, partition["end_offset"]))
+                    end = outcome, path, partition["end_offset"]
+                    self._logs[key].ends.append(end)
+                    epoch = self._ids.target.leaders.get(key, (-1, -1))[1]
+                    if 0 <= epoch == partition.get("leader_epoch", -1):
+                        self._logs[key].latest.append(end)  # the current epoch ends with the log
 
     def _remove(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         self._removed.update(entries(request.body.get("topic_names")))

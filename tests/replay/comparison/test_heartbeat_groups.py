@@ -111,7 +111,7 @@ def test_members_of_a_settled_group_have_all_partitions(api_key: ApiKey) -> None
 def test_a_heartbeat_that_was_sent_again_without_an_assignment() -> None:
     """Each time that it was sent counts."""
     run = Group()
-    number = run.heartbeat(1, 0, 1, None, [0, 1])
+    number = run.heartbeat(1, 0, 1, [], [0, 1])
     outcome = run.outcomes[0]
     assert run.found() == []
     outcome.earlier = [
@@ -202,6 +202,59 @@ def test_a_status_of_a_streams_group() -> None:
     assert run.found() == []
     stale = status(3, 0)
     assert run.found() == [(stale, "status", "0")]
+
+
+@pytest.mark.parametrize("api_key", [CONSUMER, SHARE, STREAMS])
+def test_a_member_that_joins_gets_an_assignment(api_key: ApiKey) -> None:
+    """Null, in a later answer, means that nothing has changed."""
+    run = Group(api_key)
+    run.heartbeat(1, 0, 1, [0, 1], [0, 1])
+    run.heartbeat(1.5, 1, 1, None, [0, 1])
+    assert run.found() == []
+    number = run.heartbeat(2, 0, 2, None, [0, 1], member="other")
+    path = "active_tasks" if api_key == STREAMS else "assignment"
+    assert run.found() == [(number, path, "null")]
+
+
+def test_a_member_that_joins_gets_each_list_of_tasks() -> None:
+    """Standby and warmup tasks may be none, but not null."""
+    run = Group(STREAMS)
+    run.heartbeat(1, 0, 1, [0], [0], standby_tasks=[], warmup_tasks=[])
+    assert run.found() == []
+    answered = run.outcomes[0].step.exchange.response
+    number = run.heartbeat(2, 0, 2, [1], [1], member="other", standby_tasks=[])
+    run.outcomes[number].step.exchange.response = answered
+    assert run.found() == [(number, "warmup_tasks", "null")]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "codes", "wrong"), [([], [], True), ([], [5], False), ([0], [], False)]
+)
+def test_the_first_member_of_a_streams_group_gets_tasks_or_a_status(
+    tasks: list[int], codes: list[int], wrong: bool
+) -> None:
+    """The captured member has got status 5, no tasks yet (KIP-1071)."""
+    run = Group(STREAMS)
+    run.heartbeat(1, 0, 1, [], [], status=[{"status_code": 5, "status_detail": "delayed"}])
+    captured = run.outcomes.pop().step.exchange.response
+    given = [{"subtopology_id": "0", "partitions": tasks}] if tasks else []
+    said = [{"status_code": each, "status_detail": "x"} for each in codes]
+    more = {"active_tasks": given, "standby_tasks": [], "warmup_tasks": [], "status": said}
+    number = run.heartbeat(1, 0, 1, **more)
+    run.outcomes[-1].step.exchange.response = captured
+    assert run.found() == [(number, "status", "none")] * wrong
+
+
+@pytest.mark.parametrize("endpoint", [None, {"host": "a", "port": 1}])
+def test_the_epoch_of_endpoints(endpoint: Body | None) -> None:
+    """It counts changes of endpoints, so it is 0 if no member has one."""
+    run = Group(STREAMS)
+    sent = {"group_id": "g", "member_id": "m", "member_epoch": 1, "user_endpoint": endpoint}
+    body = {"member_id": "m", "member_epoch": 1}
+    answered, captured = ({"endpoint_information_epoch": each} for each in (3, 0))
+    number = run.add(1, STREAMS, 0, sent, body | answered, body | captured)
+    expected = [] if endpoint else [(number, "endpoint_information_epoch", "3")]
+    assert run.found() == expected
 
 
 DESCRIBED: list[tuple[str, tuple[int, ...], str]] = [

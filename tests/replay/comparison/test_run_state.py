@@ -398,20 +398,45 @@ def test_committed_offsets(version: int) -> None:
 
 
 def test_an_epoch_ends_with_the_last_record() -> None:
-    """An end offset after the last produced record contradicts the run."""
+    """An end offset after the last produced record contradicts the run, and so does one before it
+    in the current epoch. An earlier epoch may have ended there."""
     run = Run()
+    run.topics = (("t", UUID(int=5), 1),)  # in epoch 0
     run.produce(1, 0, batch(0, 4))
     asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0, "leader_epoch": 0}]}]}
 
-    def told(at_s: float, offset: int) -> int:
-        partition = {"error_code": 0, "partition": 0, "leader_epoch": 0, "end_offset": offset}
+    def end(at_s: float, offset: int, epoch: int = 0) -> int:
+        partition = {"error_code": 0, "partition": 0, "leader_epoch": epoch, "end_offset": offset}
         answered = {"topics": [{"topic": "t", "partitions": [partition]}]}
         return run.add(at_s, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked, answered)
 
-    told(2, 4)
-    number = told(3, 9)
+    end(2, 4)
+    late = end(3, 9)
+    early = end(4, 0)
+    end(5, 0, epoch=-1)
     path = "topics[0].partitions[0].end_offset"
-    assert run.said(LogState) == [(number, path, "9")]
+    assert run.said(LogState) == [(late, path, "9"), (early, path, "0")]
+    other = end(6, 4, epoch=1)
+    path = "topics[0].partitions[0].leader_epoch"
+    assert run.said(LogBounds) == [(other, path, "1")]
+
+
+def test_an_epoch_of_old_records_is_no_later_one() -> None:
+    """OffsetForLeaderEpoch may have a lower epoch than Metadata, and no higher one."""
+    run = Run()
+
+    def epoch(at_s: float, epoch: int) -> int:
+        partition = {"error_code": 0, "partition": 0, "leader_epoch": epoch, "end_offset": 4}
+        asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}
+        answered = {"topics": [{"topic": "t", "partitions": [partition]}]}
+        return run.add(at_s, ApiKey.OFFSET_FOR_LEADER_EPOCH, 3, asked, answered)
+
+    run.metadata(1, epoch=7)
+    epoch(2, 3)
+    high = epoch(3, 8)
+    run.metadata(4, epoch=7)
+    path = "topics[0].partitions[0].leader_epoch"
+    assert run.said(LogBounds) == [(high, path, "8")]
 
 
 @pytest.mark.parametrize("key", [ABORT, COMMIT])
@@ -614,22 +639,28 @@ PARTITION = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_no
         ([("t", [])], ["topics[0].partitions"]),
     ],
 )
-def test_topics_of_metadata(topics: list[tuple[str, list[int]]], paths: list[str]) -> None:
+@pytest.mark.parametrize("api_key", [ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS])
+def test_partitions_of_topics(
+    api_key: ApiKey, topics: list[tuple[str, list[int]]], paths: list[str]
+) -> None:
     """Each requested topic once, and all of its partitions as in other answers."""
     run = Run()
 
-    def answer(at_s: float, topics: list[tuple[str, list[int]]]) -> int:
+    def answer(at_s: float, topics: list[tuple[str, list[int]]], api_key: ApiKey) -> int:
         listed = [
             {"name": name, "partitions": [PARTITION | {"partition_index": at} for at in numbers]}
             for name, numbers in topics
         ]
-        broker = {"node_id": 1, "host": "broker", "port": 9092}
-        body = {"brokers": [broker], "controller_id": 1, "topics": listed}
-        return run.add(at_s, ApiKey.METADATA, 8, {"topics": [{"name": "t"}]}, body)
+        body: Body = {"topics": listed}
+        if api_key == ApiKey.METADATA:
+            body["brokers"] = [{"node_id": 1, "host": "broker", "port": 9092}]
+            body["controller_id"] = 1
+        version = 8 if api_key == ApiKey.METADATA else 0
+        return run.add(at_s, api_key, version, {"topics": [{"name": "t"}]}, body)
 
-    answer(1, [("t", [0, 1])])
-    answer(2, [("t", [0, 1])])
-    number = answer(3, topics)
+    answer(1, [("t", [0, 1])], ApiKey.METADATA)
+    answer(2, [("t", [0, 1])], ApiKey.METADATA)
+    number = answer(3, topics, api_key)
     assert [each[:2] for each in run.said(ClusterState)] == [(number, path) for path in paths]
 
 
@@ -675,8 +706,38 @@ def test_topics_that_the_run_made() -> None:
     number = metadata(run, 10, topics=[])
     fewer = metadata(run, 11, topics=[{"name": "t", "partitions": []}])
     assert run.said(ClusterState) == [
-        (number, "topics", "not listed"), (fewer, "topics[0].partitions", "0 partitions"),
+        (number, "topics", "not listed"), (fewer, "topics[0].partitions", "none"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        ({"leader_id": 7, "isr_nodes": [7], "replica_nodes": [7]}, "leader_id"),
+        ({"isr_nodes": [1, 1]}, "isr_nodes"),
+        ({"replica_nodes": []}, "isr_nodes"),
+    ],
+)
+def test_placement_in_a_description_of_topics(more: Body, path: str) -> None:
+    """DescribeTopicPartitions has a leader that is a broker of Metadata, and its replicas."""
+    run = Run()
+    metadata(run, 1)
+    topic = {"name": "t", "partitions": [PARTITION | more]}
+    asked = {"topics": [{"name": "t"}]}
+    number = run.add(2, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked, {"topics": [topic]})
+    assert (number, path) in [(at, where.rpartition(".")[2]) for at, where, _ in
+                              run.said(ClusterState)]  # fmt: skip
+
+
+def test_a_page_of_a_description_of_topics() -> None:
+    """A response with a cursor for the next page may lack partitions and topics."""
+    run = Run()
+    metadata(run, 1)
+    metadata(run, 2)
+    cursor = {"topic_name": "t", "partition_index": 1}
+    page = {"topics": [{"name": "t", "partitions": []}], "next_cursor": cursor}
+    run.add(3, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": [{"name": "t"}]}, page)
+    assert run.said(ClusterState) == []
 
 
 def test_a_transaction_that_does_not_end() -> None:
