@@ -37,7 +37,8 @@ DESCRIBE, ALTER, METADATA, CREATE = (
 
 
 def metadata(error_code: int = 0) -> dict[str, Any]:
-    return {"topics": [{"name": "t", "error_code": error_code, "partitions": []}]}
+    partitions = [{"partition_index": 0, "leader_id": -1}]
+    return {"topics": [{"name": "t", "error_code": error_code, "partitions": partitions}]}
 
 
 def configs(value: str) -> dict[str, Any]:
