@@ -41,7 +41,8 @@ def diff_command(
             "--fail-on",
             metavar="KINDS",
             help="Exit with 1 if one of these changed: apis, versions, clients, round_trips, "
-            "sizes, configs in any way; errors, latency for the worse. A comma between them.",
+            "sizes, configs in any way; errors, latency, transfers for the worse. A comma between "
+            "them.",
         ),
     ] = None,
     memory: Annotated[
@@ -199,6 +200,10 @@ def _latency(changes: list[dict[str, Any]]) -> Iterator[str]:
     yield from _distributions(changes, lambda row: f"{row['api']}{_WAITS[row['wait']]}", "ms")
 
 
+def _transfers(changes: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _distributions(changes, lambda row: f"{row['api']} {row['part']}", "ms")
+
+
 def _round_trips(changes: list[dict[str, Any]]) -> Iterator[str]:
     yield from _distributions(
         changes,
@@ -258,6 +263,7 @@ _SHOW: dict[str, Callable[[list[dict[str, Any]]], Iterator[str]]] = {
     "clients": _clients,
     "errors": _errors,
     "latency": _latency,
+    "transfers": _transfers,
     "round_trips": _round_trips,
     "sizes": _sizes,
     "configs": _configs,

@@ -38,7 +38,7 @@ def report_command(
     clients: InventoryOptions,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
+        typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html, by its sources)."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv/--no-csv", help="Write NAME-*.csv beside the page.")
@@ -70,7 +70,7 @@ def report_command(
         report = build(
             tables,
             out,
-            name=name_of(source[0]),
+            name=name_of(source),
             csv=csv,
             broker_logs=logs,
             target=target,

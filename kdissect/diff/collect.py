@@ -166,7 +166,7 @@ def _exchanges(side: str, names: set[str]) -> str:
             case when e.exchange_id in ({replicas}) then e.api_name || ' (replica)'
                 else e.api_name end as api,
             e.api_name, e.api_version, e.status, u.may_be_lost,
-            e.error_codes, e.request_size, e.response_size,
+            e.error_codes, e.request_size, e.response_size, e.upload_ms, e.download_ms,
             e.wait, case when e.status = 'paired' and e.wait <> 'undecided' then e.service_ms end
                 as service_ms
         from {side}_exchanges e left join ({unanswered(f"{side}_")}) u using (exchange_id)

@@ -52,8 +52,9 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
     """Return the changes from `a` to `b` as a document for JSON.
 
     ``a`` and ``b`` describe the two sides (numbers of exchanges, connections and clients,
-    duration). ``changes`` has a list for each of `KINDS`. ``compared`` has all errors, latencies
-    and sizes with their tests, changed or not. Raises CaptureError for tables of an older kdissect.
+    duration). ``changes`` has a list for each of `KINDS`. ``compared`` has all errors,
+    durations, round trips and sizes with their tests, changed or not. Raises CaptureError for
+    tables of an older kdissect.
     """
     for tables in (a, b):
         require_columns(tables)
@@ -73,7 +74,7 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
 def failing(document: dict[str, Any], kinds: Sequence[str]) -> list[str]:
     """Return those of the kinds on which ``--fail-on`` exits with an error.
 
-    Errors and latency fail on a change for the worse, other kinds on any change that is decided.
+    Errors and durations fail on a change for the worse, other kinds on any that is decided.
     """
     return [
         kind
@@ -300,9 +301,13 @@ SIZE_EFFECT = Measure("larger", "smaller", 1.2, {"p50": 16, "p95": 16})
 
 
 def _compare_samples(database: Database) -> dict[str, list[Change]]:
-    """Compare errors, latencies, round trips and sizes in one family of tests, with one level."""
+    """Compare errors, durations, round trips and sizes in one family of tests, with one level."""
     errors = failures(database)
     latency = distributions(database, "service_ms", "api, wait", "service_ms >= 0")
+    transfers = {
+        part: distributions(database, f"{part}_ms", "api", f"{part}_ms >= 0")
+        for part in ("upload", "download")
+    }
     round_trips = distributions(
         database, "rtt_ms", "client_id, end_point, percentile", table="round_trips"
     )
@@ -314,14 +319,20 @@ def _compare_samples(database: Database) -> dict[str, list[Change]]:
     numbered = database.table("select side = 'b' is_b, client from numbered order by connection")
     tests = SampleTests(numbered["is_b"].to_numpy().astype(bool), numbered["client"].to_numpy())
     tests.add(errors, "failed", SAMPLE_MIN)
-    for samples in (latency, round_trips, *sizes.values()):
+    for samples in (latency, *transfers.values(), round_trips, *sizes.values()):
         tests.add(samples, "midrank", SAMPLE_MIN)
-    for tail in TAILS:
-        tests.add(latency, tail, TAIL_SAMPLE_MIN)
+    for samples in (latency, *transfers.values()):
+        for tail in TAILS:
+            tests.add(samples, tail, TAIL_SAMPLE_MIN)
     tests.run()
     return {
         "errors": [_judge_error(row) for row in errors.rows],
-        "latency": [_judge_latency(row) for row in latency.rows],
+        "latency": [_judge_duration(row) for row in latency.rows],
+        "transfers": [
+            _judge_duration({"part": part, **row})
+            for part, samples in transfers.items()
+            for row in samples.rows
+        ],
         "round_trips": [_judge(row, _ROUND_TRIP) for row in round_trips.rows],
         "sizes": [
             _judge({"part": part, **row}, SIZE_EFFECT)
@@ -362,8 +373,11 @@ def _judge_error(row: Change) -> Change:
     }
 
 
-def _judge_latency(row: Change) -> Change:
-    """Return the change of a latency: of the whole distribution, otherwise of a tail."""
+def _judge_duration(row: Change) -> Change:
+    """Return the change of a duration: of the whole distribution, otherwise of a tail.
+
+    A longer wait for records or for members of a group is not worse.
+    """
     tails = {name: row.pop(name) for name in TAILS}
     change = _judge(row, _LATENCY)
     if change["change"] in (None, *OPEN):
@@ -371,7 +385,7 @@ def _judge_latency(row: Change) -> Change:
             word = _tail_change(row, name, tail)
             if word not in (None, *OPEN) or change["change"] is None:
                 change["change"] = word
-    can_worsen = row["wait"] == "answer"
+    can_worsen = row.get("wait", "answer") == "answer"
     change["tail_p_value"] = min(tail.p_value for tail in tails.values())
     change["is_decided"] = change["change"] not in OPEN
     change["is_worse"] = can_worsen and change["change"] in (_LATENCY.more, _TAIL.more)
@@ -437,5 +451,8 @@ _FINDERS: dict[str, Callable[[Database], list[Change]]] = {
     "clients": _clients,
     "configs": _configs,
 }
-KINDS = ("apis", "versions", "clients", "errors", "latency", "round_trips", "sizes", "configs")
-_WORSENING = ("errors", "latency")
+KINDS = (
+    *("apis", "versions", "clients", "errors", "latency", "transfers", "round_trips", "sizes"),
+    "configs",
+)
+_WORSENING = ("errors", "latency", "transfers")

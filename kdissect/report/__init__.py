@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ CSV_TABLES = {
 
 
 Progress = Callable[[str, float], None]
+_NAMES_MAX = 3  # of sources in the name of a report
 _PREPARED = 8  # sections' worth of work before the first: joins over all exchanges
 
 
@@ -109,7 +110,7 @@ def build(
     """Write the report of a table set.
 
     source: a table set's folder, or what `kdissect.read` gave.
-    name: the page's (default: of the folder, or of the first capture).
+    name: the page's (default: of the folder or the captures, as `name_of`).
     out: the HTML file (default ``reports/NAME.html``). The CSV files are NAME-*.csv in the same
     folder. An existing file is replaced once the new one is complete.
     broker_logs: request logs of brokers, whose times are compared.
@@ -122,7 +123,7 @@ def build(
     """
     check_options(out, broker_logs, target)
     if name is None:
-        name = name_of(_first_input(source) if isinstance(source, Tables) else source)
+        name = name_of(_inputs(source) if isinstance(source, Tables) else [source])
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
     library = Background(charts.library)
     with ReportDatabase(source) as database:
@@ -159,15 +160,25 @@ def check_options(
         raise OutputError(f"{out}: is a folder; --out names the HTML file")
 
 
-def name_of(path: str | os.PathLike[str]) -> str:
-    """The name of a table set's folder, or of a capture without its ending."""
+def name_of(sources: Sequence[str | os.PathLike[str]]) -> str:
+    """The names of all sources, such as ``before+after``; of many the first and the count.
+
+    The name of a source is that of a table set's folder, or of a capture without its ending.
+    """
+    names = list(dict.fromkeys(map(_source_name, sources)))
+    if len(names) > _NAMES_MAX:
+        return f"{names[0]}+{len(names) - 1}-more"
+    return "+".join(names)
+
+
+def _source_name(path: str | os.PathLike[str]) -> str:
     found = Path(os.path.abspath(os.fspath(path)))
     return (found.name if found.is_dir() else found.name.split(".")[0]) or "tables"
 
 
-def _first_input(tables: Tables) -> str:
+def _inputs(tables: Tables) -> list[str]:
     inputs = tables.manifest.get("inputs") or [{"path": "capture"}]
-    return str(inputs[0]["path"])
+    return [str(one["path"]) for one in inputs]
 
 
 def _csv_tables(database: ReportDatabase) -> list[str]:

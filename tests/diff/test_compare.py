@@ -326,7 +326,7 @@ def test_an_empty_side(sarama: Tables) -> None:
     )
     document = compare(sarama, empty)
     assert document["b"]["exchange_count"] == 0
-    kinds = ("errors", "latency", "round_trips", "sizes")
+    kinds = ("errors", "latency", "transfers", "round_trips", "sizes")
     assert document["compared"] == {kind: [] for kind in kinds}
     assert document["changes"]["errors"] == []
     assert {row["change"] for row in document["changes"]["apis"]} == {"removed"}
@@ -399,3 +399,28 @@ def test_round_trips_of_a_client() -> None:
     assert change["p_value"] < 0.01
     assert failing(document, KINDS) == ["round_trips"]
     assert compare(_connections(2.0), _connections(2.5))["changes"]["round_trips"] == []
+
+
+def _transfers(name: str, milliseconds: float) -> Tables:
+    """Forty connections with ten answers each, whose upload or download takes so long."""
+    numbers = range(400)
+    return table_set(
+        exchanges=[
+            exchange(n, at_us=n * 100_000, connection_id=n % 40)
+            | {name: milliseconds + n % 7 / 10, "service_ms": 1.0}
+            for n in numbers
+        ],
+        connections=[connection(n) for n in range(40)],
+    )
+
+
+@pytest.mark.parametrize("part", ["upload", "download"])
+def test_slower_transfers(part: str) -> None:
+    """Requests or responses that take longer on the wire are worse; the latency is the same."""
+    fast, slow = _transfers(f"{part}_ms", 1), _transfers(f"{part}_ms", 9)
+    document = compare(fast, slow)
+    (change,) = document["changes"]["transfers"]
+    assert (change["part"], change["api"], change["change"]) == (part, "Metadata", "slower")
+    assert (change["p50_a"], change["p50_b"]) == (1.3, 9.3)
+    assert failing(document, KINDS) == ["transfers"]
+    assert failing(compare(slow, fast), KINDS) == []

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kdissect.cli.app import app
 from kdissect.errors import Error
+from kdissect.report import name_of
 
 Run = Callable[..., Any]
 
@@ -30,6 +31,15 @@ def test_default_place_and_findings(
     found = result.stdout.splitlines()
     assert any(line.startswith("2 retransmitted segments (0.16 %). ") for line in found)
     assert any(line.startswith("  $ kdissect show ") for line in found)
+
+
+def test_a_report_has_the_names_of_its_sources(tmp_path: Path) -> None:
+    """Up to three names of folders and captures; of more sources the first name and the count."""
+    (tmp_path / "tables.d").mkdir()
+    sources = [tmp_path / "tables.d", "b/one.pcap.gz", "two.pcap", "c/two.pcapng"]
+    assert name_of(sources[:1]) == "tables.d"
+    assert name_of(sources) == "tables.d+one+two"
+    assert name_of([*sources, "three.pcap"]) == "tables.d+3-more"
 
 
 def test_clients_since_a_time(table_set: Path, tmp_path: Path) -> None:
