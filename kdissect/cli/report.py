@@ -38,7 +38,7 @@ def report_command(
     clients: InventoryOptions,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html, by its sources)."),
+        typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
     ] = None,
     csv: Annotated[
         bool, typer.Option("--csv/--no-csv", help="Write NAME-*.csv beside the page.")

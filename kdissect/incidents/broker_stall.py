@@ -41,7 +41,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           FROM requests WHERE response_time IS NOT NULL
         ), silences AS (
           SELECT broker, previous AS silent_from, response_time AS silent_to FROM responses
-          WHERE response_time - previous >= INTERVAL {STALL_MS} MILLISECONDS
+          WHERE ms_between(previous, response_time) >= {STALL_MS}
         ), waiting AS (
           SELECT s.broker, s.silent_from, s.silent_to, r.*,
             greatest(request_end_time, silent_from) AS waits_from
@@ -50,7 +50,7 @@ def find(facts: Facts) -> Iterator[Incident]:
               AND s.silent_to + INTERVAL {RELEASE_MS} MILLISECONDS
             AND r.request_end_time < s.silent_to
           WHERE r.wait = 'answer' AND r.service_ms IS NOT NULL
-            AND s.silent_to - waits_from >= INTERVAL {RELEASE_MS} MILLISECONDS
+            AND ms_between(waits_from, s.silent_to) >= {RELEASE_MS}
         )
         SELECT broker, silent_from, silent_to, count(*) AS requests,
           count(DISTINCT connection_id) AS connections, count(DISTINCT client) AS clients,

@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 
 from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident
-from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.exchange_facts import endpoint
 from kdissect.text import duration, plural
 
@@ -130,7 +129,6 @@ def _outages_with_requests() -> str:
     An outage begins when the broker closes its connections; without a close, with the first
     request that had no response, or with the first failed attempt.
     """
-    not_leader = f"{ErrorCode.NOT_LEADER_OR_FOLLOWER:d}"
     return f"""
       WITH hits AS (
         SELECT o.broker, o.era, count(*) FILTER (r.is_unanswered) AS requests,
@@ -138,7 +136,7 @@ def _outages_with_requests() -> str:
             AS first_unanswered,
           list(r.exchange_id ORDER BY r.request_time)
             FILTER (r.is_unanswered)[:{EVIDENCE_MAX}] AS exchange_ids,
-          coalesce(bool_or(list_contains(r.error_codes, {not_leader})
+          coalesce(bool_or(r.is_not_leader
             AND r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS), false)
             AS is_planned
         FROM outages o JOIN requests r ON r.broker = o.broker

@@ -34,7 +34,7 @@ _BOUNDS = f"""
     WITH near AS (
       SELECT *, CASE WHEN lead(request_pos) OVER w = request_pos + 4 + request_size
         THEN lead(request_time) OVER w END AS next_request_time
-      FROM requests WHERE connection_id IN (SELECT connection_id FROM gaps)
+      FROM exchanges WHERE connection_id IN (SELECT connection_id FROM gaps)
       WINDOW w AS (PARTITION BY connection_id ORDER BY request_pos)
     ), ends AS ({_ENDS}
     ), packets AS ({PACKETS}

@@ -19,11 +19,13 @@ _SILENCE_MIN_MS = STEP_MIN_MS * SILENT_SHARE
 # the order of arrival. `packet` is the first one after the pause.
 _JUMPS = f"""
     CREATE TEMP TABLE clock_jumps AS
-    SELECT capture_id, packet, previous, time, epoch_us(time - previous) / 1e3 AS jump_ms
+    SELECT capture_id, packet, previous, time, ms_between(previous, time) AS jump_ms
     FROM (
-      SELECT *, lag(time) OVER (PARTITION BY capture_id ORDER BY packet) AS previous
-      FROM ({PACKETS})
-    ) WHERE jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS}
+      SELECT *, lag(time) OVER () AS previous, lag(capture_id) OVER () AS previous_capture_id
+      FROM (FROM ({PACKETS}) ORDER BY capture_id, packet)
+    )
+    WHERE capture_id = previous_capture_id
+      AND (jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS})
 """
 
 
@@ -44,11 +46,11 @@ _STEPS_BACK = f"""
 # slow upload holds up: it proves nothing.
 _STEPS_FORWARD = f"""
     WITH stamped AS (
-      SELECT r.request_capture_id AS capture_id, r.request_packet AS packet, r.client_ip,
-        epoch_us(r.request_time) / 1e3 - b.max_timestamp_ms AS offset_ms
-      FROM record_batches b JOIN requests r USING (exchange_id)
-      WHERE b.source = 'produce' AND b.max_timestamp_ms > 0 AND r.request_packet IS NOT NULL
-        AND r.connection_id NOT IN (SELECT connection_id FROM requests
+      SELECT e.request_capture_id AS capture_id, e.request_packet AS packet, e.client_ip,
+        epoch_us(e.request_time) / 1e3 - b.max_timestamp_ms AS offset_ms
+      FROM record_batches b JOIN exchanges e USING (exchange_id)
+      WHERE b.source = 'produce' AND b.max_timestamp_ms > 0 AND e.request_packet IS NOT NULL
+        AND e.connection_id NOT IN (SELECT connection_id FROM exchanges
           WHERE throttle_time_ms > 0 OR upload_ms >= {STEP_MIN_MS})
     ), sections AS (
       SELECT s.capture_id, s.client_ip, coalesce(j.packet, 0) AS section,

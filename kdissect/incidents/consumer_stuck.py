@@ -31,13 +31,13 @@ def find(facts: Facts) -> Iterator[Incident]:
     rows = facts.rows(
         f"""
         WITH answered AS (
-          SELECT exchange_id, {facts.topic_name("response", "responses")} AS topic, t
-          FROM (SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
-            WHERE exchange_id IN (SELECT exchange_id FROM repeated_positions))
+          SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
+          WHERE exchange_id IN (SELECT exchange_id FROM repeated_positions)
         ), states AS (
           SELECT exchange_id, topic, p.partition_index AS partition, p.error_code AS error,
             p.high_watermark AS high, {_stable(facts)} AS stable
-          FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM answered)
+          FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p
+            FROM {facts.with_topic("answered", "response", "responses")})
           WHERE {_sends_records(facts)}
         ), useless AS (
           SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
@@ -102,8 +102,8 @@ def _positions(facts: Facts) -> str:
             unnest(request.topics) AS t
           FROM api_fetch WHERE request.replica_id IS NULL OR request.replica_id < 0
         ), partitions AS (
-          SELECT exchange_id, is_committed, max_bytes,
-            {facts.topic_name("request", "topics")} AS topic, unnest(t.partitions) AS p FROM asked
+          SELECT exchange_id, is_committed, max_bytes, topic, unnest(t.partitions) AS p
+          FROM {facts.with_topic("asked", "request", "topics")}
         )
         SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
           p.p.fetch_offset AS position, r.client, r.connection_id, r.time
@@ -124,7 +124,7 @@ _REPEATED = f"""
       SELECT *, position = lag(position) OVER (
           PARTITION BY client, topic, partition ORDER BY time)
         OR connection_id = lag(connection_id) OVER same
-          AND time - lag(time) OVER same <= INTERVAL {PAUSE_MS} MILLISECONDS AS is_repetition
+          AND ms_between(lag(time) OVER same, time) <= {PAUSE_MS} AS is_repetition
       FROM fetch_positions SEMI JOIN frequent USING (client, topic, partition)
       WINDOW same AS (PARTITION BY client, topic, partition, position ORDER BY time)
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.produced import ACKNOWLEDGED, make_produced
+from kdissect.incidents.produced import make_produced
 from kdissect.text import plural
 
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
@@ -27,11 +27,12 @@ def find(facts: Facts) -> Iterator[Incident]:
         WITH lost AS (
           SELECT topic, partition, exchange_id, records, time, content FROM produced
           WHERE is_lost
-        ), acked AS ({ACKNOWLEDGED}
+        ), acked AS (
+          FROM produced WHERE first_offset IS NOT NULL
         ), copies AS (
           SELECT l.topic, l.partition, l.exchange_id AS lost_id, l.records, l.time AS lost_time,
             s.exchange_id, s.time, s.response_time, s.first_offset,
-            s.client, s.broker, s.connection_id
+            s.client, s.connection_id
           FROM lost l ASOF JOIN acked s
             ON s.topic = l.topic AND s.partition = l.partition AND s.content = l.content
               AND s.records = l.records AND s.time > l.time
@@ -51,7 +52,8 @@ def find(facts: Facts) -> Iterator[Incident]:
           arg_min(first_offset, time) AS again_offset,
           flatten(list([lost_id, exchange_id] ORDER BY time))[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM proven GROUP BY topic, partition ORDER BY start, topic, partition
+        FROM proven JOIN (SELECT connection_id, broker FROM sessions) USING (connection_id)
+        GROUP BY topic, partition ORDER BY start, topic, partition
         """
     )
     for row in rows:

@@ -2,7 +2,11 @@
 
 - `requests`: an exchange a row, with `client` (name and address) and `broker` (address and port).
   `failed`: it has an error that is no routine step. `is_unanswered`: the broker did not respond.
+  `is_not_leader`: the broker no longer led a partition.
 - `sessions`: a connection a row, with `client`, `broker` and `is_broker` (a broker opened it).
+- `topic_names`: a topic id a row, with `topic`.
+
+The macro `ms_between(earlier, later)` returns the milliseconds between two times.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql import Database, view_name
 from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
 from kdissect.sql.unanswered import unanswered
@@ -25,9 +30,9 @@ HELD_APIS = "('Fetch', 'ShareFetch', 'JoinGroup', 'SyncGroup')"
 # SQL of packets with known times: the first of each request and response
 PACKETS = """
   SELECT request_capture_id AS capture_id, request_packet AS packet, request_time AS time
-  FROM requests WHERE request_packet IS NOT NULL
+  FROM exchanges WHERE request_packet IS NOT NULL
   UNION ALL SELECT response_capture_id, response_packet, response_time
-  FROM requests WHERE response_packet IS NOT NULL
+  FROM exchanges WHERE response_packet IS NOT NULL
 """
 # SQL of a client as `text.client` writes it
 _CLIENT = "coalesce(nullif({id}, ''), '(none)') || ' @ ' || {ip}"
@@ -67,13 +72,16 @@ class Facts:
             kind = kind.field(name).type
         return True
 
-    def topic_name(self, *path: str) -> str:
-        """Return SQL for the topic `t` of Fetch: a name, or an id since version 13 (KIP-516)."""
-        name = "t.topic" if self.has_field("api_fetch", *path, "topic") else "NULL"
+    def with_topic(self, source: str, *path: str) -> str:
+        """Return SQL for the rows of `source` with `topic`: the name of the topic `t` of Fetch.
+
+        Since version 13 Fetch has ids of topics instead (KIP-516). path: of `t` in `api_fetch`.
+        """
+        name = "s.t.topic" if self.has_field("api_fetch", *path, "topic") else "NULL"
         if not self.has_field("api_fetch", *path, "topic_id"):
-            return name
-        by_id = "(SELECT any_value(k.topic) FROM topics k WHERE k.topic_id = t.topic_id)"
-        return f"coalesce({name}, {by_id})"
+            return f"(SELECT s.*, {name} AS topic FROM {source} s)"
+        return f"""(SELECT s.*, coalesce({name}, n.topic) AS topic
+            FROM {source} s LEFT JOIN topic_names n ON n.topic_id = s.t.topic_id)"""
 
     def run(self, statement: str) -> None:
         """Run a statement that makes a temporary table."""
@@ -102,6 +110,11 @@ class Facts:
         return self.command("show", "--follow", str(connection_ids[0]))
 
     def _prepare(self) -> None:
+        # DuckDB subtracts times with time zones in a calendar, which takes ten times as long
+        self.run(
+            "CREATE TEMP MACRO ms_between(earlier, later) AS "
+            "(epoch_us(later) - epoch_us(earlier)) / 1e3"
+        )
         brokers = broker_connections("api_fetch" in self._views)
         self.run(
             f"""
@@ -116,18 +129,23 @@ class Facts:
         self.run(
             f"""
             CREATE TEMP TABLE requests AS
-            SELECT e.exchange_id, e.connection_id, e.api_name AS api, e.api_version,
-              {_CLIENT.format(id="e.client_id", ip="e.client_ip")} AS client, e.client_id,
-              e.client_ip, e.request_capture_id, e.response_capture_id, e.request_packet,
-              e.response_packet, e.request_pos, e.response_pos,
-              {endpoint("e.broker_ip", "e.broker_port")} AS broker,
+            SELECT e.exchange_id, e.connection_id, e.api_name AS api,
+              {_CLIENT.format(id="e.client_id", ip="e.client_ip")} AS client, s.broker,
               coalesce(e.request_time, e.response_time) AS time, e.request_time,
               e.request_end_time, e.response_time, e.response_end_time, e.wait, e.service_ms,
-              e.latency_ms, e.upload_ms, e.duration_ms, e.status, e.error_code, e.error_name,
-              e.error_codes, e.throttle_time_ms, e.group_id, e.request_size, e.response_size,
+              e.upload_ms, e.duration_ms, e.status, e.error_code, e.error_name,
+              coalesce(list_contains(e.error_codes, {ErrorCode.NOT_LEADER_OR_FOLLOWER:d}), false)
+                AS is_not_leader,
+              e.throttle_time_ms, e.request_size, e.response_size,
               {is_fault("e.api_name", "e.error_codes")} AS failed,
               NOT coalesce(u.may_be_lost, true) AS is_unanswered, u.may_be_lost, s.is_broker
             FROM exchanges e LEFT JOIN sessions s USING (connection_id)
             LEFT JOIN ({unanswered()}) u USING (exchange_id)
+            """
+        )
+        self.run(
+            """
+            CREATE TEMP TABLE topic_names AS
+            SELECT topic_id, any_value(topic) AS topic FROM topics GROUP BY topic_id
             """
         )

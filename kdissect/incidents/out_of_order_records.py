@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.produced import ACKNOWLEDGED, SAME_BATCH, make_produced
+from kdissect.incidents.produced import SAME_BATCH, make_produced
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.text import plural
 
@@ -19,11 +19,8 @@ from kdissect.text import plural
 _SEQUENCE_STEP_MAX = 1 << 30
 # A broker has appended a batch that it refuses with this error.
 _APPENDED = f"{ErrorCode.DUPLICATE_SEQUENCE_NUMBER:d}"
-_EARLY = "e.exchange_id AS early_id, e.first_offset AS early_offset, e.first_packet AS early_packet"
-_COLUMNS = (
-    "l.exchange_id, l.first_id, l.topic, l.partition, l.client, l.broker, l.connection_id, "
-    f"l.records, l.first_offset, l.response_time, l.packet, l.first_packet, {_EARLY}"
-)
+_EARLY = "e.exchange_id AS early_id, e.first_offset AS early_offset"
+_COLUMNS = "l.exchange_id, l.first_id, l.topic, l.partition, l.records, l.first_offset"
 
 
 def find(facts: Facts) -> Iterator[Incident]:
@@ -37,13 +34,20 @@ def find(facts: Facts) -> Iterator[Incident]:
         WITH late AS (
           FROM ({late}) QUALIFY row_number() OVER (
             PARTITION BY exchange_id, topic, partition ORDER BY early_offset) = 1
+        ), shown AS (
+          SELECT l.*, r.client, r.broker, r.connection_id, r.response_time,
+            e.request_packet AS packet, f.request_packet AS first_packet,
+            g.request_packet AS early_packet
+          FROM late l JOIN requests r USING (exchange_id) JOIN exchanges e USING (exchange_id)
+          JOIN exchanges f ON f.exchange_id = l.first_id
+          JOIN exchanges g ON g.exchange_id = l.early_id
         )
         SELECT topic, partition, min(response_time) AS start, max(response_time) AS stop,
           count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
-          min_by(late, response_time) AS first,
+          min_by(shown, response_time) AS first,
           flatten(list([early_id, first_id, exchange_id] ORDER BY response_time)) AS exchange_ids,
           list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM late GROUP BY topic, partition ORDER BY start, topic, partition
+        FROM shown GROUP BY topic, partition ORDER BY start, topic, partition
         """
     )
     for row in rows:
@@ -95,29 +99,31 @@ def _sends() -> str:
           WHERE is_lost OR error NOT IN (0, {_APPENDED})
         ), tried AS (
           SELECT p.* FROM produced p JOIN failed USING (topic, partition) WHERE base_ms >= 0
+        ), attempts AS (
+          SELECT {SAME_BATCH}, min(time) AS first_time, arg_min(exchange_id, time) AS first_id,
+            arg_min(connection_id, time) AS first_connection_id, bool_or(is_lost) AS may_be_there,
+            count(first_offset) = 1 AND min(content) = max(content)
+              AND count(content) = count(*) AS is_one_batch
+          FROM tried GROUP BY {SAME_BATCH} HAVING count(*) > 1
         )
-        SELECT t.*, epoch_us(min(time) OVER same) AS sent,
-          arg_min(exchange_id, time) OVER same AS first_id,
-          arg_min(packet, time) OVER same AS first_packet,
-          arg_min(connection_id, time) OVER same AS first_connection_id,
-          bool_or(is_lost) OVER same AS may_be_there,
-          count(*) OVER same > 1 AND count(first_offset) OVER same = 1
-            AND min(content) OVER same = max(content) OVER same
-            AND count(content) OVER same = count(*) OVER same
-            AND time > min(time) OVER same AS is_repetition
-        FROM tried t WINDOW same AS (PARTITION BY {SAME_BATCH})
+        SELECT t.*, epoch_us(coalesce(first_time, time)) AS sent,
+          coalesce(first_id, exchange_id) AS first_id,
+          coalesce(first_connection_id, connection_id) AS first_connection_id,
+          coalesce(may_be_there, is_lost) AS may_be_there,
+          coalesce(is_one_batch AND time > first_time, false) AS is_repetition
+        FROM tried t LEFT JOIN attempts USING ({SAME_BATCH})
     """
 
 
 def _by_sequence() -> str:
     """Return SQL for batches of a producer id and epoch behind one with a higher sequence."""
     source = """(
-      SELECT *, sequence AS low, sequence AS high, sequence AS sent, packet AS first_packet,
-        exchange_id AS first_id
+      SELECT *, sequence AS low, sequence AS high, sequence AS sent, exchange_id AS first_id
       FROM produced WHERE first_offset IS NOT NULL AND producer_id >= 0 AND sequence >= 0)"""
     key = "topic, partition, producer_id, producer_epoch"
     return f"""
-        SELECT {_COLUMNS}, l.sequence, e.sequence AS early_sequence {_overtaken(source, key)}
+        SELECT {_COLUMNS}, {_EARLY}, l.sequence, e.sequence AS early_sequence
+        {_overtaken(source, key)}
         WHERE l.latest - l.sent < {_SEQUENCE_STEP_MAX}
     """
 
@@ -137,11 +143,11 @@ def _by_repetition() -> str:
         for connection in ("first_connection_id", "connection_id")
     )
     return f"""
-        SELECT {_COLUMNS.replace(_EARLY, "early_id, early_offset, early_packet")},
-          NULL::INTEGER AS sequence, NULL::INTEGER AS early_sequence
+        SELECT {_COLUMNS}, early_id, early_offset, NULL::INTEGER AS sequence,
+          NULL::INTEGER AS early_sequence
         FROM ({overtaken}) l
         WHERE NOT may_be_there OR NOT EXISTS (
-          FROM ({ACKNOWLEDGED}) h WHERE h.topic = l.topic AND h.partition = l.partition
+          FROM produced h WHERE h.topic = l.topic AND h.partition = l.partition
             AND epoch_us(h.time) > l.sent AND h.first_offset <= l.first_offset
             AND coalesce(h.room, h.first_offset) >= l.records)
     """

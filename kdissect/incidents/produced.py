@@ -2,7 +2,9 @@
 
 Two kinds of incidents read it. A row is a partition of a Produce request; `first_offset` and
 `error` are those of its response, null without one. `is_lost`: the batch may have been appended, or
-not. `content` is a hash of keys and values, for batches that may be copies of another one.
+not. `content` is a hash of keys and values, for batches that may be copies of another one. `room`:
+offsets between a batch and the one before it, which may belong to a batch without an offset; null
+for the first batch of a partition.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _BATCHES = """
 """
 # Copies have the same batch or, from another producer, as many records as a lost batch.
 _MAY_BE_COPIES = f"""
-    SELECT exchange_id, topic, partition
+    SELECT exchange_id
     FROM sent SEMI JOIN (FROM sent WHERE first_offset IS NULL) USING (topic, partition)
     QUALIFY count(*) OVER (PARTITION BY {SAME_BATCH}) > 1
       OR bool_or(is_lost) OVER (PARTITION BY topic, partition, records)
@@ -37,19 +39,9 @@ _MAY_BE_COPIES = f"""
 _CONTENTS = f"""
     SELECT exchange_id, coalesce(topic, topic_id) AS topic, partition,
       hash(list((key, value) ORDER BY batch_index, record_index)) AS content
-    FROM records WHERE source = 'produce'
-      AND (exchange_id, coalesce(topic, topic_id), partition) IN ({_MAY_BE_COPIES})
-    GROUP BY ALL
+    FROM records WHERE source = 'produce' AND exchange_id IN ({_MAY_BE_COPIES}) GROUP BY ALL
 """
 _NO_CONTENTS = "SELECT exchange_id, topic, partition, NULL::UBIGINT AS content FROM sent LIMIT 0"
-
-# SQL for the batches with offsets. `room`: offsets between a batch and the one before it, which
-# may belong to a batch without an offset; null for the first batch of a partition.
-ACKNOWLEDGED = """
-  SELECT *, first_offset - lag(first_offset + records)
-    OVER (PARTITION BY topic, partition ORDER BY first_offset) AS room
-  FROM produced WHERE first_offset IS NOT NULL
-"""
 
 
 def make_produced(facts: Facts) -> bool:
@@ -63,8 +55,8 @@ def make_produced(facts: Facts) -> bool:
         f"""
         CREATE TEMP TABLE IF NOT EXISTS sent AS
         WITH batches AS ({_BATCHES}), offsets AS ({_offsets(facts)})
-        SELECT b.* EXCLUDE (name, topic_id), r.client, r.broker, r.connection_id, r.time,
-          r.request_packet AS packet, r.response_time, o.error,
+        SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
+          o.error,
           CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
           coalesce(o.error IN ({codes}), r.response_time IS NULL
             AND r.status IN ('response_missing', 'connection_closed')) AS is_lost
@@ -73,7 +65,8 @@ def make_produced(facts: Facts) -> bool:
           AND (o.name = b.name OR o.topic_id = b.topic_id);
 
         CREATE TEMP TABLE IF NOT EXISTS produced AS
-        SELECT s.*, c.content
+        SELECT s.*, c.content, first_offset - lag(first_offset + records)
+          OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
         FROM sent s LEFT JOIN ({_CONTENTS if facts.has("records") else _NO_CONTENTS}) c
           USING (exchange_id, topic, partition)
         """

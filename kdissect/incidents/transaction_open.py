@@ -23,7 +23,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     path = ("response", "responses", "partitions", "last_stable_offset")
     if not facts.has_field("api_fetch", *path):
         return
-    name = facts.topic_name("response", "responses")
+    named = facts.with_topic("responses", "response", "responses")
     rows = facts.rows(
         f"""
         WITH responses AS (
@@ -31,7 +31,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           FROM api_fetch WHERE request.isolation_level = {_READ_COMMITTED}
             AND response_time IS NOT NULL
         ), partitions AS (
-          SELECT exchange_id, time, {name} AS topic, unnest(t.partitions) AS p FROM responses
+          SELECT exchange_id, time, topic, unnest(t.partitions) AS p FROM {named}
         ), behind AS (
           SELECT exchange_id, time, topic, p.partition_index AS partition,
             p.last_stable_offset AS stable, p.high_watermark AS high

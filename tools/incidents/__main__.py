@@ -68,6 +68,7 @@ SCENARIOS: dict[str, Scenario] = {
         connections.idle_reset,
         connections.upload_slow,
         connections.certificate_expired,
+        connections.certificate_expires,
         connections.authority_unknown,
         connections.tls_to_plaintext,
         connections.plaintext_to_tls,

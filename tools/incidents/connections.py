@@ -82,10 +82,15 @@ def upload_slow(scene: Scene) -> None:
                 one.flush(60)
 
 
-def secure_broker(scene: Scene, *, expired: bool = False) -> tuple[Broker, Authority]:
-    """A broker with a TLS and a SASL listener, and the authority of its certificate."""
+def secure_broker(
+    scene: Scene, *, days_left: int = 90, more: Mapping[str, str] | None = None
+) -> tuple[Broker, Authority]:
+    """A broker with a TLS and a SASL listener, and the authority of its certificate.
+
+    days_left: until the certificate ends. more: further settings.
+    """
     authority = Authority(scene.folder)
-    ends = datetime.now(UTC) + timedelta(days=-3 if expired else 90)
+    ends = datetime.now(UTC) + timedelta(days=days_left)
     prefix = "listener.name.sasl.{}.sasl.jaas.config"
     settings = {
         "ssl.keystore.type": "PEM",
@@ -96,6 +101,7 @@ def secure_broker(scene: Scene, *, expired: bool = False) -> tuple[Broker, Autho
         prefix.format("plain"): f'{_PLAIN} required user_alice="right";',
         prefix.format("scram-sha-256"): f"{_SCRAM} required;",
         prefix.format("scram-sha-512"): f"{_SCRAM} required;",
+        **(more or {}),
     }
     listeners = {"SECURE": "SSL", "SASL": "SASL_PLAINTEXT"}
     return scene.broker(settings, listeners=listeners, scram={"alice": "right"}), authority
@@ -103,13 +109,27 @@ def secure_broker(scene: Scene, *, expired: bool = False) -> tuple[Broker, Autho
 
 def certificate_expired(scene: Scene) -> None:
     """The broker's certificate ended three days ago; a client verifies it and tries again."""
-    broker, authority = secure_broker(scene, expired=True)
+    broker, authority = secure_broker(scene, days_left=-3)
     settings = {
         "security_protocol": "ssl",
         "ssl_ca_location": str(authority.cert),
         "ssl_cipher_suites": "ECDHE-ECDSA-AES128-GCM-SHA256",
     }
     _fail_tls(scene, broker, "SECURE", settings)
+
+
+def certificate_expires(scene: Scene) -> None:
+    """The broker's certificate ends in some days; clients work over TLS 1.2."""
+    broker, authority = secure_broker(
+        scene, days_left=scene.pick(9, 2), more={"ssl.enabled.protocols": "TLSv1.2"}
+    )
+    create_topic(broker.address, "orders")
+    address = broker.address_of("SECURE")
+    tls = {"security_protocol": "ssl", "ssl_ca_location": str(authority.cert)}
+    with scene.recording(broker.ports["SECURE"]), scene.incident("tls_failure", address):
+        for _ in range(scene.pick(3, 5)):
+            _write(producer(address, client_id="shop", **tls), 10)
+            time.sleep(1)
 
 
 def authority_unknown(scene: Scene) -> None:
