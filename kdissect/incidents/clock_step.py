@@ -21,11 +21,9 @@ _JUMPS = f"""
     CREATE TEMP TABLE clock_jumps AS
     SELECT capture_id, packet, previous, time, ms_between(previous, time) AS jump_ms
     FROM (
-      SELECT *, lag(time) OVER () AS previous, lag(capture_id) OVER () AS previous_capture_id
-      FROM (FROM ({PACKETS}) ORDER BY capture_id, packet)
-    )
-    WHERE capture_id = previous_capture_id
-      AND (jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS})
+      SELECT *, lag(time) OVER (PARTITION BY capture_id ORDER BY packet) AS previous
+      FROM ({PACKETS})
+    ) WHERE jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS}
 """
 
 
