@@ -5,10 +5,10 @@
 A proxy in front of an empty broker changes its answers (`tests/broker/lies.py`). An honest run
 shows which lies a capture has room for; those that were measured with another capture are left out.
 Lies that do not meet share a run: one counts as reported there if an exchange of its API differs at
-its field. The others run again in smaller groups. If such a run finds nothing, all of its lies
-pass; if a run with one lie alone finds anything, it reports it. Results are stored in
-`reports/replay-detection.json`; a later run goes on with what is missing, and repeats the lies that
-passed without an excuse.
+its field, and no other lie can be the cause. The others run again in smaller groups. If such a run
+finds nothing, all of its lies pass; if a run with one lie alone finds anything, it reports it.
+Results are stored in `reports/replay-detection.json`; a later run goes on with what is missing, and
+repeats the lies that passed without an excuse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,19 @@ def findings(done: Replayed) -> set[Finding]:
     return found | {(each["kind"], each["subject"]) for each in done.summary["findings"]}
 
 
-def is_reported(lie: Lie, found: set[Finding]) -> bool:
-    """Return whether an exchange of the lie's API differs at its field, above or below it."""
+def is_reported(lie: Lie, found: set[Finding], lies: Iterable[Lie] = ()) -> bool:
+    """Return whether an exchange of the lie's API differs at its field or below it. A field above
+    it, or one of the same name, counts if no other one of `lies`, which share the run, is there."""
     wanted = _comparable(lie.path)
-    leaf = wanted.rpartition(".")[2]
+    others = [_comparable(each.path) for each in lies if each.api == lie.api and each != lie]
+
+    def is_about(path: str, other: str) -> bool:
+        leaf = other.rpartition(".")[2]
+        return f"{other}.".startswith(f"{path}.") or path.rpartition(".")[2] == leaf
+
     return any(
         f"{path}.".startswith(f"{wanted}.")
-        or f"{wanted}.".startswith(f"{path}.")
-        or path.rpartition(".")[2] == leaf
+        or (is_about(path, wanted) and not any(is_about(path, other) for other in others))
         for api, path in found
         if api == lie.api
     )
@@ -229,7 +234,7 @@ def run_together(
     honest = {(api, path) for api, path in results[recorded.name]["honest"]["findings"]}
     found = findings(done) - honest
     for lie in lies:
-        is_clear = bool(proxy.counts[lie]) and is_reported(lie, found)
+        is_clear = bool(proxy.counts[lie]) and is_reported(lie, found, lies)
         said = "in its exchange" if is_clear else OPEN
         if said == OPEN and len(lies) == 1:
             said = "by the run" if found else ""

@@ -21,7 +21,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32, i32Timedelta, i64
 
 from tests.broker.lies import Lie, alter, lies_in
-from tools.replay_detection import do_meet, rounds
+from tools.replay_detection import do_meet, is_reported, rounds
 
 NONE = ErrorCode.none
 PARTITION = OffsetFetchResponsePartition(
@@ -79,3 +79,18 @@ def test_lies_that_hide_each_other_do_not_share_a_run(one: Lie, other: Lie, is_m
     assert do_meet(one, other) == do_meet(other, one) == is_met
     assert len(rounds([one, other])) == 1 + is_met
     assert len(rounds([one, other], is_again=True)) == 1 + (is_met or one.api == other.api)
+
+
+def test_a_finding_counts_for_the_only_lie_that_can_be_its_cause() -> None:
+    """One about a list may be due to either of two lies about its elements."""
+    code, text = (
+        Lie("StreamsGroupHeartbeat", f"status[].{name}", "zero")
+        for name in ("status_code", "status_detail")
+    )
+    above, own = ("StreamsGroupHeartbeat", "status"), ("StreamsGroupHeartbeat", code.path)
+    assert is_reported(code, {above}, [code])
+    assert not is_reported(code, {above}, [code, text])
+    plain = (own[0], own[1].replace("[]", ""))
+    assert is_reported(code, {plain}, [code, text])
+    assert not is_reported(text, {plain}, [code, text])
+    assert is_reported(code, {above}, [code, Lie("Metadata", "topics", "emptied")])

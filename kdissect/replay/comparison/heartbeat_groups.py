@@ -5,7 +5,7 @@ coordinator assigns their partitions or tasks.
 
 - A member's epoch does not fall before it joins again. It rises at most as often as the group
   changed.
-- An assignment names each partition of Metadata, or each task, once.
+- An assignment names each partition of Metadata, or each task of the topology, once.
 - The only member of a group has all partitions of each assigned topic.
 - A member that joins gets an assignment, and the first one of a streams group without a task gets
   the reason.
@@ -37,6 +37,7 @@ Share = tuple[str, int]  # the target's name of a topic, or a subtopology; and i
 _FOREVER = 1 << 62
 # Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
 _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
+_ASSIGNMENT_NS = 1_000_000_000
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
 _STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
 _SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
@@ -188,6 +189,7 @@ class HeartbeatGroups:
                     self._check_assignment(each, add)
                     if len(group.members) == 1 and not self._are_partitions_added:
                         self._check_only_member(each, add)
+            self._check_tasks(group, add)
             _check_status(group, add)
             _check_first_member(group, add)
             _check_endpoint_epochs(group, add)
@@ -221,6 +223,32 @@ class HeartbeatGroups:
         for task in entries(body.get("active_tasks")):
             for number in entries(task["partitions"]):
                 yield task["subtopology_id"], number
+
+    def _task_counts(self, group: _HeartbeatGroup) -> dict[str, int]:
+        """The number of tasks of each subtopology: of partitions in its largest source topic, as
+        far as the target's Metadata has the topics."""
+        sizes = Counter(name for name, _ in self._ids.target.leaders)
+        counts: dict[str, int] = {}
+        for each in group.heartbeats:
+            for one in entries((each.request.get("topology") or {}).get("subtopologies")):
+                names = [
+                    *one["source_topics"],
+                    *(t["name"] for t in one["repartition_source_topics"]),
+                ]
+                known = [sizes.get(self._ids.topic(name), 0) for name in names]
+                is_known = known and all(known) and not one["source_topic_regex"]
+                counts[one["subtopology_id"]] = max(known) if is_known else 0
+        return counts
+
+    def _check_tasks(self, group: _HeartbeatGroup, add: Add) -> None:
+        """Tasks are of the group's topology, one for each partition of its topics."""
+        counts = self._task_counts(group)
+        for each in group.heartbeats if counts and not self._are_partitions_added else ():
+            for (name, number), path in self._shares(each.answer):
+                count = counts.get(name, -1)
+                if path in _TASKS and (count < 0 or 0 < count <= number):
+                    note = "the topology has no such task"
+                    add(each.outcome, path, "a task", f"{name} partition {number}", note)
 
     def _check_assignment(self, heartbeat: _Heartbeat, add: Add) -> None:
         target = self._ids.target
@@ -308,7 +336,9 @@ def _check_status(group: _HeartbeatGroup, add: Add) -> None:
     """KIP-1071: all members of a streams group get its status, until the reason has passed."""
     known = {code for each in group.heartbeats for code in _status_codes(each.captured)}
     for each in group.heartbeats:
-        for code in _status_codes(each.answer):
+        for code, count in Counter(_status_codes(each.answer)).items():
+            if count > 1:
+                add(each.outcome, "status", "each code once", code, "it is listed twice")
             if code not in known | _PASSING:
                 note = "the captured group never had it"
                 add(each.outcome, "status", _either(known), code, note)
@@ -368,10 +398,12 @@ def _check_description(
     seen = {name: _last_epoch(each, outcome) for name, each in group.members.items()}
     least = max(1, *(_epoch_of(each) for each in group.heartbeats if _is_before(each, outcome)))
     limit = group.epoch_limit(outcome.answered_ns)
+    is_share = outcome.step.exchange.api_key == ApiKey.SHARE_GROUP_DESCRIBE
+    if is_share:
+        limit = _share_epoch_limit(group, outcome, limit)
     if not least <= epoch <= limit:
         note = "heartbeats show other epochs"
         add(outcome, f"{path}group_epoch", f"{least} to {limit}", epoch, note)
-    is_share = outcome.step.exchange.api_key == ApiKey.SHARE_GROUP_DESCRIBE
     is_behind = state in ("Assigning", "Empty")  # the assignment of the last change is not made
     if assigned > epoch or (is_behind and assigned == epoch):
         add(outcome, f"{path}assignment_epoch", f"below {epoch}", assigned, f"the group is {state}")
@@ -388,6 +420,28 @@ def _check_description(
         if not low <= own <= assigned:
             note = "heartbeats and the assignment show other epochs"
             add(outcome, f"{path}members[{at}].member_epoch", f"{low} to {assigned}", own, note)
+
+
+def _share_epoch_limit(group: _HeartbeatGroup, outcome: Outcome, limit: int) -> int:
+    """The highest epoch of a share group in a description. If a member heartbeats in the same epoch
+    for as long as an assignment can take, the group had that epoch; members that leave afterwards
+    raise it by one each."""
+    for heartbeats in group.members.values():
+        known = [each for each in heartbeats if _is_before(each, outcome) and _epoch_of(each) > 0]
+        if not known:
+            continue
+        last, epoch = known[-1], _epoch_of(known[-1])
+        first = next(each for each in known if _epoch_of(each) == epoch)
+        if last.sent_ns - first.answered_ns < _ASSIGNMENT_NS:
+            continue
+        leaving = sorted(
+            each.sent_ns for each in group.heartbeats if each.request["member_epoch"] < 0
+        )
+        begin, end = last.sent_ns - _ASSIGNMENT_NS, outcome.answered_ns
+        changed = [at for at in group.changes_ns if begin <= at <= end]
+        if changed == [at for at in leaving if begin <= at <= end]:
+            limit = min(limit, epoch + len(changed))
+    return limit
 
 
 def _last_epoch(heartbeats: list[_Heartbeat], outcome: Outcome) -> int:

@@ -32,12 +32,14 @@ _SLACK_NS = int(WRITE_S * 1e9)
 
 
 class _PartitionFields(NamedTuple):
-    """The arrays of a response, the field with the partition's number, and its bounds by field."""
+    """The arrays of a response, the field with the partition's number, and its bounds by field.
+    groups: the array that holds the topics, "" for the response itself."""
 
     topics: str
     partitions: str
     number: str
     bounds: dict[str, str]
+    groups: str = ""
 
 
 _PARTITION_FIELDS = {
@@ -52,6 +54,12 @@ _PARTITION_FIELDS = {
     ),
     ApiKey.SHARE_FETCH: _PartitionFields(
         "responses", "partitions", "partition_index", {_CURRENT_EPOCH: _EPOCH}
+    ),
+    ApiKey.SHARE_ACKNOWLEDGE: _PartitionFields(
+        "responses", "partitions", "partition_index", {_CURRENT_EPOCH: _EPOCH}
+    ),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _PartitionFields(
+        "topics", "partitions", "partition_index", {"leader_epoch": _PAST_EPOCH}, "groups"
     ),
     ApiKey.LIST_OFFSETS: _PartitionFields("topics", "partitions", "partition_index", {}),
     ApiKey.METADATA: _PartitionFields(
@@ -110,8 +118,18 @@ class LogBounds:
 
     def _add_statements(self, outcome: Outcome, answer: Message) -> None:
         place = _PARTITION_FIELDS[ApiKey(answer.api_key)]
-        asked = _asked(outcome) if answer.api_key == ApiKey.LIST_OFFSETS else {}
-        for i, topic in enumerate(entries(answer.body[place.topics])):
+        if not place.groups:
+            self._add_topics(outcome, answer.body, "")
+            return
+        for at, group in enumerate(entries(answer.body[place.groups])):
+            self._add_topics(outcome, group, f"{place.groups}[{at}].")
+
+    def _add_topics(self, outcome: Outcome, body: Body, start: str) -> None:
+        """Add the statements of a response, or of a group in it. start: of their paths."""
+        api_key = ApiKey(outcome.step.exchange.api_key)
+        place = _PARTITION_FIELDS[api_key]
+        asked = _asked(outcome) if api_key == ApiKey.LIST_OFFSETS else {}
+        for i, topic in enumerate(entries(body[place.topics])):
             name = self._ids.target.topic_name(topic)
             for j, partition in enumerate(entries(topic[place.partitions])):
                 if partition["error_code"]:
@@ -121,14 +139,13 @@ class LogBounds:
                 for field, bound in bounds.items():
                     outer, _, inner = field.rpartition(".")
                     value = (partition.get(outer, {}) if outer else partition).get(inner, -1)
-                    path = f"{place.topics}[{i}].{place.partitions}[{j}].{field}"
+                    path = f"{start}{place.topics}[{i}].{place.partitions}[{j}].{field}"
                     if value >= 0:
                         self._stated[bound, (name, number)].append(
                             _Stated(
-                                outcome.sent_ns, outcome.answered_ns, answer.api_key, value,
-                                outcome, path,
+                                outcome.sent_ns, outcome.answered_ns, api_key, value, outcome, path
                             )
-                        )  # fmt: skip
+                        )
 
     # -- contradictions -------------------------------------------------------------------------
 

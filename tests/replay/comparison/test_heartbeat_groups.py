@@ -201,7 +201,8 @@ def test_a_status_of_a_streams_group() -> None:
     status(2, 3)
     assert run.found() == []
     stale = status(3, 0)
-    assert run.found() == [(stale, "status", "0")]
+    twice = run.heartbeat(4, 1, 1, status=[{"status_code": 3, "status_detail": "x"}] * 2)
+    assert run.found() == [(stale, "status", "0"), (twice, "status", "3")]
 
 
 @pytest.mark.parametrize("api_key", [CONSUMER, SHARE, STREAMS])
@@ -286,6 +287,47 @@ def test_a_description_of_a_group(state: str, epochs: tuple[int, ...], path: str
     number = run.describe(4, state, *epochs)
     found = [each[:2] for each in run.found()]
     assert (number, f"groups[0].{path}") in found if path else found == []
+
+
+@pytest.mark.parametrize(
+    ("rejoined_s", "epoch", "is_wrong"), [(0, 3, False), (0, 4, True), (4.5, 4, False)]
+)
+def test_an_empty_share_group_has_the_epoch_of_its_last_leave(
+    rejoined_s: float, epoch: int, is_wrong: bool
+) -> None:
+    """Member m is in epoch 2 for two seconds, and leaves. Another one may join in the meantime."""
+    run = Group(SHARE)
+    run.heartbeat(1, 0, 1)
+    run.heartbeat(1.5, 0, 2, member="other")
+    run.heartbeat(1.6, -1, -1, member="other")
+    for at_s in (2.5, 3.5, 4.5):
+        run.heartbeat(at_s, 2, 2)
+    if rejoined_s:
+        run.heartbeat(rejoined_s, 0, 3, member="other")
+    run.heartbeat(5, -1, -1)
+    number = run.describe(6, "Empty", epoch, 3 if rejoined_s else 2)
+    assert run.found() == [(number, "groups[0].group_epoch", str(epoch))] * is_wrong
+
+
+@pytest.mark.parametrize(("tasks", "is_wrong"), [([0, 1], False), ([2], True)])
+def test_tasks_are_of_the_topology(tasks: list[int], is_wrong: bool) -> None:
+    """Subtopology 0 reads topic t, which has two partitions; there is no subtopology 1."""
+    run = Group(STREAMS)
+    subtopology = {"subtopology_id": "0", "source_topics": ["t"], "source_topic_regex": [],
+                   "state_changelog_topics": [], "repartition_sink_topics": [],
+                   "repartition_source_topics": [], "copartition_groups": []}  # fmt: skip
+    sent = {"group_id": "g", "member_id": "m", "member_epoch": 0,
+            "topology": {"epoch": 0, "subtopologies": [subtopology]}}  # fmt: skip
+
+    def joined(name: str, tasks: list[int]) -> int:
+        body = {"member_id": "m", "member_epoch": 1, "standby_tasks": [], "warmup_tasks": [],
+                "active_tasks": [{"subtopology_id": name, "partitions": tasks}]}  # fmt: skip
+        return run.add(1, STREAMS, 0, sent, body)
+
+    number = joined("0", tasks)
+    assert run.found() == [(number, "active_tasks", "0 partition 2")] * is_wrong
+    other = joined("1", [0])
+    assert (other, "active_tasks", "1 partition 0") in run.found()
 
 
 def test_a_share_group_is_stable_before_its_assignment_is_made() -> None:

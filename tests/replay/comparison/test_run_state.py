@@ -421,6 +421,29 @@ def test_an_epoch_ends_with_the_last_record() -> None:
     assert run.said(LogBounds) == [(other, path, "1")]
 
 
+def test_leader_epochs_in_answers_about_share_groups() -> None:
+    """ShareAcknowledge and DescribeShareGroupOffsets have no epoch above that of the leader."""
+    run = Run()
+    run.topics = (("t", UUID(int=5), 1),)  # in epoch 0
+
+    def add(epoch: int) -> None:
+        leader = {"leader_id": 1, "leader_epoch": epoch}
+        partition = {"partition_index": 0, "error_code": 0}
+        topic = {"topic_id": UUID(int=5), "partitions": [partition | {"current_leader": leader}]}
+        run.add(1, ApiKey.SHARE_ACKNOWLEDGE, 1, {}, {"responses": [topic]})
+        topic = {"topic_name": "t", "partitions": [partition | {"leader_epoch": epoch}]}
+        groups = [{"group_id": "g", "topics": [topic]}]
+        run.add(2, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, {}, {"groups": groups})
+
+    add(0)
+    assert run.said(LogBounds) == []
+    add(1)
+    assert sorted(each[1:] for each in run.said(LogBounds)) == [
+        ("groups[0].topics[0].partitions[0].leader_epoch", "1"),
+        ("responses[0].partitions[0].current_leader.leader_epoch", "1"),
+    ]
+
+
 def test_an_epoch_of_old_records_is_no_later_one() -> None:
     """OffsetForLeaderEpoch may have a lower epoch than Metadata, and no higher one."""
     run = Run()
@@ -702,10 +725,13 @@ def test_topics_that_the_run_made() -> None:
     topic = {"name": "t", "num_partitions": 1, "replication_factor": 1}
     run.add(1, ApiKey.CREATE_TOPICS, 5, {"topics": [topic]}, {"topics": [topic]})
     metadata(run, 2, topics=[])
+    more = metadata(run, 2, topics=[{"name": "t", "partitions": [
+        PARTITION, PARTITION | {"partition_index": 1}]}])  # fmt: skip
     metadata(run, 9)
     number = metadata(run, 10, topics=[])
     fewer = metadata(run, 11, topics=[{"name": "t", "partitions": []}])
     assert run.said(ClusterState) == [
+        (more, "topics[0].partitions", "2 partitions"),
         (number, "topics", "not listed"), (fewer, "topics[0].partitions", "none"),
     ]  # fmt: skip
 
