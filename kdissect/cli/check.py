@@ -14,6 +14,7 @@ from kdissect.cli.common import (
     Sources,
     open_source,
     put,
+    start_light,
 )
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.verbs import verb
@@ -38,6 +39,7 @@ def check_command(
     quiet: Quiet = False,
 ) -> None:
     """Check that the tables agree with each other: bytes, packets, ids and rows; exit 1 if not."""
+    start_light()
     from kdissect.accounts import check
     from kdissect.text import visible
 

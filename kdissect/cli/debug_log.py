@@ -12,7 +12,6 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kdissect import __version__
@@ -69,6 +68,8 @@ def _environment() -> Iterator[str]:
 
 
 def _version(library: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(library)
     except PackageNotFoundError:

@@ -21,6 +21,7 @@ from kdissect.cli.common import (
     say,
     say_notes,
     some_of,
+    start_light,
 )
 from kdissect.cli.inventory import write_inventory
 from kdissect.cli.options import InventoryOptions, SourceOptions
@@ -72,6 +73,7 @@ def readiness_command(
 
     Exit code 1 if any client would break; see --fail-on.
     """
+    start_light()
     from kdissect.readiness.assessment import BREAKS, assess
 
     inventory.check()

@@ -86,3 +86,20 @@ def test_help_loads_nothing_heavy() -> None:
     assert "typer" in loaded
     heavy = {"numpy", "pyarrow", "numba", "pandas", "duckdb", "pyspark", "jinja2", "asyncio"}
     assert not loaded & heavy
+
+
+def test_verbs_over_captures_load_no_pandas(capture: str) -> None:
+    """Summary, readiness, sql and check convert no table to pandas, and Numba needs no SciPy."""
+    code = (
+        "import sys; sys.argv = ['kdissect']; import kdissect.cli\n"
+        "from typer.testing import CliRunner\n"
+        f"for words in (['summary', {capture!r}], ['readiness', {capture!r}, '--target', '4.0'],\n"
+        f"    ['sql', {capture!r}, 'FROM exchanges LIMIT 1'], ['check', {capture!r}]):\n"
+        "    assert CliRunner().invoke(kdissect.cli.app, words).exit_code < 2\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "pyarrow" in loaded
+    assert not loaded & {"pandas", "scipy", "pyspark"}
