@@ -1,8 +1,8 @@
 """How often `kdissect diff` raises false alarms, what it leaves open, and which delays it finds.
 
 Two sides are alike if the connections of one capture, or the quarter seconds of one recording, are
-assigned to both at random. Two recordings of one run (see `recordings`) are alike, too: they had
-the same machine at the same time. Delays are put into answers of one side.
+assigned to both at random. Two recordings of one series (see `recordings`) are alike, too. Delays
+are put into answers of one side.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CONNECTIONS_MIN = 8  # a capture of fewer has no halves
 API = "Produce"
 DELAYS_MS = (5, 20, 100)
 SHARES = (0.1, 0.5, 1.0)
-QUIETEST, P90_MS = 6, 6.0  # recordings that get delays, and their p90 after scaling
+SPLIT_COUNT = 15  # recordings whose moments are split
+DELAYED_COUNT, P90_MS = 6, 6.0  # recordings that get delays, and their p90 after scaling
 FOUND, MISSED = "found", "missed"
 SEED = 7
 
@@ -130,10 +131,10 @@ def try_recording(tables: Tables) -> Tally:
 def try_delays(tables: Tables) -> dict[tuple[int, float], str]:
     """By delay and share: FOUND, UNDECIDED (in words) or MISSED.
 
-    All times are scaled to those of a quiet machine: connections and moments stay as alike as they
-    are.
+    All times are scaled to those of a broker with more work: connections and moments stay as alike
+    as they are.
     """
-    factor = P90_MS / p90_ms(tables)
+    factor = P90_MS / percentile_ms(tables, 0.9)
     a, b = moments(_with_times(tables, lambda rows: pc.multiply(rows["service_ms"], factor)), 0)
     return {
         (delay, share): _outcome(compare(a, delayed(b, share, delay)))
@@ -149,11 +150,11 @@ def _outcome(document: dict[str, Any]) -> str:
     return UNDECIDED if any(row["change"] in OPEN for row in changes) else MISSED
 
 
-def p90_ms(tables: Tables) -> float:
-    """The 90th percentile of the answers that delays are put into."""
+def percentile_ms(tables: Tables, share: float) -> float:
+    """A percentile of the answers that delays are put into."""
     rows = tables.exchanges.to_arrow(["api_name", "service_ms"])
     answers = rows.filter(pc.equal(rows["api_name"], API))
-    return float(pc.quantile(answers["service_ms"], 0.9)[0].as_py())
+    return float(pc.quantile(answers["service_ms"], share)[0].as_py())
 
 
 def try_captures(captures: Path) -> dict[str, Tally]:
@@ -180,37 +181,54 @@ def total(tallies: Iterable[Tally]) -> Tally:
     return result
 
 
-def try_pairs(sets: Iterable[Sequence[Tables]]) -> Tally:
-    """Diffs of all pairs of the recordings of each set."""
+def try_pairs(tables: Sequence[Tables]) -> Tally:
+    """Diffs of all pairs of the recordings of a series."""
     tally = Tally()
-    for tables in sets:
-        for a, b in itertools.combinations(tables, 2):
-            tally.add(compare(a, b))
+    for a, b in itertools.combinations(tables, 2):
+        tally.add(compare(a, b))
     return tally
+
+
+def read_series(series: recordings.Series) -> list[Tables]:
+    """The recordings of a series as tables in memory."""
+    recordings.record(series)
+    return [_in_memory(kdissect.open(path)) for path in recordings.paths(series)]
+
+
+def _in_memory(tables: Tables) -> Tables:
+    made = {
+        name: Table(name, pads.dataset(tables[name].dataset.to_table())) for name in tables.names
+    }
+    return Tables(made, tables.manifest)
 
 
 def section(captures: Path) -> str:
     """The section of the page."""
-    runs = [[kdissect.open(path) for path in paths] for paths in recordings.made()]
-    recorded = [tables for run in runs for tables in run]
+    first, second, busy = (
+        read_series(series) for series in (recordings.FIRST, recordings.SECOND, recordings.BUSY)
+    )
     alike = {
-        "random halves of the moments of {} recordings": total(map(try_recording, recorded)),
-        "pairs of recordings of the same moment": try_pairs(runs),
-        "pairs of recordings of different moments": try_pairs([[run[0] for run in runs]]),
+        f"random halves of the moments of {SPLIT_COUNT} recordings": total(
+            map(try_recording, first[:SPLIT_COUNT])
+        ),
+        f"all pairs of {len(first)} recordings of one workload": try_pairs(first),
+        f"all pairs of {len(second)} recordings of a second workload": try_pairs(second),
     }
-    quietest = sorted(recorded, key=p90_ms)[:QUIETEST]
-    delays = [try_delays(tables) for tables in quietest]
-    return page(try_captures(captures), alike, delays)
+    delays = [try_delays(tables) for tables in first[:DELAYED_COUNT]]
+    medians = [percentile_ms(tables, 0.5) for tables in busy]
+    return page(try_captures(captures), alike, try_pairs(busy), medians, delays)
 
 
 def page(
     tallies: dict[str, Tally],
     alike: dict[str, Tally],
+    busy: Tally,
+    busy_medians_ms: Sequence[float],
     delays: Sequence[dict[tuple[int, float], str]],
 ) -> str:
     """The section of the page, from the outcomes by capture, by kind of pair and by delay."""
-    loads = recordings.loads()
-    count = recordings.RUNS * len(recordings.TOGETHER)
+    loads = [*recordings.loads(recordings.FIRST), *recordings.loads(recordings.SECOND)]
+    busy_loads = recordings.loads(recordings.BUSY)
     heads = " | ".join(f"{kind} undecided" for kind in KINDS)
     return "\n".join(
         [
@@ -221,23 +239,27 @@ def page(
             "few units for one test among so many. Comparisons that no test could decide (too few "
             "exchanges, connections or moments) are not counted.",
             "",
-            f"{count} recordings of one workload were made, {len(recordings.TOGETHER)} at the same "
-            "time, each with a broker of its own. Load averages of the machine were "
-            f"{min(loads):.0f} to {max(loads):.0f}. A machine that is busier in one of two "
-            "recordings changes its latency, which `diff` cannot tell from a change of the "
-            "brokers.",
+            "The recordings of a series have one broker and lie one after the other. Broker, "
+            "clients and recorder ran before all other processes of a machine with load averages "
+            f"of {min(loads):.0f} to {max(loads):.0f}.",
             "",
             f"| alike | diffs | false alarms | {heads} |",
             "|---|---:|---:|---:|---:|---:|",
             f"| random halves of the connections of {len(tallies)} captures | "
             f"{total(tallies.values()).cells()} |",
-            *(f"| {name.format(count)} | {tally.cells()} |" for name, tally in alike.items()),
+            *(f"| {name} | {tally.cells()} |" for name, tally in alike.items()),
             "",
-            f"Delays put into a share of the {API} answers of one side, about 1,100 answers of "
-            f"{recordings.PRODUCERS} connections. The {len(delays)} recordings are the quietest. "
-            f"The times of each are scaled to a 90th percentile of {P90_MS:g} ms, because the "
-            "machine was busy. The smallest difference that counts is half of a percentile and "
-            "3 ms (p50, p90), 10 ms (p95) or 20 ms (p99).",
+            f"{recordings.BUSY.recording_count} more recordings of the first workload ran at "
+            "normal priority beside other work, at load averages of "
+            f"{min(busy_loads):.0f} to {max(busy_loads):.0f}. Their brokers were slower and faster "
+            f"indeed: the median of {API} was {min(busy_medians_ms):.1f} to "
+            f"{max(busy_medians_ms):.1f} ms. `diff` cannot tell a busy machine from a slow broker: "
+            f"{busy.failed} of {busy.diffs} pairs failed.",
+            "",
+            f"Delays put into a share of the {API} answers of one side, about 3,000 answers of "
+            f"{recordings.FIRST.producers} connections. The times of {len(delays)} recordings are "
+            f"scaled to a 90th percentile of {P90_MS:g} ms. The smallest difference that counts is "
+            "half of a percentile and 3 ms (p50, p90), 10 ms (p95) or 20 ms (p99).",
             "",
             f"| delay | share | {FOUND} | {UNDECIDED} | {MISSED} |",
             "|---:|---:|---:|---:|---:|",

@@ -1,8 +1,9 @@
 """Recordings with the broker's own log: the times of each request, and the rebalances of groups.
 
 Members join and leave while producers pause, so that polls wait for data and for other members.
-They lie under ``out/recordings``, a capture with ``server.log``; recording them needs what
-`tests.broker` needs.
+They run before other processes of the machine: otherwise the times of the capture and of the log
+differ by more than a poll's limit. They lie under ``out/recordings``, a capture with
+``server.log``; recording them needs what `tests.broker` needs, and root.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.broker.kafka_broker import Broker
 from tests.broker.record import recording
-from tools.truth.recordings import FOLDER
+from tools.truth.recordings import FOLDER, scheduled
 
 COUNT = 3
 SECONDS = 12.0
@@ -31,7 +32,7 @@ TOPIC, PARTITIONS = "orders", 6
 def record(out: Path, seed: int) -> None:
     """One recording as ``capture.pcap`` with ``server.log``."""
     with tempfile.TemporaryDirectory() as folder:
-        with Broker(Path(folder, "broker"), logs_requests=True) as broker:
+        with scheduled(), Broker(Path(folder, "broker"), logs_requests=True) as broker:
             admin = AdminClient({"bootstrap.servers": broker.address})
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
             capture = Path(folder, "capture.pcap")

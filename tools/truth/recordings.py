@@ -1,9 +1,9 @@
-"""One workload recorded many times, from real brokers: recordings that are alike.
+"""One workload recorded many times from one real broker: recordings that are alike.
 
-Each recording has a broker of its own, which a first run of the same workload has warmed up. A
-machine's load changes from minute to minute, and latencies with it. So the recordings of a run are
-made at the same time: they had the same machine. They lie under ``out/recordings``, a table set
-each, with the load average of each run. Recording them needs what `tests.broker` needs.
+A series is a workload and its recordings, one after the other. A first run of the workload, not
+recorded, warms the broker up. Other work of the machine changes latencies from minute to minute, so
+broker, clients and recorder run before it. The recordings lie under ``out/recordings``, a table set
+each, with the load average after each. Recording them needs what `tests.broker` needs, and root.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -23,36 +25,71 @@ import kdissect
 from tests.broker.kafka_broker import Broker
 from tests.broker.record import recording
 
-PRODUCERS, CONSUMERS, ADMINS = 12, 6, 4
-WARM_S, RECORD_S = 2.0, 6.0
-RUNS, TOGETHER = 10, "abc"  # recordings of a run: 00a, 00b, 00c
-START_S = 120
+WARM_S = 5.0
+REAL_TIME_PRIORITY = 10
 FOLDER = Path(__file__).resolve().parents[2] / "out" / "recordings"
 TOPIC, PARTITIONS = "orders", 6
 
 
-def record(out: Path, together: threading.Barrier) -> None:
-    """One recording of the workload with a broker of its own, as a table set.
+class Series(NamedTuple):
+    """A workload and the number of its recordings.
 
-    together: the recordings that begin at the same time.
+    seconds: of each recording. pause_s: of a producer between two records. is_real_time: whether
+    broker, clients and recorder run before all other processes of the machine.
     """
-    with tempfile.TemporaryDirectory() as folder, Broker(Path(folder, "broker")) as broker:
-        _make_topic(broker.address)
-        run_clients(broker.address, WARM_S)
-        capture = Path(folder, "workload.pcap")
-        with recording(capture, [broker.ports["PLAINTEXT"]]):
-            together.wait(START_S)
-            run_clients(broker.address, RECORD_S)
-        kdissect.read(capture).write(out)
+
+    name: str
+    recording_count: int
+    seconds: float
+    producers: int
+    consumers: int
+    admins: int
+    pause_s: float
+    is_real_time: bool = True
 
 
-def run_clients(address: str, seconds: float) -> None:
+FIRST = Series("first", 30, 15.0, 12, 6, 4, 0.03)
+SECOND = Series("second", 12, 10.0, 8, 3, 2, 0.1)
+BUSY = Series("busy", 12, 20.0, 12, 6, 4, 0.03, is_real_time=False)
+
+
+def record(series: Series) -> None:
+    """Record those of a series that do not exist yet."""
+    missing = [path for path in paths(series) if not path.exists()]
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        with scheduled(series.is_real_time):
+            broker = stack.enter_context(Broker(Path(folder, "broker")))
+            _make_topic(broker.address)
+            run_clients(series, broker.address, WARM_S)
+        for path in missing:
+            capture = Path(folder, f"{path.name}.pcap")
+            with scheduled(series.is_real_time), recording(capture, [broker.ports["PLAINTEXT"]]):
+                run_clients(series, broker.address, series.seconds)
+            kdissect.read(capture).write(path)
+            path.with_suffix(".load").write_text(f"{os.getloadavg()[0]}\n")
+
+
+@contextmanager
+def scheduled(is_real_time: bool = True) -> Iterator[None]:
+    """Run the block, and the processes that it starts, before all others of the machine."""
+    if is_real_time:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REAL_TIME_PRIORITY))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def run_clients(series: Series, address: str, seconds: float) -> None:
     """Producers, members of a group and administrators, each a client of its own."""
     end = time.monotonic() + seconds
+    produce = partial(_produce, series.pause_s)
     clients: list[tuple[Callable[[str, str, float], None], str]] = [
-        *((_produce, f"producer-{number}") for number in range(PRODUCERS)),
-        *((_consume, f"consumer-{number}") for number in range(CONSUMERS)),
-        *((_administer, f"admin-{number}") for number in range(ADMINS)),
+        *((produce, f"producer-{number}") for number in range(series.producers)),
+        *((_consume, f"consumer-{number}") for number in range(series.consumers)),
+        *((_administer, f"admin-{number}") for number in range(series.admins)),
     ]
     threads = [threading.Thread(target=run, args=(address, name, end)) for run, name in clients]
     for thread in threads:
@@ -66,13 +103,13 @@ def _make_topic(address: str) -> None:
     admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
 
 
-def _produce(address: str, name: str, end: float) -> None:
+def _produce(pause_s: float, address: str, name: str, end: float) -> None:
     producer = Producer({"bootstrap.servers": address, "client.id": name, "linger.ms": 0})
     number = 0
     while time.monotonic() < end:
         producer.produce(TOPIC, value=f"{name} {number} ".encode() * (1 + number % 7))
         producer.poll(0)
-        time.sleep(0.03)
+        time.sleep(pause_s)
         number += 1
     producer.flush(20)
 
@@ -107,18 +144,16 @@ def _administer(address: str, name: str, end: float) -> None:
         time.sleep(0.1)
 
 
-def made(count: int = RUNS) -> list[list[Path]]:
-    """The table sets of `count` runs; a run that is not there yet is recorded."""
-    runs = [[FOLDER / f"{number:02d}{name}" for name in TOGETHER] for number in range(count)]
-    for number, paths in enumerate(runs):
-        if not all(path.exists() for path in paths):
-            together = threading.Barrier(len(paths))
-            with ThreadPoolExecutor(len(paths)) as pool:
-                list(pool.map(lambda path, start=together: record(path, start), paths))
-            (FOLDER / f"{number:02d}.load").write_text(f"{os.getloadavg()[0]}\n")
-    return runs
+def paths(series: Series) -> list[Path]:
+    """The table sets of a series, recorded or not."""
+    return [FOLDER / f"{series.name}-{number:02d}" for number in range(series.recording_count)]
 
 
-def loads(count: int = RUNS) -> list[float]:
-    """The load average of the machine after each run."""
-    return [float((FOLDER / f"{number:02d}.load").read_text()) for number in range(count)]
+def loads(series: Series) -> list[float]:
+    """The load average of the machine after each recording."""
+    return [float(path.with_suffix(".load").read_text()) for path in paths(series)]
+
+
+if __name__ == "__main__":
+    for series in (FIRST, SECOND, BUSY):
+        record(series)
