@@ -439,14 +439,29 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
     if document["lag"] and document["lag"]["groups"]["rows"]:
         row = document["lag"]["groups"]["rows"][0]
         if row["lag_at_end"]:
+            found = facts.evidence(
+                "exchange_id IN (SELECT exchange_id FROM lag WHERE group_id = ? "
+                "AND lag_at_end > 0)",
+                (row["group_id"],),
+            )
+            found["request_count"] = None
+            most = f"; the most behind at any commit was {f.count(row['lag_max'])} in one"
             yield _finding(
                 "info",
                 "lag",
                 f"{row['group_id']} is {f.plural(row['lag_at_end'], 'record')} behind at the end",
-                f"Summed over {f.plural(row['partitions'], 'partition')}; the most behind at any "
-                f"commit was {f.count(row['lag_max'])} in one.",
+                f"Summed over {f.plural(row['partitions'], 'partition')}"
+                f"{most if row['lag_max'] is not None else ''}.",
                 whom=f"group {row['group_id']}",
-                command=facts.command("show", "--group", row["group_id"], "--api", "OffsetCommit"),
+                command=facts.command(
+                    "show",
+                    "--group",
+                    row["group_id"],
+                    "--api",
+                    "*OffsetCommit",
+                    capture=found["capture"],
+                ),
+                **found,
             )
 
 
@@ -455,13 +470,20 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
     breaks = readiness["counts"]["breaks"]
     if breaks:
         first = readiness["clients"]["rows"][0]
+        ids = [row["first_exchange_id"] for row in first["findings"]]
+        found = facts.evidence(f"exchange_id IN ({', '.join(ids) or 'NULL'})")
+        found["request_count"] = None
+        why = f"; {first['why']}" if first["why"] else ""
         yield _finding(
             "warn",
             "readiness",
             f"{f.plural(breaks, 'client')} would break on Kafka {readiness['target']}",
-            f"{f.client(first)}: {', '.join((first['requests'] + first['old_formats'])[:4])}.",
+            f"{f.client(first)}: {', '.join((first['requests'] + first['old_formats'])[:4])}{why}.",
             whom=f.client(first),
-            command=facts.command("readiness", "--target", readiness["target"]),
+            command=facts.command(
+                "readiness", "--target", readiness["target"], capture=found["capture"]
+            ),
+            **found,
         )
 
 
@@ -472,12 +494,14 @@ def _transactions(facts: _Facts) -> Iterator[Finding]:
     total = f.plural(sum(counts.values()), "transaction")
     if failed:
         said = ", ".join(f"{f.count(number)} {name}" for name, number in failed.items())
+        found = _of_transactions(facts, "outcome IN ('fenced', 'abort')")
         yield _finding(
             "warn" if counts.get("fenced") else "info",
             "transactions",
             f"{f.count(sum(failed.values()))} of {total} did not commit",
             f"{said}.",
             command=facts.command("sql", "from transactions where outcome in ('fenced', 'abort')"),
+            **found,
         )
     # their later fate is unknown; `transaction_open` has those that kept readers waiting
     if is_open := counts.get("open"):
@@ -487,7 +511,16 @@ def _transactions(facts: _Facts) -> Iterator[Finding]:
             f"{f.count(is_open)} of {total} had no end in the capture",
             "They may have committed later.",
             command=facts.command("sql", "from transactions where outcome = 'open'"),
+            **_of_transactions(facts, "outcome = 'open'"),
         )
+
+
+def _of_transactions(facts: _Facts, condition: str) -> Finding:
+    """The first exchanges of some transactions as evidence."""
+    found = facts.evidence(
+        f"exchange_id IN (SELECT exchange_id FROM transactions_all WHERE {condition})"
+    )
+    return found | {"request_count": None}
 
 
 def _network(facts: _Facts) -> Iterator[Finding]:
