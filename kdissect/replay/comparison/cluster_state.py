@@ -6,7 +6,7 @@
 - Metadata and DescribeTopicPartitions list each requested topic once, with its partitions from 0
   on.
 - A topic that the run made is in Metadata a bounded time later, and never without a partition.
-- A transaction is Ongoing only until its end, or until its timeout.
+- A transaction is Ongoing only until its end, or until its timeout, in partitions of the run.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _APIS = frozenset(
         ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS, ApiKey.DESCRIBE_TOPIC_PARTITIONS,
     }
 )  # fmt: skip
+_OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
 _NO_TOPIC = frozenset({None, "", ZERO_UUID})
 _Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
 
@@ -223,6 +224,23 @@ class ClusterState:
 
     # -- transactions ---------------------------------------------------------------------------
 
+    def _transaction_logs(self) -> dict[str, set[tuple[str, int]]]:
+        """Partitions that requests of the run name for each transactional id."""
+        logs: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        for _, request, _ in self._by_api[ApiKey.ADD_PARTITIONS_TO_TXN]:
+            several = [(each["transactional_id"], each["topics"])
+                       for each in entries(request.get("transactions"))]  # fmt: skip
+            name = request.get("v3_and_below_transactional_id")
+            for owner, topics in [*several, (name, request.get("v3_and_below_topics"))]:
+                for topic in entries(topics):
+                    logs[owner].update((topic["name"], each) for each in topic["partitions"])
+        for _, request, _ in self._by_api[ApiKey.PRODUCE]:
+            for topic in entries(request["topic_data"]):
+                name = self._ids.target.topic_name(topic)
+                numbers = [each["index"] for each in entries(topic["partition_data"])]
+                logs[request["transactional_id"]].update((name, each) for each in numbers)
+        return logs
+
     def _check_transactions(self, add: Add) -> None:
         timeouts: dict[str, int] = {}
         for _, request, _ in self._by_api[ApiKey.INIT_PRODUCER_ID]:
@@ -236,8 +254,10 @@ class ClusterState:
                 ends = api_key == ApiKey.END_TXN and not answer["error_code"]
                 for name in _transactional_ids(request):
                     used[name].append((outcome.sent_ns, outcome.answered_ns, ends))
+        logs = self._transaction_logs()
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_TRANSACTIONS]:
             for at, each in enumerate(entries(answer["transaction_states"])):
+                _check_logs(outcome, f"transaction_states[{at}]", each, logs, add)
                 if each["error_code"] or each["transaction_state"] in _ENDED:
                     continue
                 events = sorted(used[each["transactional_id"]])
@@ -259,6 +279,29 @@ _USING = (
     ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN,
     ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.PRODUCE,
 )  # fmt: skip
+
+
+def _check_logs(
+    outcome: Outcome, path: str, described: Body, logs: dict[str, set[tuple[str, int]]], add: Add
+) -> None:
+    """An ongoing transaction has partitions, each once, which requests of the run have named."""
+    known = logs.get(described["transactional_id"])
+    if described["error_code"] or described["transaction_state"] != "Ongoing" or known is None:
+        return
+    listed = [
+        (topic["topic"], number)
+        for topic in entries(described["topics"])
+        for number in entries(topic["partitions"])
+    ]
+    if not listed:
+        add(outcome, f"{path}.topics", "a partition", "none", "the transaction is ongoing")
+    for (topic, number), count in Counter(listed).items():
+        text = f"{topic} partition {number}"
+        if count > 1:
+            add(outcome, f"{path}.topics", "each partition once", text, "it is listed twice")
+        if topic != _OFFSETS_TOPIC and (topic, number) not in known:
+            note = "no request of this transactional id has named it"
+            add(outcome, f"{path}.topics", "partitions of the transaction", text, note)
 
 
 def _transactional_ids(request: Body) -> list[str]:

@@ -187,10 +187,11 @@ def _asked(outcome: Outcome) -> dict[TargetLog, dict[str, str]]:
     is_committed = body.get("isolation_level", 0) == _READ_COMMITTED
     bounds = {
         _LATEST: {"offset": _STABLE if is_committed else _END, "leader_epoch": _EPOCH},
-        _EARLIEST: {"offset": _START},
+        _EARLIEST: {"offset": _START, "leader_epoch": _PAST_EPOCH},
     }
+    other = {"leader_epoch": _PAST_EPOCH}
     return {
-        (topic["name"], partition["partition_index"]): bounds.get(partition["timestamp"], {})
+        (topic["name"], partition["partition_index"]): bounds.get(partition["timestamp"], other)
         for topic in entries(body["topics"])
         for partition in entries(topic["partitions"])
     }

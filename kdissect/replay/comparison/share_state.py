@@ -1,6 +1,6 @@
 """Finds ShareFetch answers that contradict themselves or the other deliveries of the run (KIP-932).
 
-- A member gets just the records that it acquires, each once.
+- A member gets just the records that it acquires, each once and in their order.
 - A record that was delivered once in the run has the delivery count 1.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -86,9 +86,14 @@ class ShareState:
 
 def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
     """A member of a share group gets just the records that it acquires, in whole batches."""
-    ranges = merged_ranges(
+    batches = [
         (each.base_offset, each.last_offset) for each in headers(partition["records"] or b"")
-    )
+    ]
+    for (_, end), (begin, _) in pairwise(batches):
+        if begin <= end:
+            note = "twice or out of order"
+            add(outcome, f"{path}.records", f"after offset {end}", f"offset {begin}", note)
+    ranges = merged_ranges(batches)
     acquired = entries(partition["acquired_records"])
     if ranges and not acquired:
         note = "records without any that is acquired"

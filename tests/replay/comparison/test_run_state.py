@@ -233,8 +233,8 @@ def test_bounds_of_a_log_that_a_later_answer_contradicts() -> None:
     """Log starts, log ends and leader epochs are at most those of later answers."""
     run = Run()
     offset, epoch = "topics[0].partitions[0].offset", "topics[0].partitions[0].leader_epoch"
-    run.list_offsets(1, -2, 0, 3)
-    start = run.list_offsets(2, -2, 1, 3)
+    run.list_offsets(1, -2, 0, 2)
+    start = run.list_offsets(2, -2, 1, 2)
     run.list_offsets(3, -1, 4, 2)
     end = run.list_offsets(4, -1, 5, 3)
     run.fetch(5, 4, b"", 4, log_start_offset=0)
@@ -764,6 +764,33 @@ def test_a_page_of_a_description_of_topics() -> None:
     page = {"topics": [{"name": "t", "partitions": []}], "next_cursor": cursor}
     run.add(3, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": [{"name": "t"}]}, page)
     assert run.said(ClusterState) == []
+
+
+@pytest.mark.parametrize(
+    ("topics", "answered"),
+    [
+        ([("t", [0]), ("u", [1]), ("__consumer_offsets", [7])], []),
+        ([], ["none"]),
+        ([("t", [0, 0])], ["t partition 0"]),
+        ([("t", [1])], ["t partition 1"]),
+    ],
+)
+def test_partitions_of_an_ongoing_transaction(
+    topics: list[tuple[str, list[int]]], answered: list[str]
+) -> None:
+    """AddPartitionsToTxn has named t-0, and Produce u-1."""
+    run = Run()
+    named = [{"name": "t", "partitions": [0]}]
+    sent = {"v3_and_below_transactional_id": "x", "v3_and_below_topics": named}
+    run.add(1, ApiKey.ADD_PARTITIONS_TO_TXN, 1, sent, {})
+    data = [{"name": "u", "partition_data": [{"index": 1, "records": b""}]}]
+    run.add(2, ApiKey.PRODUCE, 8, {"transactional_id": "x", "topic_data": data}, {})
+    listed = [{"topic": name, "partitions": numbers} for name, numbers in topics]
+    state = {"transactional_id": "x", "transaction_state": "Ongoing", "topics": listed}
+    number = run.add(3, ApiKey.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["x"]},
+                     {"transaction_states": [state]})  # fmt: skip
+    path = "transaction_states[0].topics"
+    assert run.said(ClusterState) == [(number, path, each) for each in answered]
 
 
 def test_a_transaction_that_does_not_end() -> None:

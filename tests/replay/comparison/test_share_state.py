@@ -48,6 +48,18 @@ def test_a_member_acquires_records_of_its_answer_once(
     assert run.said(ShareState) == [(number, path, each) for each in said]
 
 
+def test_records_of_an_answer_are_in_their_order() -> None:
+    """A second batch with the offsets of the first one, or with earlier ones, is wrong."""
+    run = Run()
+    share(run, [(0, 3, 1)], batch(0, 2) + batch(2, 2))
+    assert run.said(ShareState) == []
+    run = Run()
+    twice = share(run, [(4, 5, 1)], batch(4, 2) * 2)
+    swapped = share(run, [(6, 9, 1)], batch(8, 2) + batch(6, 2))
+    path = f"{PARTITION}.records"
+    assert run.said(ShareState) == [(twice, path, "offset 4"), (swapped, path, "offset 6")]
+
+
 def test_a_delivery_count_needs_other_deliveries() -> None:
     """Twice means that another answer of the run brought the records, or had no answer."""
     run = Run()
