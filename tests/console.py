@@ -7,6 +7,7 @@ Commands run where `captures/` is the project's and `tables/` is the table set o
 """
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -83,8 +84,8 @@ def run(command: str, folder: Path, width: int = 100) -> str:
 def run_here(command: str, folder: Path, width: int = 100) -> str:
     """The same in this process, which has loaded everything; the part after a pipe runs in a shell.
 
-    A command that needs more of a shell than a pipe, a second command or its exit code, that ends
-    with an error, or that writes to stderr before a pipe, is run as `run` does.
+    A command that needs more of a shell than a pipe, a second command or its exit code, that fails
+    by a defect, or that writes to stderr before a pipe, is run as `run` does.
     """
     line = command.strip()
     has_code = line.endswith(EXIT_CODE)
@@ -94,24 +95,31 @@ def run_here(command: str, folder: Path, width: int = 100) -> str:
         program, *arguments = shlex.split(first)
     except ValueError:  # the join was inside of quotes
         return run(command, folder, width)
-    needs_shell = SHELL.search(QUOTED.sub("", first)) or "$" in first or "${" in rest
+    needs_shell = SHELL.search(QUOTED.sub("", first)) or "$" in first
     if program != "kdissect" or needs_shell or (join and has_code):
         return run(command, folder, width)
     from typer.testing import CliRunner
 
-    from kdissect.cli import app
+    from kdissect.cli import _exit_code, app
+    from kdissect.errors import Error
 
     with contextlib.chdir(folder):
         done = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width), "TERM": "dumb"})
-    is_error = done.exit_code > 1 or not isinstance(done.exception, SystemExit | None)
-    if is_error or (join == "|" and done.stderr):
+    code, errors = done.exit_code, io.StringIO()
+    if isinstance(done.exception, Error):  # the program prints it after the command
+        with contextlib.redirect_stderr(errors):
+            code = _exit_code(done.exception)
+    elif code > 1 or not isinstance(done.exception, SystemExit | None):
+        return run(command, folder, width)
+    output = done.output + errors.getvalue()
+    if join == "|" and (done.stderr or errors.getvalue()):
         return run(command, folder, width)
     if not join:
-        return done.output + (f"exit {done.exit_code}\n" if has_code else "")
+        return output + (f"exit {code}\n" if has_code else "")
     if join == "&&":
-        return done.output + ("" if done.exit_code else run(rest, folder, width))
+        return output + ("" if code else run(rest, folder, width))
     return subprocess.run(
-        ["bash", "-c", rest],
+        ["bash", "-c", rest.replace("${PIPESTATUS[0]}", str(code))],
         cwd=folder,
         input=done.stdout,
         stdout=subprocess.PIPE,

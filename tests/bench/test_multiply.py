@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scapy.all import IP, TCP, UDP, Ether, IPv6, Raw, rdpcap, wrpcap
-from scapy.layers.l2 import ARP
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import ARP, Ether
+from scapy.packet import Raw
+from scapy.utils import rdpcap, wrpcap
 
 from bench.multiply import multiply
 

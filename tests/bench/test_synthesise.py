@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scapy.all import IP, TCP, rdpcap
+from scapy.layers.inet import IP, TCP
+from scapy.utils import rdpcap
 
 from bench.synthesise import PARTITIONS, Recipe, synthesise
 from kdissect.codec.compression import CODEC_NAMES

@@ -8,9 +8,20 @@ from tests.conftest import CAPTURES
 from tools.incidents.measure import judge, truths
 
 RECORDED = CAPTURES / "incidents"
+# Other recordings have incidents of the same kinds, on the same evidence.
+REPEATED = {
+    *("advertised_silent", "idle_reset", "password_wrong_scram", "plaintext_to_tls", "node_killed"),
+    *("retries_duplicate_plain", "responses_delayed", "controlled_shutdown"),
+}
 
 
-@pytest.mark.parametrize("name", truths(RECORDED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.heavy if name in REPEATED else [])
+        for name in truths(RECORDED)
+    ],
+)
 def test_recorded_incident(name: str) -> None:
     """The findings above `info` equal the truth that the recording script wrote."""
     assert judge(RECORDED, name).faults == []

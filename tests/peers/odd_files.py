@@ -10,17 +10,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from scapy.all import (
-    ARP,
-    ESP,
-    GRE,
-    ICMP,
-    IP,
-    TCP,
-    UDP,
-    Dot1AD,
-    Dot1Q,
-    Ether,
+from scapy.contrib.geneve import GENEVE
+from scapy.contrib.mpls import MPLS
+from scapy.layers.inet import GRE, ICMP, IP, TCP, UDP, fragment
+from scapy.layers.inet6 import (
     ICMPv6DestUnreach,
     ICMPv6PacketTooBig,
     IPv6,
@@ -28,13 +21,12 @@ from scapy.all import (
     IPv6ExtHdrFragment,
     IPv6ExtHdrHopByHop,
     IPv6ExtHdrRouting,
-    Raw,
-    fragment,
     fragment6,
 )
-from scapy.contrib.geneve import GENEVE
-from scapy.contrib.mpls import MPLS
+from scapy.layers.ipsec import ESP
+from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 from scapy.layers.vxlan import VXLAN
+from scapy.packet import Raw
 
 from tests.capture.build import Blocks, pcap
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
+from kdissect.datasource import KdissectDataSource
 from kdissect.pipeline.disk_index import KEPT_S, make_index
 from kdissect.pipeline.options import Options
 from tests.conftest import CAPTURES
@@ -61,8 +62,9 @@ def test_the_rows_of_read(source, tables, name):
     assert _rows(found.cast(expected.schema)) == _rows(expected)
 
 
-def test_it_is_a_frame_like_any_other(source, tables):
-    """Spark groups and counts its rows."""
+@pytest.mark.heavy
+def test_spark_groups_and_counts_the_rows(source, tables):
+    """Spark finds the counts of pandas."""
     counts = source("exchanges").groupBy("api_name").count().toPandas()
     expected = tables.exchanges.to_pandas().api_name.value_counts()
     assert dict(zip(counts["api_name"], counts["count"], strict=True)) == expected.to_dict()
@@ -93,18 +95,22 @@ def test_internal_tables_have_the_schema_of_their_records(source):
         ("apis/Fetsch", {}, "Fetsch"),
         ("exchanges", {"colour": "red"}, "no option 'colour'"),
         ("exchanges", {"payload": "some"}, "payload must be one of"),
+        ("exchanges", {"path": "absent.pcap"}, r"absent\.pcap"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(source, table, options, words):
-    """Wrong tables and options raise an error with the reason."""
+def test_wrong_tables_and_options_raise_an_error(table, options, words, tmp_path):
+    """The error has the reason."""
+    data_source = KdissectDataSource(
+        {"table": table, "path": str(CAPTURE), "spool": str(tmp_path), **options}
+    )
     with pytest.raises(Exception, match=words):
-        source(table, **options).count()
+        data_source.reader(data_source.schema()).partitions()
 
 
-def test_a_path_that_is_not_there_is_said(source, tmp_path):
-    """The error names the path."""
-    with pytest.raises(Exception, match=r"absent\.pcap"):
-        source("exchanges", tmp_path / "absent.pcap").count()
+def test_an_error_of_the_data_source_reaches_the_caller_of_spark(source):
+    """The error of a query has the reason, although another process raised it."""
+    with pytest.raises(Exception, match="no table 'exchange'"):
+        source("exchange").count()
 
 
 def test_an_index_is_made_once_and_goes_when_it_is_old(tmp_path: Path):

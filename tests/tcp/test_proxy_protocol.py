@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import itertools
 import random
@@ -150,7 +151,10 @@ def counts(assembly: Assembly) -> dict[str, int]:
     return {name: int(row[f"{name}_byte_count"]) for name in ("framed", "unframed", "missing")}
 
 
-PLAIN = conversation(Playbook().syn()).run()
+@functools.cache
+def plain() -> Assembly:
+    """The conversation without a header."""
+    return conversation(Playbook().syn()).run()
 
 
 @pytest.mark.parametrize("name", WITH_ADDRESS | WITHOUT_ADDRESS | MALFORMED)
@@ -161,9 +165,9 @@ def test_kafka_behind_a_header(name: str, has_syn: bool) -> None:
     book = Playbook().syn() if has_syn else Playbook()
     assembly = conversation(book >> header).run()
     if has_syn:
-        assert found(assembly) == found(PLAIN)
+        assert found(assembly) == found(plain())
     assert assembly.connections["protocol"].tolist() == [Protocol.KAFKA]
-    framed = counts(PLAIN)["framed"] + len(header)
+    framed = counts(plain())["framed"] + len(header)
     assert counts(assembly) == {"framed": framed, "unframed": 0, "missing": 0}
     facts = assembly.tcp.connections[0]
     assert bool(facts["is_proxied"]) == (name in WITH_ADDRESS)
@@ -189,7 +193,7 @@ def test_segments_of_any_size_and_order(name: str, data: st.DataObject) -> None:
     for number in (1, 2):
         book = book >> request(number) << response(number)
     assembly = book.run()
-    assert found(assembly) == found(PLAIN)
+    assert found(assembly) == found(plain())
     assert assembly.tcp.connections["is_proxied"].tolist() == [1]
     assert counts(assembly)["unframed"] == 0
 
