@@ -197,7 +197,9 @@ def test_the_broker_is_killed(start_broker: Callable[..., Broker], tmp_path: Pat
     assert "the target is gone" in (tmp_path / "r.xml").read_text()
 
 
-def test_interrupted(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_outputs_of_finished_steps(
+    start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
     """After SIGINT the outputs have the finished steps, and the exit code is 130."""
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"

@@ -62,7 +62,7 @@ def test_the_same_release(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("pace", ["x4", "max"])
-def test_faster(
+def test_a_faster_pace_leaves_the_same_records(
     start_broker: Callable[..., Broker], can_record: None, tmp_path: Path, pace: str
 ) -> None:
     """The same at other paces: order and dependencies do it, not the clock."""
@@ -139,7 +139,9 @@ def test_saved_tables_and_runs(
 
 
 @pytest.mark.heavy
-def test_renamed(start_broker: Callable[..., Broker], can_record: None, tmp_path: Path) -> None:
+def test_topics_groups_and_transactional_ids_are_renamed(
+    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
+) -> None:
     """Topics, groups and transactional ids have other names at the target."""
     path, held = recorded(start_broker, tmp_path, LATEST)
     target = start_broker(LATEST)

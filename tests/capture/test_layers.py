@@ -104,7 +104,7 @@ CHAINS["mpls"] = (1, ethernet(b"\0\0\0\0\0\0\1\1" + IP4, 0x8847))
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_layer(tmp_path: Path, name: str) -> None:
+def test_layers_lead_to_the_innermost_tcp_payload(tmp_path: Path, name: str) -> None:
     """Each chain of layers leads to the TCP header and payload of the innermost addresses."""
     link_type, packet = CHAINS[name]
     data = pcap([packet], link_type=link_type)

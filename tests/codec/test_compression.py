@@ -43,7 +43,7 @@ def test_round_trip(codec: Codec, spare: int, xerial: bool) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("room", [0, 1, 1000, len(TEXT) - 1])
-def test_full_output_is_told_apart_from_corrupt_input(codec: Codec, room: int) -> None:
+def test_full_output_differs_from_corrupt_input(codec: Codec, room: int) -> None:
     """Nothing is written beyond the output; depends on the library's wording, so pinned here."""
     arena = np.zeros(room + 64, np.uint8)
     status, size = decompress(codec, view(compress(codec, TEXT)), arena[:room])
@@ -213,7 +213,7 @@ def test_zstd_single_segment_announces_its_content() -> None:
     assert zstd_window_size(view(b"nothing")) == 0
 
 
-def test_limits() -> None:
+def test_allowances_grow_with_the_compressed_size() -> None:
     """Allowances grow with the compressed size up to the limits; wrong limits raise ValueError."""
     limits = DecompressionLimits(decompressed_size_max=1000, ratio_max=3, ratio_free_size=100)
     assert [limits.batch_allowance(size) for size in (0, 10, 50, 400)] == [100, 100, 150, 1000]

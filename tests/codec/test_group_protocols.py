@@ -144,7 +144,7 @@ def test_a_newer_version_is_read_as_the_newest_known() -> None:
     assert row(subscriptions(blobs([data]), None, None)) is None
 
 
-def test_cut_values_are_null_and_told_only_where_the_format_is() -> None:
+def test_cut_values_of_a_known_protocol_are_null_with_a_fault() -> None:
     """Cut bytes of a known protocol have a fault."""
     whole = encoded("ConsumerProtocolSubscription", 1, {"topics": ["aa", "b"], "user_data": b"x"})
     cuts = [whole[:at] for at in range(len(whole) + 1)]

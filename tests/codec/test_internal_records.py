@@ -106,7 +106,7 @@ def test_every_cut_is_a_fault(kind: str) -> None:
         assert {at for fault in faults for at in fault.rows.tolist()} == set(range(len(cuts)))
 
 
-def test_what_has_no_definition_is_told() -> None:
+def test_unknown_types_and_versions_have_a_fault() -> None:
     """Unknown types and versions and cut bytes have a fault with the reason."""
     offset = b"\0\x01\0\0\0\0\0\0\0\0"
     cases = {
@@ -129,7 +129,7 @@ def test_what_has_no_definition_is_told() -> None:
         assert start in told[row]
 
 
-def test_metadata_frames_of_other_versions_are_told() -> None:
+def test_metadata_frames_of_other_versions_have_a_fault() -> None:
     """Unknown frames, types and versions have a fault; empty values, too."""
     values = pa.array([b"\0\x02\0", b"\x02\x02\0", b"\x01\x63\0", b"\x01\x02\x07", None, b""])
     decoded, faults = decode_internal("metadata", pa.nulls(6, pa.binary()), values)
@@ -147,7 +147,7 @@ def test_metadata_frames_of_other_versions_are_told() -> None:
     ]
 
 
-def test_surplus_and_broken_text_are_kept_and_told() -> None:
+def test_surplus_bytes_and_broken_text_have_a_fault() -> None:
     """The row stays, with a fault for the bytes after it or in it."""
     definition = catalog.metadata_records()[2]
     body = message_codec.encode(definition, 0, {"name": "orders"})

@@ -50,7 +50,7 @@ def plain(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("decoder", ["columns", "reference"])
 @pytest.mark.parametrize("chunk_bytes", [8 << 20, 700])
-def test_vectors(decoder: str, chunk_bytes: int) -> None:
+def test_kafkas_own_batches_read_as_kafka_reads_them(decoder: str, chunk_bytes: int) -> None:
     """Every batch and record of Kafka's own writer reads as Kafka's own reader reads it."""
     cases = vectors()
     if not cases:
@@ -525,7 +525,7 @@ def test_batches_that_come_again_are_read_again(codec: str, chunk_bytes: int) ->
     assert [row["offset"] for row in found[2].records] == [1001, 1002, 1003]
 
 
-def test_what_came_before_counts_for_the_limit_again() -> None:
+def test_earlier_batches_count_for_the_limit() -> None:
     """A set may not be larger for batches that were decompressed already."""
     batch = encode_batch([row(0, bytes(20_000))], codec="gzip")
     limits = DecompressionLimits(decompressed_size_max=50_000, ratio_max=1)

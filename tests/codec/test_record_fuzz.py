@@ -157,7 +157,7 @@ def test_limits(batch: bytes, size: int, ratio: int) -> None:
 
 @given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=20))
 @example([b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x9f\xbf", b"\xc0\x80", b"\xf0\x9f\x98\x80"])
-def test_utf8(strings: list[bytes]) -> None:
+def test_the_kernel_accepts_the_utf8_of_python(strings: list[bytes]) -> None:
     """The kernel accepts the UTF-8 that Python accepts."""
 
     def is_invalid(string: bytes) -> int:

@@ -169,7 +169,7 @@ def test_bombs_end_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(telemetry.read_metrics(message(b"", attributes=pair(1, "a", deep)), 0, 50)) == 1
 
 
-def test_what_is_no_protobuf_is_told() -> None:
+def test_bytes_that_are_no_protobuf_raise_an_error() -> None:
     """DecodeError has the reason."""
     assert reason(b"\x0a\x05ab") == "the bytes end inside the value"
     assert reason(b"\xff" * 11) == "varint overflow"

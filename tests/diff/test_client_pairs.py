@@ -25,7 +25,7 @@ def scores(values: np.ndarray) -> Scores:
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 11, 24])
 @pytest.mark.parametrize("t", [0.0, 0.7, 3.0, 12.0])
-def test_student(t: float, freedom: int) -> None:
+def test_p_values_are_those_of_students_distribution(t: float, freedom: int) -> None:
     """The series are SciPy's distribution."""
     from scipy import stats  # a second that only one worker needs
 

@@ -226,7 +226,7 @@ def failed(tables: Tables, api: str, code: int, every: int) -> Tables:
     return changed(tables, "exchanges", change)
 
 
-def test_errors(many: Tables) -> None:
+def test_a_new_error_appears_and_is_a_failure(many: Tables) -> None:
     """One that was not there before appears; the other way round it is gone, and no failure."""
     worse = failed(many, "Produce", 29, 3)
     document = compare(many, worse)
@@ -265,7 +265,7 @@ def test_steps_of_the_protocol_are_no_failure(many: Tables) -> None:
     assert failing(document, ["errors"]) == []
 
 
-def test_sizes(sarama: Tables, many: Tables) -> None:
+def test_larger_requests_and_batches_are_found(sarama: Tables, many: Tables) -> None:
     """Larger requests, and larger batches of a topic."""
     grown = changed(
         many,
@@ -283,7 +283,7 @@ def test_sizes(sarama: Tables, many: Tables) -> None:
     assert {row["part"] for row in compare(sarama, grown)["changes"]["sizes"]} == {"batch"}
 
 
-def test_clients(sarama: Tables) -> None:
+def test_another_release_of_a_client_is_found(sarama: Tables) -> None:
     """Another release of the software, another principal, another address."""
 
     def upgraded(table: pa.Table) -> pa.Table:
@@ -298,7 +298,7 @@ def test_clients(sarama: Tables) -> None:
     assert all(row["fields"] == ["software"] for row in document["changes"]["clients"])
 
 
-def test_configs(java: Tables) -> None:
+def test_a_topic_created_with_another_setting_is_found(java: Tables) -> None:
     """A setting that was created otherwise."""
 
     def otherwise(table: pa.Table) -> pa.Table:

@@ -238,7 +238,7 @@ MECHANISMS = {  # a correlation id, then what SaslHandshake answers
     ],
 )  # fmt: skip
 @given(cuts=cuts, lost=lost)
-def test_tokens_are_told(
+def test_sasl_tokens_are_recognised_in_any_segments(
     name: str, tokens: dict[bytes, bool], cuts: list[int], lost: list[bool]
 ) -> None:
     """SASL tokens are recognised in any segments, and missing bytes make no token."""

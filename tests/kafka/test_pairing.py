@@ -131,7 +131,7 @@ def test_a_response_behind_a_hole_answers_the_youngest_request_with_its_id() -> 
     assert kernel([(requests, in_order, False, True)])[0][0] == [0, -1, -1]
 
 
-def test_what_was_passed_over_at_a_hole_waits_no_longer() -> None:
+def test_requests_before_a_hole_wait_no_longer() -> None:
     """The answers to 5 and 6 were in the hole; the next answer with id 5 is another request's."""
     requests = [Request(5, 0, EXPECTS, 40), Request(6, 1, EXPECTS, 80), Request(7, 2, EXPECTS, 120)]
     told = [Response(7, 10, EXPECTS, 120, True), Response(5, 20, EXPECTS, 160, False)]

@@ -71,7 +71,7 @@ def test_an_answer_alone(name: str, begins: bool, tmp_path: Path) -> None:
         assert connection["response_unframed_byte_count"] == 0
 
 
-def test_what_says_little_beside_it(tmp_path: Path) -> None:
+def test_a_tiny_response_beside_a_certain_one_is_found(tmp_path: Path) -> None:
     """A tiny response is found beside one that is certain."""
     tiny = response(8, bytes(6))
     told = answer("metadata v1, no topics", 9)
@@ -92,7 +92,7 @@ def test_the_request_lost(tmp_path: Path) -> None:
         assert tables.exchanges.num_rows == count, lost
 
 
-def test_not_so(tmp_path: Path) -> None:
+def test_a_wrong_length_id_name_or_port_is_no_response(tmp_path: Path) -> None:
     """A wrong length, ID, name or port makes a response unrecognised."""
     good = answer("metadata v1, no topics", 7)
     port = struct.pack(">i", 9092)

@@ -373,7 +373,7 @@ def rows_of_halves(half_sets):
     return _rows(kdissect.read(captures))
 
 
-def test_what_comes_before_the_end_is_read_with_all(tmp_path, in_process):
+def test_a_capture_from_the_middle_is_read_with_all(tmp_path, in_process):
     """A capture from the middle makes the run read all captures again."""
     captures = _rotated(CAPTURES / "librdkafka.pcap", 3, tmp_path / "parts")
     out = tmp_path / "tables"

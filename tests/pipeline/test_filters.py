@@ -48,13 +48,13 @@ def test_fractions_of_seconds_are_exact():
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "2026-13-01", "12:30", "-5", "1e9", "nan"])
-def test_what_is_no_time_is_refused(text):
+def test_text_without_a_time_is_refused(text):
     """Other text raises ValueError."""
     with pytest.raises(ValueError, match="no time"):
         time_ns(text)
 
 
-def test_what_is_no_address_is_refused():
+def test_a_host_name_and_an_empty_range_are_refused():
     """A host name, and an empty range of times, raise ValueError."""
     with pytest.raises(ValueError, match="no IP address"):
         host_bytes("broker-1")

@@ -56,7 +56,7 @@ def test_frame_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decompressed_size", "decompression_ratio"])
-def test_decompression(name: str) -> None:
+def test_batches_above_a_limit_lose_their_records(name: str) -> None:
     """Batches above a limit keep their row and lose their records."""
     value = {"decompressed_size": 300, "decompression_ratio": 1}[name]
     whole = kdissect.read(CAPTURE)
@@ -69,7 +69,7 @@ def test_decompression(name: str) -> None:
     assert tables.exchanges.num_rows == whole.exchanges.num_rows
 
 
-def test_gaps(tmp_path: Path) -> None:
+def test_one_row_covers_the_gaps_beyond_the_limit(tmp_path: Path) -> None:
     """Those that are not listed are covered by one row, so that the accounts add up."""
     lost = range(7, 160, 8)
     whole = read_talk(tmp_path, talk(80), lost)
@@ -88,7 +88,7 @@ def test_gaps(tmp_path: Path) -> None:
     assert tables.exchanges.num_rows == whole.exchanges.num_rows
 
 
-def test_connections() -> None:
+def test_packets_of_connections_beyond_the_limit_are_counted() -> None:
     """Packets of further connections are counted as ignored."""
     whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={"connections": 4})
@@ -106,7 +106,7 @@ def test_connections() -> None:
     assert ids[0] == ids[1]
 
 
-def test_fragments(tmp_path: Path) -> None:
+def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     """Further fragments are given up, with one anomaly for each capture."""
     packets = flat(
         fragmented(read_pcap(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
@@ -178,7 +178,7 @@ def test_names_and_values() -> None:
             Limits.parse([text])
 
 
-def test_documented() -> None:
+def test_every_limit_is_documented() -> None:
     """Every limit is in docs/limits.md with its default."""
     text = (Path(__file__).parents[2] / "docs" / "limits.md").read_text("utf-8")
     for name in Limits.names():

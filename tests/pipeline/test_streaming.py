@@ -423,7 +423,7 @@ def test_state_that_cannot_be_read_is_made_again(how, folder, put, monkeypatch):
     )
 
 
-def test_connections_beyond_a_limit_are_told(folder, monkeypatch, caplog):
+def test_connections_beyond_a_limit_are_counted_in_a_row(folder, monkeypatch, caplog):
     """Their open requests are rows without a response, and a row says how many there are."""
     carry = folder_stream.ConnectionCarry
     limits = CarryLimits(connection_max=1)
@@ -552,7 +552,7 @@ def _holds_no_secret(spool: Path, key_log: bytes) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
-def test_secrets_that_are_gone_are_told(how, folder, tls):
+def test_secrets_that_are_gone_are_noted_once(how, folder, tls):
     """Once; a capture that only moved has them still."""
     packets, key_log = tls
     paths = _tls_files(folder.parent, packets, [key_log, b"", b"", b"", b""])

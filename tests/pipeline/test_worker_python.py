@@ -37,7 +37,9 @@ def python_without(folder: Path, module: str) -> Path:
         ("spark://host:7077", "python3", "python3"),
     ],
 )
-def test_python(monkeypatch: pytest.MonkeyPatch, master: str, named: str, expected: str) -> None:
+def test_local_sessions_use_the_python_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch, master: str, named: str, expected: str
+) -> None:
     """Local sessions use the caller's Python, unless the user or the cluster names one."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     context = SimpleNamespace(master=master, pythonExec=named)

@@ -137,19 +137,14 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         assert any(name.endswith(".parquet") for name in before)
 
 
-def test_a_second_writer_gets_one_line(tmp_path: Path) -> None:
+def test_a_second_writer_gets_one_line(
+    kdissect: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     """A second writer gets one line that names the first one's process, and exit code 2."""
     out = tmp_path / "set"
     with writer(str(out)):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "kdissect", "dissect", str(CAPTURES / "java_2_0_1.pcap")),
-                *("--out", str(out), "--overwrite"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        capture = str(CAPTURES / "java_2_0_1.pcap")
+        done = kdissect("dissect", capture, "--out", str(out), "--overwrite")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"kdissect: {out}: another run is writing there (process ")

@@ -307,7 +307,7 @@ def test_an_unknown_release(scene: Scene) -> None:
         scene.assess("9.9")
 
 
-def test_nobody(scene: Scene) -> None:
+def test_a_capture_without_kafka_has_no_clients(scene: Scene) -> None:
     """A capture without Kafka."""
     document = scene.assess()
     assert document["clients"] == []

@@ -97,7 +97,9 @@ NONE = ["", "  -- nothing", ";", "select 1; select 2", "explain explain select 1
 
 
 @pytest.mark.parametrize("query", [*WRITING, *READING, *SETTINGS, *NONE])
-def test_refused(query: str, tables: kdissect.Tables, tmp_path: Path) -> None:
+def test_statements_that_do_not_only_read_are_refused(
+    query: str, tables: kdissect.Tables, tmp_path: Path
+) -> None:
     """Whatever does not only read the views is refused in one line, and nothing is touched."""
     victim = Path(tables.topics.dataset.files[0])
     before = victim.read_bytes()
@@ -137,7 +139,7 @@ def test_variables_are_no_tables(tables: kdissect.Tables) -> None:
         "select 1;",
     ],
 )
-def test_reading(query: str, tables: kdissect.Tables) -> None:
+def test_every_form_of_reading_works(query: str, tables: kdissect.Tables) -> None:
     """Every form of reading works."""
     assert tables.sql(query).num_rows
 

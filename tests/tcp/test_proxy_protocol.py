@@ -198,7 +198,7 @@ def test_segments_of_any_size_and_order(name: str, data: st.DataObject) -> None:
     assert counts(assembly)["unframed"] == 0
 
 
-def test_what_is_no_header() -> None:
+def test_a_signature_elsewhere_is_no_header() -> None:
     """A signature of the broker, one later in the stream, and one that the capture cut."""
     of_broker = conversation(Playbook().syn() << binary())
     later = conversation(Playbook().syn() >> request(9) << response(9) >> binary())

@@ -137,7 +137,7 @@ def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
     assert (certificate.subject, certificate.issuer) == ("CN=alice", "CN=alice")
 
 
-def test_without_keys_the_handshake_is_told(tmp_path: Path) -> None:
+def test_without_keys_the_connection_has_the_facts_of_its_handshake(tmp_path: Path) -> None:
     """The connection is TLS, with its facts and without frames."""
     parties = Parties(tmp_path, "TLSv1_2", is_mutual=True)
     assembly = _assemble(_talk(parties).playbook())

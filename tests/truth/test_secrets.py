@@ -183,7 +183,7 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
     "capture", [SASL, *(pytest.param(one, marks=pytest.mark.heavy) for one in (ADMIN, TOKENS))],
     ids=str,
 )  # fmt: skip
-def test_replay(capture: Capture, tmp_path: Path) -> None:
+def test_replay_writes_no_secret(capture: Capture, tmp_path: Path) -> None:
     """The plan, the saved workload, all outputs of a run, and the messages on the way."""
     outputs = [
         word

@@ -28,7 +28,7 @@ def _rows(tables: Any, name: str) -> list[Row]:
 
 
 @both
-def test_every_tls_connection_is_told_and_decrypted(capture: Capture) -> None:
+def test_every_tls_connection_is_decrypted(capture: Capture) -> None:
     """Each connection with a secret is Kafka after decryption."""
     version = {TLS_12: "TLSv1.2", TLS_13: "TLSv1.3"}[capture]
     rows = [row for row in capture.rows("connections") if row["is_tls"]]
@@ -137,7 +137,7 @@ def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Captu
     assert not set_differences(ours, capture.tables)
 
 
-def test_what_is_no_key_log_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_key_log_is_refused(tmp_path: Path) -> None:
     """CaptureError names the file."""
     path = tmp_path / "notes.txt"
     path.write_text("no secrets here\n")

@@ -199,7 +199,7 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     assert other.differences[-1].note.startswith("as captured; the reference differs")
 
 
-def test_between() -> None:
+def test_errors_on_one_side_only_are_findings() -> None:
     """Errors on one side only are findings."""
     error, same = Judgement(Verdict.ERROR, reason="no answer"), Judgement(Verdict.SAME)
     assert between(error, same).verdict is Verdict.ERROR

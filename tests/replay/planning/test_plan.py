@@ -237,7 +237,7 @@ def test_logs_that_disagree_about_the_order_close_no_circle() -> None:
     assert any("disagree" in note for note in plan.notes)
 
 
-def test_what_acks_0_wrote_is_found_between_the_others() -> None:
+def test_records_of_acks_0_are_found_between_the_others() -> None:
     """Records 0 to 1 and 5 to 6 are acknowledged; three records without an answer lie between."""
     first = exchange(0, produce(0, count=2), 0, 3, produced(0, 0))
     silent = exchange(1, produce(0, acks=0, count=3), 1, -1, None)
@@ -248,7 +248,7 @@ def test_what_acks_0_wrote_is_found_between_the_others() -> None:
     assert step_of(plan, silent).needs_fence
 
 
-def test_what_the_options_do_not_allow_is_skipped_and_says_what_it_needs() -> None:
+def test_a_skipped_request_names_the_option_that_allows_it() -> None:
     """The reason names --allow and the class."""
     read = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])
     write = exchange(0, produce(0), 6, 9, produced(0, 0))
@@ -269,7 +269,7 @@ def test_an_unknown_class_is_refused() -> None:
         make_plan(workload(), PlanOptions(allow=frozenset({"everything"})))
 
 
-def test_what_the_captured_broker_refused_as_not_ready_is_not_done_again() -> None:
+def test_a_request_refused_as_not_ready_is_skipped() -> None:
     """NOT_LEADER_OR_FOLLOWER skips the step."""
     answer = produced(0, -1)
     answer.body["responses"][0]["partition_responses"][0]["error_code"] = 6

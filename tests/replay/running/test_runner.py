@@ -485,7 +485,7 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
     assert verdicts(result) == [*["failed"] * 5, *["answered"] * 40]
 
 
-def test_interrupted() -> None:
+def test_nothing_is_sent_after_an_interrupt() -> None:
     """After an interrupt nothing is sent; finished steps stay, others are not reached."""
     maker = PlanMaker()
     for number in range(10):

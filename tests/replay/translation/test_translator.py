@@ -263,7 +263,7 @@ OLDER: list[tuple[Message, int, dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("message", "api_version", "dropped"), OLDER)
-def test_what_another_version_lacks_is_noted(
+def test_fields_that_another_version_lacks_are_noted(
     message: Message, api_version: int, dropped: dict[str, object]
 ) -> None:
     """Each field that is not at its default; those that are say nothing."""
@@ -283,7 +283,7 @@ def test_what_another_version_lacks_is_noted(
         (asked(10, 1, key="x", key_type=1), 0, "key_type"),
     ],
 )  # fmt: skip
-def test_what_another_version_cannot_say_is_not_sent(
+def test_a_request_that_another_version_cannot_hold_is_not_sent(
     message: Message, api_version: int, said: str
 ) -> None:
     """Without it the request would ask for something else."""
@@ -527,7 +527,7 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
     assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
 
 
-def test_what_a_share_session_holds() -> None:
+def test_acquired_ranges_of_a_share_session_are_merged_and_split() -> None:
     """Adjacent ranges become one; a removed middle leaves both ends."""
     held, log = AcquiredOffsets(), ("t", 0)
     held.add(log, 0, 9)
