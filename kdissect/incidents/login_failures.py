@@ -20,17 +20,22 @@ def find(facts: Facts) -> Iterator[Incident]:
     codes = ", ".join(f"{code:d}" for code in REFUSALS)
     rows = facts.rows(
         f"""
-        WITH refused AS (
-          SELECT r.*, s.principal, s.sasl_mechanism,
+        WITH logins AS (
+          SELECT connection_id, time AS began FROM requests WHERE api = 'SaslHandshake'
+        ), refusals AS (
+          FROM requests WHERE api IN ('SaslAuthenticate', 'SaslHandshake')
+            AND error_code IN ({codes})
+        ), refused AS (
+          SELECT r.*, s.principal, s.sasl_mechanism, coalesce(l.began, r.time) AS began,
             r.time - lag(r.time) OVER (PARTITION BY r.client, r.broker ORDER BY r.time)
               > INTERVAL {PAUSE_S} SECONDS AS is_new
-          FROM requests r JOIN sessions s USING (connection_id)
-          WHERE api IN ('SaslAuthenticate', 'SaslHandshake') AND r.error_code IN ({codes})
+          FROM refusals r JOIN sessions s USING (connection_id)
+          ASOF LEFT JOIN logins l ON l.connection_id = r.connection_id AND l.began <= r.time
         ), runs AS (
           SELECT *, count(*) FILTER (is_new)
             OVER (PARTITION BY client, broker ORDER BY time) AS run FROM refused
         )
-        SELECT client, broker, min(time) AS start, max(response_time) AS stop,
+        SELECT client, broker, min(began) AS start, max(response_time) AS stop,
           count(*) AS requests, count(DISTINCT connection_id) AS connections,
           list(DISTINCT principal) FILTER (principal IS NOT NULL) AS principals,
           list(DISTINCT sasl_mechanism) FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.incidents.made import Row, connection, found
+from tests.incidents.made import Row, at, connection, found
 from tests.report.made import exchange
 
 
@@ -33,6 +33,18 @@ def test_a_loop_of_refused_logins_is_bad() -> None:
     assert loop["subject"] == "app @ 10.0.0.1"
     assert loop["request_count"] == 6
     assert "10.0.0.9:9092 refused 6 logins in 5 s of User:alice by PLAIN" in loop["text"]
+
+
+def test_a_refused_login_begins_with_its_handshake() -> None:
+    """The exchanges of SCRAM before the refused one belong to the login."""
+    rows = _refused(3)
+    handshakes = [
+        exchange(n, connection_id=0, at_us=n * 200_000, api_name="SaslHandshake") for n in (-2, -1)
+    ]
+    rows["exchanges"] = handshakes + rows["exchanges"]
+    (loop,) = found(**rows)
+    assert loop["start_time"].timestamp() == at(-0.2) / 1e6
+    assert loop["request_count"] == 3
 
 
 def test_one_refused_login_is_only_information() -> None:
