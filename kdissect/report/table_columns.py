@@ -664,7 +664,7 @@ ANOMALIES_COLUMNS = (
 CAPTURES = (
     C("file", "file", help="Name of the capture file."),
     C("packet_count", "packets", "count", bar=True, help="Packets in the file."),
-    C("byte_count", "packet bytes", "bytes", help="Size of the packets, without the headers of the file."),
+    C("byte_count", "packet bytes", "bytes", help="Size of the packets, without file headers."),
     C("first_time", "first packet (UTC)", "day", help="Time of the first packet, UTC."),
     C("error", "error", help="Why the file could not be read to its end."),
     C("truncated_packet_count", "cut packets", "count", help="Packets that were saved in part."),
