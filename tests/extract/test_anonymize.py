@@ -45,7 +45,15 @@ def _names(tables: kdissect.Tables) -> set[str]:
     return {name for name in names if len(name) > 5 and name not in software}
 
 
-@pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap"])
+@pytest.mark.parametrize(
+    "name",
+    # record batches of today, and message sets
+    [
+        "librdkafka.pcap",
+        "java_0_10_2_2.pcap",
+        pytest.param("java_2_0_1.pcap", marks=pytest.mark.heavy),
+    ],
+)
 def test_the_same_conversations_with_other_names(tmp_path, name):
     """Rows, counts and checksums stay; only names change."""
     path, out = CAPTURES / name, tmp_path / "out.pcapng"

@@ -159,7 +159,9 @@ def check_flips(path: Path, count_min: int) -> None:
     assert set(missed) - ABOUT_RECORDS - first_told == set()
 
 
-@pytest.mark.parametrize("name", ["librdkafka.pcap", "java_0_10_2_2.pcap"])
+@pytest.mark.parametrize(
+    "name", ["librdkafka.pcap", pytest.param("java_0_10_2_2.pcap", marks=pytest.mark.heavy)]
+)
 def test_every_changed_field_is_found_at_its_place(captures: Path, name: str) -> None:
     """A changed value of any field is a difference with its path."""
     check_flips(captures / name, 500)

@@ -46,7 +46,11 @@ from tests.replay.other_cluster import OtherCluster, Replayed, replay
 from tests.truth.material import CAPTURES, needs_material
 
 SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"]
-SHARED = ["perf/perf_tshark", "transactions/transactions", "other_clients/kafka_python"]
+SHARED = [
+    "transactions/transactions",  # the others are ordinary clients, as in the shipped captures
+    pytest.param("perf/perf_tshark", marks=pytest.mark.heavy),
+    pytest.param("other_clients/kafka_python", marks=pytest.mark.heavy),
+]
 HANDLED = (ApiKey.FETCH, ApiKey.METADATA, ApiKey.JOIN_GROUP, ApiKey.FIND_COORDINATOR)
 BROKER = ("10.0.0.2", 9092)
 
