@@ -13,8 +13,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from bench.measure import cpu_seconds
+from kdissect.cli import app
+from kdissect.errors import Error
 from tests.conftest import ROOT
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -47,19 +50,21 @@ def test_rows_on_stdout(kdissect: Run, table_set: Path) -> None:
 def test_a_query_from_stdin_to_a_file(table_set: Path, tmp_path: Path) -> None:
     """`-`, or no query at all, reads stdin; --out appears whole, or not at all."""
     out = tmp_path / "o.parquet"
-    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), "--format", "parquet"]
-    for query in ("from exchanges", "select error('late') from range(10)"):
-        result = subprocess.run(
-            [*command, "-", "--out", str(out)],
-            input=query,
-            text=True,
-            capture_output=True,
-            check=False,
-            cwd=ROOT,
-        )
-        assert result.returncode == (0 if query == "from exchanges" else 2), result.stderr
-        assert pq.read_table(out).num_rows == 319
-        assert os.listdir(tmp_path) == ["o.parquet"]
+    arguments = ["sql", str(table_set), "--format", "parquet", "-", "--out", str(out)]
+    result = subprocess.run(
+        [sys.executable, "-m", "kdissect", *arguments],
+        input="from exchanges",
+        text=True,
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert result.returncode == 0, result.stderr
+    failed = CliRunner().invoke(app, arguments, input="select error('late') from range(10)")
+    assert isinstance(failed.exception, Error)
+    assert "late" in str(failed.exception)
+    assert pq.read_table(out).num_rows == 319
+    assert os.listdir(tmp_path) == ["o.parquet"]
 
 
 def test_the_name_of_a_file_chooses_its_format(
