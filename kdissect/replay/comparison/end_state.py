@@ -63,7 +63,8 @@ class Claims:
         self._ids = ids
         self._logs: dict[Log, _LogClaim] = defaultdict(_LogClaim)
         self._topics: dict[str, _TopicClaim] = {}
-        self._commits: dict[Commit, list[tuple[int, int, int]]] = defaultdict(list)
+        # sent_ns, last time at which it took effect, offset, transactional id
+        self._commits: dict[Commit, list[tuple[int, int, int, str]]] = defaultdict(list)
         self._open_groups: set[str] = set()  # with commits whose effect is unknown
         self._in_transaction: dict[str, list[tuple[Commit, int]]] = defaultdict(list)
         self._transactions: dict[str, str] = {}  # "" unknown
@@ -243,7 +244,7 @@ class Claims:
 
     def _offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for commit, offset in self._committed(outcome, request, answer):
-            self._commits[commit].append((outcome.sent_ns, outcome.answered_ns, offset))
+            self._commits[commit].append((outcome.sent_ns, outcome.answered_ns, offset, ""))
 
     def _txn_offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         name = request["transactional_id"]
@@ -281,7 +282,12 @@ class Claims:
         self._transactions[name] = "CompleteCommit" if request["committed"] else "CompleteAbort"
         for commit, offset in commits if request["committed"] else ():
             times = outcome.sent_ns, outcome.answered_ns + _MARKER_NS
-            self._commits[commit].append((*times, offset))
+            # Transactions of one id follow each other: the markers of earlier ones are written.
+            self._commits[commit] = [
+                (sent_ns, min(last_ns, outcome.sent_ns) if owner == name else last_ns, each, owner)
+                for sent_ns, last_ns, each, owner in self._commits[commit]
+            ]
+            self._commits[commit].append((*times, offset, name))
 
     # -- the check ------------------------------------------------------------------------------
 
@@ -334,8 +340,8 @@ class Claims:
                 continue
             last = [
                 offset
-                for _, answered_ns, offset in found
-                if not any(sent_ns >= answered_ns for sent_ns, _, _ in found)
+                for _, last_ns, offset, _ in found
+                if not any(sent_ns >= last_ns for sent_ns, *_ in found)
             ]
             if state.commits.get(commit) not in last:
                 yield RunFinding(

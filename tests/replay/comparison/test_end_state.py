@@ -165,9 +165,10 @@ def test_the_last_committed_offset_is_the_groups() -> None:
     assert "9 or 8 -> 7" in run.found(committed(7))[0]
 
 
-def transactional(run: Run, *, is_committed: bool) -> None:
-    """A transaction that commits offset 3 of billing."""
-    topics = [{"name": "orders", "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
+def transactional(run: Run, *, is_committed: bool, offset: int = 3) -> None:
+    """A transaction that commits an offset of billing."""
+    committed = {"partition_index": 0, "committed_offset": offset}
+    topics = [{"name": "orders", "partitions": [committed]}]
     done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
     run.add(
         ApiKey.TXN_OFFSET_COMMIT,
@@ -196,6 +197,19 @@ def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
     transactional(aborted, is_committed=False)
     assert aborted.found(EndState(transactions={"ledger": "CompleteAbort"})) == []
     assert aborted.found(EndState(transactions={"ledger": "CompleteCommit"}))
+
+
+def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
+    """A transaction begins after the markers of the one before, so its offset replaces that one's,
+    however soon it follows."""
+    run = Run()
+    transactional(run, is_committed=True)
+    transactional(run, is_committed=True, offset=2)
+    states = [committed(each) for each in (2, 3)]
+    for state in states:
+        state.transactions["ledger"] = "CompleteCommit"
+    assert run.found(states[0]) == []
+    assert "2 -> 3" in run.found(states[1])[0]
 
 
 def test_topics_and_configs_are_as_answered() -> None:
