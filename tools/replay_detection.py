@@ -60,6 +60,7 @@ EXCUSED = {
     "last_timestamp plus": "a later time, which may be that of a marker that no answer brought",
     "finalized_features_epoch": "an offset of the metadata log; no other answer to a client has it",
     "error_message": "text for people; the error code beside it is compared",
+    "status_detail": "text for people; the status code beside it is compared",
 }
 
 
