@@ -597,7 +597,9 @@ _RULES: tuple[Callable[[_Facts], Iterator[Finding]], ...] = (
 
 
 def find(database: ReportDatabase, document: Document) -> dict[str, Any]:
-    """{"findings": list, incidents first; "clear": names of the checks that found no problem}.
+    """{"findings": list; "clear": names of the checks that found no problem}.
+
+    Incidents come first, except those for information, which come after findings of higher levels.
 
     A finding is a dict of text and numbers: level, section, title, text, cost, time_lost_ms and
     request_count (what ranked it, or None), since and until (RFC 3339), kind (of an incident),
@@ -607,12 +609,13 @@ def find(database: ReportDatabase, document: Document) -> dict[str, Any]:
     incidents = list(_incidents(facts))
     findings = [finding for rule in _RULES for finding in rule(facts)]
     findings = [one for one in findings if not _is_consequence(one, incidents)]
-    findings.sort(key=_rank)
-    return {"findings": [*sorted(incidents, key=_rank), *findings], "clear": _clear(document)}
+    return {"findings": sorted([*incidents, *findings], key=_rank), "clear": _clear(document)}
 
 
 def _rank(finding: Finding) -> tuple[float, ...]:
+    is_incident = finding["kind"] is not None and finding["level"] != "info"
     return (
+        not is_incident,
         _ORDER[finding["level"]],
         -(finding["time_lost_ms"] or 0),
         -(finding["request_count"] or 0),

@@ -10,6 +10,7 @@ import pytest
 from kdissect.api import Tables
 from kdissect.report import collect
 from kdissect.report.database import ReportDatabase
+from kdissect.report.findings import _rank
 from kdissect.report.page import _tiles
 from kdissect.tables.schemas import COUNTERS
 from tests.report.made import Row, exchange, tables
@@ -114,6 +115,23 @@ def test_findings_are_in_order_of_cost() -> None:
     assert sum(row["errors"] for row in document["clients"]["rows"]) == 6
     assert document["errors"]["routine"] == 1
     assert {tile["label"]: tile["value"] for tile in _tiles(document)}["Errors"] == "6"
+
+
+def test_only_an_incident_for_information_comes_after_worse_findings() -> None:
+    """Other incidents are first, and findings of a level are in order of the time lost."""
+    made = [
+        {"kind": kind, "level": level, "time_lost_ms": ms, "request_count": None}
+        for kind, level, ms in (
+            (None, "info", 9.0), (None, "bad", None), ("leader_change", "info", 10.0),
+            ("throttled", "warn", 1.0),
+        )
+    ]  # fmt: skip
+    assert [(row["kind"], row["level"]) for row in sorted(made, key=_rank)] == [
+        ("throttled", "warn"),
+        (None, "bad"),
+        ("leader_change", "info"),
+        (None, "info"),
+    ]
 
 
 def test_a_connection_in_one_direction_is_no_clear_capture() -> None:
