@@ -165,8 +165,7 @@ def traffic(data: Columns, slice_ms: float) -> Chart | None:
     return Chart(
         "traffic",
         "Exchanges per second, by API",
-        f"Highest {f.rate(max(totals.values()))}; mean "
-        f"{f.rate(sum(totals.values()) / len(totals))}; slices of {f.width(slice_ms)}. "
+        f"Highest {f.rate(max(totals.values()))}; slices of {f.width(slice_ms)}. "
         f"Most frequent: {', '.join(names[:3])}.",
         stack,
         load(
@@ -229,12 +228,12 @@ def sizes(data: Columns, slice_ms: float) -> Chart | None:
     if not data["t"]:
         return None
     series = ("requests", "responses")
-    requests, responses = (sum(data[name]) / len(data["t"]) for name in series)
+    requests, responses = (max(data[name]) for name in series)
     title = "bytes per second"
     return Chart(
         "bytes",
         "Bytes per second",
-        f"Requests {f.byte_size(requests)}/s and responses {f.byte_size(responses)}/s on average.",
+        f"Highest: requests {f.byte_size(requests)}/s, responses {f.byte_size(responses)}/s.",
         data,
         load(
             "lines_over_time",
