@@ -60,7 +60,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           max(epoch_us(silent_to) - epoch_us(waits_from)) / 1e3 AS longest_ms,
           sum(epoch_us(response_time) - epoch_us(waits_from)) / 1e3 AS lost_ms,
           list(exchange_id ORDER BY waits_from, exchange_id)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM waiting GROUP BY ALL
         HAVING longest_ms >= {STALL_MS} AND (connections > 1 OR quick_requests > 0)
         ORDER BY silent_from, broker

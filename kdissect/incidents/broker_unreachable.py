@@ -265,13 +265,14 @@ def _unseen(facts: Facts) -> Iterator[Incident]:
         f"""
         WITH seen AS (SELECT DISTINCT broker_ip AS ip, broker_port AS port FROM connections),
         wrong AS (
-          SELECT string_agg(DISTINCT host || ':' || port, ', ') AS hosts FROM brokers
+          SELECT array_to_string(list_sort(list(DISTINCT host || ':' || port)), ', ') AS hosts
+          FROM brokers
           WHERE host IS NOT NULL HAVING count(*) FILTER (port IN (SELECT port FROM seen)
             AND (ip IS NULL OR ip IN (SELECT ip FROM seen))) = 0 AND count(*) > 0
         ), stuck AS (
           SELECT client, min(time) FILTER (api = 'Metadata') AS start, max(time) AS stop,
             count(*) FILTER (api = 'Metadata') AS refreshes,
-            list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+            list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
           FROM requests WHERE NOT is_broker GROUP BY client
           HAVING refreshes >= {METADATA_MIN}
             AND stop - start >= INTERVAL {LENGTH_MIN_MS} MILLISECONDS

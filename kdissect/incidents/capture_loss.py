@@ -93,7 +93,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
           c.truncated_packet_count AS truncated,
           (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
-          list(DISTINCT t.connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT t.connection_id ORDER BY t.connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM timed t JOIN captures c USING (capture_id), totals
         GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
         ORDER BY start, path

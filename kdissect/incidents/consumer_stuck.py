@@ -50,7 +50,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             max(response_time) AS stop, count(*) AS requests, max(high) AS high,
             max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
             any_value(error_name) FILTER (error != 0) AS error,
-            list(DISTINCT broker) AS brokers,
+            list(DISTINCT broker ORDER BY broker) AS brokers,
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
             list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
           FROM useless GROUP BY client, topic, partition, position

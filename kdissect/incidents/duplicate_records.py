@@ -51,7 +51,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           arg_min(hole, time) AS first_offset,
           arg_min(first_offset, time) AS again_offset,
           flatten(list([lost_id, exchange_id] ORDER BY time))[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM proven JOIN (SELECT connection_id, broker FROM sessions) USING (connection_id)
         GROUP BY topic, partition ORDER BY start, topic, partition
         """

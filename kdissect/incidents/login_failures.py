@@ -37,8 +37,9 @@ def find(facts: Facts) -> Iterator[Incident]:
         )
         SELECT client, broker, min(began) AS start, max(response_time) AS stop,
           count(*) AS requests, count(DISTINCT connection_id) AS connections,
-          list(DISTINCT principal) FILTER (principal IS NOT NULL) AS principals,
-          list(DISTINCT sasl_mechanism) FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,
+          list(DISTINCT principal ORDER BY principal) FILTER (principal IS NOT NULL) AS principals,
+          list(DISTINCT sasl_mechanism ORDER BY sasl_mechanism)
+            FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,
           mode(error_name) AS error, sum(duration_ms) AS lost_ms,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
           list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids

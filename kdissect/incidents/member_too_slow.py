@@ -60,12 +60,13 @@ def find(facts: Facts) -> Iterator[Incident]:
     rows = facts.rows(
         f"""
         SELECT group_id, min(time) AS start, max(coalesce(joins_again, time)) AS stop,
-          count(*) AS leaves, list(DISTINCT client) AS clients, any_value(timeout_ms) AS timeout_ms,
+          count(*) AS leaves, list(DISTINCT client ORDER BY client) AS clients,
+          any_value(timeout_ms) AS timeout_ms,
           max(epoch_us(joins_again - time)) / 1e3 AS late_ms,
           sum(epoch_us(joins_again - time)) / 1e3 AS lost_ms, bool_and(is_said) AS is_said,
-          list(DISTINCT broker) AS brokers,
+          list(DISTINCT broker ORDER BY broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM ({runs(late, "group_id", PAUSE_MS)}) GROUP BY group_id, run ORDER BY start, group_id
         """
     )

@@ -28,9 +28,9 @@ def find(facts: Facts) -> Iterator[Incident]:
         SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
           count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
           mode(error_name) FILTER (failed) AS error, sum(duration_ms) AS lost_ms,
-          list(DISTINCT broker) AS brokers,
+          list(DISTINCT broker ORDER BY broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM ({runs(asked, "client", PAUSE_MS)})
         GROUP BY client, run
         HAVING requests >= {REQUESTS_MIN}

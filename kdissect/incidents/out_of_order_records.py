@@ -46,7 +46,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
           min_by(shown, response_time) AS first,
           flatten(list([early_id, first_id, exchange_id] ORDER BY response_time)) AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM shown GROUP BY topic, partition ORDER BY start, topic, partition
         """
     )

@@ -57,11 +57,12 @@ def find(facts: Facts) -> Iterator[Incident]:
             count(*) FILTER (event = 'rebalance') AS rebalances,
             count(DISTINCT client) FILTER (event = 'join') AS members,
             sum(duration_ms) FILTER (event = 'rebalance') AS lost_ms,
-            count(DISTINCT exchange_id) AS requests, list(DISTINCT broker) AS brokers,
+            count(DISTINCT exchange_id) AS requests,
+            list(DISTINCT broker ORDER BY broker) AS brokers,
             arg_max(detail, time) FILTER (event = 'rebalance') AS detail,
             list(exchange_id ORDER BY time)
               FILTER (event = 'rebalance')[:{EVIDENCE_MAX}] AS exchange_ids,
-            list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+            list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
           FROM events GROUP BY ALL
         )
         SELECT l.* REPLACE (coalesce(w.since, l.start) AS start), w.client, w.flaps

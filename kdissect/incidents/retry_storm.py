@@ -28,9 +28,10 @@ def find(facts: Facts) -> Iterator[Incident]:
         f"""
         SELECT client, api, error_name AS error, run, min(request_time) AS start,
           max(time) AS stop, count(*) AS requests,
-          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, list(DISTINCT broker) AS brokers,
+          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms,
+          list(DISTINCT broker ORDER BY broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM ({runs(failing, "client, api, error_name", PAUSE_MS)})
         WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
         GROUP BY ALL

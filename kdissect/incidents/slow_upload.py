@@ -30,7 +30,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             count(*) AS requests, sum(upload_ms) AS upload_ms, max(upload_ms) AS longest_ms,
             sum(upload_ms) + sum(coalesce(service_ms, 0)) AS whole_ms,
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-            list(DISTINCT connection_id) AS connection_ids
+            list(DISTINCT connection_id ORDER BY connection_id) AS connection_ids
           FROM ({runs(slow, "client, broker", PAUSE_MS)}) GROUP BY ALL
         )
         SELECT u.*, sum(s.response_zero_window_ms) AS zero_window_ms,

@@ -30,9 +30,9 @@ def find(facts: Facts) -> Iterator[Incident]:
         SELECT client, api, run, min(time) AS start,
           max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
           sum(throttle_time_ms)::DOUBLE AS lost_ms, max(throttle_time_ms) AS longest_ms,
-          list(DISTINCT broker) AS brokers,
+          list(DISTINCT broker ORDER BY broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM ({runs(waits, "client, api", PAUSE_MS)}) GROUP BY ALL ORDER BY start, client, api
         """
     )

@@ -60,12 +60,14 @@ def find(facts: Facts) -> Iterator[Incident]:
           CASE WHEN producer_id IS NULL THEN topic || '-' || partition END AS unknown_at,
           coalesce(begin_time, min(start)) AS start,
           coalesce(end_time, max(stop)) AS stop, end_time IS NULL AS is_open,
-          list(DISTINCT topic || '-' || partition) AS partitions, max(high - stable) AS waiting,
-          list(DISTINCT client) AS clients, list(DISTINCT broker) AS brokers,
+          list_sort(list(DISTINCT topic || '-' || partition)) AS partitions,
+          max(high - stable) AS waiting,
+          list(DISTINCT client ORDER BY client) AS clients,
+          list(DISTINCT broker ORDER BY broker) AS brokers,
           sum(requests)::BIGINT AS requests, arg_min(stable, start) AS stable,
           max(epoch_us(stop) - epoch_us(start)) / 1e3 AS lost_ms,
           flatten(list(exchange_ids ORDER BY start))[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM causes WHERE place = 1
         GROUP BY transactional_id, producer_id, begin_time, end_time, unknown_at
         ORDER BY start, unknown_at

@@ -21,16 +21,17 @@ def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
             sum(request_size) AS request_bytes, sum(response_size) AS response_bytes,
             count(*) FILTER (is_unanswered) AS unanswered,
             bool_or(is_broker) AS is_broker,
-            list(DISTINCT transactional_id) AS transactional_ids
+            list(DISTINCT transactional_id ORDER BY transactional_id) AS transactional_ids
           FROM x GROUP BY ALL
         )
         SELECT s.client_id, s.client_ip,
           CASE WHEN bool_or(s.is_broker) THEN 'broker' ELSE 'client' END AS role,
-          string_agg(DISTINCT concat_ws(' ', c.client_software_name, c.client_software_version),
-            ', ') FILTER (c.client_software_name IS NOT NULL) AS software,
-          string_agg(DISTINCT c.principal, ', ') AS principal,
-          string_agg(DISTINCT c.sasl_mechanism, ', ') AS sasl_mechanism,
-          string_agg(DISTINCT c.tls_version, ', ') AS tls_version,
+          array_to_string(list_sort(
+            list(DISTINCT concat_ws(' ', c.client_software_name, c.client_software_version))
+              FILTER (c.client_software_name IS NOT NULL)), ', ') AS software,
+          string_agg(DISTINCT c.principal, ', ' ORDER BY c.principal) AS principal,
+          string_agg(DISTINCT c.sasl_mechanism, ', ' ORDER BY c.sasl_mechanism) AS sasl_mechanism,
+          string_agg(DISTINCT c.tls_version, ', ' ORDER BY c.tls_version) AS tls_version,
           count(*) AS connections, sum(s.exchanges)::BIGINT AS exchanges,
           sum(s.errors)::BIGINT AS errors, sum(s.unanswered)::BIGINT AS unanswered,
           sum(s.request_bytes)::BIGINT AS request_bytes,
