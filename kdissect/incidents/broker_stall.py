@@ -75,7 +75,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             start,
             end,
             row["broker"],
-            f"{row['broker']} sent no response for {length}, on no connection. "
+            f"{row['broker']} sent no response on any connection for {length}. "
             f"{plural(row['requests'], 'request')} of {plural(row['connections'], 'connection')} "
             f"({plural(row['clients'], 'client')}) waited; the responses came at once after it. "
             "Look at the broker's garbage collection log, its disk and its CPU at that time.",
