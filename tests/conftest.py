@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A shell may forbid bytecode. Each process of a test would then compile kdissect, and each worker
 # of `make test` would compile all tests.
@@ -19,8 +20,6 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Three workers share two cores. A thread of OpenBLAS that waits for another one uses a core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-from hypothesis import HealthCheck, settings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ROOT / "captures"

@@ -80,9 +80,13 @@ class _Facts:
         }
 
     def evidence(
-        self, condition: str, values: tuple[Any, ...] = (), order: str = "time"
-    ) -> Finding:
-        """Fields of a finding about the exchanges of `x` that fulfil a condition in SQL."""
+        self, condition: str, values: tuple[Any, ...] = (), order: str = "time", *,
+        is_counted: bool = True,
+    ) -> Finding:  # fmt: skip
+        """Fields of a finding about the exchanges of `x` that fulfil a condition in SQL.
+
+        is_counted: the number of these exchanges ranks the finding.
+        """
         row = self.database.row(
             f"""
             SELECT count(*) AS request_count, min(time) AS since,
@@ -95,6 +99,8 @@ class _Facts:
         )
         path = self.paths.get(row.pop("capture_id"))
         ids = [str(ident) for ident in row["exchange_ids"] or []]
+        if not is_counted:
+            row["request_count"] = None
         return {**row, "exchange_ids": ids, "packets": row["packets"] or [], "capture": path}
 
     def by_file(self, word: str) -> str:
@@ -443,8 +449,8 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
                 "exchange_id IN (SELECT exchange_id FROM lag WHERE group_id = ? "
                 "AND lag_at_end > 0)",
                 (row["group_id"],),
+                is_counted=False,
             )
-            found["request_count"] = None
             most = f"; the most behind at any commit was {f.count(row['lag_max'])} in one"
             yield _finding(
                 "info",
@@ -471,8 +477,8 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
     if breaks:
         first = readiness["clients"]["rows"][0]
         ids = [row["first_exchange_id"] for row in first["findings"]]
-        found = facts.evidence(f"exchange_id IN ({', '.join(ids) or 'NULL'})")
-        found["request_count"] = None
+        condition = f"exchange_id IN ({', '.join(ids) or 'NULL'})"
+        found = facts.evidence(condition, is_counted=False)
         why = f"; {first['why']}" if first["why"] else ""
         yield _finding(
             "warn",
@@ -494,14 +500,13 @@ def _transactions(facts: _Facts) -> Iterator[Finding]:
     total = f.plural(sum(counts.values()), "transaction")
     if failed:
         said = ", ".join(f"{f.count(number)} {name}" for name, number in failed.items())
-        found = _of_transactions(facts, "outcome IN ('fenced', 'abort')")
         yield _finding(
             "warn" if counts.get("fenced") else "info",
             "transactions",
             f"{f.count(sum(failed.values()))} of {total} did not commit",
             f"{said}.",
             command=facts.command("sql", "from transactions where outcome in ('fenced', 'abort')"),
-            **found,
+            **_of_transactions(facts, "outcome IN ('fenced', 'abort')"),
         )
     # their later fate is unknown; `transaction_open` has those that kept readers waiting
     if is_open := counts.get("open"):
@@ -517,10 +522,8 @@ def _transactions(facts: _Facts) -> Iterator[Finding]:
 
 def _of_transactions(facts: _Facts, condition: str) -> Finding:
     """The first exchanges of some transactions as evidence."""
-    found = facts.evidence(
-        f"exchange_id IN (SELECT exchange_id FROM transactions_all WHERE {condition})"
-    )
-    return found | {"request_count": None}
+    ids = f"SELECT exchange_id FROM transactions_all WHERE {condition}"
+    return facts.evidence(f"exchange_id IN ({ids})", is_counted=False)
 
 
 def _network(facts: _Facts) -> Iterator[Finding]:

@@ -68,8 +68,9 @@ class ClusterState:
             if api_key != ApiKey.PRODUCE or _transactional_ids(request.body):
                 self._by_api[api_key].append((outcome, request.body, answer.body))
 
-    def _known_addresses(self) -> dict[int, Address]:
-        """Node -> the address that most answers of Metadata and DescribeCluster give."""
+    def _learn_cluster(self) -> None:
+        """Learn the cluster id, and the address of each node, that most answers of Metadata and
+        DescribeCluster give."""
         counts: dict[int, Counter[Address]] = defaultdict(Counter)
         ids: Counter[str] = Counter()
         for node, address in self._ids.target.nodes.items():
@@ -82,7 +83,7 @@ class ClusterState:
                     counts[node][broker["host"], broker["port"]] += 1
         most = ids.most_common(1)[0][0] if ids else ""
         self._cluster_id = self._ids.target.cluster_id or most
-        return {node: each.most_common(1)[0][0] for node, each in counts.items()}
+        self._addresses = {node: each.most_common(1)[0][0] for node, each in counts.items()}
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
         """Return whether a node answered the run shortly before and after this exchange."""
@@ -97,7 +98,7 @@ class ClusterState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        self._addresses = self._known_addresses()
+        self._learn_cluster()
         made, constants = self._topics_made(), self._constants()
         for outcome, request, answer in self._by_api[ApiKey.METADATA]:
             brokers = self._check_brokers(outcome, answer, "node_id", add)
@@ -386,12 +387,12 @@ def _check_topics_made(
     listed = {topic.get("name"): (at, topic) for at, topic in enumerate(entries(answer["topics"]))}
     for name, (made_ns, count) in made.items():
         at, topic = listed.get(name, (-1, None))
-        is_bound = outcome.sent_ns >= made_ns + _BOUND_NS and (asked is None or name in asked)
+        is_due = outcome.sent_ns >= made_ns + _BOUND_NS and (asked is None or name in asked)
         if topic is None:
-            if is_bound:
+            if is_due:
                 add(outcome, "topics", f"topic {name}", "not listed", "the run has made it")
         elif topic["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            if is_bound:
+            if is_due:
                 path = f"topics[{at}].error_code"
                 add(outcome, path, 0, topic["error_code"], "the run has made the topic")
         elif not topic["error_code"] and 0 <= count != len(topic["partitions"]) > 0:

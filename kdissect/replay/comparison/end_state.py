@@ -282,11 +282,6 @@ class Claims:
         self._transactions[name] = "CompleteCommit" if request["committed"] else "CompleteAbort"
         for commit, offset in commits if request["committed"] else ():
             times = outcome.sent_ns, outcome.answered_ns + _MARKER_NS
-            # Transactions of one id follow each other: the markers of earlier ones are written.
-            self._commits[commit] = [
-                (sent_ns, min(last_ns, outcome.sent_ns) if owner == name else last_ns, each, owner)
-                for sent_ns, last_ns, each, owner in self._commits[commit]
-            ]
             self._commits[commit].append((*times, offset, name))
 
     # -- the check ------------------------------------------------------------------------------
@@ -338,10 +333,15 @@ class Claims:
             group, topic, partition = commit
             if group in self._open_groups or f"group {group}" in state.unread:
                 continue
+            newest_ns = max(sent_ns for sent_ns, *_ in found)
+            # Transactions of one id follow each other: the markers of earlier ones are written.
+            newest_of: dict[str, int] = {}
+            for sent_ns, _, _, owner in found:
+                newest_of[owner] = max(sent_ns, newest_of.get(owner, sent_ns))
             last = [
                 offset
-                for _, last_ns, offset, _ in found
-                if not any(sent_ns >= last_ns for sent_ns, *_ in found)
+                for sent_ns, last_ns, offset, owner in found
+                if newest_ns < last_ns and (not owner or newest_of[owner] == sent_ns)
             ]
             if state.commits.get(commit) not in last:
                 yield RunFinding(

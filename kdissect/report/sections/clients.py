@@ -8,12 +8,14 @@ import pyarrow as pa
 
 from kdissect.report.database import ReportDatabase, listed
 
+_SOFTWARE = "concat_ws(' ', c.client_software_name, c.client_software_version)"
+
 
 def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
     """Table `clients_all`: a row per client id and address, with its row of the inventory."""
     database.create("inventory", inventory)
     database.run(
-        """
+        f"""
         CREATE TABLE clients AS
         WITH spoken AS (
           SELECT client_id, client_ip, connection_id, count(*) AS exchanges,
@@ -26,9 +28,8 @@ def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
         )
         SELECT s.client_id, s.client_ip,
           CASE WHEN bool_or(s.is_broker) THEN 'broker' ELSE 'client' END AS role,
-          array_to_string(list_sort(
-            list(DISTINCT concat_ws(' ', c.client_software_name, c.client_software_version))
-              FILTER (c.client_software_name IS NOT NULL)), ', ') AS software,
+          string_agg(DISTINCT {_SOFTWARE}, ', ' ORDER BY {_SOFTWARE})
+            FILTER (c.client_software_name IS NOT NULL) AS software,
           string_agg(DISTINCT c.principal, ', ' ORDER BY c.principal) AS principal,
           string_agg(DISTINCT c.sasl_mechanism, ', ' ORDER BY c.sasl_mechanism) AS sasl_mechanism,
           string_agg(DISTINCT c.tls_version, ', ' ORDER BY c.tls_version) AS tls_version,
