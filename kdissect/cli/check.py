@@ -14,7 +14,6 @@ from kdissect.cli.common import (
     Sources,
     open_source,
     put,
-    start_light,
 )
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.verbs import verb
@@ -31,7 +30,7 @@ Examples:
 """
 
 
-@verb("check", CHECK_EXAMPLES)
+@verb("check", CHECK_EXAMPLES, is_light=True)
 def check_command(
     source: Sources,
     capture: SourceOptions,
@@ -39,7 +38,6 @@ def check_command(
     quiet: Quiet = False,
 ) -> None:
     """Check that the tables agree with each other: bytes, packets, ids and rows; exit 1 if not."""
-    start_light()
     from kdissect.accounts import check
     from kdissect.text import visible
 

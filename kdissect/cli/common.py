@@ -335,11 +335,3 @@ def check_java() -> None:
     major = version.split(".")[0]
     if major.isdigit() and int(major) < JAVA_MIN:
         raise EnvironmentFailed(f"Java {JAVA_MIN} or newer is needed, {java} is {version}; {hint}")
-
-
-def start_light() -> None:
-    """Neither SciPy nor pandas in a process of this command's own, which needs neither."""
-    if os.path.basename(sys.argv[0]) == "kdissect" or sys.argv[0].endswith("__main__.py"):
-        from kdissect.startup import light
-
-        light()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, open_source, put, start_light
+from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, open_source, put
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
@@ -30,7 +30,7 @@ Examples:
 """
 
 
-@verb("diff", DIFF_EXAMPLES)
+@verb("diff", DIFF_EXAMPLES, is_light=True)
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A table set or capture from before.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A table set or capture from after.")],
@@ -55,7 +55,6 @@ def diff_command(
     quiet: Quiet = False,
 ) -> None:
     """Compare two captures: versions, clients, errors, latency, sizes and settings."""
-    start_light()
     from kdissect.diff import compare, failing, parse_kinds
 
     kinds = parse_kinds(fail_on)

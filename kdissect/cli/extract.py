@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import AsJson, Quiet, limits_of, say, start_light
+from kdissect.cli.common import AsJson, Quiet, limits_of, say
 from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool
 from kdissect.cli.verbs import verb
 
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-@verb("extract", _EXAMPLES)
+@verb("extract", _EXAMPLES, is_light=True)
 def extract_command(
     captures: Annotated[
         list[str],
@@ -53,7 +53,6 @@ def extract_command(
     Values of one option are alternatives; different options must all hold. Without
     --anonymize packets are copied as they are, with passwords and records.
     """
-    start_light()
     from kdissect.extract import extract
     from kdissect.pipeline.options import Options
 

@@ -16,7 +16,6 @@ from kdissect.cli.common import (
     Sources,
     open_selected,
     put,
-    start_light,
 )
 from kdissect.cli.options import SelectionOptions, SourceOptions
 from kdissect.cli.verbs import examples, verb
@@ -36,7 +35,7 @@ _FORMAT_VERSION = 1
 _WIDTH, _INDENT = 100, 6
 
 
-@verb("incidents", INCIDENTS_EXAMPLES)
+@verb("incidents", INCIDENTS_EXAMPLES, is_light=True)
 def incidents_command(
     source: Sources,
     selected: SelectionOptions,
@@ -54,7 +53,6 @@ def incidents_command(
     quiet: Quiet = False,
 ) -> None:
     """Show incidents: stalled brokers, refused logins, stuck consumers, storms and others."""
-    start_light()
     from kdissect.incidents import SEVERITIES, json_rows
 
     wanted = _wanted(fail_on or ())

@@ -21,7 +21,6 @@ from kdissect.cli.common import (
     say,
     say_notes,
     some_of,
-    start_light,
 )
 from kdissect.cli.inventory import write_inventory
 from kdissect.cli.options import InventoryOptions, SourceOptions
@@ -50,7 +49,7 @@ class FailingVerdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-@verb("readiness", READINESS_EXAMPLES)
+@verb("readiness", READINESS_EXAMPLES, is_light=True)
 def readiness_command(
     source: Sources,
     target: Annotated[
@@ -73,7 +72,6 @@ def readiness_command(
 
     Exit code 1 if any client would break; see --fail-on.
     """
-    start_light()
     from kdissect.readiness.assessment import BREAKS, assess
 
     inventory.check()

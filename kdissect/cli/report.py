@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, put, start_light
+from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, put
 from kdissect.cli.inventory import write_inventory
 from kdissect.cli.options import InventoryOptions, SelectionOptions, SourceOptions
 from kdissect.cli.verbs import verb
@@ -30,7 +30,7 @@ Examples:
 """
 
 
-@verb("report", REPORT_EXAMPLES)
+@verb("report", REPORT_EXAMPLES, is_light=True)
 def report_command(
     source: Sources,
     selected: SelectionOptions,
@@ -59,7 +59,6 @@ def report_command(
     quiet: Quiet = False,
 ) -> None:
     """Write one self-contained HTML page: what happened, what stands out."""
-    start_light()
     from kdissect.report import build, check_options, name_of
 
     logs = tuple(broker_log or ())

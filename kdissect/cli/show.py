@@ -15,7 +15,6 @@ from kdissect.cli.common import (
     limits_of,
     say,
     some_of,
-    start_light,
 )
 from kdissect.cli.options import CaptureOptions, SelectionOptions
 from kdissect.cli.rows import format_of, write_file
@@ -41,7 +40,7 @@ Examples:
 """
 
 
-@verb("show", SHOW_EXAMPLES)
+@verb("show", SHOW_EXAMPLES, is_light=True)
 def show_command(
     captures: Annotated[
         list[str],
@@ -112,7 +111,6 @@ def show_command(
         raise typer.BadParameter(
             "it writes columns; no --json, -v, -x, --records", param_hint="--out"
         )
-    start_light()
     import pyarrow as pa
 
     from kdissect.pipeline.options import Options

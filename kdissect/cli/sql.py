@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import open_source, say_notes, start_light
+from kdissect.cli.common import open_source, say_notes
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.rows import BINARY, Format, format_of, write_file, write_stdout
 from kdissect.cli.verbs import verb
@@ -36,7 +36,7 @@ Examples:
 """
 
 
-@verb("sql", SQL_EXAMPLES)
+@verb("sql", SQL_EXAMPLES, is_light=True)
 def sql_command(
     source: Annotated[
         str,
@@ -80,7 +80,6 @@ def sql_command(
         raise typer.BadParameter("no QUERY, and stdin is a terminal", param_hint="QUERY")
     if query is None or query == "-":
         query = "" if is_prompt else sys.stdin.read()
-    start_light()
     tables = open_source([source], capture)
     say_notes(tables)
     with tables.database(memory_limit=memory) as database:

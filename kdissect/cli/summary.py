@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import Sources, open_selected, start_light
+from kdissect.cli.common import Sources, open_selected
 from kdissect.cli.options import SelectionOptions, SourceOptions
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-@verb("summary", SUMMARY_EXAMPLES)
+@verb("summary", SUMMARY_EXAMPLES, is_light=True)
 def summary_command(
     source: Sources,
     selected: SelectionOptions,
@@ -32,7 +32,6 @@ def summary_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Summarise a capture or a table set: APIs, clients, topics and anomalies."""
-    start_light()
     from rich.console import Console
 
     from kdissect.summary import print_summary, summarise

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -34,8 +36,18 @@ _DEBUG = inspect.Parameter(
 )
 
 
-def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
+def _is_own_process() -> bool:
+    """Return whether a command runs in a process of its own, where it may hide packages."""
+    program = sys.argv[0]
+    return os.path.basename(program) == "kdissect" or program.endswith("__main__.py")
+
+
+def verb(
+    name: str, help_examples: str, *, is_light: bool = False
+) -> Callable[[Callable[..., None]], GroupedCommand]:
     """Return a decorator that registers a function as `kdissect NAME`.
+
+    is_light: the command needs neither SciPy nor pandas.
 
     The help of the command ends with the examples. Typer's `epilog` would pad their lines with
     spaces, which are copied too and follow the backslash.
@@ -50,6 +62,10 @@ def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], Group
 
         def invoke(self, ctx: Any) -> Any:
             debug_log.log_options(ctx)
+            if is_light and _is_own_process():
+                from kdissect.startup import light
+
+                light()
             return super().invoke(ctx)
 
     def register(command: Callable[..., None]) -> GroupedCommand:
