@@ -11,7 +11,6 @@ findings that are their consequences are left out.
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,14 +69,7 @@ class _Facts:
 
     def __init__(self, database: ReportDatabase, document: Document) -> None:
         self.database, self.document = database, document
-        # commands name a capture as the page does: by its file, wherever the reader has that
-        self.paths = {
-            row["capture_id"]: os.path.basename(row["path"])
-            for row in document["overview"]["captures"]
-        }
-        self._files = {
-            row["path"]: os.path.basename(row["path"]) for row in document["overview"]["captures"]
-        }
+        self.paths = {row["capture_id"]: row["path"] for row in document["overview"]["captures"]}
 
     def evidence(
         self, condition: str, values: tuple[Any, ...] = (), order: str = "time", *,
@@ -102,10 +94,6 @@ class _Facts:
         if not is_counted:
             row["request_count"] = None
         return {**row, "exchange_ids": ids, "packets": row["packets"] or [], "capture": path}
-
-    def by_file(self, word: str) -> str:
-        """The file name of a capture's path, or another word as it is."""
-        return self._files.get(word, word)
 
     def command(self, verb: str, *options: str, capture: str | None = None) -> str:
         """A command over a capture, which a shell takes as it is."""
@@ -146,15 +134,13 @@ def _incidents(facts: _Facts) -> Iterator[Finding]:
             f"SELECT packet FROM x WHERE exchange_id IN ({', '.join(ids) or 'NULL'}) "
             f"AND packet IS NOT NULL ORDER BY time LIMIT {EVIDENCE}"
         )
-        subject = facts.by_file(row["subject"])
-        words = shlex.split(row["next_command"])
         yield _finding(
             row["severity"],
             _SECTIONS[row["kind"]],
-            f"{row['kind'].replace('_', ' ').capitalize()}: {subject}",
+            f"{row['kind'].replace('_', ' ').capitalize()}: {row['subject']}",
             row["text"],
-            whom=subject,
-            command=" ".join(shell_word(facts.by_file(word)) for word in words),
+            whom=row["subject"],
+            command=row["next_command"],
             time_lost_ms=row["time_lost_ms"],
             request_count=row["request_count"],
             since=row["start_time"],
