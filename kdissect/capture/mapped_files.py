@@ -448,13 +448,13 @@ class Sources:
         )  # fmt: skip
         return located
 
-    def _to_fetch(self, source: Any, length: Any, found: Any) -> npt.NDArray[np.int64]:
+    def _to_fetch(self, source: Any, length: Any, addresses: Any) -> npt.NDArray[np.int64]:
         """Rows of extents that lie in objects and have no copy."""
         if not self.is_far:
             return _NONE
         is_far = np.array([version is not None for version in self.versions] + [False])
         here = self._staged.data.ctypes.data
-        is_staged = (found >= here) & (found < here + len(self._staged.data))
+        is_staged = (addresses >= here) & (addresses < here + len(self._staged.data))
         return np.flatnonzero(is_far[source] & (length > 0) & ~is_staged)
 
     def _fetch(self, source: Any, pos: Any, length: Any) -> None:

@@ -291,7 +291,7 @@ class _Walk:
             rows.tolist(), ends, packets, others, tables, strict=True
         ):
             pos, packets_before, others_before, base, count, little, time_ns = row
-            known = self.interfaces[base * INTERFACE_SIZE : count * INTERFACE_SIZE]
+            interface_rows = self.interfaces[base * INTERFACE_SIZE : count * INTERFACE_SIZE]
             splits.append(
                 Split(
                     source=source,
@@ -301,7 +301,7 @@ class _Walk:
                     packet_count=packet_end - packets_before,
                     format=int(self.cursor[FORMAT]),
                     little=little,
-                    interfaces=known.tobytes(),
+                    interfaces=interface_rows.tobytes(),
                     interface_room=interface_end - base,
                     time_ns=time_ns,
                     other_count=other_end - others_before,

@@ -235,13 +235,13 @@ def _bodies(
     """Decode bodies at places; those without version (not `there`) are truncated."""
     too_long = places.length > VALUE_MAX
     skipped = too_long | ~there
-    known = (api_version >= 0) & (api_version <= definition.versions.last)
+    is_known = (api_version >= 0) & (api_version <= definition.versions.last)
     columns = decode_plan(
         definition_plan(definition),
         places.buf,
         np.where(skipped, 0, places.start),
         np.where(skipped, 0, places.start + places.length),
-        np.where(known & ~skipped, api_version, -1).astype(np.int16),
+        np.where(is_known & ~skipped, api_version, -1).astype(np.int16),
     )
     status = columns.status.copy()
     status[~there] = Status.TRUNCATED
@@ -267,7 +267,7 @@ def decode_internal(
 def _coordinator(
     log: str, keys: Places, values: Places
 ) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    known = catalog.coordinator_records(log)
+    definitions = catalog.coordinator_records(log)
     tables: list[InternalColumns] = []
     faults: list[InternalFaults] = []
     types, has_type = keys.int16()
@@ -276,11 +276,11 @@ def _coordinator(
     )
     for number in np.unique(types[has_type]).tolist():
         rows = np.flatnonzero(has_type & (types == number))
-        if number not in known:
+        if number not in definitions:
             what = f"{log} record type"
             _add_fault(faults, what, Status.UNKNOWN_API, rows, types[rows], in_key=True)
             continue
-        key_definition, value_definition = known[number]
+        key_definition, value_definition = definitions[number]
         zeros = np.zeros(len(rows), np.int64)
         every = np.ones(len(rows), np.bool_)
         key = _bodies(key_definition, rows, keys.take(rows).without(2), zeros, every)
@@ -298,15 +298,15 @@ def _of_rows(definition: Definition, values: Places, rows: Ints, framing: Framin
 
 
 def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    known = catalog.control_records()
+    definitions = catalog.control_records()
     tables: list[InternalColumns] = []
     faults: list[InternalFaults] = []
     key_version, _ = keys.int16()
     types, has_type = keys.int16(2)
     has_type &= key_version >= 0
     # a type without definition is UNKNOWN in `records`; Kafka's readers skip it too
-    for definition in dict.fromkeys(known.values()):
-        numbers = [number for number, one in known.items() if one is definition]
+    for definition in dict.fromkeys(definitions.values()):
+        numbers = [number for number, one in definitions.items() if one is definition]
         rows = np.flatnonzero(has_type & np.isin(types, numbers))
         if not len(rows):
             continue
@@ -327,8 +327,8 @@ def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[
 
 
 def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    known = catalog.metadata_records()
-    found: list[InternalColumns] = []
+    definitions = catalog.metadata_records()
+    tables: list[InternalColumns] = []
     faults: list[InternalFaults] = []
     heads, behind, status = read_uvarints(values, 3)
     frame, types, versions = heads
@@ -341,16 +341,16 @@ def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFault
     is_record = framed & (status == Status.OK)
     for number in np.unique(types[is_record]).tolist():
         rows = np.flatnonzero(is_record & (types == number))
-        if number not in known:
+        if number not in definitions:
             _add_fault(faults, f"{what} type", Status.UNKNOWN_API, rows, types[rows])
             continue
-        definition = known[number]
+        definition = definitions[number]
         places = values.without(behind).take(rows)
         every = np.ones(len(rows), np.bool_)
         value = _bodies(definition, rows, places, versions[rows], every)
         _body_faults(faults, value)
-        found.append(_columns(definition.name, rows, None, None, value))
-    return found, faults
+        tables.append(_columns(definition.name, rows, None, None, value))
+    return tables, faults
 
 
 def read_uvarints(places: Places, count: int) -> tuple[list[Ints], Ints, NDArray[np.int8]]:

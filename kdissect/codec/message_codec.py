@@ -506,7 +506,7 @@ def _read_tags(
     struct_layout: Layout, data: memoryview, pos: int
 ) -> tuple[dict[int, Any], dict[int, bytes], int]:
     """(values of known tags, bytes of unknown tags, position after the section)."""
-    known: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     unknown: dict[int, bytes] = {}
     start = pos
     count, pos = read_uvarint(data, pos)
@@ -529,13 +529,13 @@ def _read_tags(
             unknown[tag] = bytes(data[pos:end])
         else:
             try:
-                known[tag], pos = _read_field(slot, data[:end], pos)
+                values[tag], pos = _read_field(slot, data[:end], pos)
                 if pos != end:
                     raise _fault(Status.TAG_SIZE_MISMATCH, pos)
             except DecodeError as error:
                 raise _within(error, slot.name) from None
         pos = end
-    return known, unknown, pos
+    return values, unknown, pos
 
 
 # Encoding

@@ -22,7 +22,9 @@ RATE_MIN = 5  # a second
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the storms of each client."""
-    asked = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT coalesce(is_broker, false))"
+    metadata_requests = (
+        "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT coalesce(is_broker, false))"
+    )
     rows = facts.rows(
         f"""
         SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
@@ -31,7 +33,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           list(DISTINCT broker ORDER BY broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM ({runs(asked, "client", PAUSE_MS)})
+        FROM ({runs(metadata_requests, "client", PAUSE_MS)})
         GROUP BY client, run
         HAVING requests >= {REQUESTS_MIN}
           AND stop - start >= INTERVAL {LENGTH_MS} MILLISECONDS

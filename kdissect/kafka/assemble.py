@@ -131,7 +131,7 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.ui
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class EarlierState:
     """State of the first connection of each endpoint pair, from segments before the batch.
 
     has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin here.
@@ -158,19 +158,21 @@ class Known:
     tcp: TcpFacts
 
 
-def _is_done(requests: Frames, connections: Any, known: Known | None) -> npt.NDArray[np.uint8]:
+def _is_done(
+    requests: Frames, connections: Any, earlier: EarlierState | None
+) -> npt.NDArray[np.uint8]:
     """uint8[requests]: whether a response before the batch answered the request."""
     done = np.zeros(len(requests.table), np.uint8)
-    if known is None or not len(known.done_pos):
+    if earlier is None or not len(earlier.done_pos):
         return done
-    row_of = np.full(int(known.done_pair.max()) + 1, -1, np.int64)
+    row_of = np.full(int(earlier.done_pair.max()) + 1, -1, np.int64)
     first = np.flatnonzero(connections[:, INCARNATION] == 0)
     first = first[connections[first, PAIR] < len(row_of)]
     row_of[connections[first, PAIR]] = first
     own_pairs = np.stack(
         [requests.table[:, frame_tables.CONNECTION], requests.table[:, frame_tables.POS]], 1
     )
-    known_pairs = np.stack([row_of[known.done_pair], known.done_pos], 1)
+    known_pairs = np.stack([row_of[earlier.done_pair], earlier.done_pos], 1)
     both = np.concatenate([own_pairs, known_pairs])
     _, number = np.unique(both, axis=0, return_inverse=True)
     number = number.reshape(-1)
@@ -221,15 +223,15 @@ def assemble_streams(
     sources: MappedSources,
     options: StreamOptions,
     key_logs: Sequence[Any] = (),
-    known: Known | None = None,
+    earlier: EarlierState | None = None,
 ) -> tuple[Assembly, Streams, npt.NDArray[np.bool_], TlsConnections]:
     """(assembly, streams that it was made from, bool per exchange: its response is known to be
     lost, its TLS connections).
 
-    known: state of earlier segments, if the batch continues connections.
+    earlier: state of earlier segments, if the batch continues connections.
     """
     batches = [batch]
-    paired, streams, tls = _paired(batches, sources, options, key_logs, known, MEMORY)
+    paired, streams, tls = _paired(batches, sources, options, key_logs, earlier, MEMORY)
     return paired.assembly(), streams, paired.pairs.lost(), tls
 
 
@@ -249,22 +251,22 @@ def _paired(
     sources: MappedSources,
     options: StreamOptions,
     key_logs: Sequence[Any],
-    known: Known | None,
+    earlier: EarlierState | None,
     scratch: Scratch,
 ) -> tuple[Paired, Streams, TlsConnections]:
     endpoints = batches[0].endpoints
     check_batch(batches[0], sources)
     streams = reassemble(
-        batches, sources, options.duplicate_window_ns, scratch, known.tcp if known else None
+        batches, sources, options.duplicate_window_ns, scratch, earlier.tcp if earlier else None
     )
     connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
-    is_resumed = _is_resumed(connections, known)
+    is_resumed = _is_resumed(connections, earlier)
     header_faults = remove_headers(streams, is_resumed)
     kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
 
     detection = _start_detection(streams, endpoints, options.ports)
-    if known is not None:
-        _resume(detection, connections, is_resumed, known)
+    if earlier is not None:
+        _resume(detection, connections, is_resumed, earlier)
     _detect(detection, streams, kafka, scratch)
     client_side, protocol = detection.client_side, detection.protocol
     tls, is_tls = _read_tls(detection, streams, connections, key_logs)
@@ -274,7 +276,7 @@ def _paired(
         np.zeros(0, PENDING), client_side, protocol,
     )  # fmt: skip
 
-    requests, responses, pairs = _frames(streams, plain, detection, kafka, known, scratch)
+    requests, responses, pairs = _frames(streams, plain, detection, kafka, earlier, scratch)
     plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
     for refused, alert in first_alerts(streams, detection.has_syn, plain_responses).items():
         tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
@@ -317,7 +319,7 @@ class _Detection:
 
     client_side, protocol: uint8. is_likely: uint8, 1 for connections with a hinted port. has_syn:
     uint8[streams]. origin: int64[streams], bits of `framing`. had_loss, last_response: as in
-    `Known`. tls: by connection, TLS state of earlier segments.
+    `EarlierState`. tls: by connection, TLS state of earlier segments.
     """
 
     client_side: npt.NDArray[np.uint8]
@@ -348,32 +350,34 @@ def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -
     )
 
 
-def _is_resumed(connections: Any, known: Known | None) -> npt.NDArray[np.bool_]:
+def _is_resumed(connections: Any, earlier: EarlierState | None) -> npt.NDArray[np.bool_]:
     """bool[connections]: earlier segments have shown the protocol of the connection."""
-    if known is None:
+    if earlier is None:
         return np.zeros(len(connections), np.bool_)
     is_first: npt.NDArray[np.bool_] = connections[:, INCARNATION] == 0
-    return is_first & (known.protocol[connections[:, PAIR]] != Protocol.NONE)
+    return is_first & (earlier.protocol[connections[:, PAIR]] != Protocol.NONE)
 
 
-def _resume(detection: _Detection, connections: Any, is_resumed: Any, known: Known) -> None:
+def _resume(
+    detection: _Detection, connections: Any, is_resumed: Any, earlier: EarlierState
+) -> None:
     """Set the state of earlier segments for connections that continue."""
     pair = connections[:, PAIR]
     first = np.flatnonzero(connections[:, INCARNATION] == 0)
     for side in (0, 1):
         stream = 2 * first + side
         # A continued stream without a certain boundary at its first byte has no origin.
-        bits = np.where(detection.has_syn[stream], known.has_origin[2 * pair[first] + side], 0)
-        is_certain = known.is_certain[2 * pair[first] + side] != 0
+        bits = np.where(detection.has_syn[stream], earlier.has_origin[2 * pair[first] + side], 0)
+        is_certain = earlier.is_certain[2 * pair[first] + side] != 0
         detection.origin[stream] = np.where(is_certain, detection.origin[stream] | bits, 0)
-    detection.had_loss[first] = known.has_loss[pair[first]] != 0
-    detection.last_response[first] = known.last_response[pair[first]]
+    detection.had_loss[first] = earlier.has_loss[pair[first]] != 0
+    detection.last_response[first] = earlier.last_response[pair[first]]
     rows = np.flatnonzero(is_resumed)
-    detection.protocol[rows] = known.protocol[pair[rows]]
-    detection.client_side[rows] = known.client_side[pair[rows]]
+    detection.protocol[rows] = earlier.protocol[pair[rows]]
+    detection.client_side[rows] = earlier.client_side[pair[rows]]
     for row, number in zip(rows.tolist(), pair[rows].tolist(), strict=True):
-        if number in known.tls:
-            detection.tls[row] = known.tls[number]
+        if number in earlier.tls:
+            detection.tls[row] = earlier.tls[number]
 
 
 def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scratch) -> None:
@@ -436,7 +440,7 @@ def _frames(
     plain: PlainStreams,
     detection: _Detection,
     kafka: Kafka,
-    known: Known | None,
+    earlier: EarlierState | None,
     scratch: Scratch,
 ) -> tuple[Frames, Frames, Pairs]:
     """Return the requests, the responses, and their pairs."""
@@ -454,7 +458,7 @@ def _frames(
         Frames.of(walk_requests, len(connections), scratch),
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
-    pending = _pending(requests, plain.times, _is_done(requests, connections, known), scratch)
+    pending = _pending(requests, plain.times, _is_done(requests, connections, earlier), scratch)
 
     def walk_responses(state: framing.WalkState, most: int) -> Any:
         return framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)

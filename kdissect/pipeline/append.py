@@ -214,15 +214,15 @@ def append_plan(
     return going
 
 
-def is_the_same(path: str, known: dict[str, Any], changed_ns: dict[str, int]) -> bool:
+def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:
     """Return whether a file still has the bytes that were read: by size and time of change, or by
     its hash."""
     if is_remote(path):
         return False
     state = os.stat(path)
-    if state.st_size != known["size"]:
+    if state.st_size != listed["size"]:
         return False
-    return state.st_mtime_ns == changed_ns.get(path) or hashed(path).sha256 == known["sha256"]
+    return state.st_mtime_ns == changed_ns.get(path) or hashed(path).sha256 == listed["sha256"]
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def check_unchanged(plan: RunPlan) -> None:
                 raise changed(path, before, now)
 
 
-def manifest_inputs(plan: RunPlan, known: Container[str] = ()) -> list[dict[str, Any]]:
+def manifest_inputs(plan: RunPlan, left_out: Container[str] = ()) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size, sha256 of each file, and whether it is a capture.
 
     For a stream, size and sha256 are those of its spooled copy. For an object read in place,
@@ -202,7 +202,7 @@ def manifest_inputs(plan: RunPlan, known: Container[str] = ()) -> list[dict[str,
     ahead = _ahead.pop().result() if _ahead else {}
     listed = []
     for info in plan.captures:
-        if info.path in known:
+        if info.path in left_out:
             continue
         item: dict[str, Any] = {"path": info.path}
         version = plan.versions[info.source] if info.source >= 0 else None

@@ -551,11 +551,11 @@ def plan(api_key: int, side: str) -> ColumnPlan:
 
     Raises ValueError for an unknown api_key or side.
     """
-    known = _PLANS.get((api_key, side))
-    if known is None:
+    compiled = _PLANS.get((api_key, side))
+    if compiled is None:
         from kdissect.protocol import catalog
 
         api = catalog.api(api_key)
         header = catalog.REQUEST_HEADER if side == "request" else catalog.RESPONSE_HEADER
-        known = _PLANS.setdefault((api_key, side), compile_plan(api, side, header))
-    return known
+        compiled = _PLANS.setdefault((api_key, side), compile_plan(api, side, header))
+    return compiled

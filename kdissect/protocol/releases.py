@@ -62,16 +62,16 @@ def parse_facts(text: str) -> ReleaseFacts:
         place = f"releases.kdef:{number}"
         if not line or line.startswith("#"):
             continue
-        if found := re.fullmatch(r"release (\d+(?:\.\d+){2,3})", line):
-            facts.releases.append(found[1])
-        elif found := re.fullmatch(r"api (\d+) (\w+)", line):
-            current = changes.setdefault(int(found[1]), {})
-            facts.names[int(found[1])] = found[2]
-        elif found := re.fullmatch(r"  (\d+(?:\.\d+){2,3}) (?:(\d+)-(\d+)|none)", line):
-            if current is None or found[1] not in facts.releases:
+        if match := re.fullmatch(r"release (\d+(?:\.\d+){2,3})", line):
+            facts.releases.append(match[1])
+        elif match := re.fullmatch(r"api (\d+) (\w+)", line):
+            current = changes.setdefault(int(match[1]), {})
+            facts.names[int(match[1])] = match[2]
+        elif match := re.fullmatch(r"  (\d+(?:\.\d+){2,3}) (?:(\d+)-(\d+)|none)", line):
+            if current is None or match[1] not in facts.releases:
                 raise DefinitionError("a release that is not listed, or no API above", place)
-            current[found[1]] = (
-                None if found[2] is None else VersionRange(int(found[2]), int(found[3]))
+            current[match[1]] = (
+                None if match[2] is None else VersionRange(int(match[2]), int(match[3]))
             )
         else:
             raise DefinitionError(f"not understood: {line!r}", place)

@@ -535,16 +535,16 @@ def _missing_api(key: int, release: str) -> str:
 def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per API and version, with the worst verdict."""
     merged: dict[tuple[int, int], dict[str, Any]] = {}
-    for each in sorted(findings, key=lambda each: VERDICTS.index(each["verdict"])):
-        place = (each["api_key"], each["api_version"])
+    for finding in sorted(findings, key=lambda finding: VERDICTS.index(finding["verdict"])):
+        place = (finding["api_key"], finding["api_version"])
         if place not in merged:
-            merged[place] = each
+            merged[place] = finding
             continue
         kept = merged[place]
-        kept["request_count"] += each["request_count"]
-        if each["first_time"] < kept["first_time"]:
-            kept["first_time"] = each["first_time"]
-            kept["first_exchange_id"] = each["first_exchange_id"]
+        kept["request_count"] += finding["request_count"]
+        if finding["first_time"] < kept["first_time"]:
+            kept["first_time"] = finding["first_time"]
+            kept["first_exchange_id"] = finding["first_exchange_id"]
     return [merged[place] for place in sorted(merged)]
 
 

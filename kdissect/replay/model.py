@@ -294,16 +294,16 @@ class ReplayPlan:
 
     def counts(self) -> list[ApiCount]:
         """Per API, in order of their keys."""
-        found: dict[tuple[int, str], ApiCount] = {}
+        by_api: dict[tuple[int, str], ApiCount] = {}
         for step in self.steps:
             key = (step.exchange.api_key, step.step_class)
-            count = found.setdefault(key, ApiCount(step.api_name, step.step_class))
+            count = by_api.setdefault(key, ApiCount(step.api_name, step.step_class))
             if step.skipped is None:
                 count.planned += 1
             else:
                 code = step.skipped.code.value
                 count.skipped[code] = count.skipped.get(code, 0) + 1
-        return [found[key] for key in sorted(found)]
+        return [by_api[key] for key in sorted(by_api)]
 
 
 # -- ids and names of the target --------------------------------------------------------------

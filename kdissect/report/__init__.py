@@ -196,7 +196,7 @@ def collect(
     """The document: everything the page shows, as plain values."""
     # databases of their own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
-    found = Background(database.tables.incidents)
+    incidents = Background(database.tables.incidents)
     inventory = Background(lambda: database.tables.inventory(since))
     progress("reading", 0)
     with logged_step(_log, "joins over all exchanges"):
@@ -224,6 +224,6 @@ def collect(
         progress(name, number / (_PREPARED + len(sections)))
         with logged_step(_log, name):
             document[name] = section()
-    document["incidents"] = json_rows(found.result())
+    document["incidents"] = json_rows(incidents.result())
     document["findings"] = findings.find(database, document)
     return document

@@ -244,7 +244,7 @@ def _slow_clients(facts: _Facts) -> Iterator[Finding]:
         if _is_beyond_chance(row["slow_moments"], row["answers"], row["compared"])
     ]
     for row in proven[:SHOWN]:
-        found = facts.evidence(
+        evidence = facts.evidence(
             "wait = 'answer' AND service_ms > ? AND api = ? AND client_ip = ? "
             "AND client_id IS NOT DISTINCT FROM ?",
             (row["usual_p95"], row["api"], row["client_ip"], row["client_id"]),
@@ -260,10 +260,10 @@ def _slow_clients(facts: _Facts) -> Iterator[Finding]:
             whom=f.client(row),
             command=facts.command(
                 "show", "--api", row["api"], "--client", row["client_id"] or row["client_ip"],
-                "--slow", f"{row['usual_p95']:.0f}ms", capture=found["capture"],
+                "--slow", f"{row['usual_p95']:.0f}ms", capture=evidence["capture"],
             ),
             time_lost_ms=row["lost_ms"],
-            **found,
+            **evidence,
         )  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def _slow_apis(facts: _Facts) -> Iterator[Finding]:
         """
     )
     for row in rows:
-        found = facts.evidence(
+        evidence = facts.evidence(
             f"wait = 'answer' AND NOT is_broker AND service_ms > {API_SLOW_MS} AND api = ?",
             (row["api"],),
             "service_ms DESC",
@@ -308,10 +308,10 @@ def _slow_apis(facts: _Facts) -> Iterator[Finding]:
             f"Counted as lost: what answers took above {f.duration(API_SLOW_MS)}.",
             command=facts.command(
                 "show", "--api", row["api"], "--slow", f"{API_SLOW_MS:.0f}ms",
-                capture=found["capture"],
+                capture=evidence["capture"],
             ),
             time_lost_ms=row["lost_ms"],
-            **found,
+            **evidence,
         )  # fmt: skip
 
 
@@ -321,7 +321,7 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
     real.sort(key=lambda row: (-row["exchanges"], row["api"], row["error"]))
     for row in real[:SHOWN]:
         condition = "api = ? AND list_contains(error_codes, ?)"
-        found = facts.evidence(condition, (row["api"], row["code"]))
+        evidence = facts.evidence(condition, (row["api"], row["code"]))
         has_code = f"list_contains(error_codes, {row['code']})"
         places = f" Topics: {', '.join(row['topics'])}." if row["topics"] else ""
         longest, lost = _until_success(facts, row) if row["is_retriable"] else (None, None)
@@ -339,16 +339,16 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
             whom=_first_client(facts, condition, (row["api"], row["code"])),
             command=facts.command(
                 "show", "--api", row["api"], "--where", has_code,
-                capture=found["capture"],
+                capture=evidence["capture"],
             ),
-            **found,
+            **evidence,
         )  # fmt: skip
     # those without an answer at the capture's end may have got one later
     closed = facts.document["overview"]["connection_closed"]
     if closed:
         closed_before = "status = 'connection_closed'"
         condition = f"{closed_before} AND is_unanswered"
-        found = facts.evidence(condition)
+        evidence = facts.evidence(condition)
         lost = facts.database.value(
             "SELECT sum(epoch_us(c.last_time - x.time)) / 1e3 FROM x "
             f"JOIN connections c USING (connection_id) WHERE {condition}"
@@ -360,9 +360,9 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
             f"{f.plural(closed, 'request')} whose connection was closed before the answer",
             f"Most: {top['api']} of {f.client(top)}. Counted as lost: the time until then.",
             whom=_first_client(facts, condition),
-            command=facts.command("show", "--where", closed_before, capture=found["capture"]),
+            command=facts.command("show", "--where", closed_before, capture=evidence["capture"]),
             time_lost_ms=lost,
-            **found,
+            **evidence,
         )
 
 
@@ -372,7 +372,7 @@ def _until_success(facts: _Facts, row: Document) -> tuple[float | None, float | 
     A success is an answer of the same API without any error. The first error of a run counts. None
     if an error had no success later in the capture.
     """
-    found = facts.database.row(
+    result = facts.database.row(
         """
         WITH answers AS (
           SELECT coalesce(client_id, '') AS client_id, client_ip, time, response_time,
@@ -389,7 +389,7 @@ def _until_success(facts: _Facts, row: Document) -> tuple[float | None, float | 
         """,
         (row["api"], row["code"]),
     )
-    return (found["longest"], found["lost"]) if found["all_ended"] else (None, None)
+    return (result["longest"], result["lost"]) if result["all_ended"] else (None, None)
 
 
 def _first_client(facts: _Facts, condition: str, values: tuple[Any, ...] = ()) -> str:
@@ -412,11 +412,11 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
     slow.sort(key=lambda row: (-row["rebalance_ms"], row["group_id"]))
     for row in slow[:SHOWN]:
         members = row["members"] or 1
-        found = facts.evidence(
+        evidence = facts.evidence(
             "exchange_id IN (SELECT exchange_id FROM rebalances WHERE group_id = ?)",
             (row["group_id"],),
         )
-        found["request_count"] = None
+        evidence["request_count"] = None
         yield _finding(
             "warn",
             "groups",
@@ -424,14 +424,14 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
             f"{f.plural(row['rebalances'], 'rebalance')} with {f.plural(members, 'member')}; this "
             "was the longest. Counted as lost: the time of all its rebalances.",
             whom=f"group {row['group_id']}",
-            command=facts.command("show", "--group", row["group_id"], capture=found["capture"]),
+            command=facts.command("show", "--group", row["group_id"], capture=evidence["capture"]),
             time_lost_ms=row["rebalance_ms"],
-            **found,
+            **evidence,
         )
     if document["lag"] and document["lag"]["groups"]["rows"]:
         row = document["lag"]["groups"]["rows"][0]
         if row["lag_at_end"]:
-            found = facts.evidence(
+            evidence = facts.evidence(
                 "exchange_id IN (SELECT exchange_id FROM lag WHERE group_id = ? "
                 "AND lag_at_end > 0)",
                 (row["group_id"],),
@@ -451,9 +451,9 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
                     row["group_id"],
                     "--api",
                     "*OffsetCommit",
-                    capture=found["capture"],
+                    capture=evidence["capture"],
                 ),
-                **found,
+                **evidence,
             )
 
 
@@ -464,7 +464,7 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
         first = readiness["clients"]["rows"][0]
         ids = [row["first_exchange_id"] for row in first["findings"]]
         condition = f"exchange_id IN ({', '.join(ids) or 'NULL'})"
-        found = facts.evidence(condition, is_counted=False)
+        evidence = facts.evidence(condition, is_counted=False)
         why = f"; {first['why']}" if first["why"] else ""
         yield _finding(
             "warn",
@@ -473,9 +473,9 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
             f"{f.client(first)}: {', '.join((first['requests'] + first['old_formats'])[:4])}{why}.",
             whom=f.client(first),
             command=facts.command(
-                "readiness", "--target", readiness["target"], capture=found["capture"]
+                "readiness", "--target", readiness["target"], capture=evidence["capture"]
             ),
-            **found,
+            **evidence,
         )
 
 
@@ -520,8 +520,8 @@ def _network(facts: _Facts) -> Iterator[Finding]:
     if part >= RETRANSMITTED_MIN:
         rows = document["network"]["lossy_connections"]["rows"]
         worst = max(rows, key=lambda row: row["retransmitted_segment_count"])
-        found = facts.evidence("connection_id = ?", (worst["connection_id"],))
-        found["request_count"] = None
+        evidence = facts.evidence("connection_id = ?", (worst["connection_id"],))
+        evidence["request_count"] = None
         yield _finding(
             "warn",
             "network",
@@ -531,12 +531,12 @@ def _network(facts: _Facts) -> Iterator[Finding]:
             f"{f.count(worst['retransmitted_segment_count'])}.",
             whom=worst["client_address"],
             command=facts.command("show", "--follow", str(worst["connection_id"])),
-            **found,
+            **evidence,
         )
     serious = [row for row in document["network"]["anomaly_kinds"] if row["severity"] == "error"]
     if serious:
         kinds = ", ".join(f"{row['kind']} {f.count(row['count'])}" for row in serious[:4])
-        found = facts.evidence(
+        evidence = facts.evidence(
             "exchange_id IN (SELECT exchange_id FROM anomalies WHERE severity = 'error')"
         )
         yield _finding(
@@ -545,7 +545,7 @@ def _network(facts: _Facts) -> Iterator[Finding]:
             f.plural(sum(row["count"] for row in serious), "serious anomaly", "serious anomalies"),
             f"{kinds}.",
             command=facts.command("sql", "from anomalies where severity = 'error'"),
-            **found,
+            **evidence,
         )
 
 

@@ -44,7 +44,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
     """The page. library: the script that sets `window.vegaEmbed`; csv_names: table -> file."""
     environment = _environment()
     style, page_script = _asset("style.css"), _asset("page.js")
-    found = {chart.id: chart for chart in _charts(document)}
+    chart_of = {chart.id: chart for chart in _charts(document)}
     shown = _views(document, csv_names)
     scripts = [library, page_script]
     return environment.get_template("report.html.j2").render(
@@ -55,7 +55,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
         tiles=_tiles(document),
         level_names=LEVEL_NAMES,
         views=shown,
-        charts=found,
+        charts=chart_of,
         timelines=_timelines(document, csv_names),
         readiness_text=readiness.text(document["readiness"]),
         security_text=security.text(document["security"]),
@@ -65,7 +65,7 @@ def render(document: Document, name: str, csv_names: dict[str, str], library: st
         style=Markup(style),
         plain_style=Markup(environment.get_template("plain.css").render(views=shown)),
         script_hashes=Markup(" ".join(_hash(script) for script in scripts)),
-        charts_json=json_script({key: chart.to_json() for key, chart in found.items()}),
+        charts_json=json_script({key: chart.to_json() for key, chart in chart_of.items()}),
         vega_script=Markup(_inline(library)),
         page_script=Markup(_inline(page_script)),
     )
@@ -197,7 +197,7 @@ def _charts(d: Document) -> list[Chart]:
     traffic = d["traffic"]
     log = d["broker_log"]
     marks = charts.incident_marks([row for row in d["incidents"] if row["severity"] != INFO])
-    found = [
+    all_charts = [
         charts.traffic(traffic["exchanges"], traffic["slice_ms"]),
         charts.sizes(traffic["bytes"], traffic["slice_ms"]),
         charts.latency_over_time(traffic["latency"], traffic["slice_ms"]),
@@ -216,7 +216,7 @@ def _charts(d: Document) -> list[Chart]:
             for number, timeline in enumerate(d["groups"]["timelines"])
         ),
     ]
-    shown = [chart for chart in found if chart is not None]
+    shown = [chart for chart in all_charts if chart is not None]
     for chart in shown:
         charts.mark_incidents(chart, marks)
     span = (d["overview"]["first_time"], d["overview"]["last_time"])
@@ -252,7 +252,7 @@ def _spans_days(d: Document) -> bool:
 
 def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
     files = {row["capture_id"]: row["path"] for row in d["overview"]["captures"]}
-    found = []
+    timelines = []
     moment = f.dated if _spans_days(d) else f.moment
     for number, timeline in enumerate(d["groups"]["timelines"]):
         stories = []
@@ -278,7 +278,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
                 }
             )
         shown = len(timeline["events"])
-        found.append(
+        timelines.append(
             {
                 "chart": f"group-{number}",
                 "stories": stories,
@@ -287,7 +287,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
                 "cut": timeline["total"] > shown,
             }
         )
-    return found
+    return timelines
 
 
 def _broker_log_text(d: Document) -> str:

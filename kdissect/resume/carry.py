@@ -6,9 +6,9 @@ Theory of operation
 The steps of `assemble` see all segments of a connection at once. Here the segments come in windows.
 The segments from the first frame of an open exchange on are *carried* to the next window, with
 their bytes. The same kernels then run over the carried and the new segments together. A made SYN
-marks the first carried byte (`_openings`), and `Known` has the facts that the kernels would have
-found in the bytes before. So the rows are those of `assemble`; positions and ids are restated as
-of the whole connection.
+marks the first carried byte (`_openings`), and `EarlierState` has the facts that the kernels would
+have found in the bytes before. So the rows are those of `assemble`; positions and ids are restated
+as of the whole connection.
 
 An exchange is *complete* in three cases:
 
@@ -51,7 +51,7 @@ import numpy as np
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, FIN, RST, SEGMENT, SYN, SegmentBatch
 from kdissect.capture.windows import Window
-from kdissect.kafka.assemble import Known, assemble_streams
+from kdissect.kafka.assemble import EarlierState, assemble_streams
 from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.assembly import Protocol as Spoken
 from kdissect.kafka.exchanges import NO_RESPONSE
@@ -382,7 +382,7 @@ class ConnectionCarry:
         """Assemble carried and new segments of these connections."""
         nothing = np.zeros(len(states), np.bool_)
         assembly, streams, lost, tls = assemble_streams(
-            batch, sources, self.options, self.key_logs, _known(states)
+            batch, sources, self.options, self.key_logs, _earlier_state(states)
         )
         return CompletionTracker(
             assembly, streams, lost, tls, states, nothing if is_due is None else is_due,
@@ -433,12 +433,12 @@ def no_segments() -> SegmentBatch:
     return SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
 
 
-def _known(states: list[ConnectionState]) -> Known:
+def _earlier_state(states: list[ConnectionState]) -> EarlierState:
     """Facts that the kernels would have found in the bytes before the carried ones."""
     bits = np.array([state.bits for state in states], np.int64).reshape(-1)
     bits |= np.array([state.last_ids for state in states], np.int64).reshape(-1) + 1 << LAST_ID
     closed = [state.closed_request_positions for state in states]
-    return Known(
+    return EarlierState(
         bits,
         np.array([_spoken(state) for state in states], np.uint8),
         np.array([state.client_side for state in states], np.uint8),

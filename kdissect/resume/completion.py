@@ -31,6 +31,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.connection_state import (
     CONFIRMED_BY,
+    CONFIRMING_BYTES,
     DEFERRED_MIN,
     HOLE_ACKED_BYTES,
     HOLE_ACKED_NS,
@@ -49,7 +50,6 @@ from kdissect.resume.connection_state import (
     REST,
     TAIL_KEPT,
     TLS_HANDSHAKE_BYTES,
-    UNASKED_BEHIND,
     WHOLE,
     CarryLimits,
     ConnectionState,
@@ -280,21 +280,21 @@ class CompletionTracker:
         exchanges, of = self.assembly.exchanges, self.of
         limit = self._limits()
         has, end, number = self.has, self.end, self.number
-        asked, answered = has
+        has_request, has_response = has
         over = (self.is_over | self.is_given_up)[of]
         settled = []
         for way in (REQUEST, RESPONSE):
             settled.append(~has[way] | (end[way] <= limit[number[way]]) | over)
 
-        is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~answered
-        done = asked & answered & settled[0] & settled[1]
+        is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~has_response
+        done = has_request & has_response & settled[0] & settled[1]
         is_answered = done.copy()
         done |= is_silent & settled[0]
-        is_followed = end[1] + UNASKED_BEHIND <= limit[number[1]]
+        is_followed = end[1] + CONFIRMING_BYTES <= limit[number[1]]
         # a request in a hole that may still be filled could be the one
         has_all = ~np.isin(number[0], self.open_holes)
-        done |= ~asked & settled[1] & is_followed & has_all
-        waiting = asked & ~answered & ~is_silent
+        done |= ~has_request & settled[1] & is_followed & has_all
+        waiting = has_request & ~has_response & ~is_silent
         done |= waiting & settled[0] & self._passed(is_answered, waiting)
         done |= over
 
@@ -312,7 +312,7 @@ class CompletionTracker:
         had_loss = np.array([state.has_loss for state in self.states], np.bool_)[self.pair]
         had_loss &= self.is_first
         self.has_loss = had_loss | (response[:, END] > response[:, BYTE_COUNT])
-        gone = self.is_done & asked & ~is_silent
+        gone = self.is_done & has_request & ~is_silent
         self._resume_positions(self.is_done, gone, limit)
 
     def _limits(self) -> Ints:
@@ -513,18 +513,18 @@ class CompletionTracker:
         packed, plain = kept.tobytes(), data.tobytes()
         at, byte_at = (bounds * SEGMENT.itemsize).tolist(), first_byte.tolist()
         update = _StateUpdate(self)
-        found = 0
+        recognised = 0
         for connection in np.flatnonzero(self.is_last).tolist():
             state = self.states[self.pair[connection]]
             phase = phases[connection]
-            found += phase is KAFKA and state.phase is LOOKING
+            recognised += phase is KAFKA and state.phase is LOOKING
             update.apply(state, connection, phase)
             state.parts, state.size = [], 0
             if at[connection] < at[connection + 1]:
                 here = slice(byte_at[connection], byte_at[connection + 1])
                 state.carry(packed[at[connection] : at[connection + 1]], plain[here])
             state.looked_at = state.size
-        return found
+        return recognised
 
     def _unread(self, phases: list[Phase]) -> Ints:
         """int64[len(Protocol)]: connections that this window ends unread, by their protocol."""

@@ -33,7 +33,7 @@ LOOKED_AT_MAX = 256 << 10  # bytes of a connection in which nothing was recognis
 TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
 TAIL_KEPT = 64 << 10  # bytes in no frame, of `tail_max`, that a search goes over again
 DEFERRED_MIN = 256 << 10  # of a frame that are missing, so that the connection waits for them
-UNASKED_BEHIND = 8  # bytes that must follow a response whose request was not seen
+CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
 
 HOLE_ACKED_BYTES = 64 << 10
 LOOKED_AT_SMALL = 16 << 10  # up to here every new byte is looked at

@@ -171,7 +171,7 @@ def _blank(
     start = ((number - tracker.seq_of_start[stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
     blanked = bytearray(data)
     for way, name in enumerate(SIDES):
-        mine = np.flatnonzero(stream == tracker.stream_of[way][connection])
+        segment_rows = np.flatnonzero(stream == tracker.stream_of[way][connection])
         for row in rows[tracker.has[way][rows]].tolist():
             exchange = tracker.assembly.exchanges[row]
             low = int(tracker.pos[way][row]) + RESPONSE_HEAD
@@ -185,7 +185,10 @@ def _blank(
                 size = int.from_bytes(sources.gather(extents)[8:10].tobytes(), "big", signed=True)
                 low = int(tracker.pos[way][row]) + 14 + max(0, size)
             high = int(tracker.end[way][row])
-            for at in mine[(start[mine] < high) & (start[mine] + segments["captured"][mine] > low)]:
+            for at in segment_rows[
+                (start[segment_rows] < high)
+                & (start[segment_rows] + segments["captured"][segment_rows] > low)
+            ]:
                 pos, begin = int(segments["pos"][at]), int(start[at])
                 a = max(0, low - begin)
                 b = max(a, min(int(segments["captured"][at]), high - begin))

@@ -78,13 +78,15 @@ class Detailer:
             bodies.append(column)
         reveal = self._options.reveal_secrets
         request, response, _ = add_decoded(api_key, bodies[0], bodies[1], reveal)
-        found: list[Any] = []
+        decoded: list[Any] = []
         for side, column in enumerate((request, response)):
             if column.type.equals(bodies[side].type):
-                found.append(None)
+                decoded.append(None)
                 continue
-            found.append((column if reveal else redact_body(column, api_key, side)).to_pylist()[0])
-        return found
+            decoded.append(
+                (column if reveal else redact_body(column, api_key, side)).to_pylist()[0]
+            )
+        return decoded
 
     def _painted(self, part: str, colour: str) -> str:
         return f"{colour}{part}{style.RESET}" if self._colour and part else part

@@ -37,15 +37,15 @@ class CaptureReading:
         limits: CarryLimits | None = None,
     ) -> None:
         self.note = note
-        found = find_captures(paths)
-        usable = [item for item in found if item.is_capture or item.format == "stream"]
-        others = [item for item in found if item not in usable]
+        files = find_captures(paths)
+        usable = [item for item in files if item.is_capture or item.format == "stream"]
+        others = [item for item in files if item not in usable]
         if len(others) == 1:
             note(f"{others[0].path}: {others[0].error}; skipped")
         elif others:
             note(f"{len(others)} files are no captures and skipped, {others[0].path} among them")
         if not usable:
-            raise CaptureError(f"{found[0].path}: {found[0].error}")
+            raise CaptureError(f"{files[0].path}: {files[0].error}")
         self.paths = [item.path for item in _in_order(usable)]
         if limits is None and options.limits.connections != CONNECTIONS_MAX:
             limits = CarryLimits(connection_max=options.limits.connections)

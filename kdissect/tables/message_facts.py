@@ -108,15 +108,15 @@ class ChunkMarks:
         distinct = np.frombuffer(b"".join(raw.dictionary.to_pylist()), np.uint8)
         self.topic_ids: list[str] = uuid_texts(distinct.reshape(-1, 16)).to_pylist()
         self._topic_id_code[ids] = codes
-        known = {name: code for code, name in enumerate(self.topics)}
+        code_of = {name: code for code, name in enumerate(self.topics)}
         name_of_id = np.full(len(self.topic_ids), _NO_TOPIC, np.int64)
         for code, text in enumerate(self.topic_ids):
             name = topic_names.get(text)
             if name is not None:
-                if name not in known:
-                    known[name] = len(self.topics)
+                if name not in code_of:
+                    code_of[name] = len(self.topics)
                     self.topics.append(name)
-                name_of_id[code] = known[name]
+                name_of_id[code] = code_of[name]
         self._topic_code[ids] = name_of_id[codes]
 
     @cached_property

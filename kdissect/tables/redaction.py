@@ -119,13 +119,13 @@ def redact_values(body: dict[str, Any], api_key: int, side: int) -> dict[str, An
 
 def holders(body: dict[str, Any], path: list[str]) -> list[dict[str, Any]]:
     """The structs at a path; lists on the way stand for all their elements."""
-    found = [body]
+    structs = [body]
     for name in path:
-        inner = [one.get(name) for one in found]
-        found = []
+        inner = [one.get(name) for one in structs]
+        structs = []
         for each in inner:
-            found += each if isinstance(each, list) else [each] if each is not None else []
-    return found
+            structs += each if isinstance(each, list) else [each] if each is not None else []
+    return structs
 
 
 def _hide_tags(value: Any) -> None:

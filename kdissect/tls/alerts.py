@@ -68,13 +68,13 @@ def first_alerts(
     """
     begins = np.zeros(len(chosen), np.bool_)
     _find_alerts(streams.pieces, streams.sides, chosen, begins)
-    found: dict[int, str] = {}
+    alerts: dict[int, str] = {}
     for stream in chosen[begins].tolist():
         table = walk_records(streams.pieces, streams.sides, stream, has_origin)
         rows = table[:RECORD_WIDTH].reshape(-1, RECORD_WIDTH).tolist()
         if alert := fatal_alert(streams.pieces, rows, None, False):
-            found[stream] = alert
-    return found
+            alerts[stream] = alert
+    return alerts
 
 
 def fatal_alert(

@@ -193,20 +193,20 @@ def _clear_handshake(streams: Streams, table: Ints, past_change: bool) -> bytes:
 
     past_change: also after ChangeCipherSpec, which means nothing in TLS 1.3.
     """
-    found = b""
+    messages = b""
     for row in _rows(table):
         kind, size = row[records.TYPE], row[records.SIZE]
         if kind == records.CHANGE_CIPHER and past_change:
             continue
-        if kind != records.HANDSHAKE or row[records.CAPTURED] < size or len(found) > MESSAGE_MAX:
+        if kind != records.HANDSHAKE or row[records.CAPTURED] < size or len(messages) > MESSAGE_MAX:
             break
-        found += read_bytes(
+        messages += read_bytes(
             streams.pieces,
             row[records.PIECE],
             row[records.POS] + TLS_HEADER_SIZE,
             size - TLS_HEADER_SIZE,
         )
-    return found
+    return messages
 
 
 def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection: int) -> _Hello:

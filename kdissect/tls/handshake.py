@@ -91,14 +91,14 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _extensions(reader: _HandshakeReader) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    extensions: dict[int, bytes] = {}
     if reader.is_done:
-        return found
+        return extensions
     block = reader.vector(2)
     while not block.is_done:
         kind = block.number(2)
-        found.setdefault(kind, block.vector(2).rest())
-    return found
+        extensions.setdefault(kind, block.vector(2).rest())
+    return extensions
 
 
 def client_hello(body: bytes) -> ClientHello | None:

@@ -230,7 +230,7 @@ def recognise_plain(
     has_origin: npt.NDArray[np.uint8],
     hinted: npt.NDArray[np.uint8],
     kafka: Kafka,
-    asked: PendingRequests,
+    pending: PendingRequests,
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
 ) -> None:
@@ -241,7 +241,7 @@ def recognise_plain(
         return
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
     side = client_side[rows]
-    found = np.zeros(len(rows), np.uint8)
+    protocols = np.zeros(len(rows), np.uint8)
     recognise(
         plain.pieces,
         plain.times,
@@ -250,11 +250,11 @@ def recognise_plain(
         has_origin[both],
         hinted[rows],
         kafka,
-        asked,
+        pending,
         side,
-        found,
+        protocols,
     )
-    is_kafka = found == Protocol.KAFKA
+    is_kafka = protocols == Protocol.KAFKA
     protocol[rows[is_kafka]] = Protocol.KAFKA
     client_side[rows[is_kafka]] = side[is_kafka]
 

@@ -86,13 +86,13 @@ class TlsState:
                 RecordPoint(**{name: int(value) for name, value in point.items()})
                 for point in saved["points"]
             )
-            found = TlsState(Session(**session), (one, two))
-            is_valid = _is_session(found.session) and _is_point(one) and _is_point(two)
+            state = TlsState(Session(**session), (one, two))
+            is_valid = _is_session(state.session) and _is_point(one) and _is_point(two)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"TLS connection: {error}") from None
         if not is_valid:
             raise ValueError("TLS connection: a number or a size is out of range")
-        return found
+        return state
 
 
 def _is_session(session: Session) -> bool:

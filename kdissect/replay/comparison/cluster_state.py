@@ -147,21 +147,21 @@ class ClusterState:
         coordinators = [("", answer)]
         if "coordinators" in answer:  # KIP-699: from v4 on, one for each key
             coordinators = [
-                (f"coordinators[{at}].", each)
-                for at, each in enumerate(entries(answer["coordinators"]))
+                (f"coordinators[{at}].", coordinator)
+                for at, coordinator in enumerate(entries(answer["coordinators"]))
             ]
-        for path, each in coordinators:
-            if each["error_code"]:
+        for path, coordinator in coordinators:
+            if coordinator["error_code"]:
                 continue
-            known = self._addresses.get(each["node_id"])
-            if known is None:
+            address = self._addresses.get(coordinator["node_id"])
+            if address is None:
                 note = "Metadata has no such broker"
-                add(outcome, f"{path}node_id", "a broker", each["node_id"], note)
+                add(outcome, f"{path}node_id", "a broker", coordinator["node_id"], note)
                 continue
-            for name, wanted in zip(("host", "port"), known, strict=True):
-                if each[name] != wanted:
-                    note = f"the address of broker {each['node_id']} in Metadata"
-                    add(outcome, f"{path}{name}", wanted, each[name], note)
+            for name, wanted in zip(("host", "port"), address, strict=True):
+                if coordinator[name] != wanted:
+                    note = f"the address of broker {coordinator['node_id']} in Metadata"
+                    add(outcome, f"{path}{name}", wanted, coordinator[name], note)
 
     def _topics_made(self) -> dict[str, tuple[int, int]]:
         """Topics that CreateTopics of the run made, and nothing of it deletes: when that was
@@ -257,23 +257,23 @@ class ClusterState:
                     used[name].append((outcome.sent_ns, outcome.answered_ns, ends))
         logs = self._transaction_logs()
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_TRANSACTIONS]:
-            for at, each in enumerate(entries(answer["transaction_states"])):
-                _check_logs(outcome, f"transaction_states[{at}]", each, logs, add)
-                if each["error_code"] or each["transaction_state"] in _ENDED:
+            for at, described in enumerate(entries(answer["transaction_states"])):
+                _check_logs(outcome, f"transaction_states[{at}]", described, logs, add)
+                if described["error_code"] or described["transaction_state"] in _ENDED:
                     continue
-                events = sorted(used[each["transactional_id"]])
+                events = sorted(used[described["transactional_id"]])
                 before = [event for event in events if event[0] <= outcome.answered_ns]
                 if not before:
                     continue
                 _, answered_ns, has_ended = before[-1]
-                limit_ns = _BOUND_NS if has_ended else timeouts.get(each["transactional_id"])
-                is_wrong = has_ended and each["transaction_state"] not in _ENDING
+                limit_ns = _BOUND_NS if has_ended else timeouts.get(described["transactional_id"])
+                is_wrong = has_ended and described["transaction_state"] not in _ENDING
                 if limit_ns is not None and not has_ended:
                     limit_ns += _EXPIRY_NS
                 if is_wrong or (limit_ns is not None and outcome.sent_ns > answered_ns + limit_ns):
                     path = f"transaction_states[{at}].transaction_state"
                     note = "EndTxn was answered" if has_ended else "its timeout is over"
-                    add(outcome, path, "an ended transaction", each["transaction_state"], note)
+                    add(outcome, path, "an ended transaction", described["transaction_state"], note)
 
 
 _USING = (
@@ -286,8 +286,8 @@ def _check_logs(
     outcome: Outcome, path: str, described: Body, logs: dict[str, set[tuple[str, int]]], add: Add
 ) -> None:
     """An ongoing transaction has partitions, each once, which requests of the run have named."""
-    known = logs.get(described["transactional_id"])
-    if described["error_code"] or described["transaction_state"] != "Ongoing" or known is None:
+    used = logs.get(described["transactional_id"])
+    if described["error_code"] or described["transaction_state"] != "Ongoing" or used is None:
         return
     listed = [
         (topic["topic"], number)
@@ -300,7 +300,7 @@ def _check_logs(
         text = f"{topic} partition {number}"
         if count > 1:
             add(outcome, f"{path}.topics", "each partition once", text, "it is listed twice")
-        if topic != _OFFSETS_TOPIC and (topic, number) not in known:
+        if topic != _OFFSETS_TOPIC and (topic, number) not in used:
             note = "no request of this transactional id has named it"
             add(outcome, f"{path}.topics", "partitions of the transaction", text, note)
 

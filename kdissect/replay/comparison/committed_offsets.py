@@ -113,16 +113,16 @@ class CommittedOffsets:
     def check(self, add: Add) -> None:
         for key, fetched in self._fetched.items():
             commits = self._commits.get(key, [])
-            first_ns = min((each.end_ns for each in commits), default=_FOREVER)
-            for each in fetched:
-                is_known = first_ns <= each.outcome.sent_ns  # no commit from before the run counts
-                possible = set(_possible(commits, each.outcome))
+            first_ns = min((commit.end_ns for commit in commits), default=_FOREVER)
+            for fetch in fetched:
+                is_known = first_ns <= fetch.outcome.sent_ns  # no commit from before the run counts
+                possible = set(_possible(commits, fetch.outcome))
                 if self._has_removals:
                     possible.add(-1)
-                if is_known and each.offset not in possible:
+                if is_known and fetch.offset not in possible:
                     wanted = " or ".join(map(str, sorted(possible)))
                     note = "the last offset that the run has committed"
-                    add(each.outcome, each.path, wanted, each.offset, note)
+                    add(fetch.outcome, fetch.path, wanted, fetch.offset, note)
 
 
 def _possible(commits: list[_Commit], fetch: Outcome) -> Iterator[int]:

@@ -189,14 +189,14 @@ class Comparator:
             judgement = changed[number]
             by_path = {path: (count, first, other) for path, count, first, other in found}
             differences = []
-            for each in judgement.differences:
-                if each.path in by_path and by_path[each.path][0]:
-                    count, first, other = by_path[each.path]
+            for difference in judgement.differences:
+                if difference.path in by_path and by_path[difference.path][0]:
+                    count, first, other = by_path[difference.path]
                     note = "other records than captured" if other else "no answer brings them"
-                    each = replace(
-                        each, rule="", note=f"{count} records from offset {first}: {note}"
+                    difference = replace(
+                        difference, rule="", note=f"{count} records from offset {first}: {note}"
                     )
-                differences.append(each)
+                differences.append(difference)
             changed[number] = replace(
                 judgement, verdict=_verdict_of(differences), differences=differences
             )
@@ -288,11 +288,11 @@ class Comparator:
     def _judge_contradictions(self, changed: dict[int, Judgement]) -> None:
         """Answers that contradict what the run knows to be true of the target are different,
         whatever the capture has and whichever rule allows it."""
-        found: dict[int, list[Difference]] = defaultdict(list)
+        contradicted: dict[int, list[Difference]] = defaultdict(list)
 
         def add(outcome: Outcome, path: str, expected: Any, answered: Any, note: str) -> None:
             each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
-            found[outcome.step.number].append(each)
+            contradicted[outcome.step.number].append(each)
 
         states = [state(self.ids) for state in STATES]
         for outcome in sorted(self._outcomes, key=lambda each: each.sent_ns):
@@ -301,7 +301,7 @@ class Comparator:
         for state in states:
             state.check(add)
         by_number = {outcome.step.number: outcome for outcome in self._outcomes}
-        for number, contradictions in found.items():
+        for number, contradictions in contradicted.items():
             judgement = changed.get(number) or by_number[number].judgement
             if judgement is None or judgement.verdict is Verdict.ERROR:
                 continue
@@ -493,14 +493,16 @@ class TreeDiff:
 
     # -- structs and arrays ---------------------------------------------------------------------
 
-    def struct(self, ours: Layout, theirs: Layout, c: Body, a: Body, place: DiffPosition) -> None:
-        shape = _shape_of(self.api_key, ours)
+    def struct(
+        self, captured: Layout, answered: Layout, c: Body, a: Body, place: DiffPosition
+    ) -> None:
+        shape = _shape_of(self.api_key, captured)
         place = place._replace(around=about(shape.named, c, place.around), captured=c, answered=a)
         for name in shape.telling:
             if name in a and c[name] != a[name] and self._goes_with(place, name, c, a):
                 return
-        for name, slot in ours.by_name.items():
-            other = theirs.by_name.get(name)
+        for name, slot in captured.by_name.items():
+            other = answered.by_name.get(name)
             if other is not None and not self._is_equal(slot, c[name], a[name]):
                 self.value(slot, other, shape.kinds[name], c[name], a[name], place.field(name))
         mine, their = c.get(UNKNOWN_TAGS), a.get(UNKNOWN_TAGS)
@@ -620,25 +622,26 @@ class TreeDiff:
         self,
         c: list[Body],
         a: list[Body],
-        mine: int,
-        theirs: int,
+        captured_at: int,
+        answered_at: int,
         place: DiffPosition,
         is_second: bool,
     ) -> None:
-        element = c[mine] if mine >= 0 else a[theirs]
-        here = place.element(mine if mine >= 0 else theirs)
+        element = c[captured_at] if captured_at >= 0 else a[answered_at]
+        here = place.element(captured_at if captured_at >= 0 else answered_at)
         if self.api_key in _FETCH_APIS and not is_second:
-            if self._fetched_one_sided(element, mine >= 0, here):
+            if self._fetched_one_sided(element, captured_at >= 0, here):
                 return
         here = here._replace(
-            captured=element if mine >= 0 else {}, answered=element if mine < 0 else {}
+            captured=element if captured_at >= 0 else {},
+            answered=element if captured_at < 0 else {},
         )
-        if mine >= 0 and "error_code" in element:
+        if captured_at >= 0 and "error_code" in element:
             # the captured element has an error; without it in the answer, nothing failed
             if self._goes_with(here, "error_code", element, {"error_code": 0}):
                 return
         said = element_text(element)
-        texts = (said, _ABSENT) if mine >= 0 else (_ABSENT, said)
+        texts = (said, _ABSENT) if captured_at >= 0 else (_ABSENT, said)
         self._judge_texts(here, *texts, element)
 
     def _fetched_one_sided(self, element: Body, is_captured: bool, place: DiffPosition) -> bool:
@@ -658,25 +661,25 @@ class TreeDiff:
             around = around._replace(topic=name, topic_id=ident)
         ids = self.owner.ids
         name = ids.topic_name(around.topic, around.topic_id)
-        for each in partitions:
-            is_asked = ids.offsets.was_asked((name, each["partition_index"]))
+        for partition in partitions:
+            is_asked = ids.offsets.was_asked((name, partition["partition_index"]))
             if not is_captured and (
-                each["error_code"] or not (is_asked or self.api_key != ApiKey.FETCH)
+                partition["error_code"] or not (is_asked or self.api_key != ApiKey.FETCH)
             ):
                 return False
-        for index, each in enumerate(partitions):
+        for index, partition in enumerate(partitions):
             here = place._replace(
-                around=around._replace(partition=each["partition_index"]),
-                captured=each if is_captured else {},
-                answered=each if not is_captured else {},
+                around=around._replace(partition=partition["partition_index"]),
+                captured=partition if is_captured else {},
+                answered=partition if not is_captured else {},
             )
             if is_topic:
                 here = here.field("partitions").element(index)
-            if each["error_code"]:
-                if not self._goes_with(here, "error_code", each, {"error_code": 0}):
-                    self.leaf(here.field("error_code"), each["error_code"], 0, None, None)
+            if partition["error_code"]:
+                if not self._goes_with(here, "error_code", partition, {"error_code": 0}):
+                    self.leaf(here.field("error_code"), partition["error_code"], 0, None, None)
                 continue
-            data = each["records"] or b""
+            data = partition["records"] or b""
             mine, theirs = (data, b"") if is_captured else (b"", data)
             self.records(mine, theirs, here.field("records"))
         return True

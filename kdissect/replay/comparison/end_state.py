@@ -122,10 +122,10 @@ class Claims:
         return {
             (
                 self._ids.target.topic_name(topic),
-                each.get("partition_index", each.get("index", -1)),
-            ): each
+                partition.get("partition_index", partition.get("index", -1)),
+            ): partition
             for topic in entries(None if body is None else body.get(topics))
-            for each in entries(topic[inner])
+            for partition in entries(topic[inner])
         }
 
     # -- topics and logs ------------------------------------------------------------------------
@@ -234,13 +234,13 @@ class Claims:
         group = request["group_id"]
         results = self._results(answer, "topics", "partitions")
         for topic in entries(request["topics"]):
-            for each in entries(topic["partitions"]):
-                log = self._ids.target.topic_name(topic), each["partition_index"]
+            for partition in entries(topic["partitions"]):
+                log = self._ids.target.topic_name(topic), partition["partition_index"]
                 result = results.get(log)
                 if result is None:
                     self._open_groups.add(group)
                 elif result["error_code"] == 0:
-                    yield (group, *log), each["committed_offset"]
+                    yield (group, *log), partition["committed_offset"]
 
     def _offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for commit, offset in self._committed(outcome, request, answer):
@@ -329,18 +329,18 @@ class Claims:
                 yield from _check_count(subject, claim, extent, log[0] in held)
 
     def _check_commits(self, state: EndState) -> Iterator[RunFinding]:
-        for commit, found in sorted(self._commits.items()):
+        for commit, commits in sorted(self._commits.items()):
             group, topic, partition = commit
             if group in self._open_groups or f"group {group}" in state.unread:
                 continue
-            newest_ns = max(sent_ns for sent_ns, *_ in found)
+            newest_ns = max(sent_ns for sent_ns, *_ in commits)
             # Transactions of one id follow each other: the markers of earlier ones are written.
             newest_of: dict[str, int] = {}
-            for sent_ns, _, _, owner in found:
+            for sent_ns, _, _, owner in commits:
                 newest_of[owner] = max(sent_ns, newest_of.get(owner, sent_ns))
             last = [
                 offset
-                for sent_ns, last_ns, offset, owner in found
+                for sent_ns, last_ns, offset, owner in commits
                 if newest_ns < last_ns and (not owner or newest_of[owner] == sent_ns)
             ]
             if state.commits.get(commit) not in last:
@@ -371,14 +371,14 @@ def _check_extent(
     """The start and end of a log against acknowledged batches and deleted records."""
     end = max((base + count for base, count in claim.batches.items()), default=-1)
     if extent.end < end:
-        expected, found = f"ends at {end} or later", f"ends at {extent.end}"
-        yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
+        expected, actual = f"ends at {end} or later", f"ends at {extent.end}"
+        yield RunFinding(_KIND, subject, expected, actual, _BY_ANSWERS)
     start = claim.start if claim.start >= 0 else min(claim.batches, default=extent.start)
     is_early = claim.start >= 0 and extent.start < claim.start
     is_late = not may_shrink and extent.start > start
     if is_early or is_late:
-        expected, found = f"starts at {start}", f"starts at {extent.start}"
-        yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
+        expected, actual = f"starts at {start}", f"starts at {extent.start}"
+        yield RunFinding(_KIND, subject, expected, actual, _BY_ANSWERS)
 
 
 def _check_count(

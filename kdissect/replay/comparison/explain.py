@@ -76,16 +76,16 @@ def explanations() -> tuple[Explanation, ...]:
     text = files(__package__).joinpath("explanations.toml").read_text("utf-8")
     return tuple(
         Explanation(
-            each["path"],
-            each["text"],
-            frozenset(each.get("apis", ())),
-            frozenset(each.get("captured", ())),
-            frozenset(each.get("answered", ())),
-            bool(each.get("releases", False)),
-            bool(each.get("no_finding", False)),
-            path_pattern(each["path"]),
+            entry["path"],
+            entry["text"],
+            frozenset(entry.get("apis", ())),
+            frozenset(entry.get("captured", ())),
+            frozenset(entry.get("answered", ())),
+            bool(entry.get("releases", False)),
+            bool(entry.get("no_finding", False)),
+            path_pattern(entry["path"]),
         )
-        for each in tomllib.loads(text)["explanation"]
+        for entry in tomllib.loads(text)["explanation"]
     )
 
 
@@ -107,17 +107,17 @@ class Releases:
 
 def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
     """API key -> (first, last) version that a captured broker offered clients; the longest list."""
-    found: dict[int, tuple[int, int]] = {}
+    ranges: dict[int, tuple[int, int]] = {}
     for exchange in workload.exchanges():
         if exchange.api_key != ApiKey.API_VERSIONS or exchange.internal_reason:
             continue
         response = response_of(exchange)
         offered = entries(response.body.get("api_keys")) if response is not None else []
-        if len(offered) > len(found):
-            found = {
+        if len(offered) > len(ranges):
+            ranges = {
                 each["api_key"]: (each["min_version"], each["max_version"]) for each in offered
             }
-    return found
+    return ranges
 
 
 def _name(ranges: Ranges) -> str:
@@ -258,17 +258,17 @@ def _since(step: Step) -> list[str]:
 def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> dict[int, str]:
     """For steps, what earlier request the target did not do, of those on the same thing."""
     untaken: dict[Resource, str] = {}
-    found: dict[int, str] = {}
+    causes: dict[int, str] = {}
     for step, outcome in zip(plan.steps, outcomes, strict=True):
         if step.exchange.internal_reason:
             continue
-        mine = list(step.accesses)
+        accesses = list(step.accesses)
         if step.exchange.api_key in _IN_SESSIONS:
-            mine.append((("connection", step.connection), Mode.WRITE))
+            accesses.append((("connection", step.connection), Mode.WRITE))
         if step.number in wanted:
-            known = (untaken[resource] for resource, _ in mine if resource in untaken)
+            known = (untaken[resource] for resource, _ in accesses if resource in untaken)
             if cause := next(known, ""):
-                found[step.number] = cause
+                causes[step.number] = cause
                 if step.exchange.api_key in _IN_SESSIONS:  # later responses, too
                     untaken.setdefault(("connection", step.connection), cause)
         why = _why_untaken(outcome)
@@ -278,10 +278,10 @@ def _causes(plan: ReplayPlan, outcomes: Sequence[Outcome], wanted: set[int]) -> 
             f"may follow from exchange {step.exchange.exchange_id}: {step.api_name} "
             f"v{step.exchange.api_version} {why}"
         )
-        for resource, mode in mine:
+        for resource, mode in accesses:
             if mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
                 untaken.setdefault(resource, text)
-    return found
+    return causes
 
 
 def _why_untaken(outcome: Outcome) -> str:

@@ -158,14 +158,14 @@ def _check_generations(group: _Group, add: Add) -> None:
         protocols = [answer["protocol_name"] for answer in answers]
         protocol = max(set(protocols), key=protocols.count)
         subscriptions = {
-            each.answer["member_id"]: {
-                one["metadata"] for one in each.request["protocols"] if one["name"] == protocol
+            join.answer["member_id"]: {
+                one["metadata"] for one in join.request["protocols"] if one["name"] == protocol
             }
-            for each in exchanges
-            if each.answer is not None
+            for join in exchanges
+            if join.answer is not None
         }
         for exchange, answer in zip(exchanges, answers, strict=True):
-            listed = {each["member_id"] for each in answer["members"]}
+            listed = {member["member_id"] for member in answer["members"]}
             offered = {each["name"] for each in exchange.request["protocols"]}
             if answer["leader"] != leader:
                 note = "other members of this generation have another leader"
@@ -188,12 +188,12 @@ def _check_generations(group: _Group, add: Add) -> None:
 def _check_members(exchange: _Exchange, subscriptions: dict[str, set[bytes]], add: Add) -> None:
     """The leader gets each member once, with the subscription that the member joined with."""
     seen: set[str] = set()
-    for at, each in enumerate(entries((exchange.answer or {})["members"])):
-        member, path = each["member_id"], f"members[{at}]"
+    for at, described in enumerate(entries((exchange.answer or {})["members"])):
+        member, path = described["member_id"], f"members[{at}]"
         if member in seen:
             note = "it is listed twice"
             add(exchange.outcome, f"{path}.member_id", "each member once", member, note)
         seen.add(member)
-        if each["metadata"] not in subscriptions.get(member, {each["metadata"]}):
+        if described["metadata"] not in subscriptions.get(member, {described["metadata"]}):
             note = "not the subscription that this member joined with"
             add(exchange.outcome, f"{path}.metadata", "as joined", "other bytes", note)

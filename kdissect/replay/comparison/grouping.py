@@ -62,15 +62,15 @@ def plain_path(path: str) -> str:
 
 def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
     """A line for each field that requests of one version lack in another, with the values."""
-    found: dict[tuple[str, int, int, str], Counter[str]] = {}
+    values_of: dict[tuple[str, int, int, str], Counter[str]] = {}
     for outcome in outcomes:
         exchange = outcome.step.exchange
         for each in outcome.dropped:
             key = (outcome.step.api_name, exchange.api_version, outcome.api_version,
                    plain_path(each.path))  # fmt: skip
-            found.setdefault(key, Counter())[text_of(each.value)] += 1
+            values_of.setdefault(key, Counter())[text_of(each.value)] += 1
     notes = []
-    for (name, was, sent, path), values in found.items():
+    for (name, was, sent, path), values in values_of.items():
         said = ", ".join(f"{count} x {text}" for text, count in values.most_common(VALUES_MAX))
         more = f" and {len(values) - VALUES_MAX} other values" * (len(values) > VALUES_MAX)
         notes.append(
@@ -81,13 +81,13 @@ def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
 
 def retry_notes(outcomes: Iterable[Outcome]) -> list[str]:
     """A line for each reason why requests of an API were sent again."""
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for outcome in outcomes:
         for reason in {each.reason for each in outcome.earlier}:
-            found[outcome.step.api_name, reason] += 1
+            counts[outcome.step.api_name, reason] += 1
     return [
         f"{plural(count, name + ' request')} sent again: {reason}"
-        for (name, reason), count in found.most_common()
+        for (name, reason), count in counts.most_common()
     ]
 
 
@@ -118,19 +118,21 @@ def group_differences(
     for outcome in outcomes:
         if outcome.judgement is None:
             continue
-        for each in outcome.judgement.differences:
+        for difference in outcome.judgement.differences:
             name = outcome.step.api_name
-            path = plain_path(each.path)
-            by_values = exact.setdefault((name, path, each.rule), {})
-            values = (each.captured, each.answered)
+            path = plain_path(difference.path)
+            by_values = exact.setdefault((name, path, difference.rule), {})
+            values = (difference.captured, difference.answered)
             group = by_values.get(values)
             if group is None and len(by_values) > VALUES_MAX:
                 values = ("various", "various")
                 group = by_values.get(values)
             if group is None:
-                group = by_values[values] = DifferenceGroup(name, path, *values, each.rule, "")
-            group.add(outcome.step.number, each)
-            if not each.rule:
+                group = by_values[values] = DifferenceGroup(
+                    name, path, *values, difference.rule, ""
+                )
+            group.add(outcome.step.number, difference)
+            if not difference.rule:
                 group.later += open_later.pop(outcome.step.number, Counter())
     groups = [group for by_values in exact.values() for group in _merged(by_values)]
     groups.sort(key=lambda each: (bool(each.rule), -each.count, each.api_name, each.path))

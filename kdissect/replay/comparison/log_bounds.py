@@ -128,14 +128,14 @@ class LogBounds:
         """Add the statements of a response, or of a group in it. start: of their paths."""
         api_key = ApiKey(outcome.step.exchange.api_key)
         place = _PARTITION_FIELDS[api_key]
-        asked = _asked(outcome) if api_key == ApiKey.LIST_OFFSETS else {}
+        timestamps = _asked(outcome) if api_key == ApiKey.LIST_OFFSETS else {}
         for i, topic in enumerate(entries(body[place.topics])):
             name = self._ids.target.topic_name(topic)
             for j, partition in enumerate(entries(topic[place.partitions])):
                 if partition["error_code"]:
                     continue
                 number = partition[place.number]
-                bounds = place.bounds or asked.get((name, number), {})
+                bounds = place.bounds or timestamps.get((name, number), {})
                 for field, bound in bounds.items():
                     outer, _, inner = field.rpartition(".")
                     value = (partition.get(outer, {}) if outer else partition).get(inner, -1)
@@ -170,13 +170,13 @@ class LogBounds:
 
     def _check_epochs(self, log: TargetLog, stated: list[_Stated], add: Add) -> None:
         """The only broker leads every partition, in the same epoch until it is restarted."""
-        known = self._ids.target.leaders.get(log, (-1, -1))[1]
-        if known < 0 or not (self._has_one_node and self._is_connected):
+        epoch = self._ids.target.leaders.get(log, (-1, -1))[1]
+        if epoch < 0 or not (self._has_one_node and self._is_connected):
             return
         for each in stated:
-            if each.value > known:
+            if each.value > epoch:
                 note = "the broker has not been elected again"
-                add(each.outcome, each.path, f"at most {known}", each.value, note)
+                add(each.outcome, each.path, f"at most {epoch}", each.value, note)
 
 
 def _asked(outcome: Outcome) -> dict[TargetLog, dict[str, str]]:
@@ -205,16 +205,16 @@ def _contradicted(
     evidence = sorted(evidence, key=lambda each: each.sent_ns)
     times = [each.sent_ns for each in evidence]
     least = list(accumulate((each.value for each in reversed(evidence)), min))[::-1]
-    for each in claims:
-        place = bisect_left(times, each.answered_ns + slack_ns)
-        if place == len(evidence) or least[place] >= each.value:
+    for claim in claims:
+        place = bisect_left(times, claim.answered_ns + slack_ns)
+        if place == len(evidence) or least[place] >= claim.value:
             continue
-        lower = [later for later in evidence[place:] if later.value < each.value]
+        lower = [later for later in evidence[place:] if later.value < claim.value]
         for later in (lower[0], lower[-1]):
             higher = sum(
                 other.value > later.value and other.answered_ns + slack_ns <= later.sent_ns
                 for other in evidence
             )
             if higher <= len(lower):
-                yield each, later
+                yield claim, later
                 break

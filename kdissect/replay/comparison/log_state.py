@@ -416,22 +416,22 @@ _SEGMENT_CONFIGS = frozenset({"segment.bytes", "segment.ms"})
 def _disorder(batches: Sequence[BatchHeader], due: int) -> Iterator[tuple[str, str, str, str]]:
     """(path after "records", expected, answered, note) where batches do not begin at the offset
     `due` (-1 unknown), ascend and follow each other."""
-    for at, each in enumerate(batches):
-        span = each.last_offset - each.base_offset + 1
-        here = f"offset {each.base_offset}"
-        if due >= 0 and (each.last_offset < due or (at and each.base_offset < due)):
+    for at, batch in enumerate(batches):
+        span = batch.last_offset - batch.base_offset + 1
+        here = f"offset {batch.base_offset}"
+        if due >= 0 and (batch.last_offset < due or (at and batch.base_offset < due)):
             yield "", f"offset {due}", here, "twice or out of order"
-        elif each.magic == 2 and 0 <= due < each.base_offset:
-            yield "", f"offset {due}", here, f"{each.base_offset - due} offsets {_LEFT_OUT}"
-        if each.magic == 2 and each.record_count != span:
-            said = f"{each.record_count} records"
+        elif batch.magic == 2 and 0 <= due < batch.base_offset:
+            yield "", f"offset {due}", here, f"{batch.base_offset - due} offsets {_LEFT_OUT}"
+        if batch.magic == 2 and batch.record_count != span:
+            said = f"{batch.record_count} records"
             yield f"[{here}]", f"{span} records", said, f"some offsets {_LEFT_OUT}"
-        due = max(due, each.last_offset + 1)
+        due = max(due, batch.last_offset + 1)
 
 
 def _sparse_topics(ids: IdMap) -> set[str]:
     """Topics whose captured answers leave offsets out."""
-    found = set()
+    topics = set()
     for exchange in ids.plan.workload.exchanges():
         response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
         for topic in entries(response.body["responses"] if response is not None else None):
@@ -439,23 +439,23 @@ def _sparse_topics(ids: IdMap) -> set[str]:
                 batches = list(headers(partition["records"] or b""))
                 whole = [each for each in batches if not each.is_partial]
                 if any(_LEFT_OUT in note for *_, note in _disorder(whole, -1)):
-                    found.add(ids.topic_name(topic.get("topic") or "", topic.get("topic_id")))
-    return found
+                    topics.add(ids.topic_name(topic.get("topic") or "", topic.get("topic_id")))
+    return topics
 
 
 def _check_unchanged(log: _Log, fetched: _Fetched, add: Add) -> None:
     """Batches that this run produced come back as they were sent, unless they are compressed in
     another way."""
     data = fetched.body["records"] or b""
-    for each in fetched.batches:
-        sent = log.acknowledged.get(each.base_offset, b"")
-        if each.magic != 2 or len(sent) < BATCH_HEADER_SIZE or each.is_control:
+    for batch in fetched.batches:
+        sent = log.acknowledged.get(batch.base_offset, b"")
+        if batch.magic != 2 or len(sent) < BATCH_HEADER_SIZE or batch.is_control:
             continue
-        batch = data[each.pos : each.pos + each.size]
-        if (sent[_CODEC_AT] ^ batch[_CODEC_AT]) & _CODEC_MASK:
+        delivered = data[batch.pos : batch.pos + batch.size]
+        if (sent[_CODEC_AT] ^ delivered[_CODEC_AT]) & _CODEC_MASK:
             continue
-        if sent[_COUNT_AT : each.size] != batch[_COUNT_AT:]:
-            here = f"{fetched.path}.records[offset {each.base_offset}]"
+        if sent[_COUNT_AT : batch.size] != delivered[_COUNT_AT:]:
+            here = f"{fetched.path}.records[offset {batch.base_offset}]"
             note = "not the batch that was produced there"
             add(fetched.outcome, here, "as produced", "other records", note)
 
@@ -476,24 +476,26 @@ def _check_claims(log: _Log, add: Add) -> None:
 def _transactions(log: _Log) -> tuple[list[tuple[int, int, int]], set[tuple[int, int]]]:
     """Aborted transactions as (producer id, first offset, marker's offset), and committed ones as
     (producer id, first offset), of those that are known from first batch to marker."""
-    ranges = merged_ranges((each.base_offset, each.last_offset) for each, _ in log.batches.values())
+    ranges = merged_ranges(
+        (batch.base_offset, batch.last_offset) for batch, _ in log.batches.values()
+    )
     starts = [first for first, _ in ranges]
     open_since: dict[int, int] = {}
     aborted, committed = [], set()
     for base in sorted(log.batches):
-        each, data = log.batches[base]
-        if not each.is_transactional:
+        batch, data = log.batches[base]
+        if not batch.is_transactional:
             continue
-        if not each.is_control:
-            open_since.setdefault(each.producer_id, base)
+        if not batch.is_control:
+            open_since.setdefault(batch.producer_id, base)
             continue
-        first = open_since.pop(each.producer_id, -1)
+        first = open_since.pop(batch.producer_id, -1)
         if first < 0 or ranges[bisect_right(starts, first) - 1][1] < base:
             continue  # its marker may be one that no answer brought
         if is_abort_marker(data):
-            aborted.append((each.producer_id, first, base))
+            aborted.append((batch.producer_id, first, base))
         else:
-            committed.add((each.producer_id, first))
+            committed.add((batch.producer_id, first))
     return aborted, committed
 
 
@@ -512,18 +514,18 @@ class _StableFloors:
         if log.unknown_records or 0 not in log.acknowledged:
             self.known_end = -1
             return
-        found = {base: next(headers(data), None) for base, data in log.acknowledged.items()}
-        found |= {base: header for base, (header, _) in log.batches.items()}
+        batches = {base: next(headers(data), None) for base, data in log.acknowledged.items()}
+        batches |= {base: header for base, (header, _) in log.batches.items()}
         first_of: dict[int, int] = {}  # producer id -> offset, in order of offsets
-        for base in sorted(found):
-            each = found[base]
-            if each is None:
+        for base in sorted(batches):
+            batch = batches[base]
+            if batch is None:
                 self.known_end = base
                 break
-            if each.is_control:
-                first_of.pop(each.producer_id, None)
-            elif each.is_transactional:
-                first_of.setdefault(each.producer_id, base)
+            if batch.is_control:
+                first_of.pop(batch.producer_id, None)
+            elif batch.is_transactional:
+                first_of.setdefault(batch.producer_id, base)
             self.bases.append(base)
             self.open_since.append(next(iter(first_of.values()), None))
 

@@ -100,15 +100,15 @@ class ProducerState:
 
     def _add(self, topic: str, number: int, data: bytes, base: int | None = None) -> None:
         """Add the batches of a log. base: the offset of the first one, if not its own."""
-        for each in headers(data):
-            if each.magic != 2 or each.is_partial or each.producer_id < 0:
+        for batch in headers(data):
+            if batch.magic != 2 or batch.is_partial or batch.producer_id < 0:
                 continue
-            producer = self._producers[topic, number, each.producer_id]
-            batch = data[each.pos : each.pos + each.size]
-            if len(batch) < BATCH_HEADER_SIZE or batch[_ATTRIBUTES_AT] & _LOG_APPEND_TIME:
+            producer = self._producers[topic, number, batch.producer_id]
+            content = data[batch.pos : batch.pos + batch.size]
+            if len(content) < BATCH_HEADER_SIZE or content[_ATTRIBUTES_AT] & _LOG_APPEND_TIME:
                 producer.has_unknown = True
             elif base is None or base >= 0:
-                producer.add(each, batch, each.base_offset if base is None else base)
+                producer.add(batch, content, batch.base_offset if base is None else base)
             else:
                 producer.has_unknown = True
 

@@ -53,59 +53,72 @@ class RecordLedger:
         self, number: int, path: str, log: Log, captured: bytes, answered: bytes
     ) -> tuple[list[Found], bool]:
         """Differences of the records that both have, and whether one brings more or fewer."""
-        found: list[Found] = []
-        mine = [each for each in headers(captured) if not each.is_partial]
-        theirs = [each for each in headers(answered) if not each.is_partial]
-        for each in theirs:
-            self._seen[log] += _offset_ranges(answered, each)
-        by_offset = {each.base_offset: each for each in theirs if each.magic == 2}
-        left_mine, used = [], set()
-        for each in mine:
+        differences: list[Found] = []
+        captured_batches = [batch for batch in headers(captured) if not batch.is_partial]
+        answered_batches = [batch for batch in headers(answered) if not batch.is_partial]
+        for batch in answered_batches:
+            self._seen[log] += _offset_ranges(answered, batch)
+        by_offset = {batch.base_offset: batch for batch in answered_batches if batch.magic == 2}
+        captured_left, used = [], set()
+        for batch in captured_batches:
             other = None
-            if each.magic == 2:
-                other = by_offset.get(self.to_target(log, each.base_offset))
-            if other is not None and self._same_batch(each, captured, other, answered, found):
+            if batch.magic == 2:
+                other = by_offset.get(self.to_target(log, batch.base_offset))
+            if other is not None and self._same_batch(
+                batch, captured, other, answered, differences
+            ):
                 used.add(other.pos)
             else:
-                left_mine.append(each)
-        left_theirs = [each for each in theirs if each.pos not in used]
-        if not left_mine and not left_theirs:
-            return found, False
-        return found, self._by_record(
-            number, path, log, (captured, left_mine), (answered, left_theirs), found
+                captured_left.append(batch)
+        answered_left = [batch for batch in answered_batches if batch.pos not in used]
+        if not captured_left and not answered_left:
+            return differences, False
+        return differences, self._by_record(
+            number, path, log, (captured, captured_left), (answered, answered_left), differences
         )
 
     def _same_batch(
-        self, c: BatchHeader, captured: bytes, a: BatchHeader, answered: bytes, found: list[Found]
+        self,
+        c: BatchHeader,
+        captured: bytes,
+        a: BatchHeader,
+        answered: bytes,
+        differences: list[Found],
     ) -> bool:
         """Return whether two batches hold the same records byte for byte; notes what else
         differs."""
-        mine = captured[c.pos : c.pos + c.size]
-        theirs = answered[a.pos : a.pos + a.size]
+        captured_batch = captured[c.pos : c.pos + c.size]
+        answered_batch = answered[a.pos : a.pos + a.size]
         is_own = c.is_control and a.is_control  # markers have the time of their own transaction
-        if mine[_COUNT_AT:] != theirs[_COUNT_AT:]:
+        if captured_batch[_COUNT_AT:] != answered_batch[_COUNT_AT:]:
             if not is_own:
                 return False
-            if mine[:BATCH_HEADER_SIZE][_COUNT_AT:] != theirs[:BATCH_HEADER_SIZE][_COUNT_AT:]:
+            if (
+                captured_batch[:BATCH_HEADER_SIZE][_COUNT_AT:]
+                != answered_batch[:BATCH_HEADER_SIZE][_COUNT_AT:]
+            ):
                 return False
-            if _control_type(mine) != _control_type(theirs):
+            if _control_type(captured_batch) != _control_type(answered_batch):
                 return False
-        attributes = mine[_ATTRIBUTES_AT:_TIMES_AT], theirs[_ATTRIBUTES_AT:_TIMES_AT]
+        attributes = (
+            captured_batch[_ATTRIBUTES_AT:_TIMES_AT],
+            answered_batch[_ATTRIBUTES_AT:_TIMES_AT],
+        )
         if attributes[0] != attributes[1]:
             return False
-        is_append_time = bool(mine[_ATTRIBUTES_AT + 1] & _LOG_APPEND_TIME)
+        is_append_time = bool(captured_batch[_ATTRIBUTES_AT + 1] & _LOG_APPEND_TIME)
         if not is_own and not is_append_time:
-            if mine[_TIMES_AT:_PRODUCER_AT] != theirs[_TIMES_AT:_PRODUCER_AT]:
+            if captured_batch[_TIMES_AT:_PRODUCER_AT] != answered_batch[_TIMES_AT:_PRODUCER_AT]:
                 return False
         where = f"[offset {c.base_offset}]"
         if is_sealed(captured, c) and not is_sealed(answered, a):
-            found.append((f"{where}.crc", "right", "wrong", "the batch is damaged"))
+            differences.append((f"{where}.crc", "right", "wrong", "the batch is damaged"))
         known = None if is_own else self.producer(c.producer_id, c.producer_epoch)
         if known is not None and known != (a.producer_id, a.producer_epoch):
             said = f"{a.producer_id} epoch {a.producer_epoch}"
             meant = f"{c.producer_id} epoch {c.producer_epoch}"
             note = f"the target calls it {known[0]} epoch {known[1]}"
-            found.append((f"{where}.producer_id", meant, said, note))
+            differences.append((f"{where}.producer_id", meant, said, note))
         return True
 
     def _by_record(
@@ -115,16 +128,16 @@ class RecordLedger:
         log: Log,
         captured: tuple[bytes, list[BatchHeader]],
         answered: tuple[bytes, list[BatchHeader]],
-        found: list[Found],
+        differences: list[Found],
     ) -> bool:
-        mine = {
+        captured_records = {
             self.to_target(log, record["offset"]): record for record in _records(*captured, None)
         }
-        theirs = {record["offset"]: record for record in _records(*answered, found)}
-        for offset, record in mine.items():
-            other = theirs.get(offset)
+        answered_records = {record["offset"]: record for record in _records(*answered, differences)}
+        for offset, record in captured_records.items():
+            other = answered_records.get(offset)
             if other is not None and record["is_control"] == other["is_control"]:
-                found += _record_differences(record, other)
+                differences += _record_differences(record, other)
                 digests = _digest(record), _digest(other)
                 if digests[0] != digests[1]:
                     self._replaced[log][offset] = digests
@@ -132,16 +145,18 @@ class RecordLedger:
         # Markers come some time after their transactions: where exactly is no matter.
         missing = {
             offset: _digest(record)
-            for offset, record in mine.items()
-            if not record["is_control"] and (offset not in theirs or theirs[offset]["is_control"])
+            for offset, record in captured_records.items()
+            if not record["is_control"]
+            and (offset not in answered_records or answered_records[offset]["is_control"])
         }
         extra = [
             offset
-            for offset, record in theirs.items()
-            if not record["is_control"] and (offset not in mine or mine[offset]["is_control"])
+            for offset, record in answered_records.items()
+            if not record["is_control"]
+            and (offset not in captured_records or captured_records[offset]["is_control"])
         ]
         for offset in extra:
-            self._extra[log, offset] = _digest(theirs[offset])
+            self._extra[log, offset] = _digest(answered_records[offset])
         if missing:
             self._missing.append(_Missing(number, path, log, missing))
         return bool(missing or extra)
@@ -166,23 +181,23 @@ class RecordLedger:
         records than the captured ones) of those that had fewer records."""
         merged = {log: merged_ranges(ranges) for log, ranges in self._seen.items()}
         result: dict[int, list[tuple[str, int, int, bool]]] = defaultdict(list)
-        for each in self._missing:
-            ranges = merged.get(each.log, [])
-            lost = [offset for offset in each.digests if not _inside(ranges, offset)]
+        for gap in self._missing:
+            ranges = merged.get(gap.log, [])
+            lost = [offset for offset in gap.digests if not _inside(ranges, offset)]
             changed = [
                 offset
-                for offset, digest in each.digests.items()
-                if self._extra.get((each.log, offset), digest) != digest
+                for offset, digest in gap.digests.items()
+                if self._extra.get((gap.log, offset), digest) != digest
             ]
             for offset in changed:
-                self._replaced[each.log][offset] = (
-                    each.digests[offset], self._extra[each.log, offset]
+                self._replaced[gap.log][offset] = (
+                    gap.digests[offset], self._extra[gap.log, offset]
                 )  # fmt: skip
             if changed and not lost:
-                self._replaced_at[each.number, each.path] = each.log
+                self._replaced_at[gap.number, gap.path] = gap.log
             bad = lost or changed
-            result[each.number].append(
-                (each.path, len(bad), min(bad, default=-1), bool(changed and not lost))
+            result[gap.number].append(
+                (gap.path, len(bad), min(bad, default=-1), bool(changed and not lost))
             )
         return result
 
@@ -235,18 +250,18 @@ def is_abort_marker(batch: bytes) -> bool:
     return _control_type(batch)[2:4] == b"\0\0"
 
 
-def _records(data: bytes, batches: list[BatchHeader], found: list[Found] | None) -> list[Row]:
-    """The records of some batches; what cannot be read is a difference where `found` is given."""
+def _records(data: bytes, batches: list[BatchHeader], faults: list[Found] | None) -> list[Row]:
+    """The records of some batches; what cannot be read is a difference if `faults` is given."""
     from kdissect.codec.record_codec import decode_record_set
 
     rows: list[Row] = []
     for batch in batches:
         decoded = decode_record_set(data[batch.pos : batch.pos + batch.size])
         rows += [{**row, "is_control": batch.is_control} for row in decoded.records]
-        if decoded.faults and found is not None:
+        if decoded.faults and faults is not None:
             status = decoded.faults[0][1]
             note = "the batch cannot be read" if not decoded.records else "the batch is damaged"
-            found.append((f"[offset {batch.base_offset}]", "right", status.name.lower(), note))
+            faults.append((f"[offset {batch.base_offset}]", "right", status.name.lower(), note))
     return rows
 
 

@@ -20,17 +20,17 @@ def find_roots(plan: ReplayPlan, outcomes: Iterable[Outcome]) -> dict[int, int]:
 
     Call it after the judgement. Steps are their numbers in the plan.
     """
-    found = {
+    diverging = {
         outcome.step.number
         for outcome in outcomes
         if outcome.judgement is not None and outcome.judgement.verdict in _FINDINGS
     }
     roots: dict[int, int] = {}
-    if len(found) < 2:
+    if len(diverging) < 2:
         return roots
     diverged: dict[Resource, int] = {}
     for step in plan.steps:
-        if step.number not in found:
+        if step.number not in diverging:
             continue
         own, all_named = _resources(resource for resource, _ in step.accesses)
         root = min((diverged[each] for each in all_named if each in diverged), default=-1)

@@ -99,16 +99,16 @@ def load_rules(paths: Sequence[str] = (), *, built_in: bool = True) -> Rules:
 
     Raises RuleError, a ValueError, that names the file and the rule.
     """
-    found: list[Rule] = []
+    rules: list[Rule] = []
     for path in paths:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RuleError(f"{path}: {error}") from None
-        found += parse_rules(text, path, is_own=True)
+        rules += parse_rules(text, path, is_own=True)
     if built_in:
-        found += built_in_rules()
-    return Rules(tuple(found))
+        rules += built_in_rules()
+    return Rules(tuple(rules))
 
 
 @cache

@@ -68,10 +68,10 @@ class ShareState:
             self._final.append((outcome, path, partition))
         self._deliveries[key] += [
             _Delivery(
-                each["first_offset"], each["last_offset"], each["delivery_count"], outcome,
+                records["first_offset"], records["last_offset"], records["delivery_count"], outcome,
                 path and f"{path}.acquired_records[{at}].delivery_count",
             )
-            for at, each in enumerate(entries(partition["acquired_records"]))
+            for at, records in enumerate(entries(partition["acquired_records"]))
         ]  # fmt: skip
 
     # -- contradictions -------------------------------------------------------------------------
@@ -109,15 +109,15 @@ def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> N
 
 
 def _check_counts(deliveries: list[_Delivery], add: Add) -> None:
-    ordered = sorted(deliveries, key=lambda each: each[:3])
-    ends = [-1, *accumulate((each.last for each in ordered), max)]
-    for at, each in enumerate(ordered):
+    ordered = sorted(deliveries, key=lambda delivery: delivery[:3])
+    ends = [-1, *accumulate((delivery.last for delivery in ordered), max)]
+    for at, delivery in enumerate(ordered):
         following = ordered[at + 1] if at + 1 < len(ordered) else None
-        is_again = each.first <= ends[at] or (
-            following is not None and following.first <= each.last
+        is_again = delivery.first <= ends[at] or (
+            following is not None and following.first <= delivery.last
         )
-        is_wrong = each.delivery_count < 1 or (each.delivery_count > 1 and not is_again)
-        if is_wrong and each.path:
+        is_wrong = delivery.delivery_count < 1 or (delivery.delivery_count > 1 and not is_again)
+        if is_wrong and delivery.path:
             wanted = "at least 1" if is_again else "1"
             note = "the number of answers that brought these records"
-            add(each.outcome, each.path, wanted, each.delivery_count, note)
+            add(delivery.outcome, delivery.path, wanted, delivery.delivery_count, note)

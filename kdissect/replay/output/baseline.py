@@ -34,7 +34,7 @@ def judged(outcomes: Iterable[Outcome]) -> dict[Key, Judgement]:
 
 def read_baseline(path: str) -> dict[Key, Judgement]:
     """The judgements that --json wrote. Raises CaptureError where it is no such file."""
-    found: dict[Key, Judgement] = {}
+    judgements: dict[Key, Judgement] = {}
     is_whole = False
     try:
         with open(path, encoding="utf-8") as file:
@@ -50,7 +50,7 @@ def read_baseline(path: str) -> dict[Key, Judgement]:
                 is_whole = row.get("type") == "summary"
                 if row.get("type") == "exchange":
                     key = row["connection"], row["index"], row["api_key"], row["api_version"]
-                    found[key] = _judgement(row)
+                    judgements[key] = _judgement(row)
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
@@ -59,19 +59,19 @@ def read_baseline(path: str) -> dict[Key, Judgement]:
         raise CaptureError(f"{path}: damaged, or no file of --json ({error})") from None
     if not is_whole:
         raise CaptureError(f"{path}: the run in it has no end; make it again")
-    return found
+    return judgements
 
 
 def _judgement(row: Mapping[str, Any]) -> Judgement:
     differences = [
         Difference(
-            each["path"],
-            each["captured"],
-            each["answered"],
-            each["rule"] or "",
-            each["note"] or "",
+            entry["path"],
+            entry["captured"],
+            entry["answered"],
+            entry["rule"] or "",
+            entry["note"] or "",
         )
-        for each in row["differences"]
+        for entry in row["differences"]
     ]
     return Judgement(Verdict(row["verdict"]), differences, row["reason"] or "")
 
@@ -99,46 +99,50 @@ def _findings(judgement: Judgement) -> tuple[bool, int]:
     return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
 
 
-def between(mine: Judgement, other: Judgement) -> Judgement:
+def between(judgement: Judgement, reference: Judgement) -> Judgement:
     """The verdict on an answer compared with the reference run's answer to the same request.
 
-    mine, other: judgements of both answers against the capture. A difference from the capture that
+    judgement, reference: of both answers against the capture. A difference from the capture that
     both answers have is tolerated.
     """
-    if mine.verdict is Verdict.SKIPPED:
-        return mine
-    if other.verdict is Verdict.SKIPPED:
-        return Judgement(mine.verdict, mine.differences, "the reference did not send it")
-    if (mine.verdict is Verdict.ERROR) != (other.verdict is Verdict.ERROR):
-        if mine.verdict is Verdict.ERROR:
-            return mine
-        reason = f"the reference got no answer ({other.reason}), now there is one"
-        return Judgement(Verdict.DIFFERENT, mine.differences, reason)
-    if mine.verdict is Verdict.ERROR:
-        return Judgement(Verdict.TOLERATED, reason=f"no answer, as in the reference: {mine.reason}")
-    ours = {each.path: each for each in mine.differences}
-    theirs = {each.path: each for each in other.differences}
-    found: list[Difference] = []
-    for path, each in ours.items():
-        same = theirs.get(path)
-        if each.rule:
-            found.append(each)
+    if judgement.verdict is Verdict.SKIPPED:
+        return judgement
+    if reference.verdict is Verdict.SKIPPED:
+        return Judgement(judgement.verdict, judgement.differences, "the reference did not send it")
+    if (judgement.verdict is Verdict.ERROR) != (reference.verdict is Verdict.ERROR):
+        if judgement.verdict is Verdict.ERROR:
+            return judgement
+        reason = f"the reference got no answer ({reference.reason}), now there is one"
+        return Judgement(Verdict.DIFFERENT, judgement.differences, reason)
+    if judgement.verdict is Verdict.ERROR:
+        return Judgement(
+            Verdict.TOLERATED, reason=f"no answer, as in the reference: {judgement.reason}"
+        )
+    by_path = {difference.path: difference for difference in judgement.differences}
+    in_reference = {difference.path: difference for difference in reference.differences}
+    merged: list[Difference] = []
+    for path, difference in by_path.items():
+        same = in_reference.get(path)
+        if difference.rule:
+            merged.append(difference)
         elif same is None:
-            found.append(each)
-        elif same.answered == each.answered:
-            note = f"the capture has {each.captured}"
-            found.append(Difference(path, same.answered, each.answered, AS_REFERENCE, note))
+            merged.append(difference)
+        elif same.answered == difference.answered:
+            note = f"the capture has {difference.captured}"
+            merged.append(Difference(path, same.answered, difference.answered, AS_REFERENCE, note))
         else:
-            found.append(Difference(path, same.answered, each.answered, same.rule, each.note))
-    for path, each in theirs.items():
-        if path not in ours and not each.rule:
+            merged.append(
+                Difference(path, same.answered, difference.answered, same.rule, difference.note)
+            )
+    for path, difference in in_reference.items():
+        if path not in by_path and not difference.rule:
             note = "as captured; the reference differs from the capture"
-            found.append(Difference(path, each.answered, each.captured, "", note))
-    if mine.verdict is Verdict.DIFFERENT and not mine.differences:
+            merged.append(Difference(path, difference.answered, difference.captured, "", note))
+    if judgement.verdict is Verdict.DIFFERENT and not judgement.differences:
         # a finding without a place, such as a version that is not spoken
-        if other.verdict is not Verdict.DIFFERENT or other.reason != mine.reason:
-            return mine
-        return Judgement(Verdict.TOLERATED, found, f"as the reference: {mine.reason}")
-    if any(not each.rule for each in found):
-        return Judgement(Verdict.DIFFERENT, found, "differs from the reference")
-    return Judgement(Verdict.TOLERATED if found else Verdict.SAME, found)
+        if reference.verdict is not Verdict.DIFFERENT or reference.reason != judgement.reason:
+            return judgement
+        return Judgement(Verdict.TOLERATED, merged, f"as the reference: {judgement.reason}")
+    if any(not difference.rule for difference in merged):
+        return Judgement(Verdict.DIFFERENT, merged, "differs from the reference")
+    return Judgement(Verdict.TOLERATED if merged else Verdict.SAME, merged)

@@ -180,13 +180,13 @@ def print_results(results: Results, console: Console) -> None:
         table.add_column(verdict.value, justify="right")
     for name in ("p50 then", "now", "p99 then", "now"):
         table.add_column(name, justify="right")
-    for each in results.by_api():
+    for api in results.by_api():
         counts = [
-            f"[{_STYLES[verdict]}]{each.verdicts[verdict]}[/]" if each.verdicts[verdict] else "-"
+            f"[{_STYLES[verdict]}]{api.verdicts[verdict]}[/]" if api.verdicts[verdict] else "-"
             for verdict in Verdict
         ]
-        times = (each.captured.p50, each.answered.p50, each.captured.p99, each.answered.p99)
-        table.add_row(each.api_name, *counts, *(show_ns(ns) for ns in times))
+        times = (api.captured.p50, api.answered.p50, api.captured.p99, api.answered.p99)
+        table.add_row(api.api_name, *counts, *(show_ns(ns) for ns in times))
     console.print(table)
     for topic in results.prepared:
         console.print(f"topic {clean(topic.name)}: {clean(topic.note)}", highlight=False)
@@ -202,15 +202,15 @@ def _print_differences(results: Results, console: Console) -> None:
         return
     compared = f"{results.reference.value} {results.reference_name}".strip()
     console.print(f"Differences from {clean(compared)}:", highlight=False)
-    for each in groups[:_SHOWN_GROUPS]:
-        note = f" ({each.note})" if each.note else ""
+    for group in groups[:_SHOWN_GROUPS]:
+        note = f" ({group.note})" if group.note else ""
         console.print(
-            f"  {each.count} x {each.api_name} {clean(each.path)}: "
-            f"{clean(each.captured)} -> {clean(each.answered)}{clean(note)}, "
-            f"for example exchange {results.exchange_id(each.example)}",
+            f"  {group.count} x {group.api_name} {clean(group.path)}: "
+            f"{clean(group.captured)} -> {clean(group.answered)}{clean(note)}, "
+            f"for example exchange {results.exchange_id(group.example)}",
             highlight=False,
         )
-        if followers := each.followers():
+        if followers := group.followers():
             console.print(f"    {clean(followers)}", highlight=False)
     if len(groups) > _SHOWN_GROUPS:
         console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")

@@ -81,26 +81,26 @@ def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[s
         "error": outcome.error or None,
         "differences": [
             {
-                "path": each.path,
-                "captured": each.captured,
-                "answered": each.answered,
-                "rule": each.rule or None,
-                "note": each.note or None,
+                "path": difference.path,
+                "captured": difference.captured,
+                "answered": difference.answered,
+                "rule": difference.rule or None,
+                "note": difference.note or None,
             }
-            for each in judgement.differences
+            for difference in judgement.differences
         ],
         "earlier_answers": [
             {
-                "reason": each.reason,
-                "is_explained": each.is_explained,
-                "sent_time": timestamp(start_time_ns + each.sent_ns),
-                "latency_us": (each.answered_ns - each.sent_ns) / 1000,
+                "reason": attempt.reason,
+                "is_explained": attempt.is_explained,
+                "sent_time": timestamp(start_time_ns + attempt.sent_ns),
+                "latency_us": (attempt.answered_ns - attempt.sent_ns) / 1000,
                 "differences": [
                     {"path": one.path, "captured": one.captured, "answered": one.answered}
-                    for one in each.differences
+                    for one in attempt.differences
                 ],
             }
-            for each in outcome.earlier
+            for attempt in outcome.earlier
         ],
         "request_time": timestamp(exchange.request_time_ns),
         "sent_time": timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
@@ -118,39 +118,39 @@ def summary_row(results: Results) -> dict[str, Any]:
         "verdicts": {verdict.value: count for verdict, count in results.verdicts().items()},
         "apis": [
             {
-                "api_name": each.api_name,
-                "verdicts": {verdict.value: count for verdict, count in each.verdicts.items()},
-                "captured_latency": each.captured.as_us(),
-                "latency": each.answered.as_us(),
+                "api_name": api.api_name,
+                "verdicts": {verdict.value: count for verdict, count in api.verdicts.items()},
+                "captured_latency": api.captured.as_us(),
+                "latency": api.answered.as_us(),
             }
-            for each in results.by_api()
+            for api in results.by_api()
         ],
         "differences": [
             {
-                "api_name": each.api_name,
-                "path": each.path,
-                "captured": each.captured,
-                "answered": each.answered,
-                "rule": each.rule or None,
-                "note": each.note or None,
-                "count": each.count,
-                "exchanges": each.steps,
-                "example": str(results.exchange_id(each.example)),
-                "example_path": each.example_path,
+                "api_name": group.api_name,
+                "path": group.path,
+                "captured": group.captured,
+                "answered": group.answered,
+                "rule": group.rule or None,
+                "note": group.note or None,
+                "count": group.count,
+                "exchanges": group.steps,
+                "example": str(results.exchange_id(group.example)),
+                "example_path": group.example_path,
             }
             for tolerated in (False, True)
-            for each in results.groups(tolerated=tolerated)
+            for group in results.groups(tolerated=tolerated)
         ],
         "findings": [
             {
-                "kind": each.kind,
-                "subject": each.subject,
-                "expected": each.expected,
-                "found": each.found,
-                "note": each.note or None,
-                "fails": results.fails(each),
+                "kind": finding.kind,
+                "subject": finding.subject,
+                "expected": finding.expected,
+                "found": finding.found,
+                "note": finding.note or None,
+                "fails": results.fails(finding),
             }
-            for each in results.findings
+            for finding in results.findings
         ],
         "sent": results.sent_count,
         "elapsed_s": results.run.elapsed_ns / 1e9,

@@ -121,15 +121,15 @@ def _creates(step: Step, facts: WorkloadFacts) -> bool:
 
 def _times(workload: Workload) -> list[list[int]]:
     """When each request was sent, never before the one ahead of it on its connection."""
-    found = []
+    send_times = []
     for connection in workload.connections:
         last = 0
         times = []
         for exchange in connection.exchanges:
             last = max(last, exchange.request_time_ns)
             times.append(last)
-        found.append(times)
-    return found
+        send_times.append(times)
+    return send_times
 
 
 def _step(number: int, exchange: Exchange, at_ns: int, options: PlanOptions) -> Step:
@@ -254,9 +254,11 @@ class _Frontier:
     def answered(self, step: Step, mode: Mode, waited_for: set[int]) -> None:
         if mode is Mode.READ_NO_BLOCK:
             return
-        mine = {Mode.READ: self.reads, Mode.COMMUTING_WRITE: self.adds, Mode.WRITE: self.writes}[
-            mode
-        ]
+        last_accesses = {
+            Mode.READ: self.reads,
+            Mode.COMMUTING_WRITE: self.adds,
+            Mode.WRITE: self.writes,
+        }[mode]
         if mode is not Mode.READ:
             # who waits for this one need not wait for those that it waited for; other adds do not
             # wait for an add, so it speaks only for adds
@@ -269,7 +271,7 @@ class _Frontier:
                 for connection, number in list(held.items()):
                     if number in waited_for:
                         del held[connection]
-        mine[step.connection] = step.number
+        last_accesses[step.connection] = step.number
 
 
 class _Ordering:
@@ -423,15 +425,15 @@ class _Ordering:
 
     def _record_counts(self, step: Step) -> dict[Resource, int]:
         request = request_of(step.exchange)
-        found: dict[Resource, int] = {}
+        record_counts: dict[Resource, int] = {}
         for topic in entries(request.body["topic_data"]) if request is not None else []:
             name = self.accesses.topic_name(topic.get("name") or "", topic.get("topic_id"))
             for partition in entries(topic["partition_data"]):
                 data = partition["records"] or b""
-                found["log", name, partition["index"]] = sum(
+                record_counts["log", name, partition["index"]] = sum(
                     max(each.record_count, 0) for each in headers(data)
                 )
-        return found
+        return record_counts
 
     def _keep_log_order(self) -> None:
         for log, (_, writers) in self.logs.items():

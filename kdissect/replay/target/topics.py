@@ -39,21 +39,21 @@ def topics_to_make(plan: ReplayPlan) -> list[TopicFacts]:
     """Topics that the capture shows and no step of the plan makes, by CreateTopics or by asking
     for one that is not there."""
     created: set[str] = set()
-    asked: set[str] = set()
+    by_metadata: set[str] = set()
     for step in plan.steps:
         if step.skipped is None and step.exchange.api_key == _CREATE_TOPICS:
             created |= _created(step.exchange)
         elif step.skipped is None and step.exchange.api_key == _METADATA:
-            asked |= _made_by_asking(step.exchange)
+            by_metadata |= _made_by_metadata(step.exchange)
     if ADMIN not in plan.options.allow:
-        asked.clear()  # then asking makes nothing
+        by_metadata.clear()  # then Metadata makes nothing
     return [
         topic
         for name, topic in sorted(plan.workload.facts.topics.items())
         if not topic.is_internal
         and topic.first_time_ns >= 0
         and not (topic.is_created and name in created)
-        and name not in asked
+        and name not in by_metadata
     ]
 
 
@@ -65,7 +65,7 @@ def _created(exchange: Exchange) -> set[str]:
     return {topic["name"] for topic in body["topics"]}
 
 
-def _made_by_asking(exchange: Exchange) -> set[str]:
+def _made_by_metadata(exchange: Exchange) -> set[str]:
     """Topics that were not there, or not ready, in an answer to a request that makes them."""
     try:
         asked = decode_message(exchange.request or b"", side="request").body

@@ -35,19 +35,19 @@ def from_capture(ids: IdMap, exchange: Exchange) -> None:
 
     These are log start offsets, fetched offsets, assignments, and partitions in transactions.
     """
-    ids.groups.capture_tells(exchange)
+    ids.groups.add_captured(exchange)
     if exchange.api_key == ApiKey.FETCH:
         request, response = request_of(exchange), response_of(exchange)
         for log, entry in _logs(ids, request.body if request is not None else {}, "topics"):
-            ids.offsets.capture_tells(log, asked=entry["fetch_offset"])
+            ids.offsets.add_captured(log, fetched=entry["fetch_offset"])
         for log, entry in _logs(ids, response.body if response is not None else {}, "responses"):
-            ids.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
+            ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
     elif exchange.api_key == ApiKey.PRODUCE:
         request, response = request_of(exchange), response_of(exchange)
         if request is not None and request.body.get("transactional_id") is not None:
             ids.marked.update(log for log, _ in _logs(ids, request.body, "topic_data"))
         for log, entry in _logs(ids, response.body if response is not None else {}, "responses"):
-            ids.offsets.capture_tells(log, start=entry.get("log_start_offset", -1))
+            ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
 
 
 def _logs(ids: IdMap, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
@@ -173,16 +173,16 @@ def _produce(ids: IdMap, step: Step, captured: Message | None, answer: Message) 
         key = ids.topic_key(topic, is_captured=True)
         for partition in entries(topic["partition_responses"]):
             log = (name, partition["index"])
-            found = answered.get((key, partition["index"]))
-            if found is None or found["error_code"] != 0:
+            target_partition = answered.get((key, partition["index"]))
+            if target_partition is None or target_partition["error_code"] != 0:
                 continue
             written.add(log)
             if partition["error_code"] == 0:
                 expected = ids.offsets.expect(log, partition["base_offset"])
                 if expected is not None:
                     ids.expected[step.number, log] = expected
-                ids.offsets.produced(log, partition["base_offset"], found["base_offset"])
-                ids.offsets.target_starts(log, found.get("log_start_offset", -1))
+                ids.offsets.produced(log, partition["base_offset"], target_partition["base_offset"])
+                ids.offsets.target_starts(log, target_partition.get("log_start_offset", -1))
     _lost(ids, step, captured, written)
 
 

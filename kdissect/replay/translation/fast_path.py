@@ -227,7 +227,7 @@ class FormWalk:
             self._tags(of, found)
         return found
 
-    def _tags(self, of: Layout, found: dict[str, Any]) -> None:
+    def _tags(self, of: Layout, values: dict[str, Any]) -> None:
         count, self.pos = message_codec.read_uvarint(self.data, self.pos)
         tagged: dict[int, Any] = {}
         last = -1
@@ -242,7 +242,7 @@ class FormWalk:
             if self.pos != end:
                 raise NoForm
         for tag, slot in of.tagged.items():
-            found[slot.name] = tagged[tag] if tag in tagged else slot.default()
+            values[slot.name] = tagged[tag] if tag in tagged else slot.default()
 
     def _field(self, slot: Slot, data: memoryview) -> Any:
         if slot.field.is_array:
@@ -305,23 +305,23 @@ class Forms:
         if size > _FRAME_SIZE_MAX:
             return None
         key = (side, api_key, api_version, size)
-        known = self._known.get(key)
-        if known is None:
+        forms = self._known.get(key)
+        if forms is None:
             if key not in self._known:
                 if len(self._known) < FORMS_MAX:
                     self._known[key] = None
                 return None
-            known = self._known[key] = []
+            forms = self._known[key] = []
         number = int.from_bytes(frame)
-        for form in known:
+        for form in forms:
             if form.fits(number):
                 return form
-        if len(known) >= FORMS_A_SIZE or self._count >= FORMS_MAX:
+        if len(forms) >= FORMS_A_SIZE or self._count >= FORMS_MAX:
             return None
         made = _made(frame, side, api_key, api_version)
         if made is not None:
             self._count += 1
-            known.append(made)
+            forms.append(made)
         return made
 
 
@@ -616,14 +616,14 @@ def _brings_all(ids: IdMap, pair: Pair) -> bool:
 
 def _log(ids: IdMap, field: FormField, pair: Pair) -> Log | None:
     """The partition of a field by the capture's name; None if the answer names another one."""
-    mine, theirs = field.around_of(pair.captured), field.around_of(pair.answered)
-    if mine.topic or mine.topic_id is None:
-        is_same = ids.topic(mine.topic) == theirs.topic
+    captured, answered = field.around_of(pair.captured), field.around_of(pair.answered)
+    if captured.topic or captured.topic_id is None:
+        is_same = ids.topic(captured.topic) == answered.topic
     else:
-        is_same = ids.topic_id(mine.topic_id) == theirs.topic_id
-    if mine.partition != theirs.partition or not is_same:
+        is_same = ids.topic_id(captured.topic_id) == answered.topic_id
+    if captured.partition != answered.partition or not is_same:
         return None
-    return ids.topic_name(mine.topic, mine.topic_id), mine.partition
+    return ids.topic_name(captured.topic, captured.topic_id), captured.partition
 
 
 def learn_pair(ids: IdMap, step: Step, pair: Pair) -> bool:
@@ -652,19 +652,19 @@ def _learn_produce(ids: IdMap, step: Step, pair: Pair) -> bool:
     """Offsets of batches, if both brokers took all of them."""
     if any(pair.codes) or any(pair.captured_codes):
         return False
-    found: dict[Log, tuple[int, int, int]] = {}
+    base_offsets: dict[Log, tuple[int, int, int]] = {}
     for field in pair.form.base_offsets:
         log = _log(ids, field, pair)
-        if log is None or log in found:
+        if log is None or log in base_offsets:
             return False
         (base,) = field.leaves
         start = field.holder.get("log_start_offset")
-        found[log] = (
+        base_offsets[log] = (
             pair.captured[base.value_index],
             pair.answered[base.value_index],
             pair.answered[start.value_index] if isinstance(start, FormLeaf) else -1,
         )
-    for log, (captured, answered, log_start) in found.items():
+    for log, (captured, answered, log_start) in base_offsets.items():
         expected = ids.offsets.expect(log, captured)
         if expected is not None:
             ids.expected[step.number, log] = expected

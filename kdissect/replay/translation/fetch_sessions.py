@@ -132,8 +132,8 @@ class FetchSessions:
             for topic in entries(body["topics"])
             for partition in entries(topic["partitions"])
         }
-        known = self._sessions.get((broker, body.get("session_id", 0)))
-        if known is None or body["session_epoch"] in (FINAL_EPOCH, INITIAL_EPOCH):
+        session = self._sessions.get((broker, body.get("session_id", 0)))
+        if session is None or body["session_epoch"] in (FINAL_EPOCH, INITIAL_EPOCH):
             return list(named)
         forgotten = {
             (_key(topic), partition)
@@ -141,7 +141,7 @@ class FetchSessions:
             for partition in topic["partitions"]
         }
         return [
-            *(key for key in known.partitions if key not in forgotten and key not in named),
+            *(key for key in session.partitions if key not in forgotten and key not in named),
             *named,
         ]
 
@@ -189,22 +189,22 @@ class FetchSessions:
         )  # fmt: skip
         if found is not None:
             return {**body, "session_id": found[0], "session_epoch": found[1]}, ""
-        known = self._sessions.get((broker, captured_id))
-        if known is None:
-            known = self._sessions[broker, captured_id] = _TargetSession(node=node)
-            known.add(body)
-            if not known.partitions:
+        session = self._sessions.get((broker, captured_id))
+        if session is None:
+            session = self._sessions[broker, captured_id] = _TargetSession(node=node)
+            session.add(body)
+            if not session.partitions:
                 return body, "its fetch session began before the capture"
         elif number not in self._asked:
-            known.add(body)
-        self._asked[number] = known
-        if known.node != node:
-            known.target_id, known.node = 0, node
+            session.add(body)
+        self._asked[number] = session
+        if session.node != node:
+            session.target_id, session.node = 0, node
         return {
             **body,
             "session_id": 0,
             "session_epoch": INITIAL_EPOCH,
-            "topics": _grouped(known),
+            "topics": _grouped(session),
             "forgotten_topics_data": [],
         }, ""
 
@@ -239,19 +239,19 @@ class FetchSessions:
     ) -> tuple[int, int] | None:
         if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
             return captured_id, epoch
-        known = self._sessions.get((broker, captured_id))
+        existing = self._sessions.get((broker, captured_id))
         if epoch == FINAL_EPOCH:
-            return known.target_id if known else 0, epoch
+            return existing.target_id if existing else 0, epoch
         if epoch == INITIAL_EPOCH:
             session = self._asked[number] = _TargetSession(node=node)
             tell(session)
-            return known.target_id if known else 0, epoch
-        if known is None or not known.target_id or known.node != node:
+            return existing.target_id if existing else 0, epoch
+        if existing is None or not existing.target_id or existing.node != node:
             return None
         if number not in self._asked:
-            tell(known)
-        self._asked[number] = known
-        return known.target_id, known.epoch
+            tell(existing)
+        self._asked[number] = existing
+        return existing.target_id, existing.epoch
 
     def answered(
         self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool

@@ -35,7 +35,7 @@ class Groups:
 
     # -- from the capture -----------------------------------------------------------------------
 
-    def capture_tells(self, exchange: Exchange) -> None:
+    def add_captured(self, exchange: Exchange) -> None:
         """Remember the assignments that the captured leaders made."""
         if exchange.api_key != ApiKey.SYNC_GROUP:
             return

@@ -79,13 +79,13 @@ def _by_leader(ids: IdMap, whole: Message, bodies: dict[int, Body]) -> None:
         body[topics] = []
     for topic in entries(whole.body[topics]):
         name = ids.target.topic_name(topic)
-        mine: dict[int, list[Any]] = {}
+        parts: dict[int, list[Any]] = {}
         for each in entries(topic[partitions]):
             leader = ids.target.leaders.get((name, each[number] if number else each), (first, -1))[
                 0
             ]
-            mine.setdefault(leader if leader in bodies else first, []).append(each)
-        for node, chosen in (mine or {first: []}).items():
+            parts.setdefault(leader if leader in bodies else first, []).append(each)
+        for node, chosen in (parts or {first: []}).items():
             bodies[node][topics].append({**topic, partitions: chosen})
 
 
@@ -124,10 +124,10 @@ def _shorten(ids: IdMap, step: Step, bodies: dict[int, Body]) -> None:
 
 def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
     """One frame with what all answers say; one that cannot be decoded stands for all."""
-    found = []
+    messages = []
     for frame in answers:
         try:
-            found.append(
+            messages.append(
                 decode_message(
                     frame,
                     side="response",
@@ -137,8 +137,8 @@ def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
             )
         except (DecodeError, ValueError):
             return frame
-    whole = found[0]
-    for other in found[1:]:
+    whole = messages[0]
+    for other in messages[1:]:
         _add(whole.body, other.body)
     try:
         return encode_message(whole)
@@ -156,18 +156,18 @@ def _add(body: Body, other: Body) -> None:
             body[name] = max(body[name], value)
 
 
-def _joined(mine: list[Any], theirs: list[Any]) -> list[Any]:
+def _joined(elements: list[Any], others: list[Any]) -> list[Any]:
     """Elements of both; of a topic that both have, its partitions."""
-    known = {_topic(each): each for each in mine}
-    for each in theirs:
-        found = known.get(_topic(each))
-        if found is None or _topic(each) is None:
-            mine.append(each)
+    by_topic = {_topic(element): element for element in elements}
+    for element in others:
+        same = by_topic.get(_topic(element))
+        if same is None or _topic(element) is None:
+            elements.append(element)
             continue
         for name in ("partitions", "partition_responses"):
-            if name in found:
-                found[name] = [*entries(found[name]), *entries(each[name])]
-    return mine
+            if name in same:
+                same[name] = [*entries(same[name]), *entries(element[name])]
+    return elements
 
 
 def _topic(element: Any) -> Any:

@@ -14,7 +14,7 @@ Log = tuple[str, int]  # the capture's name of a topic, partition
 @dataclass(slots=True)
 class _LogOffsets:
     captured_start: int = -1  # first log start offset in the capture
-    first_asked: int = -1  # smallest offset that the capture fetched
+    first_fetched: int = -1  # smallest offset that the capture fetched
     target_start: int = -1
     bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
     shifts: dict[int, int] = field(default_factory=dict)  # captured base -> target minus captured
@@ -43,13 +43,13 @@ class OffsetMap:
             found = self._logs[log] = _LogOffsets()
         return found
 
-    def capture_tells(self, log: Log, *, start: int = -1, asked: int = -1) -> None:
+    def add_captured(self, log: Log, *, start: int = -1, fetched: int = -1) -> None:
         """Add captured offsets, before the run: the first log start and the lowest fetch offset."""
         entry = self._of(log)
         if start >= 0 and entry.captured_start < 0:
             entry.captured_start = start
-        if asked >= 0 and (entry.first_asked < 0 or asked < entry.first_asked):
-            entry.first_asked = asked
+        if fetched >= 0 and (entry.first_fetched < 0 or fetched < entry.first_fetched):
+            entry.first_fetched = fetched
 
     def target_starts(self, log: Log, start: int) -> None:
         """Set the target's earliest offset of a log, unless an earlier call did."""
@@ -62,13 +62,13 @@ class OffsetMap:
         for log in [log for log in self._logs if log[0] == topic]:
             captured_start = self._logs[log].captured_start
             self._logs[log] = _LogOffsets(
-                captured_start, self._logs[log].first_asked, target_start=0, is_fresh=True
+                captured_start, self._logs[log].first_fetched, target_start=0, is_fresh=True
             )
 
     def was_asked(self, log: Log) -> bool:
         """Return whether the capture fetched from this log."""
         entry = self._logs.get(log)
-        return entry is not None and entry.first_asked >= 0
+        return entry is not None and entry.first_fetched >= 0
 
     def produced(self, log: Log, captured: int, target: int) -> None:
         """The same batch has these base offsets in the capture and at the target."""
@@ -102,9 +102,9 @@ class OffsetMap:
         if entry is None:
             return 0
         if self.mode == EARLIEST:
-            if entry.target_start < 0 or entry.first_asked < 0:
+            if entry.target_start < 0 or entry.first_fetched < 0:
                 return 0
-            return entry.target_start - entry.first_asked
+            return entry.target_start - entry.first_fetched
         if entry.bases:
             place = max(0, bisect_right(entry.bases, offset) - 1)
             return entry.shifts[entry.bases[place]]

@@ -160,22 +160,22 @@ def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
         if header.magic != 2 or header.producer_id < 0 or header.is_partial:
             continue
         captured = Producer(header.producer_id, header.producer_epoch)
-        found = ids.producers.target(captured)
-        if found is None:
+        producer = ids.producers.target(captured)
+        if producer is None:
             if header.is_transactional:
                 raise Untranslatable(
                     f"the capture does not show how producer id {header.producer_id} was given"
                 )
             # without a producer id, brokers do not detect duplicates; the records are the same
-            found, sequence = Producer(-1, -1), -1
+            producer, sequence = Producer(-1, -1), -1
         else:
             sequence = ids.producers.sequence(captured, log, header.base_sequence)
-        if (*found, sequence) == (*captured, header.base_sequence):
+        if (*producer, sequence) == (*captured, header.base_sequence):
             continue
         if out is None:
             out = bytearray(value)
         was_sealed = is_sealed(value, header)
-        patch_producer(out, header, *found, sequence, seal=was_sealed)
+        patch_producer(out, header, *producer, sequence, seal=was_sealed)
     return value if out is None else bytes(out)
 
 
@@ -350,12 +350,12 @@ def _sync_group(ids: IdMap, step: Step, request: Message) -> bool:
     body["assignments"] = [
         {
             # `translate` maps member ids afterwards; here are the capture's
-            **each,
-            "assignment": renamed_protocol(ids, "ConsumerProtocolAssignment", each["assignment"])
+            **member,
+            "assignment": renamed_protocol(ids, "ConsumerProtocolAssignment", member["assignment"])
             if is_consumer and ids.has_topic_renames
-            else each["assignment"],
+            else member["assignment"],
         }
-        for each in given
+        for member in given
     ]
     return bool(body["assignments"] != before)
 
@@ -366,8 +366,8 @@ def renamed_protocol(ids: IdMap, name: str, data: bytes) -> bytes:
     definition = catalog.definition(name)
     try:
         format_version, pos = message_codec.read_int16(data, 0)
-        known = min(format_version, definition.versions.last)
-        values, pos = message_codec.decode(definition, known, data, pos)
+        version = min(format_version, definition.versions.last)
+        values, pos = message_codec.decode(definition, version, data, pos)
     except (DecodeError, ValueError):
         return data
     if "topics" in values:
@@ -376,7 +376,7 @@ def renamed_protocol(ids: IdMap, name: str, data: bytes) -> bytes:
         for each in entries(values.get(holder)):
             each["topic"] = ids.topic(each["topic"])
     try:
-        return data[:2] + message_codec.encode(definition, known, values) + data[pos:]
+        return data[:2] + message_codec.encode(definition, version, values) + data[pos:]
     except EncodeError:
         return data
 

@@ -111,15 +111,15 @@ class Retry:
         be read from the share coordinator (KIP-932). Later the same errors are final."""
         request = request_of(step.exchange)
         group = "" if request is None else request.body["group_id"]
-        found = set()
+        error_codes = set()
         for topic in entries(answer.body["responses"]):
             for partition in entries(topic["partitions"]):
                 place = group, topic["topic_id"], partition["partition_index"]
                 if not partition["error_code"]:
                     self._share_partitions.add(place)
                 elif place not in self._share_partitions:
-                    found.add(partition["error_code"])
-        return found & _INITIALISING
+                    error_codes.add(partition["error_code"])
+        return error_codes & _INITIALISING
 
     def finish(self, step: Step) -> None:
         """The step is not sent again: its answer is final, or none came."""

@@ -112,21 +112,21 @@ def target_node(ids: IdMap, step: Step) -> int | None:
     if len(ids.target.nodes) < 2:
         return None
     key = step.exchange.api_key
-    found: int | None = None
+    node: int | None = None
     if key in _BY_LEADER:
         votes = spread(ids, step)
-        found = max(votes, key=lambda node: votes[node]) if votes else None
+        node = max(votes, key=lambda node: votes[node]) if votes else None
     elif key in _BY_TRANSACTION:
-        found = _coordinator(ids, step.exchange, FieldKind.TRANSACTIONAL_ID, TRANSACTION_KEY)
+        node = _coordinator(ids, step.exchange, FieldKind.TRANSACTIONAL_ID, TRANSACTION_KEY)
     elif key in _BY_GROUP:
-        found = _coordinator(ids, step.exchange, FieldKind.GROUP, GROUP_KEY)
-    if found is not None and found in ids.target.nodes:
-        return found
+        node = _coordinator(ids, step.exchange, FieldKind.GROUP, GROUP_KEY)
+    if node is not None and node in ids.target.nodes:
+        return node
     captured = ids.plan.workload.connections[step.connection].node_id
     if captured is None:
         return None
-    found = ids.node(captured)
-    return found if found in ids.target.nodes else None
+    node = ids.node(captured)
+    return node if node in ids.target.nodes else None
 
 
 def spread(ids: IdMap, step: Step) -> Counter[int]:
@@ -189,7 +189,7 @@ def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
     The replay looks them up before it begins, so that a fresh target creates __consumer_offsets and
     __transaction_state before the first request.
     """
-    found: dict[tuple[int, str], None] = {}
+    keys: dict[tuple[int, str], None] = {}
     for step in ids.plan.steps:
         if step.skipped is not None:
             continue
@@ -201,8 +201,8 @@ def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
             key_type = GROUP_KEY if kind is FieldKind.GROUP else TRANSACTION_KEY
             for name in value if isinstance(value, list) else [value]:
                 if name:
-                    found[key_type, ids.renamed(kind, name)] = None
-    return list(found)
+                    keys[key_type, ids.renamed(kind, name)] = None
+    return list(keys)
 
 
 def _iter_fields(exchange: Exchange, kinds: Collection[FieldKind]) -> Iterator[FieldRef]:

@@ -41,13 +41,13 @@ class Translator:
         self._known: dict[tuple[str, ...], int] = {}
         self._kept: frozenset[tuple[str, str]] = frozenset()
         self._needs: list[tuple[str, ...]] = []
-        known: dict[tuple[str, ...], tuple[str, ...]] = {}
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
         for step in ids.plan.steps:
             needs: tuple[str, ...] = ()
             if step.skipped is None:
                 answers.from_capture(ids, step.exchange)
                 needs = routing.needs(ids, step.exchange)
-            self._needs.append(known.setdefault(needs, needs))
+            self._needs.append(shared.setdefault(needs, needs))
 
     # -- facts from the runner ------------------------------------------------------------------
 
@@ -180,14 +180,14 @@ class Translator:
         ranges = self.ids.target.ranges
         if not ranges or exchange.api_key == ApiKey.API_VERSIONS:
             return None
-        known = ranges.get(exchange.api_key)
-        if known is None:
+        offered = ranges.get(exchange.api_key)
+        if offered is None:
             reason = f"the target does not offer {step.api_name}"
-        elif known[0] <= self.ids.api_version(step) <= known[1]:
+        elif offered[0] <= self.ids.api_version(step) <= offered[1]:
             return None
         else:
             reason = (
-                f"the target speaks {step.api_name} v{known[0]} to v{known[1]}, "
+                f"the target speaks {step.api_name} v{offered[0]} to v{offered[1]}, "
                 f"captured is v{exchange.api_version}"
             )
         if exchange.response is None and exchange.expects_response:

@@ -89,12 +89,12 @@ def _ns(moment: datetime | None) -> int:
 
 
 def _connections(tables: Tables) -> dict[int, Connection]:
-    found = {}
+    connections = {}
     columns = ["connection_id", "client_ip", "client_port", "broker_ip", "broker_port",
                "first_time", "last_time", "is_kafka", "is_tls", "sasl_mechanism"]  # fmt: skip
     for row in _rows(tables.connections.to_arrow(columns)):
         if row["is_kafka"]:
-            found[row["connection_id"]] = Connection(
+            connections[row["connection_id"]] = Connection(
                 connection_id=row["connection_id"],
                 number=-1,
                 client=(row["client_ip"], row["client_port"]),
@@ -104,12 +104,12 @@ def _connections(tables: Tables) -> dict[int, Connection]:
                 is_tls=bool(row["is_tls"]),
                 sasl_mechanism=row["sasl_mechanism"],
             )
-    return found
+    return connections
 
 
 def _exchange(row: Row, frames: _FrameRows, captures: dict[int, str]) -> Exchange:
     api_key = NO_API if row["api_key"] is None else row["api_key"]
-    asked = row["request_time_ns"] is not None
+    has_request = row["request_time_ns"] is not None
     status = row["status"]
     exchange = Exchange(
         exchange_id=row["exchange_id"],
@@ -121,7 +121,7 @@ def _exchange(row: Row, frames: _FrameRows, captures: dict[int, str]) -> Exchang
         client_id=row["client_id"],
         request=None,
         response=None,
-        request_time_ns=row["request_time_ns"] if asked else row["response_time_ns"],
+        request_time_ns=row["request_time_ns"] if has_request else row["response_time_ns"],
         request_end_time_ns=_ns(row["request_end_time"]),
         response_time_ns=_or(row["response_time_ns"], -1),
         response_end_time_ns=_ns(row["response_end_time"]),
@@ -210,13 +210,13 @@ def _check_secrets(api_key: int, side: int, values: Row) -> None:
     paths = list(ALWAYS_HIDDEN.get((api_key, side), ()))
     paths += [f"{path}.{value}" for path, _, value, _ in CONFIGS.get((api_key, side), ())]
     for path in paths:
-        found: list[Any] = [values]
+        leaves: list[Any] = [values]
         for name in path.split("."):
-            inner = [one.get(name) for one in found if isinstance(one, dict)]
-            found = []
+            inner = [one.get(name) for one in leaves if isinstance(one, dict)]
+            leaves = []
             for each in inner:
-                found += each if isinstance(each, list) else [each]
-        if any(each in (TEXT, TEXT.encode()) for each in found):
+                leaves += each if isinstance(each, list) else [each]
+        if any(each in (TEXT, TEXT.encode()) for each in leaves):
             raise _CannotRebuild("it holds secrets; dissect with --reveal-secrets")
 
 

@@ -76,14 +76,16 @@ class Redaction:
 
     def _hide_records(self, data: bytes) -> bytes | None:
         """The record set with hidden keys and values; None where it cannot be read."""
-        found = decode_record_set(data)
-        if found.faults:
+        record_set = decode_record_set(data)
+        if record_set.faults:
             return None
         out = bytearray()
-        for batch in found.batches:
+        for batch in record_set.batches:
             if batch["is_partial"]:
                 continue
-            records = [one for one in found.records if one["batch_index"] == batch["batch_index"]]
+            records = [
+                one for one in record_set.records if one["batch_index"] == batch["batch_index"]
+            ]
             if not batch["is_control"]:
                 records = [self._hide_record(record) for record in records]
             out += encode_entry(batch, records)

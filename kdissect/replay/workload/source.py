@@ -94,17 +94,19 @@ def load_workload(
 
 def _passing(plan: RunPlan, selection: Selection) -> frozenset[int]:
     """Ids of the captured exchanges that pass."""
-    found: set[int] = set()
+    passing_ids: set[int] = set()
 
     def keep(name: str, table: pa.Table) -> None:
         if name == "exchanges":
             rows = plain(table, FIXED_TABLES[name])
             passing = selection.of_table(rows)
             ids = rows["exchange_id"]
-            found.update((ids if passing is None else ids.take(pa.array(passing))).to_pylist())
+            passing_ids.update(
+                (ids if passing is None else ids.take(pa.array(passing))).to_pylist()
+            )
 
     local.run(plan, keep)
-    return frozenset(found)
+    return frozenset(passing_ids)
 
 
 def _passing_saved(
@@ -158,9 +160,9 @@ def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connec
     rows = assembly.connections
     where = endpoint_columns(assembly.endpoints, rows)
     client_ips, broker_ips = where.client_ip.to_pylist(), where.broker_ip.to_pylist()
-    found: dict[int, Connection] = {}
+    connections: dict[int, Connection] = {}
     for row in np.flatnonzero(rows["protocol"] == Protocol.KAFKA).tolist():
-        found[row] = Connection(
+        connections[row] = Connection(
             connection_id=int(rows["connection_id"][row]),
             number=-1,
             client=(client_ips[row], int(where.client_port[row])),
@@ -175,11 +177,13 @@ def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connec
     for chosen in np.split(np.arange(len(assembly.exchanges)), np.flatnonzero(np.diff(groups)) + 1):
         if len(chosen):
             frames = FrameBuffer.gather(assembly, sources, chosen)
-            _add_exchanges(frames, found, paths)
-    return list(found.values())
+            _add_exchanges(frames, connections, paths)
+    return list(connections.values())
 
 
-def _add_exchanges(frames: FrameBuffer, found: dict[int, Connection], paths: list[str]) -> None:
+def _add_exchanges(
+    frames: FrameBuffer, connections: dict[int, Connection], paths: list[str]
+) -> None:
     rows = frames.exchanges
     data = frames.buf.tobytes()
     names = ("exchange_id", "connection", "correlation_id", "api_key", "api_version", "status",
@@ -192,14 +196,14 @@ def _add_exchanges(frames: FrameBuffer, found: dict[int, Connection], paths: lis
     for row, (exchange_id, connection, correlation, key, version, status, token) in enumerate(
         zip(*columns, strict=True)
     ):
-        owner = found.get(connection)
+        owner = connections.get(connection)
         if owner is None:
             continue
-        asked = int(request["size"][row]) >= 0
-        sent = data[start[row][0] : end[row][0]] if whole[0][row] and asked else None
-        came = data[start[row][1] : end[row][1]] if whole[1][row] else None
+        has_request = int(request["size"][row]) >= 0
+        request_frame = data[start[row][0] : end[row][0]] if whole[0][row] and has_request else None
+        response_frame = data[start[row][1] : end[row][1]] if whole[1][row] else None
         has_answer = int(response["size"][row]) >= 0
-        time_ns = int(request["time_ns"][row]) if asked else int(response["time_ns"][row])
+        time_ns = int(request["time_ns"][row]) if has_request else int(response["time_ns"][row])
         exchange = Exchange(
             exchange_id=exchange_id,
             connection=-1,
@@ -207,20 +211,28 @@ def _add_exchanges(frames: FrameBuffer, found: dict[int, Connection], paths: lis
             api_key=NO_API if token else key,
             api_version=version,
             correlation_id=correlation,
-            client_id=client_id_of(sent) if sent is not None and not token else None,
-            request=sent,
-            response=came if has_answer else None,
+            client_id=client_id_of(request_frame)
+            if request_frame is not None and not token
+            else None,
+            request=request_frame,
+            response=response_frame if has_answer else None,
             request_time_ns=time_ns,
-            request_end_time_ns=int(request["end_time_ns"][row]) if asked else -1,
+            request_end_time_ns=int(request["end_time_ns"][row]) if has_request else -1,
             response_time_ns=int(response["time_ns"][row]) if has_answer else -1,
             response_end_time_ns=int(response["end_time_ns"][row]) if has_answer else -1,
-            request_missing="" if sent is not None else _NOT_WHOLE if asked else _NEVER_SEEN,
-            request_packet=int(request["packet"][row]) if asked else -1,
+            request_missing=""
+            if request_frame is not None
+            else _NOT_WHOLE
+            if has_request
+            else _NEVER_SEEN,
+            request_packet=int(request["packet"][row]) if has_request else -1,
             response_packet=int(response["packet"][row]) if has_answer else -1,
-            capture=_capture_path(paths, int((request if asked else response)["source"][row])),
+            capture=_capture_path(
+                paths, int((request if has_request else response)["source"][row])
+            ),
         )
         if exchange.api_key != NO_API:
-            exchange.expects_response = expects_response(key, sent)
+            exchange.expects_response = expects_response(key, request_frame)
         if exchange.response is None and exchange.expects_response:
             exchange.response_missing = _no_response(PairStatus(status), has_answer)
         owner.exchanges.append(exchange)

@@ -53,7 +53,7 @@ def read_log(path: str) -> Iterator[tuple[str, int, int, int, float]]:
     Requests that a broker forwarded are left out: on the wire they are inside an Envelope.
     Raises CaptureError for a file that cannot be read or has no such line.
     """
-    found = False
+    has_entries = False
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -65,11 +65,11 @@ def read_log(path: str) -> Iterator[tuple[str, int, int, int, float]]:
             for line in lines:
                 entry = _entry(line)
                 if entry is not None:
-                    found = True
+                    has_entries = True
                     yield entry
     except (OSError, EOFError) as error:
         raise CaptureError(f"{path}: not readable ({error})") from error
-    if not found:
+    if not has_entries:
         raise CaptureError(
             f"{path}: no line of a request log in it; wanted are Kafka's "
             "'Completed request:{...}' lines (logger kafka.request.logger at DEBUG)"

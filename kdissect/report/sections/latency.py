@@ -31,10 +31,10 @@ _ORDERS = {
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
     """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and the figures of the page."""
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, keys in BY.items():
         _make_table(database, name, keys)
-        found[name] = listed(database, f"latency_{name}", f"{_ORDERS[name]}, {', '.join(keys)}")
+        document[name] = listed(database, f"latency_{name}", f"{_ORDERS[name]}, {', '.join(keys)}")
     bins = database.rows(
         f"""
         SELECT api, wait, floor(log10(greatest(service_ms,
@@ -43,19 +43,19 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         FROM x WHERE wait IS NOT NULL AND service_ms IS NOT NULL GROUP BY ALL ORDER BY ALL
         """
     )
-    found["histogram"] = {
+    document["histogram"] = {
         "bins_per_decade": BINS_PER_DECADE,
         **columns_of(bins, ["api", "wait", "bin", "count"]),
     }
-    found["all"] = database.row(
+    document["all"] = database.row(
         f"SELECT count(*) AS count, {quantiles(database, 'service_ms')} "
         "FROM x WHERE wait = 'answer'"
     )
-    found["handshake_rtt"] = database.row(
+    document["handshake_rtt"] = database.row(
         f"SELECT count(handshake_rtt_ms) AS count, {quantiles(database, 'handshake_rtt_ms')} "
         "FROM connections WHERE is_kafka"
     )
-    found["slowest"] = database.rows(
+    document["slowest"] = database.rows(
         f"""
         SELECT exchange_id, api, api_version, client_id, client_ip, broker, service_ms, queued_ms,
                upload_ms, download_ms, latency_ms, request_time, request_packet, response_packet,
@@ -65,7 +65,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         ORDER BY service_ms DESC NULLS LAST, exchange_id LIMIT {_SLOWEST}
         """
     )
-    return found
+    return document
 
 
 def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> None:

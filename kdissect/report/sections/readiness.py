@@ -23,14 +23,14 @@ def check_target(target: str) -> None:
 
 def collect(tables: Tables, target: str) -> dict[str, Any]:
     """The assessment; its list of clients as other lists are, the worst first."""
-    found = assess(tables, target)
-    clients = [_client(row) for row in found["clients"]]
+    assessment = assess(tables, target)
+    clients = [_client(row) for row in assessment["clients"]]
     return {
-        "target": found["target"],
-        "release": found["release"],
-        "verdict": found["verdict"],
-        "counts": found["counts"],
-        "unseen": found["unseen"],
+        "target": assessment["target"],
+        "release": assessment["release"],
+        "verdict": assessment["verdict"],
+        "counts": assessment["counts"],
+        "unseen": assessment["unseen"],
         "clients": {"total": len(clients), "rows": clients[:LISTED_MAX]},
     }
 

@@ -410,7 +410,7 @@ def test_offsets_by_what_was_produced_and_by_the_start() -> None:
     offsets = OffsetMap("relative")
     log = ("t", 0)
     assert offsets.to_target(log, 5) == 5
-    offsets.capture_tells(log, start=100)
+    offsets.add_captured(log, start=100)
     offsets.target_starts(log, 10)
     assert offsets.to_target(log, 105) == 15
     offsets.produced(log, 200, 40)
@@ -421,7 +421,7 @@ def test_offsets_by_what_was_produced_and_by_the_start() -> None:
     assert offsets.expect(log, 220) == 63
     assert OffsetMap("captured").to_target(log, 7) == 7
     earliest = OffsetMap("earliest")
-    earliest.capture_tells(log, asked=50)
+    earliest.add_captured(log, fetched=50)
     earliest.target_starts(log, 3)
     assert earliest.to_target(log, 52) == 5
     with pytest.raises(ValueError, match="none of"):
