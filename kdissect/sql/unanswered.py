@@ -5,10 +5,11 @@ those of the answered requests before and after it. If bytes are missing or unfr
 response may be among them.
 
 If no later response was captured, the response may have come after the last packet, unless the
-connection was seen to close. But a client's FIN ends only its own direction (RFC 9293, 3.6): if the
-broker's FIN is lost as well, a lost response leaves no gap. So if any packet is missing, a close
-proves nothing. And a stream without SYN has no known beginning: responses lost before the first
-captured one leave no gap.
+connection was seen to close. A FIN of the broker gives the length of the response stream, so that
+a lost response leaves a gap. A client's FIN ends only its own direction (RFC 9293, 3.6): if the
+broker's FIN is lost as well, a lost response leaves no gap. So if any packet is missing, another
+close than the broker's FIN proves nothing. And a stream without SYN has no known beginning:
+responses lost before the first captured one leave no gap.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def unanswered(prefix: str = "") -> str:
         select exchange_id,
             exchange_id in (from among_holes)
                 or (low = 0 and not handshake_seen)
-                or (high is null and (close_reason not in ('fin', 'rst')
-                    or exists (from {prefix}anomalies where kind = 'gap'))) as may_be_lost
+                or (high is null and not (close_reason = 'fin' and closed_by = 'broker')
+                    and (close_reason not in ('fin', 'rst')
+                        or exists (from {prefix}anomalies where kind = 'gap'))) as may_be_lost
         from due join placed using (exchange_id, connection_id)
             join {prefix}connections using (connection_id)
     """

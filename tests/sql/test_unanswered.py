@@ -10,6 +10,8 @@ from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
 from tests.damage import lose_packets
+from tests.report.made import exchange
+from tests.report.made import tables as made
 
 KEY = ("client_port", "correlation_id", "api_key", "request_time_ns")
 
@@ -46,3 +48,22 @@ def test_answers_that_never_came(captures: Path) -> None:
     """librdkafka closes connections while it waits for Metadata: no byte is missing there."""
     tables = kdissect.read(captures / "librdkafka.pcap")
     assert list(judged(tables).values()) == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("closed_by", "close_reason", "may_be_lost"),
+    [("broker", "fin", False), ("client", "fin", True), ("broker", "rst", True)],
+)
+def test_a_fin_of_the_broker_ends_its_answers(
+    closed_by: str, close_reason: str, may_be_lost: bool
+) -> None:
+    """Packets are missing elsewhere; before a FIN of the broker none is."""
+    closed = {"closed_by": closed_by, "close_reason": close_reason, "handshake_seen": True}
+    tables = made(
+        exchanges=[exchange(1, status="connection_closed", response_pos=None, request_pos=0)],
+        connections=[{"connection_id": 1, **closed}],
+        anomalies=[
+            {"kind": "gap", "connection_id": 2, "direction": "request", "pos": 0, "byte_count": 9}
+        ],
+    )
+    assert judged(tables) == {1: may_be_lost}
