@@ -6,23 +6,30 @@ may be longer than the capture shows, so the lag is a lower bound. A partition w
 reports has no lag.
 
 Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose transaction
-committed, from the end of that transaction on. Offsets of an aborted transaction never count. A
-commit is undecided if the capture lacks its request, its answer or the end of its transaction. A
-partition has neither a last commit nor a lag if its latest commit is undecided, or if the capture
-may lack a later commit. Ends and commits from before a topic was deleted, or got another ID, do not
-count.
+committed, from the end of that transaction on. Offsets of an aborted transaction never count, and
+those of an open one not yet, if no byte of its client is missing. A commit is undecided if the
+capture lacks its request, its answer or the end of its transaction. A partition has neither a last
+commit nor a lag if its latest commit is undecided, or if the capture may lack a later commit. Ends
+and commits from before a topic was deleted, or got another ID, do not count.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.report.database import ReportDatabase, columns_of, listed
 from kdissect.report.sections.traffic import slice_of
 from kdissect.sql.lost_exchanges import lost_exchanges
+from kdissect.sql.unanswered import HOLES
 
 _SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
+# Requests to the coordinator of a transaction.
+_COORDINATED = (
+    *(int(ApiKey.INIT_PRODUCER_ID), int(ApiKey.ADD_PARTITIONS_TO_TXN)),
+    *(int(ApiKey.ADD_OFFSETS_TO_TXN), int(ApiKey.END_TXN)),
+)
 # A commit has at least the size, the header, three lengths, a partition and its offset.
 _COMMIT_SIZE_MIN = 40
 
@@ -64,10 +71,24 @@ _ENDS = {
 
 
 # How each transaction ended that committed offsets: TxnOffsetCommit's exchange to outcome and time.
-_OUTCOMES = """
+# An open one is `pending` if the capture has the client's requests to its coordinator, no EndTxn
+# among them, and all bytes of the client.
+_OUTCOMES = f"""
     CREATE TABLE commit_outcomes AS
-    SELECT exchange_id, outcome, end_time FROM (
-      SELECT unnest(exchange_ids) AS exchange_id, outcome, end_time FROM transactions)
+    WITH unended AS (
+      SELECT t.transactional_id, t.begin_time, bool_or(e.api_key = {ApiKey.END_TXN}
+        AND e.request_time >= t.begin_time) AS is_ending,
+        bool_or(e.client_ip IN (SELECT client_ip FROM anomalies JOIN connections
+          USING (connection_id) WHERE kind IN {HOLES})) AS is_lossy
+      FROM transactions t JOIN exchanges e USING (transactional_id)
+      WHERE t.outcome = 'open' GROUP BY ALL HAVING bool_or(e.api_key IN {_COORDINATED})
+    )
+    SELECT exchange_id, end_time,
+      CASE WHEN NOT (is_ending OR is_lossy) THEN 'pending' ELSE outcome END AS outcome
+    FROM (
+      SELECT unnest(exchange_ids) AS exchange_id, transactional_id, begin_time, outcome, end_time
+      FROM transactions)
+    LEFT JOIN unended USING (transactional_id, begin_time)
     SEMI JOIN api_txn_offset_commit USING (exchange_id)
 """
 

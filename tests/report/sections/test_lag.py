@@ -11,6 +11,7 @@ import pytest
 
 import kdissect
 from kdissect.api import Tables
+from kdissect.protocol.api_keys import ApiKey
 from tests.report.made import SECOND_US, START_US, exchange, tables
 from tools.truth import lag as truth
 
@@ -137,6 +138,40 @@ def test_offsets_count_once_their_transaction_committed(
     row = row_of(made([], [commit(1, 2, 54), commit(2, 4, 204)], ends))
     assert (row["last_committed"], row["lag_at_end"]) == (last, lag)
     assert row["undecided_commits"] == undecided
+
+
+@pytest.mark.parametrize(
+    ("sent", "lost", "last"),
+    [
+        (ApiKey.INIT_PRODUCER_ID, None, 54),
+        (ApiKey.END_TXN, None, None),  # the capture ended before its answer
+        (ApiKey.FIND_COORDINATOR, None, None),
+        (ApiKey.INIT_PRODUCER_ID, "gap", None),
+    ],
+)
+def test_offsets_of_an_open_transaction_are_not_committed(
+    sent: ApiKey, lost: str | None, last: int | None
+) -> None:
+    """The capture has the requests to its coordinator, and no bytes of its client are missing."""
+    begin = START_US + SECOND_US
+    request = {"transactional_id": "x", "api_key": int(sent)}
+    gap = {"kind": lost, "connection_id": 1, "direction": "request", "pos": 1, "byte_count": 1}
+    source = made([commit(1, 2, 54)], [commit(2, 4, 204)], [])
+    pending = {**transaction("open", None, 2), "transactional_id": "x", "begin_time": begin}
+    exchanges = source["exchanges"].to_arrow().to_pylist()
+    row = row_of(
+        tables(
+            exchanges=[*exchanges, exchange(3, at_us=2 * SECOND_US, **request)],
+            connections=[{"connection_id": 1, "client_ip": "10.0.0.1"}],
+            anomalies=[gap] if lost else [],
+            transactions=[pending],
+            **{
+                f"apis__{name}": source[f"apis/{name}"].to_arrow()
+                for name in ("OffsetCommit", "TxnOffsetCommit", "ListOffsets")
+            },
+        )
+    )
+    assert row["last_committed"] == last
 
 
 def test_a_later_commit_decides() -> None:
