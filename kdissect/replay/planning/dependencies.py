@@ -39,6 +39,7 @@ class ResourceAccesses:
         }
         self.in_transaction: dict[str, set[Resource]] = {}
         self.has_acls = False
+        self._in_session: dict[int, set[str]] = {}  # fetch session -> topics
         # Equal requests share one tuple: a Fetch may name a hundred partitions.
         self._shared: dict[tuple[ResourceAccess, ...], tuple[ResourceAccess, ...]] = {}
 
@@ -74,6 +75,8 @@ class ResourceAccesses:
                 yield log, Mode.READ_NO_BLOCK
                 # Its answer has the log start offset, and it never waits for DeleteRecords.
                 yield ("start", *log[1:]), Mode.READ
+            for name in self._session_topics(exchange, request, topics):
+                yield ("topic", name), Mode.READ
         elif key in (
             ApiKey.LIST_OFFSETS,
             ApiKey.OFFSET_FOR_LEADER_EPOCH,
@@ -143,6 +146,18 @@ class ResourceAccesses:
             return logs
         answered = [("log", name, number) for name, number, _ in self.fetched_sets(response)]
         return list(dict.fromkeys([*logs, *answered]))
+
+    def _session_topics(
+        self, exchange: Exchange, request: Message, topics: list[str]
+    ) -> Iterable[str]:
+        """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
+        response = response_of(exchange)
+        session = 0 if response is None else response.body.get("session_id", 0)
+        is_new = request.body.get("session_id", 0) != session
+        names = set() if is_new else self._in_session.get(session, set())
+        if session and not names.issuperset(topics):
+            self._in_session[session] = names.union(topics)
+        return names
 
     def fetched_sets(self, response: Message) -> list[tuple[str, int, bytes]]:
         """(topic, partition, record data) of a Fetch response."""

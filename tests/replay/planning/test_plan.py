@@ -202,6 +202,30 @@ def test_records_are_deleted_after_the_fetches_before() -> None:
     assert runnable(plan)
 
 
+def test_a_topic_is_deleted_after_the_fetches_of_its_sessions() -> None:
+    """A Fetch of a session (KIP-227) names no topic that stays as it was: DeleteTopics waits for
+    such a Fetch of its topic, and not for one of another session."""
+
+    def in_session(connection: int, session: int, epoch: int, sent_ms: int) -> Exchange:
+        request, answer = fetch(0), fetched(0)
+        topic = "t" if session == 7 else "other"
+        request.body["topics"] = [{**request.body["topics"][0], "topic": topic}]
+        request.body |= {"session_epoch": epoch, "session_id": session if epoch else 0}
+        if epoch:
+            request.body["topics"], answer.body["responses"] = [], []
+        answer.body["session_id"] = session
+        return exchange(connection, request, sent_ms, sent_ms + 1, answer)
+
+    first, later = in_session(0, 7, 0, 0), in_session(0, 7, 1, 2)
+    lanes = [first, later], [in_session(1, 8, 0, 0), in_session(1, 8, 1, 2)]
+    body = {"topic_names": ["t"], "timeout_ms": 5}
+    request = Message(ApiKey.DELETE_TOPICS, 4, "request", {"client_id": "c"}, body)
+    answer = Message(ApiKey.DELETE_TOPICS, 4, "response", {}, {"responses": []})
+    deletion = exchange(2, request, 6, 9, answer)
+    plan = make_plan(workload(*lanes, [deletion]), everything())
+    assert step_of(plan, deletion).depends_on == (step_of(plan, later).number,)
+
+
 def test_requests_in_flight_at_once_keep_the_order_of_their_log() -> None:
     """The later one got the smaller offset: so it goes first."""
     late = exchange(0, produce(0), 0, 9, produced(0, 1))
