@@ -443,6 +443,23 @@ class Judgement:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A request and its response that are not the outcome of a step.
+
+    Either the target was not ready and the request was sent again, or it is one part of a request
+    to several nodes, or a member of a group sent it between two steps.
+
+    link: index in `RunResult.links`. answer: empty if the request expects no response.
+    """
+
+    link: int
+    sent: bytes
+    sent_ns: int
+    answer: bytes
+    answered_ns: int
+
+
 @dataclass(slots=True)
 class EarlierAnswer:
     """An answer that was not final, so that the request was sent again.
@@ -467,7 +484,8 @@ class Outcome:
     sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
     since the run's start; lag_ns: behind its schedule. error: why there is no answer, or "".
     node_id: of the target. api_version: in which it was sent. attempts: how often it was sent.
-    dropped: what the request lacks in that version. earlier: answers that were not final.
+    dropped: what the request lacks in that version. earlier: answers that were not final. followed:
+    heartbeats of the replay's own that its member sent after this one.
     """
 
     step: Step
@@ -481,6 +499,7 @@ class Outcome:
     attempts: int = 1
     dropped: Sequence[DroppedField] = ()
     earlier: Sequence[EarlierAnswer] = ()
+    followed: Sequence[Attempt] = ()
     error: str = ""
     skipped: Skipped | None = None
     judgement: Judgement | None = None

@@ -10,7 +10,7 @@ coordinator assigns their partitions or tasks.
 - A member that joins gets an assignment, and the first one of a streams group without a task gets
   the reason.
 - After two seconds and three heartbeats of each member without a change of the group, its members
-  have all partitions that the captured members had then.
+  have all partitions that the captured members had then. A share group needs 1.5 seconds.
 - A status of a streams group is one that the captured group had, or one that passes.
 - A streams group whose members have no endpoint has no endpoint information.
 - A description has the epochs that its state and the heartbeats before it imply.
@@ -37,6 +37,7 @@ Share = tuple[str, int]  # the target's name of a topic, or a subtopology; and i
 _FOREVER = 1 << 62
 # Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
 _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
+_SHARE_SETTLED_NS = 1_500_000_000  # members of share groups revoke nothing (KIP-932)
 _ASSIGNMENT_NS = 1_000_000_000
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
 _STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
@@ -61,8 +62,8 @@ _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignme
 
 
 class _Heartbeat(NamedTuple):
-    """A heartbeat, or one time that it was sent. request: as captured. answer: None without one, or
-    with an error. captured: the same of the capture."""
+    """A heartbeat, or one time that it was sent. request: as captured, or the replay's own one.
+    answer: None without one, or with an error. captured: the same of the capture."""
 
     outcome: Outcome
     sent_ns: int
@@ -76,11 +77,9 @@ class _Heartbeat(NamedTuple):
 class _HeartbeatGroup:
     """Heartbeats by member, in order of sending. changes_ns: when its epoch may have risen.
     first_epoch: of the first answer to a member. settled_ns: time without a change until members
-    have their assignments. own_count, own_shares: of answers that are not in outcomes."""
+    have their assignments."""
 
     members: dict[str, list[_Heartbeat]] = field(default_factory=lambda: defaultdict(list))
-    own_count: int = 0
-    own_shares: set[Share] = field(default_factory=set)
     changes_ns: list[int] = field(default_factory=list)
     first_epoch: int = -1
     settled_ns: int = _SETTLED_NS
@@ -92,7 +91,7 @@ class _HeartbeatGroup:
 
     def epoch_limit(self, at_ns: int) -> int:
         """The highest epoch that the group can have at a moment."""
-        return self.first_epoch + bisect_right(self.changes_ns, at_ns) + self.own_count
+        return self.first_epoch + bisect_right(self.changes_ns, at_ns)
 
 
 class HeartbeatGroups:
@@ -140,11 +139,24 @@ class HeartbeatGroups:
                 group.changes_ns.append(times[0][0])
             if group.first_epoch < 0 and taken is not None:
                 group.first_epoch = taken["member_epoch"]
+        for attempt in outcome.followed:
+            own = decoded(attempt.sent, "request", api_key, outcome.api_version)
+            answer = decoded(attempt.answer, "response", api_key, outcome.api_version)
+            if own is not None:
+                taken = None if answer is None or answer.body["error_code"] else answer.body
+                group.members[own.body["member_id"]].append(
+                    _Heartbeat(outcome, attempt.sent_ns, attempt.answered_ns, own.body, taken, None)
+                )
+                if own.body["member_epoch"] == 0:
+                    group.changes_ns.append(attempt.sent_ns)
         for each in entries((body.get("topology") or {}).get("subtopologies")):
             internal = len(each["state_changelog_topics"]) + len(each["repartition_source_topics"])
             group.changes_ns += [outcome.sent_ns] * internal  # the coordinator creates them
         if body.get("subscribed_topic_regex"):
             group.settled_ns = _PATTERN_NS
+            group.changes_ns.append(outcome.sent_ns)  # topics are looked up after the answer
+        elif api_key == ApiKey.SHARE_GROUP_HEARTBEAT:
+            group.settled_ns = _SHARE_SETTLED_NS
 
     def _add_changes(self, group: _HeartbeatGroup) -> None:
         """Add those of topics, and of members whose session may have ended."""
@@ -160,24 +172,11 @@ class HeartbeatGroups:
             ]
         group.changes_ns.sort()
 
-    def _add_own_answers(self) -> None:
-        """Add answers to heartbeats that are not in outcomes: the replay's own ones."""
-        names, known = self._ids.target.names, self._ids.groups
-        for captured, count in known.answer_counts.items():
-            group = self._groups.get(self._ids.group(captured))
-            if group is not None:
-                taken = sum(each.answer is not None for each in group.heartbeats)
-                group.own_count = max(count - taken, 0)
-                if group.own_count:
-                    given = known.ever_assigned[captured]
-                    group.own_shares = {(names.get(each, str(each)), at) for each, at in given}
-
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
         for group in self._groups.values():
             self._add_changes(group)
-        self._add_own_answers()
         for group in self._groups.values():
             for begin, end in pairwise([-1, *group.changes_ns, _FOREVER]):
                 if end - begin >= group.settled_ns:
@@ -277,7 +276,7 @@ class HeartbeatGroups:
         """Report partitions that the captured members had, and no member of the target's has, in an
         interval in which the group does not change."""
         wanted: dict[Share, _Heartbeat] = {}
-        known = set(group.own_shares)
+        known: set[Share] = set()
         for heartbeats in group.members.values():
             first, after = _inside(heartbeats, begin, end)
             last_epoch = heartbeats[first - 1].request["member_epoch"] if first else 0
@@ -289,7 +288,7 @@ class HeartbeatGroups:
             answered = [each for each in heartbeats[first:after] if each.answer is not None]
             if len(answered) < _SETTLED_COUNT:
                 return
-            if answered[-1].sent_ns - max(begin, answered[0].sent_ns) < group.settled_ns:
+            if answered[-1].sent_ns - max(begin, heartbeats[0].sent_ns) < group.settled_ns:
                 return
             mine = _last_assignment(each.captured for each in heartbeats[:after])
             wanted |= dict.fromkeys(self._captured_shares(mine), answered[-1])
@@ -301,9 +300,10 @@ class HeartbeatGroups:
 
 
 def _inside(heartbeats: list[_Heartbeat], begin: int, end: int) -> tuple[int, int]:
-    """The first heartbeat of an interval, and the one after its last, of a member."""
+    """The first heartbeat after a change of the group, and the one after the last before the next
+    change, of a member."""
     times = [each.sent_ns for each in heartbeats]
-    return bisect_left(times, begin), bisect_left(times, end)
+    return bisect_right(times, begin), bisect_left(times, end)
 
 
 def _last_assignment(answers: Iterable[Body | None]) -> Body | None:

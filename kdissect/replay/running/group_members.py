@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.model import Outcome, Skipped, Step, Translation
+from kdissect.replay.model import Attempt, Outcome, Skipped, Step, Translation
 from kdissect.replay.running.multi_node import NodeConnections
-from kdissect.replay.running.result import Attempt
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.workload.field_kinds import group_names
 from kdissect.replay.workload.messages import (
@@ -53,11 +52,11 @@ Member = tuple[str, str]  # captured group and member id
 
 @dataclass(slots=True)
 class _Joined:
-    """A member that joined at the target. last: its last heartbeat that was answered, or `join`.
-    sync: its SyncGroup, if that was answered."""
+    """A member that joined at the target. last: its last heartbeat that was answered, or the
+    outcome of `join`. sync: its SyncGroup, if that was answered."""
 
     join: Step
-    last: Step
+    last: Outcome
     sync: Step | None = None
     is_followed: bool = False
 
@@ -112,14 +111,14 @@ class GroupMembers:
             return
         member = member_of(step.exchange)
         if api_key == ApiKey.JOIN_GROUP:
-            self._members[member[0], captured.body["member_id"]] = _Joined(step, step)
+            self._members[member[0], captured.body["member_id"]] = _Joined(step, outcome)
         elif api_key in MEMBER_HEARTBEATS and request.body["member_epoch"] == 0:
-            self._members[member] = _Joined(step, step)
+            self._members[member] = _Joined(step, outcome)
         elif (joined := self._members.get(member)) is not None:
             if api_key == ApiKey.SYNC_GROUP:
                 joined.sync = step
             elif api_key in MEMBER_HEARTBEATS:
-                joined.last = step
+                joined.last = outcome
 
     async def keep(self, now: Callable[[], int]) -> None:
         """Until cancelled: if a JoinGroup of a group waits for long, the group's other members
@@ -179,11 +178,11 @@ class GroupMembers:
     async def _follow_classic(self, member: Member, joined: _Joined, but: Step | None) -> None:
         translation = self._translation
         node = translation.target_node(joined.join)
-        answer = await self._ask(member, node, translation.member_heartbeat(joined.join))
-        if int.from_bytes(answer[_CODE_AT:], "big") != ErrorCode.REBALANCE_IN_PROGRESS:
+        attempt = await self._ask(member, node, translation.member_heartbeat(joined.join))
+        if int.from_bytes(attempt.answer[_CODE_AT:], "big") != ErrorCode.REBALANCE_IN_PROGRESS:
             return
         frame = translation.member_join(joined.join)
-        translation.learn(joined.join, await self._ask(member, node, frame))
+        translation.learn(joined.join, (await self._ask(member, node, frame)).answer)
         if joined.sync not in (None, but) and self._members.get(member) is joined:
             assert joined.sync is not None
             again = translation.request(joined.sync, 0)
@@ -191,16 +190,19 @@ class GroupMembers:
                 await self._ask(member, node, again)
 
     async def _follow_assigned(self, member: Member, joined: _Joined) -> None:
-        translation = self._translation
-        node = translation.target_node(joined.join)
-        answer = await self._ask(member, node, translation.member_heartbeat(joined.last))
-        code = translation.learn_member(joined.last, answer)
+        translation, last = self._translation, joined.last
+        code = await self._ask_assigned(member, last, translation.member_heartbeat(last.step))
         if code in _REMOVED and self._members.get(member) is joined:
-            frame = translation.member_join(joined.join)
-            translation.learn_member(joined.last, await self._ask(member, node, frame))
+            await self._ask_assigned(member, last, translation.member_join(joined.join))
 
-    async def _ask(self, member: Member, node: int | None, frame: bytes) -> bytes:
+    async def _ask_assigned(self, member: Member, last: Outcome, frame: bytes) -> int:
+        """Return the error code of the answer."""
+        attempt = await self._ask(member, self._translation.target_node(last.step), frame)
+        last.followed = [*last.followed, attempt]
+        return self._translation.learn_member(last.step, attempt.answer)
+
+    async def _ask(self, member: Member, node: int | None, frame: bytes) -> Attempt:
         number = self._link_numbers.setdefault(member, -1 - len(self._link_numbers))
         [attempt] = await self._nodes.ask(number, [(node, frame)], True)
         self._attempts.append(attempt)
-        return attempt.answer
+        return attempt

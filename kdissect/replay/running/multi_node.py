@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from kdissect.replay.running.result import Attempt, LinkRecord
+from kdissect.replay.model import Attempt
+from kdissect.replay.running.result import LinkRecord
 from kdissect.replay.target.cluster import Target, show_address
 from kdissect.replay.target.connection import ConnectFailed, Link, connect
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from kdissect.replay.model import Outcome, ReplayPlan
+from kdissect.replay.model import Attempt, Outcome, ReplayPlan
 from kdissect.replay.planning.schedule import Pace
 
 
@@ -32,24 +32,6 @@ class LinkRecord:
     theirs: tuple[str, int]
     opened_ns: int
     closed_ns: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A request and its response that are not the outcome of a step.
-
-    Either the target was not ready and the request was sent again, or it is one part of a request
-    to several nodes.
-
-    link: index in `RunResult.links`.
-    answer: empty if the request expects no response.
-    """
-
-    link: int
-    sent: bytes
-    sent_ns: int
-    answer: bytes
-    answered_ns: int
 
 
 @dataclass

@@ -34,6 +34,7 @@ from typing import Any
 
 from kdissect.errors import Error
 from kdissect.replay.model import (
+    Attempt,
     Comparison,
     EarlierAnswer,
     Outcome,
@@ -49,7 +50,7 @@ from kdissect.replay.running.group_members import GroupMembers
 from kdissect.replay.running.judge_queue import JudgeQueue
 from kdissect.replay.running.lane import Lane, LaneConnection
 from kdissect.replay.running.multi_node import NodeConnections
-from kdissect.replay.running.result import Attempt, LinkRecord, RunOptions, RunResult
+from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
 from kdissect.replay.running.waits import (
     ask_metadata,
     await_expiry,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -28,10 +27,6 @@ class Groups:
         self._last_epoch: dict[tuple[str, str], tuple[int, int]] = {}
         self._assigned: dict[tuple[str, str], tuple[Assigned, Assigned]] = {}
         self._endpoint_epochs: dict[tuple[str, int], int] = {}
-        # By group: answers to heartbeats of its members, the replay's own included, and all
-        # (topic id or subtopology, partition) that they have ever assigned.
-        self.answer_counts: Counter[str] = Counter()
-        self.ever_assigned: dict[str, set[tuple[Any, int]]] = defaultdict(set)
 
     # -- from the capture -----------------------------------------------------------------------
 
@@ -158,10 +153,7 @@ class Groups:
         self._epochs[group, member, captured_epoch] = epoch
         self._last_epoch[group, member] = captured_epoch, epoch
         now = assignment_in(answer)
-        self.answer_counts[group] += 1
         if now is not None:
-            for value in now.values():
-                self.ever_assigned[group] |= _as_set(value)
             self._assigned[group, member] = self._assigned.get((group, member), ({}, {}))[0], now
 
     def leads(self, group: str, generation: int) -> tuple[str, str] | None:

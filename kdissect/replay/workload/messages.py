@@ -107,7 +107,12 @@ SESSION_LOST = frozenset(
     }
 )
 # Of a member: its group has another generation by now, or will have one.
-REBALANCING = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION})
+REBALANCING = frozenset(
+    {
+        ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.STALE_MEMBER_EPOCH,
+    }
+)  # fmt: skip
 # Of members whose partitions the broker assigns (KIP-848, KIP-932, KIP-1071).
 MEMBER_HEARTBEATS = frozenset(
     {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}

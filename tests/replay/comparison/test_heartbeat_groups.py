@@ -9,9 +9,9 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
-from kdissect.replay.model import EarlierAnswer
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.model import Attempt, EarlierAnswer
 from tests.replay.comparison.test_run_state import Run, S, Said
+from tests.replay.made import request, response
 
 TOPIC = UUID(int=5)
 CONSUMER, SHARE, STREAMS = (
@@ -121,27 +121,42 @@ def test_a_heartbeat_that_was_sent_again_without_an_assignment() -> None:
     assert run.found() == [(number, "assignment", "not assigned")]
 
 
-class Followed(Group):
-    """The replay has sent another heartbeat of member m itself."""
-
-    def ids(self, brokers: int) -> IdMap:
-        ids = super().ids(brokers)
-        partitions = [{"topic_id": TOPIC, "partitions": [1]}]
-        own = {"member_epoch": 1, "assignment": {"topic_partitions": partitions}}
-        for answer in (own, *({"member_epoch": 1} for _ in self.outcomes)):
-            ids.groups.followed("g", "m", 1, answer)
-        return ids
+def followed(run: Group, at_s: float, epoch: int, answered: int, given: list[int]) -> None:
+    """The replay has sent another heartbeat of member m itself after the first exchange."""
+    body = {"member_id": "m", "member_epoch": answered, **run._assignment(given)}
+    frames = (
+        request(run.api_key, 1, group_id="g", member_id="m", member_epoch=epoch),
+        response(run.api_key, 1, **body),
+    )
+    first, at_ns = run.outcomes[0], int(at_s * S)
+    attempt = Attempt(0, frames[0], at_ns, frames[1], at_ns + 1)
+    first.followed = [*first.followed, attempt]
 
 
 def test_heartbeats_of_the_replay_itself_bring_assignments() -> None:
-    """Partition 1 came with one. It may also have caused another epoch."""
-    run = Followed()
+    """Partition 1 came with one. If it joined again, it caused another epoch."""
+    run = Group()
     run.heartbeat(1, 0, 1, [0], [0, 1])
+    followed(run, 2, 0, 2, [0, 1])
     for at_s in (3, 4, 5):
         run.heartbeat(at_s, 1, 2)
     assert run.found() == []
     high = run.heartbeat(6, 1, 3)
     assert run.found() == [(high, "member_epoch", "3")]
+
+
+def test_an_assignment_that_a_later_one_replaced_does_not_count() -> None:
+    """A member had both partitions, and has one after the group's other member has left."""
+    run = Group(SHARE)
+    run.heartbeat(1, 0, 1, [0], [0, 1])
+    followed(run, 1.1, 1, 1, [0, 1])
+    run.heartbeat(1.2, 0, 2, [1], [1], member="other")
+    run.heartbeat(1.3, -1, -1, member="other")
+    run.heartbeat(2, 1, 3, [0], [0, 1])
+    run.heartbeat(2.5, 3, 3)
+    assert run.found() == []
+    last = run.heartbeat(3, 3, 3)
+    assert run.found() == [(last, "assignment", "not assigned")]
 
 
 def test_a_group_that_changes_has_no_settled_assignment() -> None:

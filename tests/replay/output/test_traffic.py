@@ -4,9 +4,9 @@ from array import array
 from pathlib import Path
 
 import kdissect
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import Attempt, Outcome
 from kdissect.replay.output.traffic import write_capture
-from kdissect.replay.running.result import Attempt, LinkRecord, RunResult
+from kdissect.replay.running.result import LinkRecord, RunResult
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
 
 

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.model import Exchange, Outcome, Step
+from kdissect.replay.model import Attempt, Exchange, Outcome, Step
 from kdissect.replay.running import group_members
 from kdissect.replay.running.group_members import GroupMembers
-from kdissect.replay.running.result import Attempt
 from tests.replay.made import Counting, request, response
 
 REBALANCE = 27
