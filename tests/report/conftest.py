@@ -11,8 +11,9 @@ import pytest
 
 import kdissect
 from kdissect.api import Tables
-from kdissect.report import build
+from kdissect.report import Report, build
 from tests.conftest import CAPTURES, ROOT
+from tests.report.made import hostile, tables
 
 SHARED = ROOT.parent / "shared" / "captures"
 
@@ -32,9 +33,39 @@ def table_set(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def page(table_set: Path) -> Path:
+def report(table_set: Path) -> Report:
     """Its report, with CSV files beside it."""
-    return build(table_set, table_set.parent / "out" / "orders.html").html
+    return build(table_set, table_set.parent / "out" / "orders.html")
+
+
+@pytest.fixture(scope="session")
+def page(report: Report) -> Path:
+    """The page of that report."""
+    return report.html
+
+
+@pytest.fixture(scope="session")
+def document(report: Report) -> dict[str, Any]:
+    """The document of that report."""
+    return report.document
+
+
+@pytest.fixture(scope="session")
+def attacked_report(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A report of tables in which every name is hostile, with CSV files beside it."""
+    return build(hostile(librdkafka), tmp_path_factory.mktemp("hostile") / "hostile.html")
+
+
+@pytest.fixture(scope="session")
+def attacked(attacked_report: Report) -> Path:
+    """The page of that report."""
+    return attacked_report.html
+
+
+@pytest.fixture(scope="session")
+def empty_report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of a table set without rows."""
+    return build(tables(), tmp_path_factory.mktemp("empty") / "empty.html", csv=False)
 
 
 @pytest.fixture(scope="session")

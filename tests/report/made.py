@@ -17,8 +17,9 @@ Row = dict[str, Any]
 SECOND_US = 1_000_000
 START_US = 1_790_000_000 * SECOND_US
 
-# What ends an element, opens one, is a formula, reorders text, is an expression, or a control.
+# A formula, the end of an element, new elements, an expression, reordered text, a control.
 HOSTILE = (
+    "=cmd|' /C calc'!A0"
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`&lt;{{7*7}}${7*7}"
     "\u202egnp.exe\x07\n=cmd()"
 )

@@ -12,17 +12,12 @@ import pytest
 
 import kdissect
 from kdissect.api import Tables
-from kdissect.report import build
+from kdissect.report import Report, build
 from tests.report.conftest import SHARED
-from tests.report.made import HOSTILE, hostile, tables
+from tests.report.made import HOSTILE, hostile
 
 READY_MS_MAX = 1000
 DESK, PHONE = (1280, 900), (390, 800)
-
-
-@pytest.fixture(scope="module")
-def attacked(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(hostile(librdkafka), tmp_path_factory.mktemp("hostile") / "x.html", csv=False).html
 
 
 def _set(browser: Any, size: tuple[int, int], scheme: str) -> None:
@@ -225,13 +220,12 @@ def test_each_heading_has_its_meaning(browser: Any, page: Path) -> None:
     assert all(title.endswith(".") and len(title) > 10 for title in titles)
 
 
-def test_a_capture_without_kafka_opens_too(browser: Any, tmp_path: Path) -> None:
+def test_a_capture_without_kafka_opens_too(browser: Any, empty_report: Report) -> None:
     """The page has the finding and the next command."""
-    page = build(tables(), tmp_path / "empty.html", csv=False).html
     _set(browser, DESK, "light")
     browser.get("about:blank")
     browser.get_log("browser")
-    browser.get(page.as_uri())
+    browser.get(empty_report.html.as_uri())
     found = browser.find_element("css selector", ".findings .bad").text
     assert "Connections by protocol: none." in found
     assert found.splitlines()[-1].startswith("kdissect sql ")

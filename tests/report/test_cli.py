@@ -14,8 +14,16 @@ from typer.testing import CliRunner
 from kdissect.cli.app import app
 from kdissect.errors import Error
 from kdissect.report import name_of
+from tests.report.made import exchange, tables
 
 Run = Callable[..., Any]
+
+
+@pytest.fixture
+def small_set(tmp_path: Path) -> Path:
+    """A table set of one exchange."""
+    tables(exchanges=[exchange(1)]).write(tmp_path / "small")
+    return tmp_path / "small"
 
 
 def test_default_place_and_findings(
@@ -58,10 +66,10 @@ def test_clients_since_a_time(table_set: Path, tmp_path: Path) -> None:
     assert "Requests from the given time on, compared with those before." in out.read_text()
 
 
-def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) -> None:
+def test_json_is_one_document(kdissect: Run, small_set: Path, tmp_path: Path) -> None:
     """The document names its files; without CSV there is only the page."""
     out = tmp_path / "sub" / "page.html"
-    done = kdissect("report", str(table_set), "--out", str(out), "--no-csv", "--json")
+    done = kdissect("report", str(small_set), "--out", str(out), "--no-csv", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["format_version"] == 1
@@ -69,11 +77,11 @@ def test_json_is_one_document(kdissect: Run, table_set: Path, tmp_path: Path) ->
     assert sorted(path.name for path in out.parent.iterdir()) == ["page.html"]
 
 
-def test_again_replaces_the_report(table_set: Path, tmp_path: Path) -> None:
+def test_a_second_report_replaces_the_first(small_set: Path, tmp_path: Path) -> None:
     """An existing page is replaced, and no part stays."""
     out = tmp_path / "page.html"
     out.write_text("old")
-    result = CliRunner().invoke(app, ["report", str(table_set), "--out", str(out), "-q"])
+    result = CliRunner().invoke(app, ["report", str(small_set), "--out", str(out), "-q"])
     assert (result.exit_code, result.stdout) == (0, "")
     assert out.read_text().startswith("<!doctype html>")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

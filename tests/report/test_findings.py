@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kdissect.api import Tables
 from kdissect.report import collect
 from kdissect.report.database import ReportDatabase
 from kdissect.report.findings import _rank
@@ -69,13 +68,17 @@ def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:
 
 def test_a_few_slow_answers_do_not_make_a_slow_client() -> None:
     """One moment is one event, and of many clients one has the slowest answers."""
-    others = [row for n in range(6) for row in _answers(100 * n, f"c{n}", "Produce", 5_000)]
-    for times in ([n * 200_000 for n in range(3)], [n * 1000 for n in range(15)]):
-        slow = [
-            exchange(900 + n, at_us=at, client_id="slow", api_name="Produce", latency_us=90_000)
+    rows: list[Row] = []
+    seldom, in_one_moment = [n * 200_000 for n in range(3)], [n * 1000 for n in range(15)]
+    for first, api, times in ((0, "Produce", seldom), (1000, "Metadata", in_one_moment)):
+        for n in range(6):
+            rows += _answers(first + 100 * n, f"c{n}", api, 5_000)
+        rows += _answers(first + 950, "slow", api, 5_000)
+        rows += [
+            exchange(first + 900 + n, at_us=at, client_id="slow", api_name=api, latency_us=90_000)
             for n, at in enumerate(times)
         ]
-        assert _found(*others, *slow, *_answers(950, "slow", "Produce", 5_000)) == []
+    assert _found(*rows) == []
 
 
 def test_that_some_api_is_the_slowest_is_no_news() -> None:
@@ -163,24 +166,28 @@ def test_an_open_transaction_may_still_commit() -> None:
 def test_an_error_that_ends_soon_is_an_info() -> None:
     """The client's next success within a second ends it; without one, or later, it is a warning."""
 
-    def asked(ident: int, at_ms: int, client: str, error: int = 0) -> Row:
+    def asked(number: int, api: str, at_ms: int, client: str, error: int = 0) -> Row:
         codes = [error] if error else []
         return exchange(
-            ident, at_us=at_ms * 1000, client_id=client, api_name="FindCoordinator",
+            number, at_us=at_ms * 1000, client_id=client, api_name=api,
             error_code=error, error_codes=codes, latency_us=2_000,
         )  # fmt: skip
 
-    starting = (asked(1, 0, "a", 15), asked(2, 20, "a", 15), asked(3, 40, "a"))
-    (found,) = _found(*starting)
-    assert (found["level"], found["title"]) == (
+    rows: list[Row] = []
+    for first, api in ((10, "FindCoordinator"), (20, "OffsetFetch"), (30, "OffsetCommit")):
+        rows += [asked(first + n, api, 20 * n, "a", 15 if n < 2 else 0) for n in range(3)]
+    rows += [asked(25, "OffsetFetch", 100, "b", 15), asked(26, "OffsetFetch", 1400, "b")]
+    rows += [asked(35, "OffsetCommit", 100, "b", 15)]
+    by_api = {row["title"].rpartition(" ")[2]: row for row in _found(*rows)}
+    soon, late, never = (by_api[api] for api in ("FindCoordinator", "OffsetFetch", "OffsetCommit"))
+    assert len(by_api) == 3
+    assert (soon["level"], soon["title"]) == (
         "info",
         "COORDINATOR_NOT_AVAILABLE in FindCoordinator",
     )
-    assert found["time_lost_ms"] == pytest.approx(42)
-    assert "within 42.0 ms" in found["text"]
-    (late,) = _found(*starting, asked(4, 100, "b", 15), asked(5, 1400, "b"))
+    assert soon["time_lost_ms"] == pytest.approx(42)
+    assert "within 42.0 ms" in soon["text"]
     assert (late["level"], late["time_lost_ms"]) == ("warn", pytest.approx(42 + 1302))
-    (never,) = _found(*starting, asked(4, 100, "b", 15))
     assert (never["level"], never["time_lost_ms"]) == ("warn", None)
 
 
@@ -197,10 +204,8 @@ def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
     assert found["title"] == "2 TLS connections not decrypted"
 
 
-def test_figures_agree_on_the_page(librdkafka: Tables) -> None:
+def test_figures_agree_on_the_page(document: dict[str, Any]) -> None:
     """Tiles and tables show the same numbers."""
-    with ReportDatabase(librdkafka) as database:
-        document = collect(database)
     tiles = {tile["label"]: tile for tile in _tiles(document)}
     assert all(tile["help"] for tile in tiles.values())
     (kafka,) = (row for row in document["overview"]["protocols"] if row["protocol"] == "kafka")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kdissect.api import Tables
-from kdissect.report import CSV_TABLES, build
+from kdissect.report import CSV_TABLES, Report, build
 from kdissect.report.page import json_script
-from tests.report.made import exchange, hostile, tables
+from tests.report.made import exchange, tables
 
 _VOID = frozenset(("meta", "link", "br", "input", "img", "hr"))
 _SIZE_MAX = 3_000_000
@@ -52,12 +52,6 @@ def _read(path: Path) -> _Reader:
     reader.close()
     assert reader.open == []
     return reader
-
-
-@pytest.fixture(scope="module")
-def attacked(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of tables in which every name is hostile."""
-    return build(hostile(librdkafka), tmp_path_factory.mktemp("hostile") / "hostile.html").html
 
 
 def test_the_page_needs_nothing_else(page: Path) -> None:
@@ -144,17 +138,19 @@ def test_json_in_a_script_cannot_end_it() -> None:
 
 
 def test_csv_files_are_whole_and_start_no_formula(
-    librdkafka: Tables, tmp_path: Path, page: Path
+    librdkafka: Tables, attacked_report: Report, page: Path
 ) -> None:
     """A value that begins like a formula has an apostrophe."""
-    report = build(hostile(librdkafka, "=cmd|' /C calc'!A0\n"), tmp_path / "formula.html", csv=True)
-    assert set(report.csv) == set(CSV_TABLES) - {"broker_times"}
-    for name, path in report.csv.items():
-        assert path.name == f"formula-{name}.csv"
+    assert set(attacked_report.csv) == set(CSV_TABLES) - {"broker_times"}
+    escaped = 0
+    for name, path in attacked_report.csv.items():
+        assert path.name == f"hostile-{name}.csv"
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         cells = [cell or "" for row in rows for cell in row.values()]
         assert not [cell for cell in cells if cell[:1] in "=+@\t\r" and cell]
+        escaped += sum(cell.startswith("'=cmd|") for cell in cells)
+    assert escaped > 100
     with (page.parent / "orders-clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
     assert sum(int(row["exchanges"]) for row in clients) == librdkafka.exchanges.num_rows
@@ -186,12 +182,10 @@ def _connection(number: int) -> dict[str, Any]:
     }
 
 
-def test_the_document_is_json(page: Path, table_set: Path, tmp_path: Path) -> None:
+def test_the_document_is_json(document: dict[str, Any]) -> None:
     """All values are plain, without NaN."""
-    document = build(table_set, tmp_path / "x.html", csv=False).document
     text = json.dumps(document, allow_nan=False)
     assert document["format_version"] == 1
-    assert document["files"]["csv"] == {}
 
     def check(value: Any) -> None:
         if isinstance(value, dict):

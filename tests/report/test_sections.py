@@ -12,9 +12,9 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.error_codes import error_name
-from kdissect.report import collect, exchange_facts, table_columns
+from kdissect.report import Report, collect, exchange_facts, table_columns
 from kdissect.report.database import ReportDatabase
-from kdissect.report.sections import errors, traffic
+from kdissect.report.sections import errors, latency, traffic
 from tests.conftest import CAPTURES
 from tests.damage import lose_packets
 from tests.report.made import exchange, tables
@@ -22,13 +22,10 @@ from tests.report.made import exchange, tables
 
 @pytest.fixture(scope="module")
 def database(librdkafka: Tables) -> Iterator[ReportDatabase]:
+    """The tables with the exchanges of a report."""
     with ReportDatabase(librdkafka) as opened:
+        exchange_facts.prepare(opened)
         yield opened
-
-
-@pytest.fixture(scope="module")
-def document(database: ReportDatabase) -> dict[str, Any]:
-    return collect(database)
 
 
 def test_every_exchange_is_counted_once(document: dict[str, Any], librdkafka: Tables) -> None:
@@ -97,9 +94,10 @@ def test_percentiles_of_very_many_are_near(
     """Beyond EXACT_MAX they are t-digests; the order of things stays."""
     monkeypatch.setattr(exchange_facts, "EXACT_MAX", 10)
     with ReportDatabase(librdkafka) as database:
-        near = collect(database)
+        exchange_facts.prepare(database)
+        near = latency.collect(database)
     exact = {row["api"]: row for row in document["latency"]["apis"]["rows"]}
-    for row in near["latency"]["apis"]["rows"]:
+    for row in near["apis"]["rows"]:
         if row["answers"] >= 20:
             assert row["p50"] == pytest.approx(exact[row["api"]]["p50"], rel=0.25)
             assert row["max"] == exact[row["api"]]["max"]
@@ -187,11 +185,12 @@ def test_every_error_code_has_its_place(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "java_latest/java_latest.pcap",
         "admin/admin.pcap",
-        "transactions/transactions.pcap",
         "share_streams/share.pcap",
-        "cluster/cluster.pcap",
+        *(
+            pytest.param(f"{name}/{name}.pcap", marks=pytest.mark.heavy)
+            for name in ("java_latest", "transactions", "cluster")
+        ),
     ],
 )
 def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_capture: Any) -> None:
@@ -232,10 +231,9 @@ def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
     assert row["packet"]
 
 
-def test_an_empty_table_set_has_a_report() -> None:
+def test_an_empty_table_set_has_a_report(empty_report: Report) -> None:
     """The only finding is that there is no Kafka traffic."""
-    with ReportDatabase(tables()) as database:
-        document = collect(database)
+    document = empty_report.document
     assert document["overview"]["exchanges"] == 0
     assert [f["title"] for f in document["findings"]["findings"]] == ["No Kafka traffic found"]
 

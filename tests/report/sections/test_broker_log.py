@@ -19,11 +19,12 @@ from tests.report.made import exchange, tables
 
 CORRELATION_MIN = 0.95
 _OFTEN = [
-    *("java_latest/java_latest", "other_clients/librdkafka", "other_clients/sarama"),
-    *("old_clients/java_0_10_2_2", "shapes/any_sll2", "tls/tls12", "transactions/transactions"),
+    *("other_clients/librdkafka", "other_clients/sarama", "old_clients/java_0_10_2_2"),
+    *("shapes/any_sll2", "tls/tls12"),
 ]
 _REST = [
-    *("admin/admin", "cluster/cluster", "odd/odd_conversations", "old_clients/java_0_8_2_2"),
+    *("java_latest/java_latest", "transactions/transactions", "admin/admin", "cluster/cluster"),
+    *("odd/odd_conversations", "old_clients/java_0_8_2_2"),
     *("old_clients/java_2_0_1", "other_clients/kafka_python", "perf/perf_small"),
     *("perf/perf_tshark", "sasl/sasl", "sasl/sasl_handshake_v0", "shapes/ipv6"),
     *("share_streams/share", "share_streams/streams", "tls/tls13"),

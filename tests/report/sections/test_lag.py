@@ -285,8 +285,8 @@ def test_a_topic_that_is_created_again_has_a_new_log(how: str) -> None:
     ("name", "least"),
     [
         ("transactions/transactions", 12),
-        ("share_streams/streams", 8),
         ("other_clients/librdkafka", 10),
+        pytest.param("share_streams/streams", 8, marks=pytest.mark.heavy),
         pytest.param("zookeeper/zk_3_9_1_ibp_2_4", 10, marks=pytest.mark.heavy),
         pytest.param("version_sweep/sweep_4_3_1", 71, marks=pytest.mark.heavy),
     ],
