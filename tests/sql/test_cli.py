@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,15 +52,8 @@ def test_a_query_from_stdin_to_a_file(table_set: Path, tmp_path: Path) -> None:
     """`-`, or no query at all, reads stdin; --out appears whole, or not at all."""
     out = tmp_path / "o.parquet"
     arguments = ["sql", str(table_set), "--format", "parquet", "-", "--out", str(out)]
-    result = subprocess.run(
-        [sys.executable, "-m", "kdissect", *arguments],
-        input="from exchanges",
-        text=True,
-        capture_output=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert result.returncode == 0, result.stderr
+    result = CliRunner().invoke(app, arguments, input="from exchanges")
+    assert result.exit_code == 0, result.stderr
     failed = CliRunner().invoke(app, arguments, input="select error('late') from range(10)")
     assert isinstance(failed.exception, Error)
     assert "late" in str(failed.exception)
@@ -144,8 +138,10 @@ def test_places_that_are_no_files(kdissect: Run, table_set: Path, tmp_path: Path
     assert kdissect(*command, str(link)).returncode == 0
     assert link.is_symlink()
     assert file.read_text().split() == ["a", "-", "7"]
-    with subprocess.Popen([sys.executable, "-m", "kdissect", *command, str(pipe)], cwd=ROOT):
-        assert pipe.read_text().split() == ["a", "-", "7"]
+    with ThreadPoolExecutor(1) as reader:
+        text = reader.submit(pipe.read_text)
+        assert kdissect(*command, str(pipe)).returncode == 0
+        assert text.result().split() == ["a", "-", "7"]
     assert pipe.is_fifo()
 
 

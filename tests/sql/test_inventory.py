@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +129,12 @@ def test_several_sets_are_one(tmp_path: Path, captures: Path) -> None:
     """Each table has the rows of both sets, and SQL sees them."""
     one, two = captures / "librdkafka.pcap", captures / "java_2_0_1.pcap"
     sets = [_set(tmp_path, "monday", one), _set(tmp_path, "tuesday", two)]
-    both = kdissect.open(sets)
+    both, each_alone = kdissect.open(sets), [kdissect.open(path) for path in sets]
     assert both.manifest["totals"]["packets"] == sum(
-        kdissect.open(each).manifest["totals"]["packets"] for each in sets
+        each.manifest["totals"]["packets"] for each in each_alone
     )
     for name in both.names:
-        alone = [tables_of[name] for each in sets if name in (tables_of := kdissect.open(each))]
+        alone = [each[name] for each in each_alone if name in each]
         assert both[name].num_rows == sum(table.num_rows for table in alone), name
     (row,) = both.sql("select count(distinct path) n, any_value(role) from captures, inventory")[
         "n"
@@ -143,9 +144,10 @@ def test_several_sets_are_one(tmp_path: Path, captures: Path) -> None:
 
 def test_a_capture_in_two_sets_is_refused(tmp_path: Path, captures: Path) -> None:
     """Its rows would count twice."""
-    capture = captures / "librdkafka.pcap"
+    once = _set(tmp_path, "a", captures / "librdkafka.pcap")
+    again = shutil.copytree(once, tmp_path / "b")
     with pytest.raises(CaptureError, match=r"librdkafka\.pcap: is in two of the sources"):
-        kdissect.open([_set(tmp_path, "a", capture), _set(tmp_path, "b", capture)])
+        kdissect.open([once, again])
 
 
 def test_sets_of_rows_in_memory() -> None:

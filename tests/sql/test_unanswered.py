@@ -29,7 +29,9 @@ def statuses(tables: Tables) -> dict[tuple[object, ...], tuple[int, str]]:
 
 
 @pytest.mark.parametrize("name", ["sarama.pcap.gz", "java_2_0_1.pcap", "librdkafka.pcap"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in (2, 3))]
+)
 def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: Path) -> None:
     """Two percent of the packets are gone. An answer among them is never called missing."""
     data = (captures / name).read_bytes()

@@ -111,13 +111,20 @@ LOGGED = [c for c in ALL if c.has(REQUEST_LOG)]
 CHECKED = [c for c in LOGGED if not c.is_tls]  # the independent check has no keys
 PRODUCED = [c for c in ALL if c.has(PRODUCED_LIST)]
 SHAPES_BASE = Capture("other_clients/librdkafka")
-LARGE = "perf/perf_small"  # perf_tshark has the same traffic, less of it
+# Large captures, and those whose clients, brokers and messages are also in other captures.
+REPEATED = frozenset(
+    (
+        *("perf/perf_small", "perf/perf_tshark", "java_latest/java_latest", "tls/tls12"),
+        *("transactions/transactions", "share_streams/streams", "version_sweep/sweep_4_3_1"),
+        *("zookeeper/zk_3_9_1_ibp_2_4", "other_clients/kafka_python", "sasl/sasl"),
+    )
+)
 
 
 def each(
     name: str, things: list[Any], repeated: Collection[str] = frozenset()
 ) -> pytest.MarkDecorator:
-    """A test for each of them, heavy for a large one and for those that repeat another.
+    """A test for each of them, heavy for those of `REPEATED` and of `repeated`.
 
     All tests of a module for one come together, then its rows go.
     """
@@ -125,7 +132,7 @@ def each(
         pytest.param(
             thing,
             marks=[pytest.mark.heavy]
-            if str(thing).startswith(LARGE) or str(thing) in repeated
+            if str(thing) in repeated or str(thing).removesuffix(".pcap") in REPEATED
             else [],
         )
         for thing in things

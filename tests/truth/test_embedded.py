@@ -18,11 +18,20 @@ import pytest
 import kdissect
 from tests.truth import request_log
 from tests.truth.hidden import secrets_of, token_rows
-from tests.truth.material import ALL, LOGGED, Capture, needs_material
+from tests.truth.material import ALL, LOGGED, REPEATED, Capture, needs_material
 
 ADMIN = Capture("admin/admin")
 STREAMS = Capture("share_streams/streams")
 WITH_SECRETS = [Capture(f"sasl/{name}") for name in ("sasl", "sasl_handshake_v0")] + [ADMIN]
+GROUPS = {STREAMS.name, "other_clients/kafka_python"}  # most of their requests are of groups
+WITH_GROUPS = [c for c in LOGGED if not c.name.startswith("perf/")]
+some_and_all = pytest.mark.parametrize(
+    "captures",
+    [
+        pytest.param([c for c in WITH_GROUPS if c.name not in REPEATED - GROUPS], id="some"),
+        pytest.param(WITH_GROUPS, id="all", marks=pytest.mark.heavy),
+    ],
+)
 
 
 def snake(name: str) -> str:
@@ -49,10 +58,13 @@ def differences(log: Any, ours: Any, path: str) -> Iterator[str]:
 
 
 @needs_material
-def test_inner_requests_are_those_that_the_controller_logged(say: Callable[[str], None]) -> None:
+@some_and_all
+def test_inner_requests_are_those_that_the_controller_logged(
+    captures: list[Capture], say: Callable[[str], None]
+) -> None:
     """An Envelope's inner request and response, by client id, correlation id and API."""
     compared = 0
-    for capture in LOGGED:
+    for capture in captures:
         logged = defaultdict(list)
         for entry in request_log.load(capture.request_log_path):
             if entry.is_forwarded:
@@ -83,10 +95,13 @@ def test_inner_requests_are_those_that_the_controller_logged(say: Callable[[str]
 
 
 @needs_material
-def test_members_have_each_subscribed_partition_once(say: Callable[[str], None]) -> None:
+@some_and_all
+def test_members_have_each_subscribed_partition_once(
+    captures: list[Capture], say: Callable[[str], None]
+) -> None:
     """Every consumer's metadata decodes; assigned topics are subscribed, each partition once."""
     counts = defaultdict(int)
-    for capture in (c for c in LOGGED if not c.name.startswith("perf/")):
+    for capture in captures:
         subscribed: dict[str, set[str]] = defaultdict(set)
         for row in capture.rows("apis/JoinGroup"):
             request = row["request"] or {"protocols": []}
@@ -180,7 +195,11 @@ def _bytes_of(table: Any) -> bytes:
     return out.getvalue().to_pybytes()
 
 
-@pytest.mark.parametrize("capture", ALL, ids=str)
+@pytest.mark.parametrize(
+    "capture",
+    [pytest.param(c, marks=[] if c in WITH_SECRETS else pytest.mark.heavy) for c in ALL],
+    ids=str,
+)
 def test_no_secret_is_in_any_table(capture: Capture) -> None:
     """Without `reveal_secrets` no column of any table holds a password, token, salt or HMAC."""
     if capture.name.startswith("perf/"):
@@ -195,7 +214,7 @@ def test_no_secret_is_in_any_table(capture: Capture) -> None:
 
 
 @pytest.mark.parametrize("capture", WITH_SECRETS, ids=str)
-@pytest.mark.parametrize("loss", [None, 0.2, 0.6])
+@pytest.mark.parametrize("loss", [None, 0.6, pytest.param(0.2, marks=pytest.mark.heavy)])
 def test_damaged_captures_show_no_secret(
     capture: Capture, loss: float | None, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
 MEMBERS = (8, 11, 12, 13, 14, 28, 68, 76, 78, 79, 88)  # APIs of members of groups
 FIRST_WITH_IDS = 13  # version of Produce and of Fetch that has topic ids (KIP-516)
 JSON_LOGGED = [c for c in LOGGED if c.name != "zookeeper/zk_1_1_1"]  # its log is text
-every_capture = each("capture", JSON_LOGGED)
+every_capture = each("capture", JSON_LOGGED, repeated={"cluster/cluster"})
 # Brokers log neither an Envelope nor a login, nor requests that they refuse: the odd client's.
 UNLOGGED = {"ENVELOPE", "SASLHANDSHAKE", "SASLAUTHENTICATE", "APIVERSIONS"}
 Clients = dict[tuple[str, str], dict[str, set[str]]]

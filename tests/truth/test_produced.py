@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.truth import produced, request_log
 from tests.truth.material import LOGGED, PRODUCED, Capture, each
 from tests.truth.produced import FETCHES
@@ -71,6 +73,7 @@ def test_listed_records_come_back_where_consumed(
     say(f"{capture}: {len(placed) + len(unplaced)} of {len(listed)} listed records were consumed")
 
 
+@pytest.mark.heavy
 def test_large_batches_have_the_checksums_of_their_values() -> None:
     """Four codecs: bytes and sum of CRC-32 of all values per topic as the clients counted them; as
     many confirmed and consumed as they counted, each equal to what was produced at its offset."""
@@ -95,6 +98,7 @@ def test_large_batches_have_the_checksums_of_their_values() -> None:
         assert values[row["topic"], row["partition"], row["offset"]] == row["value"], row
 
 
+@pytest.mark.heavy
 def test_many_small_batches_are_all_there() -> None:
     """Confirmed produces per topic, acks=0 included, and each of them consumed."""
     counts = PERF_SMALL.manifest["counts"]

@@ -25,15 +25,17 @@ from tests.truth.material import Capture
 ADMIN, SASL, TOKENS = (
     Capture(name) for name in ("admin/admin", "sasl/sasl", "sasl/sasl_handshake_v0")
 )
-ALL = pytest.mark.parametrize("capture", [ADMIN, SASL, TOKENS], ids=str)
-# the slowest outputs: secrets of administration, and tokens without headers
-SOME = pytest.mark.parametrize(
-    "capture", [ADMIN, pytest.param(SASL, marks=pytest.mark.heavy), TOKENS], ids=str
-)
 HEAVY = pytest.mark.heavy
 RICHEST: tuple[str, ...] = ("-v", "-x", "--records")
 OTHER: tuple[tuple[str, ...], ...] = ((), ("--json", "--records"))
-CAPTURES = Path(__file__).parents[2] / "captures"
+
+
+def _each(*often: Capture) -> pytest.MarkDecorator:
+    """A test for each capture, heavy for those that are not named."""
+    cases = (
+        pytest.param(one, marks=[] if one in often else HEAVY) for one in (ADMIN, SASL, TOKENS)
+    )
+    return pytest.mark.parametrize("capture", cases, ids=str)
 
 
 @cache
@@ -94,13 +96,13 @@ def table_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[Capture, Path]:
     return found
 
 
-def test_the_secrets_are_in_the_captures() -> None:
+@_each(TOKENS)
+def test_the_secrets_are_in_the_captures(capture: Capture) -> None:
     """The captures contain the secrets, so a search can fail; --reveal-secrets shows them."""
-    for capture in (ADMIN, SASL, TOKENS):
-        assert sum(secret in capture.path.read_bytes() for secret in spelt(capture)) >= 4
-        arguments = ["show", str(capture.path), "-x", "--reveal-secrets"]
-        shown = CliRunner().invoke(app, arguments).stdout
-        assert leaks(capture, raw_text(shown.split("\n")).encode("latin-1")), capture
+    assert sum(secret in capture.path.read_bytes() for secret in spelt(capture)) >= 4
+    arguments = ["show", str(capture.path), "-x", "--reveal-secrets"]
+    shown = CliRunner().invoke(app, arguments).stdout
+    assert leaks(capture, raw_text(shown.split("\n")).encode("latin-1"))
 
 
 @pytest.mark.parametrize(
@@ -122,8 +124,10 @@ def test_show_prints_no_secret(capture: Capture, style: tuple[str, ...]) -> None
     assert len(run(capture, "show", capture.path, *style)) > 1000
 
 
-@SOME
-def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path) -> None:
+@_each(ADMIN)
+def test_files_and_results_of_table_sets(
+    capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path
+) -> None:
     """Files of a set, results of SQL, verdicts and differences contain no secret."""
     tables = table_sets[capture]
     for path in tables.rglob("*"):
@@ -141,7 +145,7 @@ def test_table_sets(capture: Capture, table_sets: dict[Capture, Path], tmp_path:
     run(capture, "diff", tables, table_sets[TOKENS])
 
 
-@SOME
+@_each(ADMIN)
 def test_report_contains_no_secret(
     capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path
 ) -> None:
@@ -153,7 +157,7 @@ def test_report_contains_no_secret(
     assert list(tmp_path.rglob("*.csv"))
 
 
-@SOME
+@_each(TOKENS)  # tests/extract has secrets of administration
 def test_extract_under_other_names(capture: Capture, tmp_path: Path) -> None:
     """Without `--anonymize` packets are handed over as they are, which `extract` is for."""
     out = tmp_path / "out.pcapng"
@@ -162,7 +166,7 @@ def test_extract_under_other_names(capture: Capture, tmp_path: Path) -> None:
     run(capture, "show", out, "-v", "-x")
 
 
-@ALL
+@_each(ADMIN, TOKENS)
 def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: None) -> None:
     """What a set keeps for the next captures, from several places on."""
     data = capture.path.read_bytes()
@@ -179,10 +183,7 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
                     assert not leaks(capture, content), path
 
 
-@pytest.mark.parametrize(
-    "capture", [SASL, *(pytest.param(one, marks=pytest.mark.heavy) for one in (ADMIN, TOKENS))],
-    ids=str,
-)  # fmt: skip
+@_each(SASL)
 def test_replay_writes_no_secret(capture: Capture, tmp_path: Path) -> None:
     """The plan, the saved workload, all outputs of a run, and the messages on the way."""
     outputs = [

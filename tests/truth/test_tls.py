@@ -15,7 +15,8 @@ from tests.truth.material import CAPTURES, Capture, each, key_log, needs_materia
 from tests.truth.rows import Row, as_rows, set_differences, without
 
 TLS_12, TLS_13 = Capture("tls/tls12"), Capture("tls/tls13")
-both = each("capture", [TLS_12, TLS_13])
+both = pytest.mark.parametrize("capture", [TLS_12, TLS_13], ids=str, scope="module")
+every_capture = each("capture", [TLS_12, TLS_13])
 CAPTURE_IDS = ("capture_id", "request_capture_id", "response_capture_id")
 
 
@@ -66,7 +67,7 @@ def test_secrets_inside_a_pcapng_are_used() -> None:
     assert not set_differences(inside, TLS_13.tables, prepare)
 
 
-@both
+@every_capture
 def test_without_keys_connections_are_named_and_counted(capture: Capture) -> None:
     """The same connections are TLS without frames."""
     closed = kdissect.read(str(capture.path), reveal_secrets=True)
@@ -84,7 +85,7 @@ def test_without_keys_connections_are_named_and_counted(capture: Capture) -> Non
     assert not tls & {row["connection_id"] for row in _rows(closed, "anomalies")}
 
 
-@both
+@every_capture
 def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> None:
     """Connections without their key log lines are reported; the others give the same rows."""
     lines = _lines(capture)
@@ -111,8 +112,8 @@ def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> Non
     assert {row["exchange_id"] for row in _rows(some, "exchanges")} == expected
 
 
-@both
-@pytest.mark.parametrize("split_bytes", [10_007, 200_000])
+@every_capture
+@pytest.mark.parametrize("split_bytes", [10_007, pytest.param(200_000, marks=pytest.mark.heavy)])
 def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
     """Rows do not depend on the size of splits."""
     split = kdissect.read(
@@ -147,8 +148,8 @@ def test_a_file_that_is_no_key_log_is_refused(tmp_path: Path) -> None:
         kdissect.read(str(TLS_13.path), keylog=tmp_path / "nowhere")
 
 
-@both
-@pytest.mark.parametrize("share", [0.01, 0.05])
+@every_capture
+@pytest.mark.parametrize("share", [0.05, pytest.param(0.01, marks=pytest.mark.heavy)])
 def test_lost_packets_lose_what_they_touch(
     capture: Capture, share: float, tmp_path: Path, say: Any
 ) -> None:

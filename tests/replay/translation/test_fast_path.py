@@ -45,7 +45,10 @@ from tests.codec.message_values import sample, to_json
 from tests.replay.other_cluster import OtherCluster, Replayed, replay
 from tests.truth.material import CAPTURES, needs_material
 
-SHIPPED = ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"]
+SHIPPED = [
+    *("librdkafka.pcap", "java_2_0_1.pcap"),
+    pytest.param("sarama.pcap.gz", marks=pytest.mark.heavy),  # a plain client, as librdkafka
+]
 SHARED = [
     "transactions/transactions",  # the others are ordinary clients, as in the shipped captures
     pytest.param("perf/perf_tshark", marks=pytest.mark.heavy),
@@ -218,13 +221,14 @@ class World:
             ids.producers.lost(Producer(0, 0), (name, 0), 3)
 
 
+@pytest.mark.parametrize("seeds", [[0], pytest.param([1, 2], marks=pytest.mark.heavy)])
 @pytest.mark.parametrize("key", sorted(catalog.apis()))
-def test_random_requests_of_every_version(key: int) -> None:
+def test_random_requests_of_every_version(key: int, seeds: list[int]) -> None:
     """Made requests of each version, with and without writes allowed."""
     versions = catalog.api(key).request.versions
     used = 0
     for version in range(versions.first, versions.last + 1):
-        for seed in range(3):
+        for seed in seeds:
             world = World(key, version, seed)
             for allow in (frozenset(WRITING_CLASSES), frozenset()):
                 plan = world.plan(allow)

@@ -41,15 +41,16 @@ SHIPPED = [
 # leader epochs are the target's current ones, ids that nobody gave stay.
 FREE = {"OffsetForLeaderEpoch", "OffsetCommit", "ListTransactions", "RenewDelegationToken",
         "ExpireDelegationToken"}  # fmt: skip
-LARGE = [
+# Large captures, and those whose requests are also in smaller ones.
+REPEATED = [
     "cluster/cluster", "java_latest/java_latest", "share_streams/share", "share_streams/streams",
-    "version_sweep/sweep_4_3_1",
+    "version_sweep/sweep_4_3_1", "other_clients/kafka_python", "perf/perf_tshark", "sasl/sasl",
+    "zookeeper/zk_3_9_1_ibp_2_4",
 ]  # fmt: skip
 SHARED = [
-    "admin/admin", "odd/odd_conversations", "old_clients/java_0_8_2_2",
-    "other_clients/kafka_python", "perf/perf_tshark", "sasl/sasl", "sasl/sasl_handshake_v0",
-    "transactions/transactions", "zookeeper/zk_1_1_1", "zookeeper/zk_3_9_1_ibp_2_4",
-    *(pytest.param(name, marks=pytest.mark.heavy) for name in LARGE),
+    "admin/admin", "odd/odd_conversations", "old_clients/java_0_8_2_2", "sasl/sasl_handshake_v0",
+    "transactions/transactions", "zookeeper/zk_1_1_1",
+    *(pytest.param(name, marks=pytest.mark.heavy) for name in REPEATED),
 ]  # fmt: skip
 KEPT: dict[str, Replayed] = {}
 
