@@ -206,10 +206,10 @@ def test_any_values_survive(data):
 
 
 def test_a_message_cut_anywhere_is_a_decode_error():
-    """All 361 pairs, both sides; long samples at 60 places."""
+    """All 361 pairs, both sides; long samples at 20 places."""
     for definition, version in ALL:
         encoded = encode(definition, version, sample(definition, version, "cut"))
-        step = max(1, len(encoded) // 60)
+        step = max(1, len(encoded) // 20)
         for size in range(0, len(encoded), step):
             with pytest.raises(DecodeError) as caught:
                 decode(definition, version, encoded[:size])
@@ -221,7 +221,7 @@ def test_a_message_with_changed_bytes_is_a_decode_error_or_values():
     generator = random.Random(20)
     for definition, version in ALL:
         encoded = encode(definition, version, sample(definition, version, "changed"))
-        for _ in range(20 if encoded else 0):
+        for _ in range(8 if encoded else 0):
             changed = bytearray(encoded)
             for _ in range(generator.randint(1, 3)):
                 changed[generator.randrange(len(changed))] = generator.choice(

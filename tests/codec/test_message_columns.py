@@ -271,14 +271,14 @@ def test_results_outlive_their_buffers() -> None:
 def test_threads_share_plans() -> None:
     """Many threads, each with its builders, get the columns of one thread."""
     alone = {}
-    for key, side in message_vectors():
+    for key, side in list(message_vectors())[::4]:
         alone[key, side] = vector_columns(key, side)[1].body
 
     def work(_: int) -> bool:
         return all(vector_columns(*pair)[1].body.equals(body) for pair, body in alone.items())
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, range(8)))
+        assert all(pool.map(work, range(4)))
 
 
 def test_the_first_decode_of_a_process_compiles_nothing() -> None:
