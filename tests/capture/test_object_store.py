@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 import kdissect
@@ -42,6 +44,12 @@ def _exchanges(tables: kdissect.Tables) -> list[tuple]:
     return sorted(tuple(map(str, row.values())) for row in rows)
 
 
+@functools.cache
+def _exchanges_of(*files: str) -> list[tuple]:
+    """The exchanges of files on disk."""
+    return _exchanges(kdissect.read([CAPTURES / file for file in files]))
+
+
 @pytest.mark.parametrize(
     ("name", "files"),
     [
@@ -56,7 +64,7 @@ def _exchanges(tables: kdissect.Tables) -> list[tuple]:
 def test_the_rows_of_the_files(bucket, name, files, tmp_path):
     """A URL, folder or glob gives the exchanges of the files; no copy stays."""
     found = kdissect.read(f"{bucket}/{name}", spool=str(tmp_path))
-    assert _exchanges(found) == _exchanges(kdissect.read([CAPTURES / file for file in files]))
+    assert _exchanges(found) == _exchanges_of(*files)
     captures = found.captures.to_arrow().filter(~kdissect_unknown(found))
     assert all(path.startswith(f"{bucket}/day1/") for path in captures["path"].to_pylist())
     assert not list(tmp_path.iterdir())
@@ -102,8 +110,7 @@ def test_each_request_may_fail_once(store, bucket, tmp_path):
         found = kdissect.read(f"{bucket}/day1/**/*.pcap*", spool=str(tmp_path))
     finally:
         store.fault = None
-    files = [CAPTURES / "java_2_0_1.pcap", CAPTURES / "sarama.pcap.gz"]
-    assert _exchanges(found) == _exchanges(kdissect.read(files))
+    assert _exchanges(found) == _exchanges_of("java_2_0_1.pcap", "sarama.pcap.gz")
     assert {method for method, _, _ in refused} == {"HEAD", "GET"}
     assert ("GET", "/captures/day1/java.pcap", (0, 3)) in refused
 

@@ -14,11 +14,11 @@ import pytest
 from tests.fuzz import run
 from tests.fuzz.check import check_bytes, check_case
 
-SHORT_CASES = range(1, 16)
+SHORT_CASES = range(1, 8)
 
 
 def test_mutated_captures_keep_their_untouched_rows() -> None:
-    """Fifteen mutated captures keep the rows that no mutation touched."""
+    """Seven mutated captures keep the rows that no mutation touched."""
     compared = 0
     for seed in SHORT_CASES:
         what, rows = check_case(seed)

@@ -155,7 +155,7 @@ def read_made(name: str, count: int) -> None:
 )
 def test_work_is_linear_in_the_packets(make: Any) -> None:
     """Twice the packets take at most twice the steps."""
-    assert_linear(read_made, 100, make.__name__)
+    assert_linear(read_made, 50, make.__name__)
 
 
 @pytest.mark.parametrize("make", [flood, gaps, retransmissions, fragments, overlaps])

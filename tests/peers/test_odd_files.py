@@ -43,8 +43,8 @@ UNSUPPORTED = (
     "fddi", "atm", "nflog",
 )  # fmt: skip
 QUICK = (
-    "wrong_headers", "tunnels", "extensions", "others", "fragments", "lengths", "link_sll2",
-    "link_ppp", "blocks_little", "sections", "numbered", "snapped", "kuznetsov", "cut_packet",
+    "wrong_headers", "tunnels", "extensions", "fragments", "link_sll2", "link_ppp",
+    "blocks_little", "sections", "cut_packet",
 )  # fmt: skip
 CASES = dict(cases())
 

@@ -207,8 +207,14 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     assert (generations == {0}) == ("updates" not in kind)
 
 
-@pytest.mark.parametrize("kind", ["1.3 key updates", "1.3 traffic secrets", "1.2 mutual",
-                                  "1.2 CBC, pre-master secrets"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("1.3 key updates", "1.2 CBC, pre-master secrets"),
+        *(pytest.param(kind, marks=pytest.mark.heavy) for kind in ("1.3 traffic secrets",
+                                                                   "1.2 mutual")),
+    ],
+)  # fmt: skip
 def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_process) -> None:
     """An append after a cut in TLS gives the tables of one run over both parts."""
     book, log = _conversation(kind, tmp_path)

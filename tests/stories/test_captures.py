@@ -21,14 +21,17 @@ pytestmark = needs_material
 
 NAMES = [
     *("transactions/transactions", "cluster/cluster", "java_latest/java_latest"),
-    *("share_streams/share", "share_streams/streams", "old_clients/java_2_0_1"),
-    *("other_clients/librdkafka", "other_clients/sarama", "other_clients/kafka_python"),
-    *("version_sweep/sweep_4_3_1", "tls/tls12", "tls/tls13"),  # the last two with their key logs
+    *("share_streams/share", "share_streams/streams", "other_clients/librdkafka"),
+    *("other_clients/kafka_python", "version_sweep/sweep_4_3_1", "tls/tls13"),
 ]
+REPEATED = ["old_clients/java_2_0_1", "other_clients/sarama", "tls/tls12"]
 EPOCH_APIS = {68: "consumer", 76: "share", 88: "streams"}
 
 
-@pytest.fixture(params=NAMES, scope="module")
+@pytest.fixture(
+    params=[*NAMES, *(pytest.param(name, marks=pytest.mark.heavy) for name in REPEATED)],
+    scope="module",
+)
 def capture(request: pytest.FixtureRequest) -> Capture:
     return Capture(request.param)
 

@@ -15,7 +15,10 @@ from tests.truth.rows import set_differences
 
 
 @needs_material
-@pytest.mark.parametrize("name", ["transactions/transactions", "share_streams/streams"])
+@pytest.mark.parametrize(
+    "name",
+    ["transactions/transactions", pytest.param("share_streams/streams", marks=pytest.mark.heavy)],
+)
 def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small keys of events give the tables of few large ones."""
     capture = Capture(name)
