@@ -18,7 +18,7 @@ from cramjam import zstd
 import kdissect
 from kdissect.errors import OutputError
 from kdissect.pipeline import plan
-from kdissect.pipeline.append import extended
+from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.table_set import MANIFEST
@@ -171,9 +171,9 @@ def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
 )
 def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     """Appends need no earlier capture, and leave no file that the manifest lacks."""
-    captures = _rotated(CAPTURES / f"{name}.pcap", 5, tmp_path / "parts")
+    captures = _rotated(CAPTURES / f"{name}.pcap", 3, tmp_path / "parts")
     out = tmp_path / "tables"
-    assert _one_by_one(captures, out) == [None] * 5
+    assert _one_by_one(captures, out) == [None] * 3
     _check(kdissect.open(out), captures)
     manifest = json.loads((out / MANIFEST).read_text())
     listed = {name for entry in manifest["tables"].values() for name in entry["files"]}
@@ -215,7 +215,12 @@ def _check_cuts(path: Path, count: int, tmp_path: Path) -> Counter:
 
 
 @pytest.mark.parametrize(
-    ("name", "cuts"), [("java_0_10_2_2.pcap", 2), ("sarama.pcap.gz", 1), ("tls13.pcap.gz", 1)]
+    ("name", "cuts"),
+    [
+        ("java_0_10_2_2.pcap", 2),
+        pytest.param("sarama.pcap.gz", 1, marks=pytest.mark.heavy),
+        ("tls13.pcap.gz", 1),
+    ],
 )
 def test_two_parts_make_the_set_of_one_run(name, cuts, tmp_path, in_process):
     """A capture in parts, appended one by one, gives the rows of the whole."""
@@ -254,16 +259,20 @@ def test_connections_that_cross_many_files(name, tmp_path, in_process):
 
 def test_parts_without_packets(tmp_path, in_process):
     """The set of an empty capture, of another, and of an empty one again."""
-    empty = _written(tmp_path / "empty.pcap", [])
+    talk = Talk()
+    talk.ask(request(1))
+    talk.answer(response(1))
+    captures = [
+        _written(tmp_path / f"{number}.pcap", packets)
+        for number, packets in enumerate(([], talk.packets, []))
+    ]
     out = tmp_path / "tables"
-    kdissect.dissect(None, empty, out, keep_state=True)
-    _check(
-        _appended(out, CAPTURES / "java_0_10_2_2.pcap"), [empty, CAPTURES / "java_0_10_2_2.pcap"]
-    )
-    last = _written(tmp_path / "last.pcap", [])
-    tables = _appended(out, last)
-    assert tables.manifest["append"] == {"read_again": None}
-    _check(tables, [empty, CAPTURES / "java_0_10_2_2.pcap", last])
+    kdissect.dissect(None, captures[0], out, keep_state=True)
+    for count in (2, 3):
+        tables = _appended(out, captures[count - 1])
+        assert tables.manifest["append"] == {"read_again": None}
+        assert tables.exchanges.num_rows == 1
+        _check(tables, captures[:count])
 
 
 # -- exceptions -----------------------------------------------------------------------------
@@ -388,38 +397,44 @@ def test_a_capture_from_the_middle_is_read_with_all(tmp_path, in_process):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"ports": [9092]}, "new port hints"),
+        ("ports", "new port hints"),
         ("state", "is gone"),
         ("version", "another version"),
         ("older state", "another version"),
-        ("older format", "another version"),
         ("old", "without --keep-state"),
-        ({"read_again": True}, "--read-again"),
+        ("option", "--read-again"),
     ],
 )
-def test_why_captures_are_read_again(change, reason, halves, rows_of_halves):
-    """The manifest and the notes name the reason."""
+def test_why_captures_are_read_again(change, reason, halves):
+    """Each reason has its words."""
     captures, out = halves
     manifest = json.loads((out / MANIFEST).read_text())
-    options = change if isinstance(change, dict) else {}
+    ports, is_wanted = ((9092,) if change == "ports" else ()), change == "option"
     if change == "state":
         shutil.rmtree(out / "_state")
     if change == "version":
         manifest["program_version"] = "0.0"
     if change == "older state":
         manifest["state"]["version"] -= 1
-    if change == "older format":  # which had fewer columns
-        manifest["format_version"] -= 1
-        for path in (out / "exchanges").rglob("*.parquet"):
-            pq.write_table(pq.read_table(path).drop_columns("wait"), path)
     if change == "old":
         del manifest["state"]
     (out / MANIFEST).write_text(json.dumps(manifest))
-    tables = _appended(out, captures[1], **options)
-    assert reason in tables.manifest["append"]["read_again"]
-    assert tables.notes == [
-        f"the captures of {out} were read again: {tables.manifest['append']['read_again']}"
-    ]
+    with pytest.raises(ReadAgainError, match=reason):
+        append_plan(str(out), [captures[1]], Options(ports=ports), is_wanted)
+
+
+def test_captures_of_a_set_with_fewer_columns_are_read_again(halves, rows_of_halves):
+    """A set of an older format is written anew; the manifest and the notes name the reason."""
+    captures, out = halves
+    manifest = json.loads((out / MANIFEST).read_text())
+    manifest["format_version"] -= 1
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    for path in (out / "exchanges").rglob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop_columns("wait"), path)
+    tables = _appended(out, captures[1])
+    reason = "another version of kdissect wrote the set"
+    assert tables.manifest["append"] == {"read_again": reason}
+    assert tables.notes == [f"the captures of {out} were read again: {reason}"]
     _check_rows(tables, rows_of_halves)
 
 
@@ -494,7 +509,7 @@ def test_secrets_are_not_kept(tmp_path, in_process):
     if not path.exists():
         pytest.skip("no shared captures on this machine")
     count = len(_packets(path)[1])
-    for place in range(100, count, 150):
+    for place in range(100, count, 400):
         captures = _rotated(path, [place], tmp_path / "parts")
         out = tmp_path / "tables"
         kdissect.dissect(None, captures[0], out, overwrite=True, keep_state=True)

@@ -1,10 +1,14 @@
-"""spark.read.format("kdissect"): the rows of `kdissect.read`, as Spark reads them."""
+"""spark.read.format("kdissect"): the rows of `kdissect.read`, as Spark reads them.
+
+A query starts several processes, so most tests call the reader of Spark's tasks themselves.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import kdissect
@@ -12,15 +16,24 @@ from kdissect.datasource import KdissectDataSource
 from kdissect.pipeline.disk_index import KEPT_S, make_index
 from kdissect.pipeline.options import Options
 from tests.conftest import CAPTURES
+from tests.pipeline.made import batch, fetch, write_capture
+from tests.pipeline.test_payload import COMMIT, COMMIT_KEY
 
-pytestmark = pytest.mark.spark
 CAPTURE = CAPTURES / "sarama.pcap.gz"
+TABLES = ("exchanges", "captures", "connections", "records", "record_batches", "group_events",
+          "transactions", "topics", "brokers", "anomalies", "apis/Produce", "apis/JoinGroup",
+          "apis/Metadata")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def source(spark, tmp_path_factory):
+def spool(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("spool"))
+
+
+@pytest.fixture(scope="module")
+def source(spark, spool):
+    """Loads a table with Spark."""
     kdissect.register(spark)
-    spool = str(tmp_path_factory.mktemp("spool"))
 
     def load(table, path=CAPTURE, **options):
         reader = spark.read.format("kdissect").option("table", table).option("spool", spool)
@@ -32,6 +45,20 @@ def source(spark, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def read_tasks(spool):
+    """Reads a table as Spark's tasks do, in this process."""
+
+    def read(table, path=CAPTURE, **options):
+        named = {"table": table, "path": str(path), "spool": spool, **options}
+        data_source = KdissectDataSource(named)
+        reader = data_source.reader(data_source.schema())
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return pa.Table.from_batches(batches, reader._schema)
+
+    return read
+
+
+@pytest.fixture(scope="module")
 def tables():
     return kdissect.read(CAPTURE)
 
@@ -40,29 +67,29 @@ def _rows(table) -> list[str]:
     return sorted(str(row) for row in table.to_pylist())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("exchanges", "apis/Produce"),
-        *(
-            pytest.param(name, marks=pytest.mark.heavy)
-            for name in ("captures", "connections", "records", "record_batches", "group_events",
-                         "transactions", "topics", "brokers", "anomalies", "apis/JoinGroup",
-                         "apis/Metadata")
-        ),
-    ],
-)  # fmt: skip
-def test_the_rows_of_read(source, tables, name):
-    """Each table has the columns and rows of `kdissect.read`."""
-    frame = source(name, splits=3)
-    found = frame.toArrow()
-    assert found.num_rows == tables[name].num_rows
-    expected = tables[name].to_arrow()
+def _check(found, expected):
+    assert found.num_rows == expected.num_rows
     assert found.column_names == expected.column_names
     assert _rows(found.cast(expected.schema)) == _rows(expected)
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "name", [TABLES[0], *(pytest.param(name, marks=pytest.mark.heavy) for name in TABLES[1:])]
+)
+def test_spark_gives_the_rows_of_read(source, tables, name):
+    """A query over a table has the columns and rows of `kdissect.read`."""
+    _check(source(name, splits=3).toArrow(), tables[name].to_arrow())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tasks_give_the_rows_of_read(read_tasks, tables, name):
+    """All tasks of a table together have its columns and rows."""
+    _check(read_tasks(name, splits="3"), tables[name].to_arrow())
+
+
 @pytest.mark.heavy
+@pytest.mark.spark
 def test_spark_groups_and_counts_the_rows(source, tables):
     """Spark finds the counts of pandas."""
     counts = source("exchanges").groupBy("api_name").count().toPandas()
@@ -70,22 +97,21 @@ def test_spark_groups_and_counts_the_rows(source, tables):
     assert dict(zip(counts["api_name"], counts["count"], strict=True)) == expected.to_dict()
 
 
-def test_options_are_those_of_the_command_line(source):
+def test_options_are_those_of_the_command_line(read_tasks):
     """Payload, host and time have their effect."""
-    hidden = source("records", payload="none").filter("value is not null").count()
-    assert hidden == 0
-    assert source("exchanges", host="10.9.9.9").count() == 0
-    early = source("exchanges", to="2000-01-01").count()
-    assert early == 0
+    hidden = read_tasks("records", payload="none")
+    assert hidden["value"].null_count == hidden.num_rows > 0
+    assert read_tasks("exchanges", host="10.9.9.9").num_rows == 0
+    assert read_tasks("exchanges", to="2000-01-01").num_rows == 0
 
 
-def test_internal_tables_have_the_schema_of_their_records(source):
+def test_internal_tables_have_the_schema_of_their_records(read_tasks, tmp_path):
     """Internal tables can be read by name."""
-    path = CAPTURES / "librdkafka.pcap"
-    expected = kdissect.read(path)
-    names = [name for name in expected.names if name.startswith("internal/")]
-    for name in names[:2]:
-        assert source(name, path).count() == expected[name].num_rows
+    commits = batch([(COMMIT_KEY, COMMIT), (COMMIT_KEY, None)])
+    path = write_capture(tmp_path / "made.pcap", [fetch(1, "__consumer_offsets", [commits])])
+    expected = kdissect.read(path).internal("OffsetCommit").to_arrow()
+    assert expected.num_rows == 2
+    _check(read_tasks("internal/OffsetCommit", path), expected)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +133,7 @@ def test_wrong_tables_and_options_raise_an_error(table, options, words, tmp_path
         data_source.reader(data_source.schema()).partitions()
 
 
+@pytest.mark.spark
 def test_an_error_of_the_data_source_reaches_the_caller_of_spark(source):
     """The error of a query has the reason, although another process raised it."""
     with pytest.raises(Exception, match="no table 'exchange'"):

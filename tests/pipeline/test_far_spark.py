@@ -69,7 +69,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 40_000])
+@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 160_000])
 def test_rows_of_the_local_file(
     spark: Any, store: Store, tmp_path: Path, read_here: list[int], split_bytes: int | None
 ) -> None:
@@ -97,6 +97,7 @@ def test_rows_of_the_local_file(
     assert store.names(prefix) == sorted(f"{prefix}{file}" for file in {*listed, MANIFEST})
 
 
+@pytest.mark.heavy
 def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> None:
     """Compressed captures are spooled, other files listed, TLS decrypted with secrets at hand."""
     names = ("java_0_10_2_2.pcap", "java_2_0_1.pcap", "sarama.pcap.gz", "tls13.pcap.gz")
@@ -115,10 +116,11 @@ def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> 
     assert sum(item["is_capture"] for item in found.manifest["inputs"]) == 4
 
 
-def test_a_missing_object_is_an_error(spark: Any, store: Store, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_missing_object_is_an_error(store: Store, tmp_path: Path) -> None:
     """A missing object is one clear error, and nothing is written."""
     with pytest.raises(CaptureError, match=r"s3://far/none\.pcap: no such file"):
-        kdissect.dissect(spark, store.url("none.pcap"), tmp_path / "out")
+        kdissect.dissect(None, store.url("none.pcap"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -161,6 +163,7 @@ def refusing(status: int, count: int, path: str) -> tuple[list[tuple[int, int]],
     return refused, fault
 
 
+@pytest.mark.heavy
 def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) -> None:
     """A store that stumbles now and then costs time and nothing else."""
     path = CAPTURES / "java_2_0_1.pcap"
@@ -201,13 +204,14 @@ def test_a_range_that_cannot_be_read(
     assert kdissect.dissect(spark, url, out).exchanges.num_rows
 
 
-def test_a_refused_object_is_an_error(spark: Any, store: Store, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_a_refused_object_is_an_error(store: Store, tmp_path: Path) -> None:
     """A refused object is one clear error, and nothing is written."""
     url = store.put("secret.pcap", CAPTURES / "java_2_0_1.pcap")
     store.fault = lambda method, path, span: 403 if path == "/far/secret.pcap" else 0
     try:
         with pytest.raises(CaptureError, match=r"^s3://far/secret\.pcap: .*ACCESS_DENIED"):
-            kdissect.dissect(spark, url, tmp_path / "out")
+            kdissect.dissect(None, url, tmp_path / "out")
     finally:
         store.fault = None
     assert not (tmp_path / "out").exists()

@@ -81,10 +81,16 @@ CUTS = {
     "ipv4 576": cut_ipv4(552), "ipv4 1280": cut_ipv4(1256), "ipv4 tiny": cut_ipv4(8),
     "ipv6 576": cut_ipv6(528), "ipv6 1280": cut_ipv6(1232), "vxlan 576": cut_tunnel(552),
 }  # fmt: skip
-every_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+REPEATED = {"ipv4 1280", "ipv6 1280"}  # the same kinds in larger fragments
 
 
-@every_cut
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(cut, id=name, marks=[pytest.mark.heavy] if name in REPEATED else [])
+        for name, cut in CUTS.items()
+    ],
+)
 def test_the_same_rows(tmp_path: Path, packets: list[Packet], cut: Any) -> None:
     """In order, out of order, every fragment twice."""
     is_ipv6 = cut in (CUTS["ipv6 576"], CUTS["ipv6 1280"])

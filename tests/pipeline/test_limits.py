@@ -20,6 +20,12 @@ from tests.kafka.playbook import request, response
 CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
 
 
+@pytest.fixture(scope="module")
+def whole() -> kdissect.Tables:
+    """The tables without a limit."""
+    return kdissect.read(CAPTURE)
+
+
 def of_kind(tables: Any, kind: str) -> list[dict[str, Any]]:
     return [row for row in tables.anomalies.to_arrow().to_pylist() if row["kind"] == kind]
 
@@ -56,10 +62,9 @@ def test_frame_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decompressed_size", "decompression_ratio"])
-def test_batches_above_a_limit_lose_their_records(name: str) -> None:
+def test_batches_above_a_limit_lose_their_records(name: str, whole: kdissect.Tables) -> None:
     """Batches above a limit keep their row and lose their records."""
     value = {"decompressed_size": 300, "decompression_ratio": 1}[name]
-    whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={name: value})
     crossed = of_kind(tables, "decompression_limit")
     if name == "decompressed_size":
@@ -88,9 +93,8 @@ def test_one_row_covers_the_gaps_beyond_the_limit(tmp_path: Path) -> None:
     assert tables.exchanges.num_rows == whole.exchanges.num_rows
 
 
-def test_packets_of_connections_beyond_the_limit_are_counted() -> None:
+def test_packets_of_connections_beyond_the_limit_are_counted(whole: kdissect.Tables) -> None:
     """Packets of further connections are counted as ignored."""
-    whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={"connections": 4})
     rows = tables.connections.num_rows
     assert rows <= 8  # two buckets
@@ -124,9 +128,8 @@ def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     assert after["tcp_packet_count"] < before["tcp_packet_count"]
 
 
-def test_array_elements() -> None:
+def test_array_elements(whole: kdissect.Tables) -> None:
     """Messages with longer arrays are malformed; the rows stay."""
-    whole = kdissect.read(CAPTURE)
     tables = kdissect.read(CAPTURE, limits={"array_elements": 30})
     crossed = of_kind(tables, "limit")
     assert crossed
@@ -150,9 +153,8 @@ def test_anomaly_data(tmp_path: Path) -> None:
         assert longest <= size
 
 
-def test_record_headers() -> None:
+def test_record_headers(whole: kdissect.Tables) -> None:
     """Records with more headers are left out, with an anomaly."""
-    whole = kdissect.read(CAPTURE)
     counts = [len(row or ()) for row in whole.records.to_arrow()["headers"].to_pylist()]
     most = max(counts)
     assert most > 1

@@ -13,7 +13,14 @@ from tests.fuzz.packets import pcap_bytes, read_pcap
 CAPTURES = Path(__file__).parents[2] / "captures"
 
 
-@pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "librdkafka.pcap",
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("java_2_0_1.pcap",
+                                                                   "sarama.pcap.gz")),
+    ],
+)  # fmt: skip
 def test_responses_alone(name: str, tmp_path: Path) -> None:
     """No API is wrong; a version that is sure is right; every response stays a row."""
     whole = kdissect.read(CAPTURES / name).exchanges.to_arrow().to_pylist()

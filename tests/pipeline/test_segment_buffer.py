@@ -15,6 +15,7 @@ from kdissect.kafka import exchanges
 from kdissect.pipeline import segment_buffer
 
 CAPTURES = Path(__file__).parents[2] / "captures"
+SOME = ("librdkafka.pcap", "tls13.pcap.gz")  # plain and decrypted
 
 
 def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
@@ -42,7 +43,14 @@ def same_tables(expected: kdissect.Tables, found: kdissect.Tables) -> None:
             assert one.equals(two), table
 
 
-@pytest.mark.parametrize("path", sorted(CAPTURES.glob("*.pcap*")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.name in SOME else pytest.mark.heavy)
+        for path in sorted(CAPTURES.glob("*.pcap*"))
+    ],
+    ids=lambda path: path.name,
+)
 def test_parts_and_files_change_no_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets in parts and in temporary files give the tables of buckets in memory."""
     keylog = sorted(CAPTURES.glob("*.keylog"))

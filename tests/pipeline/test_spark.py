@@ -25,7 +25,7 @@ def schemas(tables: kdissect.Tables) -> dict[str, pa.Schema]:
     return {name: tables[name].schema for name in tables.names}
 
 
-@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 50_000])
+@pytest.mark.parametrize("split_bytes", [pytest.param(None, marks=pytest.mark.heavy), 100_000])
 def test_spark_gives_the_rows_of_read(
     spark: Any, captures: Path, tmp_path: Path, split_bytes: int | None
 ) -> None:
@@ -39,14 +39,10 @@ def test_spark_gives_the_rows_of_read(
     assert rows(here.write(tmp_path / "written")) == rows(here)
 
 
-@pytest.mark.parametrize(
-    "pattern", ["retries_duplicate.pcap.gz", pytest.param("*.pcap.gz", marks=pytest.mark.heavy)]
-)
-def test_spark_gives_the_incidents_of_read(
-    spark: Any, captures: Path, tmp_path: Path, pattern: str
-) -> None:
+@pytest.mark.heavy
+def test_spark_gives_the_incidents_of_read(spark: Any, captures: Path, tmp_path: Path) -> None:
     """The incidents of a set that Spark wrote are those of the captures, evidence included."""
-    paths = sorted((captures / "incidents").glob(pattern))
+    paths = sorted((captures / "incidents").glob("*.pcap.gz"))
     there = kdissect.dissect(spark, paths, tmp_path / "out").incidents()
     assert there.num_rows >= len(paths) / 2
     assert there.to_pylist() == kdissect.read(paths).incidents().to_pylist()

@@ -86,9 +86,15 @@ def put(folder: Path, parts: list[bytes]):
 
 
 class Query:
-    """Batches of one query, as Spark plans, reads and commits them."""
+    """Batches of one query, as Spark plans, reads and commits them.
 
-    def __init__(self, folder: Path, options: Options | None = None, **settings: Any) -> None:
+    fails: a failure makes Spark read each batch twice.
+    """
+
+    def __init__(
+        self, folder: Path, options: Options | None = None, fails: bool = False, **settings: Any
+    ) -> None:
+        self.fails = fails
         self.made_of = (str(folder), options or Options(), str(folder.parent / "spool"))
         self.settings = settings
         self.at = self.stream().first()
@@ -99,12 +105,12 @@ class Query:
         return FolderStream(*self.made_of, **self.settings)
 
     def batch(self) -> dict[str, pa.Table]:
-        """The tables of a batch, which a failure makes Spark read twice."""
+        """The tables of a batch."""
         end = self.stream().latest(self.at)
         if end == self.at:
             return {}
         first = list(self.stream().read(self.at, end))
-        again = list(self.stream().read(self.at, end))
+        again = list(self.stream().read(self.at, end)) if self.fails else first
         assert [part.keys() for part in first] == [part.keys() for part in again]
         for one, other in zip(first, again, strict=True):
             assert all(one[name].equals(other[name]) for name in one)
@@ -138,7 +144,7 @@ OPEN = ("response_missing", "connection_closed")  # at the end of a run; a strea
 
 def test_batches_give_the_rows_of_one_run(folder, put):
     """The exchanges of all batches are those of one run over the complete files."""
-    query = Query(folder)
+    query = Query(folder, fails=True)
     found = []
     for number in range(PARTS):
         put(number)
@@ -217,7 +223,7 @@ def test_only_new_files_are_opened(folder, put, monkeypatch):
 
 def test_a_late_file_is_read_by_itself(folder, put, caplog):
     """A file that arrives after later ones is read alone, and a row says so."""
-    query = Query(folder)
+    query = Query(folder, fails=True)
     put(0, 2, 3)
     first = query.batch()
     put(1)
@@ -239,7 +245,7 @@ def test_a_late_file_is_read_by_itself(folder, put, caplog):
 
 def test_a_file_that_grew_is_read_on(folder, put, parts, caplog):
     """Its new packets are read; those before are no rows again; the query goes on."""
-    query = Query(folder)
+    query = Query(folder, fails=True)
     packets = packets_of(parts[0])
     half = len(packets) // 2
     early = folder / "part0.pcap"
@@ -298,7 +304,7 @@ def test_a_file_that_was_read_may_move(folder, put, parts, tmp_path):
 
 def test_a_ring_of_files_is_read_round_and_round(folder, put, parts):
     """`tcpdump -W` writes to the same names again."""
-    query = Query(folder)
+    query = Query(folder, fails=True)
     found = []
     for number in range(PARTS):
         (folder / f"ring{number % 2}.pcap").write_bytes(parts[number])
@@ -397,6 +403,7 @@ def test_state_that_is_gone_is_made_again(folder, put, caplog):
     [place] = states.rglob(f"*-{other.at['query']}-*")
     assert place.name.startswith(f"format-{folder_stream.STATE_FORMAT}-")
     shutil.rmtree(place)
+    other.fails = True
     expected, found = query.batch(), other.batch()
     assert _rows(found["exchanges"]) == _rows(expected["exchanges"])
     assert query.kinds(expected) == []
@@ -513,7 +520,9 @@ def _tls_files(folder: Path, packets: list[bytes], key_logs: list[bytes]) -> lis
     return paths
 
 
-@pytest.mark.parametrize("logs", ["first", "each", "growing"])
+@pytest.mark.parametrize(
+    "logs", ["first", pytest.param("each", marks=pytest.mark.heavy), "growing"]
+)
 def test_secrets_inside_a_capture_outlive_its_batch(folder, tls, logs):
     """TLS connections go on in the next batch, and no secret is in the saved state."""
     packets, key_log = tls
@@ -524,7 +533,7 @@ def test_secrets_inside_a_capture_outlive_its_batch(folder, tls, logs):
         "growing": [b"".join(lines[: len(lines) // 2]), key_log, key_log, key_log],
     }[logs]
     paths = _tls_files(folder.parent, packets, key_logs)
-    query = Query(folder)
+    query = Query(folder, fails=True)
     found = []
     for path in paths:
         shutil.copy(path, folder)

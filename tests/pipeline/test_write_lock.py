@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import Store, object_store
+from tests.pipeline.made import exchange, write_capture
 from tests.pipeline.test_table_set import topics
 
 # a run that has staged a file, and waits to be killed
@@ -120,42 +122,29 @@ def files(folder: Path) -> set[str]:
 # -- folders ----------------------------------------------------------------------------------
 
 
-def test_a_folder_has_one_writer(tmp_path: Path) -> None:
-    """The second is refused with the first one's process; the first one's files stay."""
+def test_a_folder_has_one_writer(
+    kdissect: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """A second writer gets one line that names the first one's process, and exit code 2.
+
+    The first one's files stay; after it is killed, the next run removes them.
+    """
     out = tmp_path / "set"
     with writer(str(out)) as first:
         before = files(out)
-        with pytest.raises(
-            OutputError, match=rf"another run is writing there \(process {first.pid} "
-        ):
+        message = f"another run is writing there (process {first.pid} "
+        with pytest.raises(OutputError, match=re.escape(message)):
             write(str(out), "a", overwrite=True)
-        result = CliRunner().invoke(
-            app, ["dissect", str(CAPTURES / "java_2_0_1.pcap"), "--out", str(out)]
-        )
-        assert isinstance(result.exception, OutputError)
+        capture = str(CAPTURES / "java_2_0_1.pcap")
+        for option in ((), ("--overwrite",)):
+            done = kdissect("dissect", capture, "--out", str(out), *option)
+            assert done.returncode == 2
+            (line,) = done.stderr.splitlines()
+            assert line.startswith(f"kdissect: {out}: {message}")
         assert files(out) == before
         assert any(name.endswith(".parquet") for name in before)
-
-
-def test_a_second_writer_gets_one_line(
-    kdissect: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    """A second writer gets one line that names the first one's process, and exit code 2."""
-    out = tmp_path / "set"
-    with writer(str(out)):
-        capture = str(CAPTURES / "java_2_0_1.pcap")
-        done = kdissect("dissect", capture, "--out", str(out), "--overwrite")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"kdissect: {out}: another run is writing there (process ")
-
-
-def test_the_next_run_removes_files_of_a_killed_one(tmp_path: Path) -> None:
-    """The next run removes the staged files of a killed one."""
-    out = tmp_path / "set"
-    with writer(str(out)) as killed:
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait()
     assert any(name.startswith(f"{STAGING}/") for name in files(out))
     write(str(out), "a")
     assert files(out) == manifest_files(str(out))
@@ -407,12 +396,18 @@ def single_attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     stores._s3.cache_clear()
 
 
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    """A capture with few tables: each is a request or more to a store."""
+    return write_capture(tmp_path / "made.pcap", [exchange(1, 3, 1, {}, {})])
+
+
 @pytest.mark.usefixtures("single_attempts")
-def test_a_set_is_written_once_its_manifest_is(store: Store) -> None:
+def test_a_set_is_written_once_its_manifest_is(store: Store, capture: Path) -> None:
     """Whatever the store refuses then: the set before may not be removed, nor the new one read."""
     out = store.url("whole")
     write(out, "old")
-    read = kdissect.read(CAPTURES / "java_2_0_1.pcap")
+    read = kdissect.read(capture)
     was_refused = refuse_once_written(store, "whole")
     try:
         written = read.write(out, overwrite=True)
@@ -432,15 +427,14 @@ def test_a_set_is_written_once_its_manifest_is(store: Store) -> None:
 
 @pytest.mark.usefixtures("single_attempts", "in_process")
 def test_a_run_succeeds_once_the_manifest_is_written(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, capture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 0, and a line that says why there is no summary."""
     monkeypatch.setattr(dissect_verb, "_start_spark", lambda *_: None)
     out = store.url("run")
     was_refused = refuse_once_written(store, "run")
-    capture = str(CAPTURES / "java_2_0_1.pcap")
     try:
-        result = CliRunner().invoke(app, ["dissect", capture, "--out", out])
+        result = CliRunner().invoke(app, ["dissect", str(capture), "--out", out])
     finally:
         store.fault = None
     assert was_refused()
