@@ -34,15 +34,22 @@ QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 SHELL = re.compile(r" [|<>] ")
 WRITES = re.compile(r"^kdissect [^|<>'\"]* > [\w.]+$")  # a command and the file of its output
 SILENT = ("sql", "readiness", "diff")  # these verbs write results only
-# Their options and sources are also those of other examples, or of the tests of the verb.
+# Their options and sources are also those of other examples, of docs/, or of the verb's tests.
 REPEATED = {
+    "kdissect check tables/ --json",
     "kdissect diff before/ after/",
+    "kdissect diff before/ after/ --fail-on errors,latency",
+    "kdissect diff before/ after/ --json > changes.json",
     "kdissect dissect trace.pcap --out tables/",
     "kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'",
+    "kdissect incidents tables/ --fail-on broker_stall,login_failures",
+    "kdissect incidents tables/ --json",
     "kdissect incidents trace.pcap",
     "kdissect readiness 'trace-*.pcap' --target 4.0",
+    "kdissect report before/ after/ --inventory clients.csv --since 2026-11-21T07:30:00Z",
     "kdissect report tables/",
     "kdissect report tables/ --out monday.html --no-csv",
+    "kdissect report tables/ --target 4.3 --json",
     'kdissect sql trace.pcap "from exchanges where error_code != 0"',
 }
 

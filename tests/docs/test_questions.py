@@ -1,6 +1,7 @@
 """The answers of docs/questions.md against the request logs of the brokers in these captures."""
 
 import csv
+import functools
 import gzip
 import json
 import re
@@ -26,7 +27,9 @@ pytestmark = pytest.mark.skipif(
 Row = dict[str, Any]
 
 
+@functools.cache
 def log(name: str) -> list[Row]:
+    """The requests that the brokers of a capture logged."""
     with gzip.open(LOGS / f"{name}.requests.jsonl.gz", "rt") as stream:
         return [json.loads(line) for line in stream]
 

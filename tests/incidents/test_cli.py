@@ -20,12 +20,13 @@ REFUSED = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table set with a login loop."""
+    folder = tmp_path_factory.mktemp("incidents")
     exchanges = [exchange(n, at_us=n * 1_000_000, **REFUSED) for n in range(5)]
-    tables(exchanges=exchanges, connections=[connection()]).write(tmp_path / "tables")
-    return tmp_path
+    tables(exchanges=exchanges, connections=[connection()]).write(folder / "tables")
+    return folder
 
 
 def test_an_empty_table_set_has_no_incidents(tmp_path: Path) -> None:

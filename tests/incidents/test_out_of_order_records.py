@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
@@ -40,6 +41,7 @@ class Send:
     sequence: int = -1
     connection: int = 1
     stamp: int = 0
+    partition: int = 0
 
 
 def _incidents(*sends: Send) -> list[Row]:
@@ -62,7 +64,7 @@ def _incidents(*sends: Send) -> list[Row]:
                 "exchange_id": number,
                 "source": "produce",
                 "topic": "orders",
-                "partition": 0,
+                "partition": send.partition,
                 "batch_index": 0,
                 "record_count": 10,
                 "base_timestamp_ms": stamp,
@@ -77,14 +79,14 @@ def _incidents(*sends: Send) -> list[Row]:
                 "exchange_id": number,
                 "source": "produce",
                 "topic": "orders",
-                "partition": 0,
+                "partition": send.partition,
                 "batch_index": 0,
                 "record_index": index,
                 "value": f"{send.batch} {index}".encode(),
             }
             for index in range(10)
         ]
-        answer = {"index": 0, "error_code": send.error, "base_offset": send.offset}
+        answer = {"index": send.partition, "error_code": send.error, "base_offset": send.offset}
         topic = {"name": "orders", "partition_responses": [answer]}
         produced.append(None if send.error is None else {"responses": [topic]})
     return found(
@@ -99,6 +101,17 @@ def _incidents(*sends: Send) -> list[Row]:
             }
         ),
     )
+
+
+def _subjects(*cases: Sequence[Send]) -> list[str]:
+    """The partitions with an incident, if each case has a partition and connections of its own."""
+    sends = [
+        replace(send, partition=number, connection=10 * number + send.connection)
+        for number, case in enumerate(cases)
+        for send in case
+    ]
+    # the times of many batches that are sent again look like a clock that steps
+    return [row["subject"] for row in _incidents(*sends) if row["kind"] != "clock_step"]
 
 
 _REFUSED = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", 0), Send(2, "a", 10)]
@@ -133,21 +146,21 @@ def test_a_first_attempt_that_may_have_been_appended(error: int | None) -> None:
 def test_a_repetition_in_order() -> None:
     """All batches fail and are sent again in their order, or the other one was sent before."""
     again = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", error=_NOT_LEADER)]
-    assert _incidents(*again, Send(2, "a", 0), Send(2.1, "b", 10)) == []
-    assert _incidents(*again, Send(2, "b", 0), Send(2.1, "a", 10)) != []
-    older = Send(1.1, "Z", 0)  # records of another failed batch, in a new one
-    assert _incidents(Send(1, "a", error=_NOT_LEADER), older, Send(2, "a", 10)) == []
+    in_order = [*again, Send(2, "a", 0), Send(2.1, "b", 10)]
+    reversed_order = [*again, Send(2, "b", 0), Send(2.1, "a", 10)]
+    # records of another failed batch, in a new one
+    older = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "Z", 0), Send(2, "a", 10)]
     before = [Send(1, "b", error=_NOT_LEADER), Send(1.1, "a", error=_NOT_LEADER)]
-    assert _incidents(*before, Send(2, "b", 0), Send(2.1, "a", 10)) == []
+    before += [Send(2, "b", 0), Send(2.1, "a", 10)]
+    assert _subjects(in_order, reversed_order, older, before) == ["orders-1"]
 
 
 def test_other_producers_and_other_records() -> None:
     """Another connection of the same client name, or other records, give no incident."""
     first, later, repetition = _REFUSED
     other = Send(later.second, later.batch, later.offset, connection=2)
-    assert _incidents(first, other, repetition) == []
     alike = Send(2, "c", 10, stamp=(START_US + ord("a") * SECOND_US) // 1000)
-    assert _incidents(first, later, alike) == []
+    assert _subjects(_REFUSED, [first, other, repetition], [first, later, alike]) == ["orders-0"]
 
 
 def test_a_repetition_on_the_connection_to_the_new_leader() -> None:
@@ -171,11 +184,9 @@ def test_sequence_numbers_in_another_order_than_offsets() -> None:
 
 def test_sequences_in_order() -> None:
     """A refused duplicate, a wrap to 0, and a log that was cut are in order."""
-    first = Send(1, "a", 0, sequence=0)
-    assert _incidents(first, Send(2, "b", 10, sequence=10), Send(3, "a", 0, sequence=0)) == []
-    refused = Send(3, "a", error=_DUPLICATE_SEQUENCE, sequence=0)
-    assert _incidents(first, Send(2, "b", 10, sequence=10), refused) == []
-    wrap = Send(1, "a", 0, sequence=2**31 - 10), Send(2, "b", 10, sequence=0)
-    assert _incidents(*wrap) == []
-    cut = Send(1, "a", 100, sequence=0), Send(2, "b", 50, sequence=10)
-    assert _incidents(*cut) == []
+    both = [Send(1, "a", 0, sequence=0), Send(2, "b", 10, sequence=10)]
+    duplicate = [*both, Send(3, "a", 0, sequence=0)]
+    refused = [*both, Send(3, "a", error=_DUPLICATE_SEQUENCE, sequence=0)]
+    wrap = [Send(1, "a", 0, sequence=2**31 - 10), Send(2, "b", 10, sequence=0)]
+    cut = [Send(1, "a", 100, sequence=0), Send(2, "b", 50, sequence=10)]
+    assert _subjects(duplicate, refused, wrap, cut) == []

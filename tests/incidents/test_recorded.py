@@ -12,6 +12,7 @@ RECORDED = CAPTURES / "incidents"
 REPEATED = {
     *("advertised_silent", "idle_reset", "password_wrong_scram", "plaintext_to_tls", "node_killed"),
     *("retries_duplicate_plain", "responses_delayed", "controlled_shutdown"),
+    *("port_refuses", "certificate_expires"),
 }
 
 
