@@ -26,7 +26,7 @@ from kdissect.diff import OPEN, UNDECIDED, compare, failing
 from tools.truth import recordings
 from tools.truth.latency import read_capture
 
-KINDS = ("errors", "latency", "sizes")
+KINDS = ("errors", "latency", "transfers", "sizes")
 SPLITS = 2  # of each capture, and of each recording
 MOMENT_US = 250_000
 CONNECTIONS_MIN = 8  # a capture of fewer has no halves
@@ -244,7 +244,7 @@ def page(
             f"of {min(loads):.0f} to {max(loads):.0f}.",
             "",
             f"| alike | diffs | false alarms | {heads} |",
-            "|---|---:|---:|---:|---:|---:|",
+            f"|---|---:|---:|{'---:|' * len(KINDS)}",
             f"| random halves of the connections of {len(tallies)} captures | "
             f"{total(tallies.values()).cells()} |",
             *(f"| {name} | {tally.cells()} |" for name, tally in alike.items()),
@@ -275,7 +275,7 @@ def page(
             ),
             "",
             f"| halves of | diffs | false alarms | {heads} |",
-            "|---|---:|---:|---:|---:|---:|",
+            f"|---|---:|---:|{'---:|' * len(KINDS)}",
             *(f"| {name} | {tally.cells()} |" for name, tally in tallies.items()),
         ]
     )
