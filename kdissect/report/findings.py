@@ -459,8 +459,8 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
 
 def _readiness(facts: _Facts) -> Iterator[Finding]:
     readiness = facts.document["readiness"]
-    breaks = readiness["counts"]["breaks"]
-    if breaks:
+    # clients of newer APIs work with their brokers, and break only if these are downgraded
+    if count := readiness["outdated_count"]:
         first = readiness["clients"]["rows"][0]
         ids = [row["first_exchange_id"] for row in first["findings"]]
         condition = f"exchange_id IN ({', '.join(ids) or 'NULL'})"
@@ -469,7 +469,7 @@ def _readiness(facts: _Facts) -> Iterator[Finding]:
         yield _finding(
             "warn",
             "readiness",
-            f"{f.plural(breaks, 'client')} would break on Kafka {readiness['target']}",
+            f"{f.plural(count, 'client')} would break on Kafka {readiness['target']}",
             f"{f.client(first)}: {', '.join((first['requests'] + first['old_formats'])[:4])}{why}.",
             whom=f.client(first),
             command=facts.command(

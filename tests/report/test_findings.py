@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.report import collect
 from kdissect.report.database import ReportDatabase
 from kdissect.report.findings import _rank
@@ -41,6 +42,27 @@ def _answers(
         )
         for n in range(count)
     ]
+
+
+@pytest.mark.parametrize(
+    ("api_key", "api", "api_version", "is_finding"),
+    [
+        (ApiKey.PRODUCE, "Produce", 2, True),
+        (ApiKey.SHARE_GROUP_HEARTBEAT, "ShareGroupHeartbeat", 1, False),
+    ],
+)
+def test_readiness_is_about_what_a_release_no_longer_takes(
+    api_key: ApiKey, api: str, api_version: int, is_finding: bool
+) -> None:
+    """Both clients would break on 4.0; the second needs what 4.0 does not have yet."""
+    request = exchange(
+        1, api_key=int(api_key), api_name=api, api_version=api_version, request_pos=0,
+        version_source="request_header",
+    )  # fmt: skip
+    document = _document(request, connections=({**_KAFKA, "handshake_seen": True},))
+    assert document["readiness"]["counts"]["breaks"] == 1
+    sections = [finding["section"] for finding in document["findings"]["findings"]]
+    assert ("readiness" in sections) is is_finding
 
 
 def test_a_client_that_is_slower_than_others_at_the_same_api() -> None:

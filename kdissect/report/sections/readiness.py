@@ -6,8 +6,8 @@ from typing import Any
 
 from kdissect import text as f
 from kdissect.api import Tables
-from kdissect.protocol.releases import find_release
-from kdissect.readiness.assessment import OK, ReadinessError, assess
+from kdissect.protocol.releases import find_release, first_release_with, release_number
+from kdissect.readiness.assessment import BREAKS, OK, ReadinessError, assess
 from kdissect.report.database import LISTED_MAX
 
 DEFAULT_TARGET = "4.0"
@@ -22,17 +22,33 @@ def check_target(target: str) -> None:
 
 
 def collect(tables: Tables, target: str) -> dict[str, Any]:
-    """The assessment; its list of clients as other lists are, the worst first."""
-    assessment = assess(tables, target)
-    clients = [_client(row) for row in assessment["clients"]]
+    """The assessment; its list of clients as other lists are, outdated ones first, then the worst.
+
+    ``outdated_count``: clients that need what the release no longer takes.
+    """
+    assessed = assess(tables, target)
+    outdated: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for client in assessed["clients"]:
+        (outdated if _is_outdated(client, assessed["release"]) else others).append(client)
+    clients = [_client(row) for row in (*outdated, *others)]
     return {
-        "target": assessment["target"],
-        "release": assessment["release"],
-        "verdict": assessment["verdict"],
-        "counts": assessment["counts"],
-        "unseen": assessment["unseen"],
+        **{name: assessed[name] for name in ("target", "release", "verdict", "counts", "unseen")},
+        "outdated_count": len(outdated),
         "clients": {"total": len(clients), "rows": clients[:LISTED_MAX]},
     }
+
+
+def _is_outdated(client: dict[str, Any], release: str) -> bool:
+    """Return whether it needs what the release no longer takes, not what only newer ones have."""
+    for each in (*client["findings"], *client["never_seen"]):
+        if each["verdict"] == BREAKS:
+            if each["taken"] is not None:
+                return True
+            first = first_release_with(each["api_key"], each["api_version"])
+            if first is not None and release_number(first) < release_number(release):
+                return True
+    return False
 
 
 def _client(row: dict[str, Any]) -> dict[str, Any]:
