@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.mark.parametrize("is_whole", [False, True], ids=["the loop alone", "all of a replay"])
 @pytest.mark.parametrize("pace", ["max", "recorded"])
-def test_made_requests(pace: str, is_whole: bool) -> None:
+def test_a_replay_of_made_requests_has_no_difference(pace: str, is_whole: bool) -> None:
     """Every request is answered; a whole replay finds no difference."""
     found = replay_loop.of_made(20, 200, 0.3, 1, pace, is_whole)
     assert (found["sent"], found["answered"], found["ended"]) == (200, 200, "")
@@ -31,7 +31,7 @@ def test_a_captured_workload() -> None:
     assert found["verdicts"]["same"] + found["verdicts"]["tolerated"] > 200
 
 
-def test_the_section() -> None:
+def test_the_section_has_ratios_goals_and_costs() -> None:
     """The section has the ratios with their goals, and the cost of each step."""
     made = replay_loop.of_made(10, 50, 0.1, 1, "max", True)
     paced = {**made, "lag_ms": [0.5, 4.0, 9.0]}

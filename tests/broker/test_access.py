@@ -66,7 +66,9 @@ def probe(broker: Broker, listener: str, access: Access) -> Target:
     return target
 
 
-def test_ways_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_each_mechanism_logs_in_or_says_why_not(
+    start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
     """One broker with every kind of listener: each mechanism, TLS, and each way to fail."""
     authority, other = Authority(tmp_path), Authority(tmp_path, "stranger")
     broker = start_broker(
@@ -104,7 +106,9 @@ def test_ways_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     assert "connection refused" in refused("PLAINTEXT", Access())
 
 
-def test_sessions_end(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_session_that_ends_is_renewed(
+    start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
     """connections.max.reauth.ms: the link knows when it has to log in again, and can."""
     authority = Authority(tmp_path)
     broker = start_broker(

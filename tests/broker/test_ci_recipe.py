@@ -41,7 +41,7 @@ def run(out: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_no_difference(tmp_path: Path) -> None:
+def test_the_recipe_passes_without_a_difference(tmp_path: Path) -> None:
     """The shipped capture on the broker it was made with passes, and leaves its reports."""
     done = run(tmp_path, str(ROOT / "captures" / "sarama.pcap.gz"), "--pace", "x4")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,7 +32,7 @@ def test_captures_of_clients(
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=[each.name for each in RECORDED])
-def test_another_release(
+def test_each_difference_of_another_release_is_explained(
     start_broker: Callable[..., Broker], tmp_path: Path, recorded: Recorded
 ) -> None:
     """Against the next or the previous release each difference has an explanation."""
@@ -110,7 +110,9 @@ def test_a_topic_is_missing(start_broker: Callable[..., Broker], tmp_path: Path)
     assert codes == {("0", "3")}, done.explain()
 
 
-def test_an_acl(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_denied_requests_are_the_only_differences(
+    start_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
     """If an authorizer denies all writes, exactly the denied requests differ."""
     target = start_broker(
         settings=AS_RECORDED

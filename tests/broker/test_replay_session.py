@@ -74,7 +74,7 @@ def test_a_faster_pace_leaves_the_same_records(
 
 
 @pytest.mark.heavy
-def test_reading_only(
+def test_without_allow_nothing_is_written(
     start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
 ) -> None:
     """Without --allow nothing is written: no topic, no group, no record."""

@@ -20,7 +20,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> tuple[str,
     return str(folder / "java_0_10_2_2"), str(folder / "java_2_0_1")
 
 
-def test_exit_codes(kdissect: Run, sets: tuple[str, str]) -> None:
+def test_fail_on_decides_the_exit_code(kdissect: Run, sets: tuple[str, str]) -> None:
     """Without --fail-on the exit code is 0; with it, 1 for a kind that changed."""
     shown = kdissect("diff", *sets)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -31,7 +31,7 @@ def test_exit_codes(kdissect: Run, sets: tuple[str, str]) -> None:
     assert kdissect("diff", sets[0], sets[0], "--fail-on", "versions,clients").returncode == 0
 
 
-def test_json(kdissect: Run, sets: tuple[str, str]) -> None:
+def test_json_is_one_document(kdissect: Run, sets: tuple[str, str]) -> None:
     """--json prints one document with its version and the reasons to fail."""
     result = kdissect("diff", *sets, "--fail-on", "apis", "--json")
     document = json.loads(result.stdout)
@@ -41,7 +41,7 @@ def test_json(kdissect: Run, sets: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--fail-on", "speed"], ["--memory", "x"]], ids=str)
-def test_bad_usage(kdissect: Run, sets: tuple[str, str], arguments: list[str]) -> None:
+def test_bad_usage_is_one_line(kdissect: Run, sets: tuple[str, str], arguments: list[str]) -> None:
     """Exit 2 with one line."""
     result = kdissect("diff", *sets, *arguments)
     assert result.returncode == 2

@@ -78,7 +78,7 @@ def test_clients_that_are_a_small_part() -> None:
     assert not np.isnan(compare_clients(made, IS_B, client, 1)).all()
 
 
-def test_false_alarms() -> None:
+def test_false_alarms_are_as_rare_as_the_level_says() -> None:
     """Six clients without a difference: at a level of 1 %, 2,000 trials raise about 20 alarms."""
     generator = np.random.default_rng(4)
     alarms = 0

@@ -47,7 +47,7 @@ def column(table: pa.Table, name: str, values: Any) -> pa.Table:
 @pytest.mark.parametrize(
     "capture", ["java_2_0_1.pcap", pytest.param("sarama.pcap.gz", marks=pytest.mark.heavy)]
 )
-def test_nothing_changed(capture: str, captures: Path) -> None:
+def test_a_capture_does_not_differ_from_itself(capture: str, captures: Path) -> None:
     """A capture compared with itself."""
     tables = kdissect.read(captures / capture)
     document = compare(tables, tables)
@@ -57,7 +57,7 @@ def test_nothing_changed(capture: str, captures: Path) -> None:
     assert failing(document, KINDS) == []
 
 
-def test_two_captures(sarama: Tables, java: Tables) -> None:
+def test_apis_versions_and_clients_of_two_captures_differ(sarama: Tables, java: Tables) -> None:
     """APIs, versions and clients are those that one lists and the other does not."""
     document = compare(java, sarama)
     seen = {
@@ -111,7 +111,7 @@ def slowed(tables: Tables, api: str, delay_ms: float, share: float = 1.0) -> Tab
     return changed(tables, "exchanges", delayed)
 
 
-def test_slower_answers(many: Tables) -> None:
+def test_slower_answers_are_worse_one_way_only(many: Tables) -> None:
     """Ten milliseconds more in one API are found, in that alone, and are worse one way only."""
     slow = slowed(many, "Produce", 10)
     document, back = compare(many, slow), compare(slow, many)
@@ -171,7 +171,7 @@ def test_the_same_few_clients(sarama: Tables) -> None:
     assert failing(document, KINDS) == ["latency"]
 
 
-def test_one_moment(many: Tables) -> None:
+def test_exchanges_of_one_moment_are_one_event(many: Tables) -> None:
     """All exchanges of an API in one moment are one event, however many connections they have."""
 
     def at_once(table: pa.Table) -> pa.Table:
@@ -248,7 +248,7 @@ def test_an_error_that_appeared_by_chance(many: Tables) -> None:
     assert failing(document, ["errors"]) == []
 
 
-def test_more_errors(many: Tables) -> None:
+def test_more_errors_than_chance_allows_are_worse(many: Tables) -> None:
     """More errors than chance allows are worse; a few more are not listed."""
     some = failed(many, "Produce", 29, 20)
     (row,) = compare(some, failed(many, "Produce", 29, 2))["changes"]["errors"]
@@ -366,7 +366,7 @@ def test_a_guessed_version_is_no_change(many: Tables) -> None:
     assert document["a"]["client_count"] == document["b"]["client_count"]
 
 
-def test_kinds() -> None:
+def test_an_unknown_kind_is_refused() -> None:
     """Kinds are a comma list; an unknown one gets an error that names the known ones."""
     assert parse_kinds(None) == []
     assert parse_kinds(" errors, latency ") == ["errors", "latency"]
@@ -415,7 +415,7 @@ def _transfers(name: str, milliseconds: float) -> Tables:
 
 
 @pytest.mark.parametrize("part", ["upload", "download"])
-def test_slower_transfers(part: str) -> None:
+def test_slower_transfers_leave_the_latency(part: str) -> None:
     """Requests or responses that take longer on the wire are worse; the latency is the same."""
     fast, slow = _transfers(f"{part}_ms", 1), _transfers(f"{part}_ms", 9)
     document = compare(fast, slow)

@@ -112,14 +112,14 @@ def test_rows_of_a_unit_add_up() -> None:
     assert one.p_values == pytest.approx(other.p_values)
 
 
-def test_tarone() -> None:
+def test_a_comparison_that_cannot_be_significant_is_left_out() -> None:
     """By hand: two could reach 0.005, the third is left out, having 0.006 at best."""
     assert tarone(np.array([0.001, 0.002, 0.006]), 0.01) == 2
     assert tarone(np.array([0.5, 0.2]), 0.01) == 1
     assert tarone(np.array([1e-6] * 7), 0.01) == 7
 
 
-def test_holm() -> None:
+def test_corrected_p_values_are_those_computed_by_hand() -> None:
     """Holm's correction of four p-values is the one computed by hand."""
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]

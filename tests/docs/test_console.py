@@ -18,7 +18,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_SPARK])
-def test_a_page(page: str, tmp_path: Path) -> None:
+def test_a_page_shows_the_output_of_its_commands(page: str, tmp_path: Path) -> None:
     """Each command of the page, run where the page says; `python -m tests.console` renews them."""
     text = PAGES[page].read_text()
     console.prepare(tmp_path, text)
@@ -28,7 +28,7 @@ def test_a_page(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_in_a_shell(page: str, tmp_path: Path) -> None:
+def test_a_page_shows_the_output_of_its_commands_in_a_shell(page: str, tmp_path: Path) -> None:
     """The same, each command a process of its own."""
     text = PAGES[page].read_text()
     console.prepare(tmp_path, text)

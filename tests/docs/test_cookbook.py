@@ -60,7 +60,7 @@ def duckdb_rows(query: str, tables: kdissect.Tables) -> list[list[Any]]:
     return [[plain(value) for value in row.values()] for row in tables.sql(query).to_pylist()]
 
 
-def test_the_page() -> None:
+def test_each_recipe_has_three_forms() -> None:
     """Every recipe has all three forms."""
     assert len(RECIPES) >= 12
     for name, forms in RECIPES.items():
@@ -100,7 +100,7 @@ def test_spark_opens_the_manifests_files(
 
 @pytest.mark.heavy
 @pytest.mark.spark
-def test_spark(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
+def test_spark_gives_the_rows_of_duckdb(tables: kdissect.Tables, folder: Path, spark: Any) -> None:
     """The same rows on Spark, from the files alone."""
     time_zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "UTC")

@@ -153,7 +153,9 @@ def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> An
         for verb, line in EXAMPLES
     ],
 )
-def test_an_example(verb: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_of_help_succeeds(
+    verb: str, line: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends well, and says or writes something."""
     monkeypatch.setattr(dissect, "_start_spark", lambda *_: None)
     monkeypatch.setattr(api, "dissect", in_this_process)

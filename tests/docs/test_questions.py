@@ -71,7 +71,7 @@ def every(value: Any, name: str) -> Iterator[Any]:
             yield from every(each, name)
 
 
-def test_ten_questions() -> None:
+def test_each_question_has_one_command() -> None:
     """Ten, and one command each."""
     assert list(SECTIONS) == [str(number) for number in range(1, 11)]
     for number, text in SECTIONS.items():
@@ -148,7 +148,7 @@ def produced(rows: list[Row]) -> Counter[tuple[str, str]]:
     return sizes
 
 
-def test_who_writes(answer: Callable[[int], str]) -> None:
+def test_writers_of_a_topic_are_those_of_the_log(answer: Callable[[int], str]) -> None:
     """4: clients, addresses and bytes of the log."""
     rows = log("other_clients/librdkafka")
     wanted = {
@@ -160,7 +160,7 @@ def test_who_writes(answer: Callable[[int], str]) -> None:
     assert all(row["client_ip"] == addresses[row["client_id"]] for row in found)
 
 
-def test_inside_tls(answer: Callable[[int], str]) -> None:
+def test_requests_inside_tls_are_those_of_the_log(answer: Callable[[int], str]) -> None:
     """5: each OffsetFetch of the log on the TLS listener: port, version, client, group."""
     wanted = Counter(
         (row["client"][1], row["api_version"], row["client_id"], row["request"]["groupId"])
@@ -178,7 +178,7 @@ def test_inside_tls(answer: Callable[[int], str]) -> None:
     assert wanted.total() == 10
 
 
-def test_who_waits(answer: Callable[[int], str]) -> None:
+def test_long_polls_are_those_of_the_log(answer: Callable[[int], str]) -> None:
     """6: long polls are those of the log; answers take as long as the broker says."""
     polls: Counter[str] = Counter()
     times: dict[str, list[float]] = defaultdict(list)
@@ -201,7 +201,7 @@ def test_who_waits(answer: Callable[[int], str]) -> None:
     assert checked >= 3
 
 
-def test_errors(answer: Callable[[int], str]) -> None:
+def test_errors_are_those_of_the_log(answer: Callable[[int], str]) -> None:
     """7: every answer of the log with a code other than 0 anywhere."""
     wanted = Counter(
         (row["client"][1], row["api_name"].replace("_", "").lower(), row["api_version"])
@@ -219,7 +219,7 @@ def test_errors(answer: Callable[[int], str]) -> None:
     assert found == wanted
 
 
-def test_rebalances(answer: Callable[[int], str]) -> None:
+def test_rebalances_are_those_of_the_log(answer: Callable[[int], str]) -> None:
     """8: generations, members and joins of the log, in their order."""
     rows = [
         row
@@ -243,7 +243,7 @@ def test_rebalances(answer: Callable[[int], str]) -> None:
     assert "rd-c0 joined" in rebalances[1]["detail"]
 
 
-def test_transactions(answer: Callable[[int], str]) -> None:
+def test_transactions_end_as_in_the_log(answer: Callable[[int], str]) -> None:
     """9: each EndTxn of the log, in its order, with the producer's id."""
     ends = [row["request"] for row in log("old_clients/java_2_0_1") if row["api_key"] == 26]
     wanted = [
@@ -260,7 +260,7 @@ def test_transactions(answer: Callable[[int], str]) -> None:
     assert len(wanted) == 4
 
 
-def test_codecs(answer: Callable[[int], str]) -> None:
+def test_bytes_by_codec_are_those_of_the_log(answer: Callable[[int], str]) -> None:
     """10: bytes of the log by client and topic; the clients were named after their codecs."""
     found = list(table(answer(10)))
     sizes = {(row["client_id"], row["topic"]): int(row["bytes"]) for row in found}

@@ -229,7 +229,7 @@ def test_apis_that_the_target_lacks(scene: Scene) -> None:
     assert document["clients"][0]["upgrade"] == "do without ConsumerGroupHeartbeat on 3.6"
 
 
-def test_clients_apart(scene: Scene) -> None:
+def test_clients_of_one_id_are_separate_by_software_and_principal(scene: Scene) -> None:
     """Clients of one ID are separate by software and by principal."""
     scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:a")
     scene.connect((0, 9), offers={0: (0, 9)}, software=(JAVA, "2.8.0"), principal="User:b")
@@ -290,7 +290,7 @@ def test_tls_without_its_secrets(scene: Scene) -> None:
     assert (document["verdict"], document["counts"]["ok"]) == ("unknown", 1)
 
 
-def test_message_formats(scene: Scene) -> None:
+def test_message_formats_go_with_versions_of_produce(scene: Scene) -> None:
     """Formats 0 and 1 go with the Produce versions that carry them."""
     scene.connect((0, 2), offers={0: (0, 9)})
     batch = {"exchange_id": 2, "source": "produce", "magic": 1, "record_count": 5}

@@ -23,7 +23,7 @@ def table_set(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
     return out
 
 
-def test_exit_codes(kdissect: Run, table_set: Path) -> None:
+def test_a_client_that_breaks_gives_exit_code_1(kdissect: Run, table_set: Path) -> None:
     """Exit code 1 with the reason if a client breaks, else 0."""
     breaks = kdissect("readiness", str(table_set), "--target", "2.4")
     assert breaks.returncode == 1, breaks.stderr
@@ -36,7 +36,9 @@ def test_exit_codes(kdissect: Run, table_set: Path) -> None:
 @pytest.mark.parametrize(
     ("fail_on", "code"), [([], 0), (["--fail-on", "breaks"], 0), (["--fail-on", "unknown"], 1)]
 )
-def test_fail_on(kdissect: Run, table_set: Path, fail_on: list[str], code: int) -> None:
+def test_fail_on_includes_verdicts_that_are_not_established(
+    kdissect: Run, table_set: Path, fail_on: list[str], code: int
+) -> None:
     """Consumers of the KIP-848 protocol depend on a setting of 3.9: not established."""
     result = kdissect("readiness", str(table_set), "--target", "3.9", *fail_on)
     assert result.returncode == code, result.stderr
@@ -44,7 +46,7 @@ def test_fail_on(kdissect: Run, table_set: Path, fail_on: list[str], code: int) 
     assert "group.coordinator.rebalance.protocols=classic,consumer" in result.stdout
 
 
-def test_json(kdissect: Run, table_set: Path) -> None:
+def test_json_is_one_document(kdissect: Run, table_set: Path) -> None:
     """One document with a format_version; times in RFC 3339, ids as text."""
     result = kdissect("readiness", str(table_set), "--target", "2.4", "--json")
     document = json.loads(result.stdout)
@@ -67,7 +69,7 @@ def test_json(kdissect: Run, table_set: Path) -> None:
     ],
     ids=["unknown", "none", "word", "fail-on", "since", "inventory"],
 )
-def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str]) -> None:
+def test_bad_usage_is_one_line(kdissect: Run, table_set: Path, arguments: list[str]) -> None:
     """Exit 2 with one line."""
     result = kdissect("readiness", str(table_set), *arguments)
     assert result.returncode == 2
@@ -102,7 +104,9 @@ def test_a_capture_named_twice(kdissect: Run, table_set: Path, captures: Path) -
     assert "name each capture once" in done.stderr
 
 
-def test_hostile_names(tmp_path: Path, kdissect: Run, captures: Path) -> None:
+def test_a_client_id_does_not_steer_the_terminal(
+    tmp_path: Path, kdissect: Run, captures: Path
+) -> None:
     """A client id does not reach the terminal's controls."""
     raw = (captures / "librdkafka.pcap").read_bytes()
     (tmp_path / "x.pcap").write_bytes(raw.replace(b"rdkafka", b"rd\x1b[31m"))

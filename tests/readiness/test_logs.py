@@ -90,7 +90,7 @@ def logged(path: Path, release: str) -> Counter[tuple[str | None, int, int]]:
 
 
 @pytest.mark.parametrize(("name", "target"), VERDICTS, ids=str)
-def test_a_recording(name: str, target: str) -> None:
+def test_findings_are_the_logged_requests(name: str, target: str) -> None:
     """The findings are the logged requests, and the verdicts fit the recorded clients."""
     document = assess(kdissect.read(CAPTURES / f"{name}.pcap"), target)
     found: Counter[tuple[str | None, int, int]] = Counter()

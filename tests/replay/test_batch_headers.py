@@ -30,7 +30,7 @@ def entries(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(entries(), max_size=4), st.binary(max_size=70), st.integers(0, 400))
-def test_quick_looks(parts: list[bytes], tail: bytes, cut: int) -> None:
+def test_fast_reads_agree_with_all_headers(parts: list[bytes], tail: bytes, cut: int) -> None:
     """Fast reads agree with `headers` for any cut, and any bytes after the batches."""
     data = (b"".join(parts) + tail)[: 400 - cut]
     found = list(headers(data))

@@ -83,7 +83,7 @@ def test_compressed_and_piped(captures: Path) -> None:
     assert len(piped.stdout.splitlines()) == 608
 
 
-def test_usage(kdissect: Run, tmp_path: Path) -> None:
+def test_wrong_options_are_one_line(kdissect: Run, tmp_path: Path) -> None:
     """Wrong options end with exit code 2 and one line; a capture without Kafka gives a warning."""
     text = tmp_path / "notes.txt"
     text.write_text("no capture")
@@ -129,7 +129,7 @@ def test_hostile_names_do_not_steer_the_terminal(
         assert "\u202e" not in lines
 
 
-def test_colours(kdissect: Run, captures: Path) -> None:
+def test_a_pipe_has_colours_only_with_the_option(kdissect: Run, captures: Path) -> None:
     """Output into a pipe has colours only with --colour."""
     path = os.fspath(captures / "java_2_0_1.pcap")
     for args, has_colour in (([], False), (["--colour"], True)):
@@ -277,7 +277,7 @@ def test_a_terminal_gets_titles_and_a_pipe_whole_lines(
     assert max(map(len, lines)) == 90
 
 
-def test_columns(kdissect: Run, captures: Path) -> None:
+def test_columns_can_be_chosen_and_added(kdissect: Run, captures: Path) -> None:
     """Some of the list, of the table, and both; for JSON members of the table."""
     path = os.fspath(captures / "librdkafka.pcap")
     row = json.loads(kdissect("show", path, "--json", "--api", "InitPr", "--exchange",
@@ -305,7 +305,7 @@ def test_columns(kdissect: Run, captures: Path) -> None:
         assert "--columns" in done.stderr
 
 
-def test_times(captures: Path) -> None:
+def test_times_are_absolute_or_relative(captures: Path) -> None:
     """Of the day, since the first line, since the line before."""
     path = captures / "librdkafka.pcap"
 

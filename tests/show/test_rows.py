@@ -17,8 +17,14 @@ MORE = shared(
     "shapes/cut.pcap", "shapes/drop1pct.pcap", "shapes/duplicated.pcap", "shapes/midstream.pcap",
     "shapes/reordered.pcap", "shapes/seqwrap.pcap", "shapes/snap128.pcap", "shapes/vlan_vxlan.pcap",
     "tls/tls13.pcap", "zookeeper/zk_1_1_1.pcap",
-    quickly=("drop1pct.pcap", "duplicated.pcap", "midstream.pcap", "tls13.pcap"),
+    quickly=("drop1pct.pcap", "duplicated.pcap", "midstream.pcap"),
 )  # fmt: skip
+# plain clients, as that of librdkafka.pcap
+REPEATED = ("java_2_0_1.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz")
+CASES = [
+    pytest.param(path, marks=[pytest.mark.heavy] if path.name in REPEATED else [])
+    for path in SHIPPED
+]
 
 
 def expected(paths: Path | list[Path], keylog: tuple[str, ...] = ()) -> list[str]:
@@ -33,7 +39,7 @@ def check_rows(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [6_000, pytest.param(300_000, marks=pytest.mark.heavy)])
-@pytest.mark.parametrize("path", SHIPPED, ids=str)
+@pytest.mark.parametrize("path", CASES, ids=str)
 def test_rows_are_those_of_read(path: Path, size: int, window_bytes: Callable[[int], None]) -> None:
     """The same columns of the same exchanges: ids, positions, packets, times, topics, errors."""
     window_bytes(size)

@@ -110,7 +110,9 @@ def test_a_closed_pipe_is_quiet(table_set: Path, form: str) -> None:
         (["select 1", "--out", "no/such/folder/x"], "no/such/folder/x"),
     ],
 )
-def test_bad_usage(kdissect: Run, table_set: Path, arguments: list[str], words: str) -> None:
+def test_bad_usage_is_one_line(
+    kdissect: Run, table_set: Path, arguments: list[str], words: str
+) -> None:
     """One line on stderr, exit 2, nothing on stdout."""
     result = kdissect("sql", str(table_set), *arguments)
     assert result.returncode == 2

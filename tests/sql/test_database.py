@@ -24,7 +24,7 @@ from kdissect.sql import Database, QueryError, view_name
         ("internal/KRaftVersionRecord", "internal_k_raft_version_record"),
     ],
 )
-def test_names(table: str, view: str) -> None:
+def test_names_of_views_are_in_snake_case(table: str, view: str) -> None:
     """CamelCase becomes snake_case as the fields' names do."""
     assert view_name(table) == view
 
@@ -176,7 +176,7 @@ def test_many_results_stream() -> None:
         assert next(batches).num_rows < 100_000
 
 
-def test_other_datasets() -> None:
+def test_tables_in_memory_can_be_queried() -> None:
     """Tables in memory can be queried, also without a row."""
     some = pads.dataset(pa.table({"a": [1, 2]}))
     none = pads.dataset(pa.table({"a": pa.array([], pa.int64())}))
@@ -185,7 +185,7 @@ def test_other_datasets() -> None:
         assert database.query("from api_none").num_rows == 0
 
 
-def test_several_files(tmp_path: Path) -> None:
+def test_a_table_is_all_of_its_files(tmp_path: Path) -> None:
     """A table is all of its files, and of nothing else in the folder."""
     for number in range(3):
         pq.write_table(pa.table({"a": [number]}), tmp_path / f"part-{number}.parquet")

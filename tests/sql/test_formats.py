@@ -36,7 +36,7 @@ select 9007199254740993 big, -5 small, 1.5::double d, 'nan'::double nan, null::i
 """
 
 
-def test_json_values(database: Database) -> None:
+def test_json_keeps_large_integers_as_text(database: Database) -> None:
     """One document; integers beyond 2^53 are strings, times RFC 3339, bytes base64."""
     document = json.loads(formatted(database, "json", EVERYTHING))
     assert document["format_version"] == 1
@@ -65,7 +65,7 @@ def test_json_values(database: Database) -> None:
     ]
 
 
-def test_csv_values(database: Database) -> None:
+def test_csv_separates_null_from_empty_text(database: Database) -> None:
     """Null is nothing, the empty text is quoted, nested values are JSON; a CSV reader agrees."""
     text = formatted(database, "csv", EVERYTHING)
     (row,) = csv.DictReader(io.StringIO(text))
@@ -80,7 +80,7 @@ def test_csv_values(database: Database) -> None:
     assert list(csv.reader(io.StringIO(quoted))) == [["x", "y"], ['a,"b"', "line\nline"]]
 
 
-def test_table_text(database: Database) -> None:
+def test_columns_of_text_are_aligned(database: Database) -> None:
     """Columns are aligned, numbers to the right; nothing is cut off."""
     text = formatted(database, "table", "values ('a', 1), ('bbb', 22), ('東京', 333), (null, null)")
     assert text.splitlines() == [
@@ -94,7 +94,7 @@ def test_table_text(database: Database) -> None:
 
 
 @pytest.mark.parametrize("form", TEXT_FORMATS)
-def test_hostile_text(database: Database, form: str) -> None:
+def test_text_of_a_capture_does_not_steer_the_terminal(database: Database, form: str) -> None:
     """Text of a capture does not reach the terminal's controls, and JSON stays JSON."""
     literal = " || ".join(f"chr({ord(each)})" for each in HOSTILE)
     text = formatted(database, form, f"select {literal} as evil")
@@ -107,7 +107,7 @@ def test_hostile_text(database: Database, form: str) -> None:
         assert list(csv.reader(io.StringIO(text, newline=""))) == [["evil"], [HOSTILE]]
 
 
-def test_equal_names(database: Database) -> None:
+def test_columns_of_one_name_stay_apart(database: Database) -> None:
     """Columns of one name stay apart."""
     query = "select 1 a, 2 a, 3 a_1"
     assert json.loads(formatted(database, "json", query))["rows"] == [
@@ -119,7 +119,7 @@ def test_equal_names(database: Database) -> None:
 
 
 @pytest.mark.parametrize("form", TEXT_FORMATS)
-def test_no_rows(database: Database, form: str) -> None:
+def test_without_rows_there_is_the_head_alone(database: Database, form: str) -> None:
     """The head alone, where a format has one."""
     text = formatted(database, form, "select 1 a where false")
     if form == "json":
@@ -128,7 +128,7 @@ def test_no_rows(database: Database, form: str) -> None:
         assert text.splitlines()[:1] == ([] if form == "ndjson" else ["a"])
 
 
-def test_many_batches(database: Database) -> None:
+def test_rows_of_all_batches_come_in_order(database: Database) -> None:
     """Rows of all batches, in order."""
     query = "select range a, 'x' || range b from range(30000)"
     document = json.loads(formatted(database, "json", query))

@@ -78,7 +78,7 @@ def test_only_the_first_rows(tables: kdissect.Tables) -> None:
         ("zzz", []),
     ],
 )
-def test_completion(text: str, found: list[str]) -> None:
+def test_tab_completes_keywords_views_and_columns(text: str, found: list[str]) -> None:
     """Keywords, views and their columns."""
     assert completions(text, VIEWS) == found
 

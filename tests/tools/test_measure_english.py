@@ -56,7 +56,9 @@ def test_help_texts_are_measured(tmp_path: Path) -> None:
     ],
     ids=["plain", "tell", "what-is", "long-sentence", "long-mean"],
 )
-def test_each_limit(text: str, passes: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_beyond_a_limit_fails(
+    text: str, passes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A text that passes a limit fails, and the table has a line for its kind."""
     assert report("pages", list(sentences(PAGE, text)), shows_offenders=True) == (not passes)
     assert "pages" in capsys.readouterr().out

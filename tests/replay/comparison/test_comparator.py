@@ -198,7 +198,7 @@ def outcome_with(step: Step, change: Any) -> tuple[Outcome, Message]:
     return Outcome(step, answer=encode_message(message)), message
 
 
-def test_verdicts(plan: ReplayPlan) -> None:
+def test_answers_are_equal_tolerated_or_different(plan: ReplayPlan) -> None:
     """Equal, tolerated and different answers have their verdicts and differences."""
     comparator = Comparator(IdMap(plan))
     step = step_named(plan, "Metadata")

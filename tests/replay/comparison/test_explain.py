@@ -59,7 +59,7 @@ def notes(outcome: Outcome) -> list[str]:
     return [each.note for each in outcome.judgement.differences]
 
 
-def test_another_release() -> None:
+def test_version_ranges_of_another_release_are_no_findings() -> None:
     """Ranges that the target's release speaks are no findings: one note counts them. A range that
     it does not speak stays one, with the releases as its note."""
     plan = make_plan(workload([exchange(0, request(), 0, 1, api_versions(OLD))]), everything())

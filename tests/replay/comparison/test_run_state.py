@@ -304,7 +304,7 @@ def test_records_that_an_answer_withholds() -> None:
     ]  # fmt: skip
 
 
-def test_high_watermarks() -> None:
+def test_a_high_watermark_is_at_least_the_acknowledged_offset() -> None:
     """A high watermark is at least the acknowledged offset, and at most the possible one."""
     run = Run()
     run.produce(1, 0, batch(0, 4))
@@ -367,7 +367,7 @@ def commit(run: Run, at_s: float, offset: int) -> int:
 
 
 @pytest.mark.parametrize("version", [5, 8])
-def test_committed_offsets(version: int) -> None:
+def test_a_committed_offset_is_that_of_the_last_commit(version: int) -> None:
     """An answer has the offset of the last commit, or of one that is in flight."""
     run = Run()
 
@@ -463,7 +463,7 @@ def test_an_epoch_of_old_records_is_no_later_one() -> None:
 
 
 @pytest.mark.parametrize("key", [ABORT, COMMIT])
-def test_aborted_transactions(key: bytes) -> None:
+def test_a_transaction_is_listed_as_aborted_only_if_it_was(key: bytes) -> None:
     """Listed if they were aborted, and only then."""
     records = batch(0, producer_id=9, producer_epoch=0, is_transactional=True) + marker(2, key)
     listed = [{"producer_id": 9, "first_offset": 0}]
@@ -477,7 +477,7 @@ def test_aborted_transactions(key: bytes) -> None:
     assert run.said(LogState) == [wrong]
 
 
-def test_active_producers() -> None:
+def test_a_producer_is_described_by_its_batches() -> None:
     """A description has the times of the producer's batches, the epoch of its markers, and the
     offset of its batch at which a transaction begins."""
     run = Run()
@@ -552,7 +552,7 @@ def heartbeat(run: Run, at_s: float, member: str, code: int) -> int:
     return run.add(at_s, ApiKey.HEARTBEAT, 3, sent, {"error_code": code})
 
 
-def test_rebalances_end() -> None:
+def test_a_rebalance_ends_when_all_members_joined() -> None:
     """27 while members join or after one has left; never in between."""
     run = Run()
     join(run, 1, "a", ["a", "b"])

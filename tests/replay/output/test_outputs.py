@@ -83,7 +83,7 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
     return Results(plan, run, "h:1", "c", "recorded", True, parse_fail_on([fail_on]))
 
 
-def test_junit(tmp_path: Path) -> None:
+def test_junit_has_a_suite_for_each_api(tmp_path: Path) -> None:
     """A suite for the run and one per API; hostile text is escaped, what XML cannot hold is not
     there."""
     write_junit(made(), tmp_path / "r.xml")
@@ -110,7 +110,7 @@ def test_junit_follows_fail_on(tmp_path: Path) -> None:
     assert root[0][1][0].get("message") == "the target is gone"
 
 
-def test_html(tmp_path: Path) -> None:
+def test_html_runs_and_loads_nothing(tmp_path: Path) -> None:
     """Nothing is run, nothing loaded, nothing of the capture is markup."""
     write_html(made(), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
@@ -135,7 +135,7 @@ def test_html_folds_later_differences_under_the_first(tmp_path: Path) -> None:
     assert later.path in folded.partition("</details>")[0]
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_have_one_line_for_each_exchange(tmp_path: Path) -> None:
     """A line for the run, one per exchange, one with the counts; ids are strings."""
     write_json_lines(made(), tmp_path / "r.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
@@ -152,7 +152,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert rows[-1]["exit_code"] == 1
 
 
-def test_console() -> None:
+def test_names_of_a_capture_do_not_steer_the_terminal() -> None:
     """Control characters and markup of the capture do not reach the terminal."""
     console = Console(file=StringIO(), width=200, force_terminal=True)
     results = made()
@@ -231,7 +231,7 @@ def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
         read_baseline(str(tmp_path / "missing"))
 
 
-def test_spans() -> None:
+def test_percentiles_have_units() -> None:
     """Percentiles of an empty and a full list, and their units."""
     span = Span.of(range(1, 101))
     assert (span.count, span.p50, span.p99, span.max) == (100, 51, 100, 100)

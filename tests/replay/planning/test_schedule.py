@@ -49,7 +49,7 @@ def test_pauses_of_steps_that_are_not_sent_do_not_count() -> None:
     assert ends == [602 * MS]
 
 
-def test_durations() -> None:
+def test_a_duration_ends_with_the_last_step() -> None:
     """From the first to the last step; unknown at full speed."""
     plan = steps_at(50, 100, 1100).plan()
     assert duration_ns(plan, Pace()) == 1050 * MS
@@ -64,7 +64,7 @@ def test_a_wrong_pace_is_refused(text: str) -> None:
         parse_pace(text)
 
 
-def test_spans() -> None:
+def test_spans_of_time_have_units() -> None:
     """Units from microseconds to hours; other text raises PaceError."""
     assert [parse_span(each) for each in ("250ms", "5s", "2m", "1.5", "1h", "10us")] == [
         0.25, 5, 120, 1.5, 3600, pytest.approx(1e-5),

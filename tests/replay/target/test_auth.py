@@ -9,7 +9,7 @@ from kdissect.replay.target import auth
 from kdissect.replay.target.auth import LoginFailed, OptionError, Sasl, TlsOptions, sasl_from
 
 
-def test_plain() -> None:
+def test_plain_sends_user_and_password() -> None:
     """RFC 4616: no authorization id, user, password."""
     tokens = Sasl("PLAIN", "tim", "tanstaaftanstaaf").tokens()
     assert next(tokens) == b"\0tim\0tanstaaftanstaaf"
@@ -55,7 +55,7 @@ def test_scram_names_are_escaped() -> None:
     assert next(tokens) == b"n,,n=a=3Db=2Cc,r=n"
 
 
-def test_bearer() -> None:
+def test_bearer_sends_the_token() -> None:
     """RFC 7628: the token; an error from the target is answered with one byte."""
     tokens = Sasl("OAUTHBEARER", secret="abc.def").tokens()
     assert next(tokens) == b"n,,\x01auth=Bearer abc.def\x01\x01"

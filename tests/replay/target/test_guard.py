@@ -31,13 +31,13 @@ def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
     check_address(FACTS, host, port, same_cluster=True)
 
 
-def test_other_addresses() -> None:
+def test_other_addresses_are_not_the_captured_cluster() -> None:
     """Another port, and a name without an address, are not the captured cluster."""
     check_address(FACTS, "127.0.0.1", 9094, same_cluster=False)
     check_address(FACTS, "no-such-name.invalid", 9092, same_cluster=False)
 
 
-def test_cluster_id() -> None:
+def test_the_captured_cluster_id_is_refused() -> None:
     """The captured cluster id is refused without --same-cluster."""
     target = Target("127.0.0.1", 9094, cluster_id="captured")
     with pytest.raises(GuardError, match="captured cluster"):
@@ -57,7 +57,7 @@ def test_classes_are_allowed_by_name() -> None:
             parse_allow([wrong])
 
 
-def test_target_addresses() -> None:
+def test_a_target_is_host_and_port() -> None:
     """HOST:PORT, with brackets around IPv6; other text raises TargetError."""
     assert parse_address("broker:9092") == ("broker", 9092)
     assert parse_address("[::1]:9092") == ("::1", 9092)

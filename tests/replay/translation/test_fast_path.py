@@ -100,14 +100,14 @@ def check(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_captures(captures: Path, name: str) -> None:
+def test_shipped_captures_are_sent_as_on_the_plain_path(captures: Path, name: str) -> None:
     """Requests and learned ids of a whole capture are equal."""
     check(captures / name)
 
 
 @pytest.mark.parametrize("name", SHARED)
 @needs_material
-def test_recorded_captures(name: str) -> None:
+def test_recorded_captures_are_sent_as_on_the_plain_path(name: str) -> None:
     """The same for captures beside the project."""
     check(CAPTURES / f"{name}.pcap")
 

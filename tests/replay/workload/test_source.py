@@ -58,7 +58,7 @@ def test_facts_of_a_capture(captures: Path) -> None:
     assert all(each.expects_response or each.response is None for each in workload.exchanges())
 
 
-def test_filters(captures: Path) -> None:
+def test_two_halves_by_time_have_all_exchanges(captures: Path) -> None:
     """Two halves by time have all exchanges; an unknown host has a note."""
     path = str(captures / "librdkafka.pcap")
     whole = load_workload(path)
