@@ -136,8 +136,11 @@ def decode_plan(
     reader = Reader(builders, present, buf, rows)
     good = (outcome.status == Status.OK).view(np.uint8)
     nulls = rows - int(np.count_nonzero(good))
-    bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
-    body = reader.struct(plan.body, rows, (bits, nulls))
+    if nulls == rows:  # no message decodes: columns of its fields would be null
+        body = pa.nulls(rows, reader.type_of(plan.body))
+    else:
+        bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
+        body = reader.struct(plan.body, rows, (bits, nulls))
     correlation_id, has_header = _header_ints(builders, "correlation_id", rows)
     state = builders.state[0]
     columns = MessageColumns(
