@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 
@@ -25,6 +26,28 @@ def light() -> None:
         import pyarrow
 
         pyarrow.array([0])  # checks for pandas
+
+
+def light_help() -> None:
+    """Import Typer's help without the parts of Rich that only Markdown and tracebacks need.
+
+    Those parts import parsers for both. Rich also imports attrs, if it is installed, to print
+    objects of its classes.
+    """
+    unused = {name: ModuleType(name) for name in ("rich.markdown", "rich.traceback")}
+    unused["rich.markdown"].__dict__["Markdown"] = _Unused
+    unused["rich.traceback"].__dict__["Traceback"] = _Unused
+    sys.modules.update(unused)
+    try:
+        with _hidden("attr"):
+            import_module("typer.rich_utils")
+    finally:
+        for name in unused:
+            del sys.modules[name]
+
+
+class _Unused:
+    """In place of a class of Rich that no help text of kdissect needs."""
 
 
 class _Absent:

@@ -33,6 +33,7 @@ from kdissect.cli.app import app
 from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import is_interrupt
+from kdissect.startup import light_help
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ def main() -> None:
     sys.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace", buffering=1)
     # py4j logs an interrupt with its traceback before raising it
     logging.disable(logging.CRITICAL)
+    if len(sys.argv) < 2 or not {"-h", "--help"}.isdisjoint(sys.argv):
+        light_help()
     try:
         status = 0 if completion.serve(sys.argv[1:]) else app(standalone_mode=False)
     except typer.Exit as stop:
