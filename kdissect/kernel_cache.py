@@ -30,6 +30,7 @@ import numba
 from llvmlite.binding import get_host_cpu_features
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult
+from numba.core.runtime.nrt import rtsys
 from numba.core.serialize import dumps
 
 from .atomic_file import atomic_write
@@ -153,7 +154,8 @@ class KernelCache(_Cache):
     def flush(self) -> None: ...
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
-        target_context.refresh()
+        # compiled code needs no more; Numba's registries take longer and serve compilation only
+        rtsys.initialize(target_context)
         for name in self._names(sig, target_context.codegen()):
             for place in (SHIPPED, folder()):
                 try:
