@@ -6,10 +6,10 @@ between. An address that Metadata advertised and that never worked is the cluste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from kdissect.incidents.facts import Facts, Row
+from kdissect.incidents.facts import HELD_APIS, Facts, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident
 from kdissect.sql.exchange_facts import endpoint
 from kdissect.text import duration, plural
@@ -27,6 +27,11 @@ ONE_NODE = timedelta(milliseconds=250)
 METADATA_BEFORE = timedelta(seconds=5)
 # Java's clients repeat Metadata each retry.backoff.ms; some requests may be of a client's start.
 METADATA_MIN = 3
+# What a client sends to a bootstrap address before it connects to the advertised ones.
+_BOOTSTRAP_APIS = (
+    *("ApiVersions", "Metadata", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"),
+    "FindCoordinator",
+)
 
 _PREPARE = f"""
 CREATE TEMP TABLE attempts AS
@@ -126,14 +131,18 @@ def _shutdowns(facts: Facts) -> str:
 def _outages_with_requests() -> str:
     """Return SQL of the outages with their begin, and the requests that they left unanswered.
 
-    An outage begins when the broker closes its connections; without a close, with the first
-    request that had no response, or with the first failed attempt.
+    An outage begins when the broker closes its connections. The system of a process that died
+    does so some time later: an earlier request that had no response is the begin, unless a broker
+    holds such requests back. Without a close, any request without a response or the first failed
+    attempt is.
     """
     return f"""
       WITH hits AS (
         SELECT o.broker, o.era, count(*) FILTER (r.is_unanswered) AS requests,
           min(r.request_time) FILTER (r.is_unanswered AND r.request_time > o.last_response)
             AS first_unanswered,
+          min(r.request_time) FILTER (r.is_unanswered AND r.request_time > o.last_response
+            AND r.api NOT IN {HELD_APIS}) AS first_ignored,
           list(r.exchange_id ORDER BY r.request_time)
             FILTER (r.is_unanswered)[:{EVIDENCE_MAX}] AS exchange_ids,
           coalesce(bool_or(r.is_not_leader
@@ -145,7 +154,9 @@ def _outages_with_requests() -> str:
             OR r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS)
         GROUP BY o.broker, o.era
       )
-      SELECT o.*, coalesce(o.closed_at, h.first_unanswered, o.first_failed) AS start,
+      SELECT o.*, coalesce(
+          CASE WHEN o.closed_at IS NOT NULL THEN least(o.closed_at, h.first_ignored) END,
+          h.first_unanswered, o.first_failed) AS start,
         coalesce(o.back, o.last_failed) AS stop, coalesce(h.requests, 0) AS requests,
         h.exchange_ids, coalesce(h.is_planned, false) OR EXISTS (
           FROM shutdowns s WHERE s.broker = o.broker AND s.time
@@ -256,28 +267,36 @@ def _connected_at(facts: Facts, first_failed: datetime) -> datetime:
 
 
 def _unseen(facts: Facts) -> Iterator[Incident]:
-    """Yield advertised addresses that clients never reached and the capture never saw.
+    """Yield advertised addresses that clients never used, though no attempt to connect was seen.
 
-    The evidence: a client asks for Metadata again and again and does nothing else, and the capture
-    has no connection to any advertised address.
+    The evidence: a client asks for Metadata of its topics again and again and never goes on, and
+    no client does anything else at an advertised address. A client that cannot resolve a host name
+    sends no SYN, and the bootstrap address may have the same port.
     """
+    if not facts.has_field("api_metadata", "request", "topics"):
+        return
     rows = facts.rows(
         f"""
-        WITH seen AS (SELECT DISTINCT broker_ip AS ip, broker_port AS port FROM connections),
-        wrong AS (
+        WITH used AS (
+          SELECT DISTINCT broker FROM requests WHERE NOT is_broker AND api NOT IN {_BOOTSTRAP_APIS}
+        ), wrong AS (
           SELECT array_to_string(list_sort(list(DISTINCT host || ':' || port)), ', ') AS hosts
-          FROM brokers
-          WHERE host IS NOT NULL HAVING count(*) FILTER (port IN (SELECT port FROM seen)
-            AND (ip IS NULL OR ip IN (SELECT ip FROM seen))) = 0 AND count(*) > 0
+          FROM brokers WHERE host IS NOT NULL
+          HAVING count(*) > 0
+            AND count(*) FILTER ({endpoint("coalesce(ip, host)", "port")} IN (FROM used)) = 0
+            AND count(*) FILTER ({endpoint("host", "port")} IN (
+              SELECT broker FROM sessions WHERE NOT is_broker)) = 0
         ), stuck AS (
-          SELECT client, min(time) FILTER (api = 'Metadata') AS start, max(time) AS stop,
-            count(*) FILTER (api = 'Metadata') AS refreshes,
+          SELECT r.client, min(s.first_time) AS start, max(r.time) AS stop,
+            count(*) FILTER (len(m.request.topics) > 0 AND NOT r.failed) AS refreshes,
+            list(DISTINCT r.broker) AS brokers,
             list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
-          FROM requests WHERE NOT is_broker GROUP BY client
+          FROM requests r JOIN sessions s USING (connection_id)
+          LEFT JOIN api_metadata m USING (exchange_id)
+          WHERE NOT r.is_broker GROUP BY r.client
           HAVING refreshes >= {METADATA_MIN}
             AND stop - start >= INTERVAL {LENGTH_MIN_MS} MILLISECONDS
-            AND count(*) FILTER (api NOT IN ('Metadata', 'ApiVersions', 'SaslHandshake',
-              'SaslAuthenticate', 'DescribeCluster')) = 0
+            AND count(*) FILTER (r.api NOT IN {_BOOTSTRAP_APIS}) = 0
         )
         SELECT * FROM stuck, wrong ORDER BY start
         """
@@ -289,14 +308,24 @@ def _unseen(facts: Facts) -> Iterator[Incident]:
             row["start"],
             row["stop"],
             f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
-            f"{plural(row['refreshes'], 'Metadata request')} and nothing else, and no connection "
-            "to such an address is in the capture. Check advertised.listeners.",
+            f"{plural(row['refreshes'], 'Metadata request')} for its topics and never went on, and "
+            "no client used such an address. Check advertised.listeners, and whether the client "
+            "resolves the host.",
             row["connection_ids"],
+            row["brokers"],
+            row["client"],
         )
 
 
 def _wrong_address(
-    facts: Facts, address: str, start: datetime, stop: datetime, text: str, ids: list[int]
+    facts: Facts,
+    address: str,
+    start: datetime,
+    stop: datetime,
+    text: str,
+    ids: list[int],
+    brokers: Sequence[str] = (),
+    client: str = "",
 ) -> Incident:
     return Incident(
         "advertised_address_unreachable",
@@ -308,5 +337,6 @@ def _wrong_address(
         time_lost_ms=(stop - start).total_seconds() * 1000,
         connection_ids=ids,
         next_command=facts.command("sql", "from brokers"),
-        brokers=frozenset((address,)),
+        brokers=frozenset((address, *brokers)),
+        client=client,
     )

@@ -19,6 +19,7 @@ _CONSEQUENCES: dict[str, frozenset[str]] = {
 # Cause -> the kinds that it brings about for the same subject or client: a client connects again
 # after a failure, each new one sends Metadata, a member that leaves makes its group rebalance.
 _CONSEQUENCES_FOR_SUBJECT: dict[str, frozenset[str]] = {
+    "advertised_address_unreachable": frozenset(("connection_storm", "metadata_storm")),
     "consumer_stuck": frozenset(("connection_storm", "metadata_storm", "retry_storm")),
     "login_failures": frozenset(("connection_storm",)),
     "connection_storm": frozenset(("metadata_storm",)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import HELD_APIS, Facts
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.text import duration, plural
 
@@ -19,10 +19,16 @@ IDLE_S = 5
 SILENCE_S = 2
 # The broker's other connections prove that it is alive.
 PROOF_S = 60
+# A broker holds these back for other members or share groups. Fetch says how long it may wait.
+_HELD_APIS = ("ShareFetch", "JoinGroup", "SyncGroup")
 
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the connections that died while they were idle, for each client and broker."""
+    has_wait = facts.has_field("api_fetch", "request", "max_wait_ms")
+    waits = "SELECT exchange_id, request.max_wait_ms AS wait_ms FROM api_fetch"
+    if not has_wait:
+        waits = "SELECT NULL::BIGINT AS exchange_id, NULL::BIGINT AS wait_ms WHERE false"
     rows = facts.rows(
         f"""
         WITH alive AS (
@@ -30,15 +36,17 @@ def find(facts: Facts) -> Iterator[Incident]:
           WHERE response_time IS NOT NULL GROUP BY connection_id
         ), asked AS (
           SELECT r.connection_id, a.answered, min(r.request_time) AS asked,
+            arg_min(coalesce(w.wait_ms, 0), r.request_time) AS wait_ms,
             count(*) AS requests, list(r.exchange_id ORDER BY r.request_time) AS ids
           FROM requests r JOIN alive a USING (connection_id)
+          LEFT JOIN ({waits}) w USING (exchange_id)
           WHERE r.status IN ('response_missing', 'connection_closed')
-            AND r.request_time > a.answered AND r.api NOT IN {HELD_APIS}
+            AND r.request_time > a.answered AND r.api NOT IN {_HELD_APIS}
           GROUP BY ALL
         ), dead AS (
           SELECT q.*, s.client, s.broker, s.last_time,
             s.close_reason = 'rst' AND s.closed_by = 'broker' AS is_reset,
-            s.last_time - q.asked >= INTERVAL {SILENCE_S} SECONDS AS is_silent
+            ms_between(q.asked, s.last_time) >= {SILENCE_S} * 1000 + q.wait_ms AS is_silent
           FROM asked q JOIN sessions s USING (connection_id)
           WHERE q.asked - q.answered >= INTERVAL {IDLE_S} SECONDS
             AND s.response_last_time <= q.asked AND s.response_gap_count = 0

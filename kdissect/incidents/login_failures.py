@@ -25,6 +25,10 @@ def find(facts: Facts) -> Iterator[Incident]:
         ), refusals AS (
           FROM requests WHERE api IN ('SaslAuthenticate', 'SaslHandshake')
             AND error_code IN ({codes})
+          -- before KIP-152 a broker closes the connection instead of an answer to a token
+          UNION ALL SELECT r.* REPLACE (s.last_time AS response_time, s.client AS client)
+          FROM requests r JOIN sessions s USING (connection_id)
+          WHERE r.api = 'SaslToken' AND r.status = 'connection_closed' AND s.closed_by = 'broker'
         ), refused AS (
           SELECT r.*, s.principal, s.sasl_mechanism, coalesce(l.began, r.time) AS began,
             r.time - lag(r.time) OVER (PARTITION BY r.client, r.broker ORDER BY r.time)
@@ -58,7 +62,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["stop"],
             row["client"],
             f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "
-            f"of {user} by {mechanism}: {row['error']}.",
+            f"of {user} by {mechanism}: {row['error'] or 'it closed the connection'}.",
             row["requests"],
             row["lost_ms"],
             row["exchange_ids"],

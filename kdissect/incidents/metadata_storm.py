@@ -13,11 +13,12 @@ from kdissect.incidents.runs import runs
 from kdissect.text import byte_size, duration, plural
 
 # A client that starts sends up to 17 within seconds. Waiting for a new topic or leader, it sends
-# one each retry.backoff.ms: 100 ms, and up to 1 s apart (KIP-580).
+# one each retry.backoff.ms: 100 ms, and up to 1 s apart (KIP-580). Monitors ask once a second or,
+# if they are eager, twice.
 REQUESTS_MIN = 30
-PAUSE_MS = 500
+PAUSE_MS = 1000
 LENGTH_MS = 3000
-RATE_MIN = 5  # a second
+RATE_MIN = 3  # a second
 
 
 def find(facts: Facts) -> Iterator[Incident]:

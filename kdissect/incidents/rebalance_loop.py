@@ -9,7 +9,8 @@ from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import decimal, duration, plural
 
-# A member that restarts leaves and joins once; a deployment gone wrong does it twice.
+# A member that restarts leaves and joins once; a deployment gone wrong does it twice. Programs with
+# one name have one count: a deployment restarts each of them once, so there must be more.
 FLAPS_MIN = 3
 # Each start and each end of a member takes one rebalance, with the cooperative protocol two.
 REBALANCES_MIN, REBALANCES_PER_MEMBER = 6, 4
@@ -31,22 +32,39 @@ def find(facts: Facts) -> Iterator[Incident]:
           FROM ({runs(events, "group_id", PAUSE_MS)}) g LEFT JOIN requests r USING (exchange_id)
         ), ends AS (
           -- a program that crashed sends no LeaveGroup, but its connection is closed
-          SELECT DISTINCT e.group_id, e.run, e.client, e.member_id, 'end' AS event,
+          SELECT DISTINCT e.group_id, e.run, e.client, e.member_id, e.connection_id, 'end' AS event,
             s.last_time AS time
           FROM events e JOIN sessions s USING (connection_id)
           WHERE e.event = 'join' AND s.closed_by = 'client'
+        ), lives AS (
+          SELECT e.group_id, e.run, e.client, e.connection_id, min(e.time) AS joined,
+            any_value(s.last_time) AS ended
+          FROM events e JOIN sessions s USING (connection_id) WHERE e.event = 'join' GROUP BY ALL
+        ), members AS (
+          -- programs with one name: as many as have a connection at the same time
+          SELECT group_id, run, client, max(alive) AS members FROM (
+            SELECT group_id, run, client, sum(step) OVER (
+              PARTITION BY group_id, run, client ORDER BY time, step) AS alive
+            FROM (SELECT *, joined AS time, 1 AS step FROM lives
+              UNION ALL SELECT *, ended, -1 FROM lives))
+          GROUP BY ALL
         ), changes AS (
-          SELECT group_id, run, client, time,
+          SELECT group_id, run, client, time, lag(connection_id) OVER own AS connection_id,
             event = 'join' AND (lag(event) OVER own = 'leave' OR lag(event) OVER own = 'end'
               AND member_id != lag(member_id) OVER own) AS is_flap
           FROM (
-            SELECT group_id, run, client, member_id, event, time FROM events
+            SELECT group_id, run, client, member_id, connection_id, event, time FROM events
             WHERE event IN ('join', 'leave') AND client IS NOT NULL
             UNION ALL BY NAME FROM ends
           ) WINDOW own AS (PARTITION BY group_id, run, client ORDER BY time)
         ), flapping AS (
-          SELECT group_id, run, client, count(*) FILTER (is_flap) AS flaps, min(time) AS since
-          FROM changes GROUP BY ALL HAVING flaps >= {FLAPS_MIN}
+          -- the loop begins with the member that is the first to end and join again
+          SELECT c.group_id, c.run, c.client, count(*) AS flaps,
+            min(coalesce(l.joined, c.time)) AS since
+          FROM changes c LEFT JOIN lives l USING (group_id, run, client, connection_id)
+          JOIN members m USING (group_id, run, client)
+          WHERE c.is_flap
+          GROUP BY ALL HAVING flaps >= {FLAPS_MIN} AND flaps > any_value(m.members)
         ), worst AS (
           SELECT group_id, run, max_by(client, flaps) AS client, max(flaps) AS flaps,
             max_by(since, flaps) AS since
@@ -55,7 +73,6 @@ def find(facts: Facts) -> Iterator[Incident]:
           SELECT group_id, run, min(time) FILTER (event = 'rebalance') AS start,
             max(time + to_milliseconds(coalesce(duration_ms, 0)::BIGINT)) AS stop,
             count(*) FILTER (event = 'rebalance') AS rebalances,
-            count(DISTINCT client) FILTER (event = 'join') AS members,
             sum(duration_ms) FILTER (event = 'rebalance') AS lost_ms,
             count(DISTINCT exchange_id) AS requests,
             list(DISTINCT broker ORDER BY broker) AS brokers,
@@ -65,10 +82,12 @@ def find(facts: Facts) -> Iterator[Incident]:
             list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
           FROM events GROUP BY ALL
         )
-        SELECT l.* REPLACE (coalesce(w.since, l.start) AS start), w.client, w.flaps
-        FROM loops l LEFT JOIN worst w USING (group_id, run)
+        SELECT l.* REPLACE (coalesce(w.since, l.start) AS start), w.client, w.flaps, m.members
+        FROM loops l LEFT JOIN worst w USING (group_id, run) LEFT JOIN (
+          SELECT group_id, run, sum(members)::BIGINT AS members FROM members GROUP BY ALL
+          ) m USING (group_id, run)
         WHERE rebalances >= {REBALANCES_MIN}
-          AND (w.flaps IS NOT NULL OR rebalances > {REBALANCES_PER_MEMBER} * members)
+          AND (w.flaps IS NOT NULL OR rebalances > {REBALANCES_PER_MEMBER} * coalesce(m.members, 1))
         ORDER BY start, group_id
         """
     )
@@ -86,8 +105,9 @@ def find(facts: Facts) -> Iterator[Incident]:
             row["start"],
             row["stop"],
             row["group_id"],
-            f"{plural(row['rebalances'], 'rebalance')} of {plural(row['members'], 'client')} in "
-            f"{duration(length_ms)}, one each {decimal(length_ms / 1000 / row['rebalances'])} s. "
+            f"{plural(row['rebalances'], 'rebalance')} of {plural(row['members'] or 0, 'member')} "
+            f"in {duration(length_ms)}, one each "
+            f"{decimal(length_ms / 1000 / row['rebalances'])} s. "
             f"{who}",
             row["requests"],
             row["lost_ms"],

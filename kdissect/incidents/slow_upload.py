@@ -18,20 +18,36 @@ UPLOAD_MS = 1000
 # With uploads this long, a request that waits for others before it is close to its timeout.
 LONG_MS = 5000
 PAUSE_MS = 30_000
+# Shorter uploads are slow if they have fewer bytes a second than any usual network, and if they
+# follow one another: for half of the time, over some seconds.
+SHORT_MS = 100
+BYTES_PER_MS = 1000
+SUSTAINED_MS = 5000
+SHARE_MIN = 0.5
+SHORT_PAUSE_MS = 2000
 
 
 def find(facts: Facts) -> Iterator[Incident]:
     """Yield the slow uploads of each client to each broker."""
     slow = f"(SELECT * FROM requests WHERE upload_ms >= {UPLOAD_MS})"
+    short = f"""(
+      SELECT * FROM requests WHERE upload_ms >= {SHORT_MS}
+        AND request_size < upload_ms * {BYTES_PER_MS}
+        AND (client, broker) NOT IN (SELECT client, broker FROM {slow}))"""
     rows = facts.rows(
         f"""
-        WITH uploads AS (
+        WITH slow_runs AS (
+          FROM ({runs(slow, "client, broker", PAUSE_MS)})
+          UNION ALL FROM ({runs(short, "client, broker", SHORT_PAUSE_MS)})
+        ), uploads AS (
           SELECT client, broker, run, min(time) AS start, max(request_end_time) AS stop,
             count(*) AS requests, sum(upload_ms) AS upload_ms, max(upload_ms) AS longest_ms,
             sum(upload_ms) + sum(coalesce(service_ms, 0)) AS whole_ms,
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
             list(DISTINCT connection_id ORDER BY connection_id) AS connection_ids
-          FROM ({runs(slow, "client, broker", PAUSE_MS)}) GROUP BY ALL
+          FROM slow_runs GROUP BY client, broker, run
+          HAVING longest_ms >= {UPLOAD_MS} OR (upload_ms >= {SUSTAINED_MS}
+            AND upload_ms >= {SHARE_MIN} * ms_between(min(time), max(request_end_time)))
         )
         SELECT u.*, sum(s.response_zero_window_ms) AS zero_window_ms,
           sum(s.response_zero_window_count)::BIGINT AS zero_windows,

@@ -17,37 +17,40 @@ from kdissect.text import duration, plural, share
 PAUSE_MS = 30_000
 # Shorter waits are what a quota is for; a client notices them no more than a slow network.
 WAIT_MS = 1000
-_QUOTAS = {"Produce": "of bytes written", "Fetch": "of bytes read"}
+# A quota of requests throttles every API (KIP-124), and one of bytes only these.
+_QUOTAS = {("Produce",): "of bytes written ", ("Fetch",): "of bytes read "}
 
 
 def find(facts: Facts) -> Iterator[Incident]:
-    """Yield the waits of each client, with the quota that its APIs prove."""
+    """Yield the waits of each client, with the quota that its APIs suggest."""
     waits = """(
       SELECT * REPLACE (response_time AS time) FROM requests WHERE throttle_time_ms > 0
     )"""
     rows = facts.rows(
         f"""
-        SELECT client, api, run, min(time) AS start,
+        SELECT client, run, list(DISTINCT api ORDER BY api) AS apis, min(time) AS start,
           max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
           sum(throttle_time_ms)::DOUBLE AS lost_ms, max(throttle_time_ms) AS longest_ms,
           list(DISTINCT broker ORDER BY broker) AS brokers,
           list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM ({runs(waits, "client, api", PAUSE_MS)}) GROUP BY ALL ORDER BY start, client, api
+        FROM ({runs(waits, "client", PAUSE_MS)})
+        GROUP BY client, run ORDER BY start, client
         """
     )
     for row in rows:
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
-        quota = _QUOTAS.get(row["api"], "of requests or of changes to topics")
+        quota = _QUOTAS.get(tuple(row["apis"]), "")
+        responses = plural(row["requests"], "response") + f" ({', '.join(row['apis'])})"
         yield Incident(
             "throttled",
             WARN if row["lost_ms"] >= WAIT_MS else INFO,
             row["start"],
             row["stop"],
             row["client"],
-            f"A quota {quota} made {row['client']} wait {duration(row['lost_ms'])} in "
+            f"A quota {quota}made {row['client']} wait {duration(row['lost_ms'])} in "
             f"{duration(length_ms)} ({share(min(1, row['lost_ms'] / length_ms))} of the time): "
-            f"{plural(row['requests'], row['api'] + ' response')}, the longest wait "
+            f"{responses}, the longest wait "
             f"{duration(row['longest_ms'])}.",
             row["requests"],
             row["lost_ms"],

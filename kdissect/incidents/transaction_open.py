@@ -32,19 +32,25 @@ def find(facts: Facts) -> Iterator[Incident]:
             AND response_time IS NOT NULL
         ), partitions AS (
           SELECT exchange_id, time, topic, unnest(t.partitions) AS p FROM {named}
-        ), behind AS (
-          SELECT exchange_id, time, topic, p.partition_index AS partition,
-            p.last_stable_offset AS stable, p.high_watermark AS high
-          FROM partitions WHERE topic IS NOT NULL AND p.error_code = 0
-            AND p.last_stable_offset >= 0 AND p.last_stable_offset < p.high_watermark
+        ), states AS (
+          -- a fetch session leaves out partitions that did not change (KIP-227)
+          SELECT p.exchange_id, p.time, p.topic, p.p.partition_index AS partition,
+            p.p.last_stable_offset AS stable, p.p.high_watermark AS high, p.p.error_code AS error,
+            r.client, r.broker, r.connection_id,
+            coalesce(lead(p.time) OVER (
+              PARTITION BY r.connection_id, p.topic, partition ORDER BY p.time), l.time) AS until
+          FROM partitions p JOIN requests r USING (exchange_id) JOIN (
+            SELECT connection_id, max(response_time) AS time FROM requests WHERE api = 'Fetch'
+            GROUP BY connection_id) l USING (connection_id)
+          WHERE topic IS NOT NULL
         ), blocked AS (
-          SELECT r.client, r.broker, b.topic, b.partition, b.stable, min(b.time) AS start,
-            max(b.time) AS stop, max(b.high) AS high, count(*) AS requests,
-            list(b.exchange_id ORDER BY b.time)[:{EVIDENCE_MAX}] AS exchange_ids,
-            arg_min(r.connection_id, b.time) AS connection_id
-          FROM behind b JOIN requests r USING (exchange_id)
-          GROUP BY r.client, r.broker, b.topic, b.partition, b.stable
-          HAVING max(b.time) - min(b.time) >= INTERVAL {BLOCKED_S} SECONDS
+          SELECT client, broker, topic, partition, stable, min(time) AS start,
+            max(time) AS last_seen, max(until) AS stop, max(high) AS high, count(*) AS requests,
+            list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+            arg_min(connection_id, time) AS connection_id
+          FROM states WHERE error = 0 AND stable >= 0 AND stable < high
+          GROUP BY client, broker, topic, partition, stable
+          HAVING max(until) - min(time) >= INTERVAL {BLOCKED_S} SECONDS
         ), written AS (
           SELECT transactional_id, producer_id, begin_time, end_time,
             unnest(partitions) AS written FROM transactions
@@ -69,6 +75,8 @@ def find(facts: Facts) -> Iterator[Incident]:
           flatten(list(exchange_ids ORDER BY start))[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
         FROM causes WHERE place = 1
+          -- without its transaction, only responses with the partition prove that it was open
+          AND (producer_id IS NOT NULL OR last_seen - start >= INTERVAL {BLOCKED_S} SECONDS)
         GROUP BY transactional_id, producer_id, begin_time, end_time, unknown_at
         ORDER BY start, unknown_at
         """

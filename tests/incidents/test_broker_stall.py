@@ -63,3 +63,38 @@ def test_a_response_on_another_connection_disproves_a_stall() -> None:
         _answered(203, 10.6, 10.61, connection_id=1, api_name="Metadata"),
     ]
     assert found(exchanges=[*_usual(), *waiting], connections=CONNECTIONS) == []
+
+
+def test_a_single_producer_that_waits() -> None:
+    """Produce needs no other client: the silence of its only connection is a stall."""
+    waiting = [_answered(200 + n, 10 + n / 10, 13.2, api_name="Produce") for n in range(5)]
+    (stall,) = found(exchanges=[*_usual(), *waiting], connections=CONNECTIONS)
+    assert (stall["kind"], stall["request_count"]) == ("broker_stall", 5)
+    assert stall["start_time"].timestamp() == at(10) / 1e6
+
+
+def test_a_connection_that_a_quota_mutes_is_no_stall() -> None:
+    """The broker reads the next request when the throttle time is over (KIP-219)."""
+    fetches = [
+        _answered(300 + n, 10 + 2 * n, 12 + 2 * n, connection_id=1, api_name="Fetch",
+                  throttle_time_ms=2000)
+        for n in range(5)
+    ]  # fmt: skip
+    quota = [{**_usual()[0], "exchange_id": 299, "throttle_time_ms": 15_000}, *fetches]
+    incidents = found(exchanges=quota, connections=CONNECTIONS)
+    assert [row["kind"] for row in incidents] == ["throttled"]
+
+
+def test_a_stall_that_lasts_until_the_capture_ends() -> None:
+    """Requests without a response on connections that stay open wait until the last packet."""
+    waiting = [
+        exchange(200 + n, at_us=57_000_000 + n, latency_us=None, connection_id=n,
+                 api_name="Produce")
+        for n in (1, 2)
+    ]  # fmt: skip
+    (stall,) = found(exchanges=[*_usual(), *waiting], connections=CONNECTIONS)
+    assert stall["kind"] == "broker_stall"
+    assert stall["end_time"].timestamp() == at(60) / 1e6
+    assert "the capture ends before a response" in stall["text"]
+    gone = [connection(n, close_reason="fin") for n in (1, 2)]
+    assert found(exchanges=[*_usual(), *waiting], connections=gone) == []

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from tests.incidents.made import Row, at, connection, found
 from tests.report.made import exchange
+
+_TOPICS = pa.list_(pa.struct([("name", pa.string())]))
+_METADATA = pa.struct([("topics", _TOPICS)])
 
 
 def _attempt(number: int, second: float, **values: Any) -> Row:
@@ -35,7 +40,7 @@ KILLED = [
 
 
 def test_a_broker_that_was_killed_and_came_back() -> None:
-    """The incident has the outage and the lost request."""
+    """The incident has the outage and the lost request, with which it begins."""
     connections = [*KILLED, _worked(2, 16, 60)]
     lost = exchange(
         500,
@@ -48,7 +53,7 @@ def test_a_broker_that_was_killed_and_came_back() -> None:
     (outage,) = found(exchanges=[*_traffic(1, 0, 9), lost], connections=connections)
     assert (outage["kind"], outage["severity"]) == ("broker_unreachable", "bad")
     assert outage["subject"] == "10.0.0.9:9092"
-    assert outage["start_time"].timestamp() == at(10.01) / 1e6
+    assert outage["start_time"].timestamp() == at(9.99) / 1e6
     assert outage["end_time"].timestamp() == at(16) / 1e6
     assert outage["request_count"] == 1
     assert outage["evidence"]["exchange_ids"] == [500]
@@ -103,12 +108,22 @@ def test_an_advertised_address_that_never_worked() -> None:
     assert address["subject"] == "10.0.0.9:9999"
 
 
+def _metadata(rows: list[Row], topics: list[dict[str, str]]) -> pa.Table:
+    schema = pa.schema([("exchange_id", pa.int64()), ("request", _METADATA)])
+    table = [{"exchange_id": row["exchange_id"], "request": {"topics": topics}} for row in rows]
+    return pa.Table.from_pylist(table, schema)
+
+
 def test_an_advertised_name_that_no_client_can_resolve() -> None:
-    """A client that only repeats Metadata cannot resolve the advertised name."""
-    broker = {"node_id": 1, "host": "kafka.internal", "port": 9094}
-    only_metadata = _traffic(1, 0, 20)
-    (address,) = found(exchanges=only_metadata, connections=[_worked(1, 0, 60)], brokers=[broker])
-    assert address["subject"] == "kafka.internal:9094"
-    progress = exchange(900, at_us=21_000_000, api_name="Produce")
-    rows = [*only_metadata, progress]
-    assert found(exchanges=rows, connections=[_worked(1, 0, 60)], brokers=[broker]) == []
+    """A client that only repeats Metadata of its topic cannot resolve the advertised name, even if
+    the bootstrap address has the same port; a client that goes on can."""
+    broker = {"node_id": 1, "host": "kafka.internal", "port": 9092, "ip": "10.0.0.9"}
+    rows = _traffic(1, 0, 20)
+    rest = {"connections": [_worked(1, 0, 60)], "brokers": [broker]}
+    asked = _metadata(rows, [{"name": "orders"}])
+    (address,) = found(exchanges=rows, apis__Metadata=asked, **rest)
+    assert address["kind"] == "advertised_address_unreachable"
+    assert address["subject"] == "kafka.internal:9092"
+    assert found(exchanges=rows, apis__Metadata=_metadata(rows, []), **rest) == []  # a monitor
+    rows.append(exchange(900, at_us=21_000_000, api_name="Produce"))
+    assert found(exchanges=rows, apis__Metadata=asked, **rest) == []

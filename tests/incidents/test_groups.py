@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +84,32 @@ def test_members_that_start_and_end_once_make_no_loop() -> None:
         steps += [(number, "join", client), (number, "rebalance", client),
                   (30 + number, "leave", client), (30.5 + number, "rebalance", client)]  # fmt: skip
     assert found(**_events(*sorted(steps))) == []
+
+
+def _restarts(members: int, rounds: int) -> dict[str, Any]:
+    """Members with one client id start; then each of them ends and starts again, in rounds."""
+    steps = []
+    ends = [10.0 + 4 * number for number in range(members * rounds)]
+    for second in (*map(float, range(members)), *(end + 2 for end in ends)):
+        steps += [(second, "join", "rdkafka"), (second, "rebalance", "rdkafka")]
+    rows = _events(*sorted(steps + [(end, "leave", "rdkafka") for end in ends]))
+    rows["connections"] = []
+    opened, closed = count(), iter(ends)
+    for event in rows["group_events"]:
+        if event["event"] == "join":
+            number = next(opened)
+            last = {"last_time": at(end)} if (end := next(closed, None)) else {}
+            rows["connections"].append(connection(number, closed_by="client", **last))
+            rows["exchanges"][event["exchange_id"]]["connection_id"] = number
+            event["member_id"] = f"rdkafka-{number}"
+    return rows
+
+
+def test_members_with_one_client_id_that_are_restarted_once() -> None:
+    """A deployment restarts each of four members once; a loop restarts one of them on and on."""
+    assert found(**_restarts(4, 1)) == []
+    (loop,) = found(**_restarts(1, 5))
+    assert loop["kind"] == "rebalance_loop"
 
 
 def test_a_member_that_leaves_after_its_poll_interval() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from tests.incidents.made import SECOND_US, Row, at, connection, found
 from tests.report.made import exchange
 
@@ -27,8 +29,8 @@ def _answered(number: int, seconds: float, connection_id: int = 1) -> Row:
 
 
 def _waiting(number: int, seconds: float, **values: Any) -> Row:
-    at_us = round(seconds * SECOND_US)
-    return exchange(number, at_us=at_us, latency_us=None, api_name="Produce", **values)
+    values.setdefault("api_name", "Produce")
+    return exchange(number, at_us=round(seconds * SECOND_US), latency_us=None, **values)
 
 
 def test_an_idle_connection_that_was_cut() -> None:
@@ -53,3 +55,21 @@ def test_an_idle_connection_that_its_client_closes_is_no_cut() -> None:
     closing = _open(1, last_time=at(55.1), close_reason="fin", closed_by="client")
     rows = [_answered(0, 1), _waiting(1, 55), _answered(2, 57, 2)]
     assert found(connections=[closing, _open(2, 56)], exchanges=rows) == []
+
+
+def test_a_consumer_whose_connection_was_cut() -> None:
+    """Its Fetch has no response, though the broker may hold it for 500 ms only."""
+    replica = ("replica_id", pa.int32())
+    fetch = pa.struct(
+        [("max_wait_ms", pa.int32()), replica, ("replica_state", pa.struct([replica]))]
+    )
+    schema = pa.schema([("exchange_id", pa.int64()), ("request", fetch)])
+    waits = [{"exchange_id": 1, "request": {"max_wait_ms": 500}}]
+    rows = {
+        "connections": [_open(1, last_time=at(58)), _open(2, 56)],
+        "exchanges": [_answered(0, 1), _waiting(1, 55, api_name="Fetch"), _answered(2, 57, 2)],
+    }
+    (cut,) = found(**rows, apis__Fetch=pa.Table.from_pylist(waits, schema))
+    assert cut["kind"] == "idle_connection_cut"
+    waits[0]["request"] = {"max_wait_ms": 2000}
+    assert found(**rows, apis__Fetch=pa.Table.from_pylist(waits, schema)) == []

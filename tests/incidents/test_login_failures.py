@@ -59,3 +59,18 @@ def test_logins_that_succeed_are_no_incident() -> None:
     for row in rows["exchanges"]:
         row.update(error_code=0, error_name="NONE", error_codes=[])
     assert found(**rows) == []
+
+
+def test_tokens_that_the_broker_answers_with_a_close() -> None:
+    """Before KIP-152 a refused token has no response, and the broker closes the connection."""
+    rows = _refused(4)
+    for row, one in zip(rows["exchanges"], rows["connections"], strict=True):
+        row.update(api_name="SaslToken", client_id=None, status="connection_closed")
+        row.update(response_time=None, error_code=None, error_name=None, error_codes=[])
+        one.update(closed_by="broker", close_reason="fin")
+    (loop,) = found(**rows)
+    assert (loop["kind"], loop["subject"]) == ("login_failures", "app @ 10.0.0.1")
+    assert "it closed the connection" in loop["text"]
+    for one in rows["connections"]:
+        one["closed_by"] = "client"
+    assert found(**rows) == []

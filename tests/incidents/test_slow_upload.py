@@ -46,3 +46,24 @@ def test_uploads_without_a_sign_of_tcp() -> None:
 def test_quick_uploads_are_no_incident() -> None:
     """Uploads of less than a second are usual for large requests."""
     assert found(connections=[connection()], exchanges=[_produce(0, 900)]) == []
+
+
+def test_short_uploads_that_follow_one_another() -> None:
+    """Twenty small requests of 600 ms each take most of the time; three of them do not."""
+    requests = [
+        exchange(
+            n,
+            at_us=round(0.7 * n * SECOND_US),
+            api_name="Produce",
+            request_size=20_000,
+            upload_ms=600.0,
+            service_ms=1.0,
+            request_end_time=at(0.7 * n + 0.6),
+        )
+        for n in range(20)
+    ]
+    (slow,) = found(connections=[connection()], exchanges=requests)
+    assert (slow["kind"], slow["request_count"]) == ("slow_upload", 20)
+    assert found(connections=[connection()], exchanges=requests[:3]) == []
+    large = [{**row, "request_size": 5_000_000} for row in requests]  # a usual network
+    assert found(connections=[connection()], exchanges=large) == []

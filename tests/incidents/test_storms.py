@@ -90,3 +90,14 @@ def test_a_quota_makes_a_client_wait() -> None:
     (short,) = found(**_requests(1, 2, api_name="Fetch", throttle_time_ms=50))
     assert short["severity"] == "info"
     assert found(**_requests(4, 2, throttle_time_ms=0)) == []
+
+
+def test_a_quota_of_requests_is_one_incident() -> None:
+    """It throttles every API of a client: the incident has all of them."""
+    rows = _requests(4, 2, api_name="Produce", throttle_time_ms=1000)
+    for number, row in enumerate(rows["exchanges"]):
+        row["api_name"] = ("Produce", "Metadata")[number % 2]
+    (wait,) = found(**rows)
+    assert (wait["kind"], wait["request_count"]) == ("throttled", 4)
+    assert "A quota made app @ 10.0.0.1 wait" in wait["text"]
+    assert "4 responses (Metadata, Produce)" in wait["text"]
