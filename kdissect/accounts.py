@@ -83,8 +83,36 @@ def accounts(tables: Tables) -> Iterator[Account]:
             """,
         )
     yield _belongs("exchanges", "connections", "connection_id")
-    yield _belongs("record_batches", "exchanges", "exchange_id")
+    for table in ("record_batches", "group_events", "fetch_sessions", "anomalies"):
+        yield _belongs(table, "exchanges", "exchange_id")
     yield _belongs("records", "record_batches", "exchange_id, batch_index")
+    yield Account(
+        "exchanges have the addresses of their connection",
+        """
+        select 'exchange ' || e.exchange_id, e.client_port, c.client_port
+        from exchanges e join connections c using (connection_id)
+        where (e.client_ip, e.client_port, e.broker_ip, e.broker_port)
+            is distinct from (c.client_ip, c.client_port, c.broker_ip, c.broker_port)
+        """,
+    )
+    yield Account(
+        "latency_ms is the time between its packets, and queued_ms + service_ms",
+        """
+        select 'exchange ' || exchange_id, (latency_ms * 1000)::bigint as latency_us,
+            epoch_us(response_time) - epoch_us(request_end_time) as us
+        from exchanges where abs(latency_us - us) > 2
+            or abs(latency_ms - queued_ms - service_ms) > 0.002
+        """,
+    )
+    yield Account(
+        "offsets of fetched records are within those of their batch",
+        """
+        select concat_ws(' ', 'exchange', exchange_id, 'batch', batch_index), "offset",
+            case when "offset" < base_offset then base_offset else last_offset end
+        from records r join record_batches b using (exchange_id, batch_index)
+        where r.source <> 'produce' and "offset" not between base_offset and last_offset
+        """,
+    )
     yield Account(
         "records of a batch are as many as its record_count",
         """
@@ -99,6 +127,16 @@ def accounts(tables: Tables) -> Iterator[Account]:
     for name in tables.names:
         if name.startswith("apis/"):
             api = name.removeprefix("apis/")
+            yield Account(
+                "decoded exchanges have one row in apis/<ApiName>",
+                f"""
+                select 'exchange ' || exchange_id, coalesce(n, 0), 1 from exchanges left join (
+                    select exchange_id, count(*) n from {view_name(name)} group by all
+                ) using (exchange_id)
+                where api_name = '{api}' and n is distinct from 1
+                    and 'ok' in (request_decode_status, response_decode_status)
+                """,
+            )
             yield Account(
                 "rows of apis/<ApiName> are exchanges of that API",
                 f"""
@@ -142,6 +180,17 @@ def _bytes(direction: str) -> Iterator[Account]:
             where is_kafka and {column} <> coalesce(n, 0)
             """,
         )
+    yield Account(
+        "frames of a connection do not overlap",
+        f"""
+        select 'exchange ' || exchange_id || ', {direction}', high, low from (
+            select exchange_id, {direction}_pos + 4 + {direction}_size as low,
+                lead({direction}_pos) over (
+                    partition by connection_id order by {direction}_pos) as high
+            from exchanges where {direction}_pos is not null
+        ) where high < low
+        """,
+    )
     headers = "proxy_byte_count" if direction == "request" else "0"
     yield Account(
         "framed bytes are those of the exchanges, without the missing bytes of partial frames",
@@ -164,7 +213,8 @@ def _belongs(table: str, parent: str, key: str) -> Account:
     return Account(
         f"rows of {table} have a row in {parent}",
         f"""
-        select concat_ws(' ', {key}), 1, 0 from (select distinct {key} from {table})
+        select concat_ws(' ', {key}), 1, 0
+        from (select distinct {key} from {table} where coalesce({key}) is not null)
         anti join {parent} using ({key})
         """,
     )

@@ -44,6 +44,12 @@ def without_first(table: pa.Table) -> pa.Table:
     return table.slice(1)
 
 
+def later(table: pa.Table) -> pa.Table:
+    """All offsets are higher."""
+    place = table.schema.get_field_index("offset")
+    return table.set_column(place, table.schema.field(place), pc.add(table["offset"], 1000))
+
+
 def without(column: str, value: str) -> Change:
     """Without the rows that have a value."""
     return lambda table: table.filter(pc.not_equal(table[column], value))
@@ -58,6 +64,9 @@ def no_reasons(table: pa.Table) -> pa.Table:
 GAPS = "missing bytes are those of the gaps in anomalies"
 UNFRAMED = "unframed bytes are those in anomalies"
 FRAMED = "framed bytes are those of the exchanges, without the missing bytes of partial frames"
+OVERLAP = "frames of a connection do not overlap"
+LATENCY = "latency_ms is the time between its packets, and queued_ms + service_ms"
+OFFSETS = "offsets of fetched records are within those of their batch"
 PACKETS = "TCP packets are segments of connections or duplicates"
 BROKEN: list[tuple[str, Change, str]] = [
     ("connections", plus_one("request_byte_count"), "captured bytes are framed and unframed ones"),
@@ -79,6 +88,15 @@ BROKEN: list[tuple[str, Change, str]] = [
     ("record_batches", without_first, "rows of records have a row in record_batches"),
     ("records", without_first, "records of a batch are as many as its record_count"),
     ("apis/Metadata", plus_one("exchange_id"), "rows of apis/<ApiName> are exchanges of that API"),
+    ("apis/Metadata", without_first, "decoded exchanges have one row in apis/<ApiName>"),
+    ("connections", plus_one("client_port"), "exchanges have the addresses of their connection"),
+    ("exchanges", plus_one("request_size"), OVERLAP),
+    ("exchanges", plus_one("latency_ms"), LATENCY),
+    ("records", later, OFFSETS),
+    *(
+        (table, plus_one("exchange_id"), f"rows of {table} have a row in exchanges")
+        for table in ("group_events", "fetch_sessions", "anomalies")
+    ),
     ("topics", without_first, "rows of a table are as many as the manifest says"),
 ]
 
