@@ -22,7 +22,7 @@ def _expected_hashes(path: Path) -> list[tuple[int, str]]:
     return [(len(data), hashlib.sha256(data).hexdigest())]
 
 
-def test_ahead_and_not(tmp_path: Path) -> None:
+def test_hashes_made_ahead_are_those_of_the_file(tmp_path: Path) -> None:
     """The same either way; a file that changed since is hashed again, another one is no matter."""
     path = tmp_path / "a.pcap"
     shutil.copy(CAPTURES / "librdkafka.pcap", path)

@@ -45,7 +45,7 @@ def talk(count: int, size: int = 100) -> list[tuple[int, bytes]]:
     return said
 
 
-def test_frame_size(tmp_path: Path) -> None:
+def test_a_frame_above_the_limit_is_skipped(tmp_path: Path) -> None:
     """A larger frame is skipped, with an anomaly of its connection."""
     said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
     assert not of_kind(read_talk(tmp_path, said), "limit")
@@ -128,7 +128,7 @@ def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     assert after["tcp_packet_count"] < before["tcp_packet_count"]
 
 
-def test_array_elements(whole: kdissect.Tables) -> None:
+def test_messages_with_longer_arrays_are_malformed(whole: kdissect.Tables) -> None:
     """Messages with longer arrays are malformed; the rows stay."""
     tables = kdissect.read(CAPTURE, limits={"array_elements": 30})
     crossed = of_kind(tables, "limit")
@@ -141,7 +141,7 @@ def test_array_elements(whole: kdissect.Tables) -> None:
     assert tables.api("Metadata").num_rows > 0
 
 
-def test_anomaly_data(tmp_path: Path) -> None:
+def test_anomalies_hold_bytes_up_to_the_limit(tmp_path: Path) -> None:
     """The anomaly has the first bytes of an unknown version, and byte_count counts all."""
     said = [(0, request(1, 18, 3, body=bytes(50))), (0, request(2, 3, 60, body=bytes(200)))]
     for limits, size in (({}, 222), ({"anomaly_data": 16}, 16)):
@@ -153,7 +153,7 @@ def test_anomaly_data(tmp_path: Path) -> None:
         assert longest <= size
 
 
-def test_record_headers(whole: kdissect.Tables) -> None:
+def test_records_with_more_headers_are_left_out(whole: kdissect.Tables) -> None:
     """Records with more headers are left out, with an anomaly."""
     counts = [len(row or ()) for row in whole.records.to_arrow()["headers"].to_pylist()]
     most = max(counts)
@@ -163,7 +163,7 @@ def test_record_headers(whole: kdissect.Tables) -> None:
     assert tables.records.num_rows < whole.records.num_rows
 
 
-def test_names_and_values() -> None:
+def test_unknown_names_and_wrong_numbers_are_refused() -> None:
     """Names take hyphens; unknown names and other numbers raise ValueError."""
     assert Limits.parse(["frame-size=5", "gaps=7"]) == Limits(frame_size=5, gaps=7)
     assert Limits.of(Limits(gaps=2)).gaps == 2

@@ -189,6 +189,7 @@ def test_verbs_print_the_same_for_a_set_in_a_store(places, verb):
     assert results[0].output.replace(here, there) == results[1].output
 
 
+@pytest.mark.heavy
 def test_a_set_in_a_store_has_a_report(places, tmp_path):
     """The page names the capture."""
     html = tmp_path / "report.html"

@@ -37,7 +37,7 @@ def of(rows: pd.DataFrame, mask: Any) -> set[int]:
     return chosen
 
 
-def test_by_api(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_api(rows: pd.DataFrame) -> None:
     """Several are alternatives; names in any case, unique beginnings, keys."""
     selection = Selection(apis=api_keys(["fetch", "JOINGR", "3"]))
     assert ids(selection) == of(rows, rows.api_name.isin(["Fetch", "JoinGroup", "Metadata"]))
@@ -52,7 +52,7 @@ def test_apis_by_pattern() -> None:
         api_keys(["*fetsh"])
 
 
-def test_by_client(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_client(rows: pd.DataFrame) -> None:
     """An id, a pattern, an address with its port."""
     assert ids(Selection(clients=("rd-c0",))) == of(rows, rows.client_id == "rd-c0")
     assert ids(Selection(clients=("rdkafka-*",))) == of(
@@ -64,7 +64,7 @@ def test_by_client(rows: pd.DataFrame) -> None:
     assert ids(Selection(clients=("127.0.0.1",))) == set(rows.exchange_id)
 
 
-def test_by_topic_and_group(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_topic_and_group(rows: pd.DataFrame) -> None:
     """Any topic of the exchange; group or transaction."""
     has = rows.topics.map(lambda names: "rd-tx" in list(names))
     assert ids(Selection(topics=("rd-tx",))) == of(rows, has)
@@ -72,7 +72,7 @@ def test_by_topic_and_group(rows: pd.DataFrame) -> None:
     assert ids(Selection(groups=("rd-classic", "rd-tx-1"))) == of(rows, either)
 
 
-def test_by_errors_and_service_time(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_errors_and_service_time(rows: pd.DataFrame) -> None:
     """Errors anywhere in the answer; the broker's time from a bound on, without the queue."""
     wrong = rows.error_codes.map(lambda codes: len(codes) > 0)
     assert ids(Selection(errors=True)) == of(rows, wrong)
@@ -81,7 +81,7 @@ def test_by_errors_and_service_time(rows: pd.DataFrame) -> None:
     assert ids(Selection(errors=True, slow_ms=2)) == of(rows, wrong & (rows.service_ms >= 2))
 
 
-def test_by_time_and_place(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_time_and_host(rows: pd.DataFrame) -> None:
     """The range is that of `dissect`: its first byte, the end not in it."""
     first, last = "2026-11-21T02:15:32Z", "2026-11-21T02:15:40Z"
     inside = (rows.request_time >= first) & (rows.request_time < last)
@@ -91,7 +91,7 @@ def test_by_time_and_place(rows: pd.DataFrame) -> None:
     assert ids(Selection(hosts=("127.0.0.1",))) == set(rows.exchange_id)
 
 
-def test_one_connection(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_connection(rows: pd.DataFrame) -> None:
     """By its id, by either end."""
     row = rows.iloc[50]
     same = rows.connection_id == row.connection_id
@@ -101,7 +101,7 @@ def test_one_connection(rows: pd.DataFrame) -> None:
     assert ids(Selection(connections=(ConnectionName.of("127.0.0.1:9093"),))) == of(rows, broker)
 
 
-def test_by_sql(rows: pd.DataFrame) -> None:
+def test_exchanges_are_selected_by_sql(rows: pd.DataFrame) -> None:
     """An expression over columns, lists and strings too."""
     where = "latency_ms > 1 and list_contains(topics, 'rd-events') and client_id like 'rd-%'"
     mask = (
@@ -124,27 +124,27 @@ def test_by_sql(rows: pd.DataFrame) -> None:
         "1; drop table x",
     ],
 )
-def test_sql_that_is_none_or_reaches_out(where: str) -> None:
+def test_sql_that_is_wrong_or_reads_files_is_refused(where: str) -> None:
     """One clear error; no file is read."""
     with pytest.raises(WhereError, match="--where"):
         ids(Selection(where=where))
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-3ms", "5 parsecs"])
-def test_wrong_durations(text: str) -> None:
+def test_wrong_durations_are_refused(text: str) -> None:
     """The error has an example of a duration."""
     with pytest.raises(ValueError, match="50ms"):
         duration_ms(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.2.3.4", "1.2.3.4:0", "host:9092", "-4", "9" * 25])
-def test_wrong_connections(text: str) -> None:
+def test_wrong_connections_are_refused(text: str) -> None:
     """Neither an id nor an end."""
     with pytest.raises(ValueError, match=r"neither|no IP address"):
         ConnectionName.of(text)
 
 
-def test_wrong_apis() -> None:
+def test_unknown_and_ambiguous_apis_are_refused() -> None:
     """An unknown or ambiguous API is refused with similar names."""
     with pytest.raises(ValueError, match="Fetch"):
         api_keys(["Fetsch"])

@@ -30,7 +30,7 @@ def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("key_count", [1, 2, 17, 4096])
-def test_packing(key_count: int) -> None:
+def test_each_event_comes_out_once_with_the_key_of_its_group(key_count: int) -> None:
     """Each row comes out once, and all rows of a group or a producer have one key."""
     collector = Collector(key_count)
     numbers = np.arange(500)

@@ -38,7 +38,7 @@ def _value(kind: str, *members: tuple[str, bytes, bytes]) -> dict[str, Any]:
     return {"protocol_type": kind, "protocol": "range", "members": listed}
 
 
-def test_members() -> None:
+def test_members_of_consumer_groups_are_decoded() -> None:
     """Consumers have members; a tombstone has no member; other bytes give null."""
     values = [
         _value("consumer", ("m", SUBSCRIPTION, ASSIGNMENT), ("n", b"\1", b"")),

@@ -74,7 +74,7 @@ def test_a_fetch_waits_if_too_little_was_there(
     assert _wait(tmp_path / "fetch.pcap", records, took_ms, **how) == expected
 
 
-def test_groups(tmp_path: Path) -> None:
+def test_a_join_waits_for_its_group(tmp_path: Path) -> None:
     """JoinGroup waits for members; a coordinator of the new protocol does not."""
     messages = [
         exchange(0, JOIN_GROUP, 5, {"group_id": "g"}, {}),

@@ -85,7 +85,7 @@ def shown(header: ProxyHeader) -> str | None:
 
 
 @pytest.mark.parametrize("name", WITH_ADDRESS)
-def test_addresses(name: str) -> None:
+def test_a_header_names_the_client(name: str) -> None:
     """Both versions name the client; TLVs count to the header and say nothing more."""
     data = WITH_ADDRESS[name]
     header = parse_header((data + b"more")[:107], len(data) + 4)
@@ -95,21 +95,21 @@ def test_addresses(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITHOUT_ADDRESS)
-def test_no_address(name: str) -> None:
+def test_a_header_without_addresses_names_no_client(name: str) -> None:
     """Health checks of the proxy, and families that are not IP, are headers without a client."""
     data = WITHOUT_ADDRESS[name]
     assert parse_header((data + b"more")[:107], len(data) + 4) == ProxyHeader(len(data))
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed(name: str) -> None:
+def test_a_malformed_header_has_a_fault_and_its_size(name: str) -> None:
     """If the end of a malformed header is known, it is still no part of the client's bytes."""
     data = MALFORMED[name]
     expected = ProxyHeader(len(data), fault=HeaderFault.ADDRESSES)
     assert parse_header((data + b"more")[:107], len(data) + 4) == expected
 
 
-def test_headers_without_an_end() -> None:
+def test_a_header_without_an_end_has_a_fault() -> None:
     """A line of 107 bytes has its end within them; only version 2 has the binary signature."""
     line = b"PROXY TCP6 " + b"f" * 200
     assert parse_header(line[:106], 106) is None
@@ -119,7 +119,7 @@ def test_headers_without_an_end() -> None:
 
 
 @given(st.binary(max_size=107), st.sampled_from((b"", b"PROXY ", b"PROXY TCP4 ", SIGNATURE)))
-def test_any_bytes(data: bytes, start: bytes) -> None:
+def test_any_bytes_make_no_header_longer_than_their_stream(data: bytes, start: bytes) -> None:
     """No input fails, and no header is longer than its stream."""
     data = (start + data)[:107]
     header = parse_header(data, len(data))
