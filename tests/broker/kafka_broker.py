@@ -205,6 +205,8 @@ class Broker:
             "share.coordinator.state.topic.num.partitions": "4",
             "group.initial.rebalance.delay.ms": "300",
             "log.cleaner.dedupe.buffer.size": "2097152",
+            # captured records may be older than the retention of their topic
+            "log.initial.task.delay.ms": "3600000",
         }
         if self._is_old:
             lines["controller.quorum.voters"] = f"1@{quorum}"
