@@ -149,11 +149,14 @@ class Meaning:
         return self.ids.group(key) if self.ids.group(key) != key else self.ids.transactional_id(key)
 
     def captured_topic(self, name: str, topic_id: UUID | None) -> tuple[str, UUID | None]:
-        """The capture's name and id of a topic that an answer names."""
+        """The capture's name and id of a topic that an answer names; the run may have deleted it
+        since."""
         if topic_id is not None and topic_id != ZERO_UUID:
-            for captured in self.ids.names:
-                if self.ids.topic_id(captured) == topic_id:
-                    return self.ids.names[captured], captured
+            target_name = self.ids.target.names.get(topic_id)
+            for captured, captured_name in self.ids.names.items():
+                is_named = target_name is not None and self.ids.topic(captured_name) == target_name
+                if is_named or self.ids.topic_id(captured) == topic_id:
+                    return captured_name, captured
         return self.ids.captured_topic_name(name), topic_id
 
     def _log(self, around: FieldContext) -> tuple[str, int]:

@@ -16,6 +16,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.model import Type
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.comparison.comparator import Comparator
+from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.grouping import VALUES_MAX, group_differences
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import RuleError, built_in_rules, load_rules, parse_rules
@@ -27,7 +28,10 @@ from kdissect.replay.model import (
     SkipCode,
     Skipped,
     Step,
+    TopicFacts,
     Verdict,
+    Workload,
+    WorkloadFacts,
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap
@@ -500,3 +504,14 @@ def _paths(of: Any, path: str, found: set[str]) -> None:
             found.add(here)
         if slot.inner is not None:
             _paths(slot.inner, here, found)
+
+
+def test_a_topic_that_the_run_has_deleted_is_known_by_its_id() -> None:
+    """Answers from before the deletion are judged after it."""
+    captured, target = UUID(int=1), UUID(int=2)
+    facts = WorkloadFacts(topics={"t": TopicFacts("t", topic_ids=[str(captured)])})
+    ids = IdMap(ReplayPlan(Workload("made", "capture", [], facts), everything(), [], []))
+    ids.target.created("t", target)
+    ids.target.forget_topic("t")
+    assert Meaning(ids).captured_topic("", target) == ("t", captured)
+    assert Meaning(ids).captured_topic("", UUID(int=3)) == ("", UUID(int=3))
