@@ -6,13 +6,16 @@
 - Metadata and DescribeTopicPartitions list each requested topic once, with its partitions from 0
   on.
 - A topic that the run made is in Metadata a bounded time later, and never without a partition.
+- A controller quorum has one log, and its leader is a voter at the end of it.
+- The log dirs of a broker have each partition once. The only broker has those that the captured one
+  had.
 - A transaction is Ongoing only until its end, or until its timeout, in partitions of the run.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -21,7 +24,7 @@ from kdissect.replay.comparison.timing import WRITE_S
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload.messages import decoded, entries
+from kdissect.replay.workload.messages import decoded, entries, response_of
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
@@ -37,9 +40,11 @@ _APIS = frozenset(
         ApiKey.DELETE_TOPICS, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
         ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS, ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+        ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_QUORUM,
     }
 )  # fmt: skip
 _OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
+_METADATA_TOPIC = "__cluster_metadata"
 _NO_TOPIC = frozenset({None, "", ZERO_UUID})
 _Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
 
@@ -117,7 +122,45 @@ class ClusterState:
                 self._check_brokers(outcome, answer, "broker_id", add)
         for outcome, _, answer in self._by_api[ApiKey.FIND_COORDINATOR]:
             self._check_coordinator(outcome, answer, add)
+        for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_LOG_DIRS]:
+            self._check_log_dirs(outcome, answer, add)
+        for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_QUORUM]:
+            if not answer["error_code"]:
+                _check_quorum(outcome, answer, add)
         self._check_transactions(add)
+
+    def _check_log_dirs(self, outcome: Outcome, answer: Body, add: Add) -> None:
+        ids, response = self._ids, response_of(outcome.step.exchange)
+        captured = {} if response is None else response.body
+        known_codes = {each["error_code"] for each in entries(captured.get("results"))}
+        is_alone = len(ids.target.nodes) == 1 and len(ids.captured_nodes) <= 1
+        for at, each in enumerate(entries(answer["results"])):
+            path, total = f"results[{at}]", each.get("total_bytes", -1)
+            if each["error_code"] and each["error_code"] not in known_codes:
+                add(outcome, f"{path}.error_code", 0, each["error_code"], "a log dir has failed")
+            if 0 <= total < each.get("usable_bytes", -1):
+                note = "more than the dir has"
+                add(outcome, f"{path}.usable_bytes", f"at most {total}", each["usable_bytes"], note)
+        listed = Counter(name for name, _ in _logs_in(answer))
+        for name, lag in _logs_in(answer):
+            text = f"{name[0]} partition {name[1]}"
+            if listed[name] > 1:
+                add(outcome, "results", "each partition once", text, "it is listed twice")
+            if lag and is_alone:
+                path = "results[].topics[].partitions[].offset_lag"
+                add(outcome, path, 0, lag, "a leader has no lag")
+        wanted = {(ids.topic(topic), number) for (topic, number), _ in _logs_in(captured)}
+        wanted &= ids.target.leaders.keys()
+        if not is_alone or outcome.step.is_racing:
+            return
+        for topic, number in sorted(wanted - listed.keys()):
+            note = "the captured broker had it in a log dir"
+            add(outcome, "results", f"{topic} partition {number}", "not listed", note)
+        topics = {topic for topic, _ in wanted}
+        for topic, number in sorted(listed.keys() - wanted):
+            if topic in topics:
+                note = "the captured broker had no such partition"
+                add(outcome, "results", f"{topic}", f"partition {number}", note)
 
     def _check_brokers(self, outcome: Outcome, answer: Body, id_name: str, add: Add) -> set[int]:
         known_id, cluster_id = self._cluster_id, answer.get("cluster_id")
@@ -274,6 +317,42 @@ class ClusterState:
                     path = f"transaction_states[{at}].transaction_state"
                     note = "EndTxn was answered" if has_ended else "its timeout is over"
                     add(outcome, path, "an ended transaction", described["transaction_state"], note)
+
+
+def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
+    nodes = [each["node_id"] for each in entries(answer.get("nodes"))]
+    if len(set(nodes)) < len(nodes):
+        add(outcome, "nodes", "each node once", nodes, "a node is listed twice")
+    logs = [(topic["topic_name"], each) for topic in entries(answer["topics"])
+            for each in entries(topic["partitions"])]  # fmt: skip
+    if [name for name, _ in logs] != [_METADATA_TOPIC]:
+        names = ", ".join(name for name, _ in logs)
+        add(outcome, "topics", _METADATA_TOPIC, names, "a quorum has one log")
+    for _, log in logs:
+        path = "topics[].partitions[]"
+        ends = {each["replica_id"]: each["log_end_offset"] for each in log["current_voters"]}
+        leader = log["leader_id"]
+        if log["error_code"] or leader < 0:
+            continue
+        if leader not in ends or len(ends) < len(log["current_voters"]):
+            note = "the leader is a voter, and each voter is listed once"
+            add(outcome, f"{path}.current_voters", f"leader {leader}", [*ends], note)
+        elif nodes and not ends.keys() <= set(nodes):
+            add(outcome, f"{path}.current_voters", f"of {nodes}", [*ends], "a voter is no node")
+        elif not 0 <= log["high_watermark"] <= ends[leader] == max(ends.values()):
+            note = "the leader has all records"
+            add(outcome, f"{path}.high_watermark", f"at most {ends[leader]}",
+                log["high_watermark"], note)  # fmt: skip
+
+
+def _logs_in(answer: Body) -> Iterator[tuple[tuple[str, int], int]]:
+    """((topic, partition), offset lag) of the logs in log dirs, without those that are being moved
+    there."""
+    for each in entries(answer.get("results")):
+        for topic in entries(each["topics"]):
+            for partition in entries(topic["partitions"]):
+                if not partition["is_future_key"]:
+                    yield (topic["name"], partition["partition_index"]), partition["offset_lag"]
 
 
 _USING = (

@@ -815,3 +815,67 @@ def test_a_transaction_that_does_not_end() -> None:
     ended = describe(52, "Ongoing")
     stuck = describe(60, "PrepareCommit")
     assert run.said(ClusterState)[1:] == [(ended, path, "Ongoing"), (stuck, path, "PrepareCommit")]
+
+
+class TwoPartitions(Run):
+    """The target's topic t has two partitions."""
+
+    topics = (("t", UUID(int=5), 2),)
+
+    def log_dirs(self, *dirs: Body) -> Said:
+        """Findings if the target has these log dirs, and the captured broker had both partitions
+        in one."""
+        captured = {"results": [log_dir([0, 1])]}
+        self.outcomes.clear()
+        self.add(1, ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}, {"results": [*dirs]}, captured)
+        return [each[1:] for each in self.said(ClusterState)]
+
+
+def log_dir(numbers: list[int], lag: int = 0, **more: Any) -> Body:
+    """A log dir with partitions of topic t."""
+    partitions = [{"partition_index": each, "offset_lag": lag} for each in numbers]
+    return {"log_dir": "/a", "topics": [{"name": "t", "partitions": partitions}], **more}
+
+
+def test_log_dirs_have_each_partition_once() -> None:
+    """They have those that the captured broker had, and no dir has failed."""
+    run, missing = TwoPartitions(), ("results", "not listed")
+    assert run.log_dirs(log_dir([1]), log_dir([0])) == []
+    assert run.log_dirs(log_dir([0])) == [missing]
+    assert run.log_dirs() == [missing, missing]
+    assert run.log_dirs(log_dir([0, 1, 2])) == [("results", "partition 2")]
+    assert run.log_dirs(log_dir([0, 1], error_code=56)) == [("results[0].error_code", "56")]
+    assert [each[1] for each in run.log_dirs(log_dir([0, 1]), log_dir([1]))] == [
+        "t partition 1"
+    ] * 2
+    lag = "results[].topics[].partitions[].offset_lag", "3"
+    assert run.log_dirs(log_dir([0, 1], 3)) == [lag, lag]
+    full = log_dir([0, 1], total_bytes=5, usable_bytes=6)
+    assert run.log_dirs(full) == [("results[0].usable_bytes", "6")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [
+        ({}, ""),
+        ({"leader_id": 3}, "topics[].partitions[].current_voters"),
+        ({"high_watermark": 10}, "topics[].partitions[].high_watermark"),
+        ({"voters": [1, 1]}, "topics[].partitions[].current_voters"),
+        ({"voters": [1, 4]}, "topics[].partitions[].current_voters"),
+        ({"nodes": [1, 2, 2]}, "nodes"),
+        ({"name": "t"}, "topics"),
+    ],
+)
+def test_a_quorum_has_a_leader_at_the_end_of_its_log(changed: Body, path: str) -> None:
+    """The leader is a voter, voters are nodes, and the log of the quorum is in the answer once."""
+    ends = {1: 9, 2: 8, 4: 8}
+    voters = [{"replica_id": each, "log_end_offset": ends[each]}
+              for each in changed.get("voters", [1, 2])]  # fmt: skip
+    log = {"partition_index": 0, "leader_id": changed.get("leader_id", 1), "leader_epoch": 1,
+           "high_watermark": changed.get("high_watermark", 9), "current_voters": voters,
+           "observers": []}  # fmt: skip
+    topic = {"topic_name": changed.get("name", "__cluster_metadata"), "partitions": [log]}
+    nodes = [{"node_id": each, "listeners": []} for each in changed.get("nodes", [1, 2])]
+    run = Run()
+    run.add(1, ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}, {"topics": [topic], "nodes": nodes})
+    assert [each[1] for each in run.said(ClusterState)] == ([path] if path else [])
