@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
+from kdissect.incidents.produced import make_produced
 from kdissect.incidents.runs import runs
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.sql.exchange_facts import endpoint
 from kdissect.text import duration, plural
 
 # Partitions whose leaders change within this time changed for one reason.
@@ -37,6 +39,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
     changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
     codes = ", ".join(f"{code:d}" for code in _SIGNS)
+    _make_refusals(facts, codes)
     rows = facts.rows(
         f"""
         WITH topics AS (
@@ -51,6 +54,13 @@ def find(facts: Facts) -> Iterator[Incident]:
             min(time) AS time, arg_min(exchange_id, time) AS exchange_id,
             arg_min(connection_id, time) AS connection_id
           FROM partitions WHERE p.leader_id >= 0 GROUP BY ALL
+          -- a broker that refuses was the leader before, if the capture begins after Metadata
+          UNION ALL SELECT r.topic, r.partition, b.node_id, -2, r.time, r.exchange_id,
+            r.connection_id
+          FROM refusals r JOIN sessions s USING (connection_id)
+          JOIN (SELECT DISTINCT node_id, {endpoint("ip", "port")} AS broker FROM brokers) b
+            USING (broker)
+          QUALIFY row_number() OVER (PARTITION BY r.topic, r.partition ORDER BY r.time) = 1
         ), changes AS (
           SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM leaders
           WINDOW w AS (PARTITION BY topic, partition ORDER BY epoch, time)
@@ -104,3 +114,29 @@ def find(facts: Facts) -> Iterator[Incident]:
             facts.follow(row["connection_ids"]),
             facts.addresses(row["old_leader"]),
         )
+
+
+def _make_refusals(facts: Facts, codes: str) -> None:
+    """Create the table of partitions in responses of brokers that are not their leader any more."""
+    refusals = []
+    if make_produced(facts):
+        refusals.append(
+            "SELECT topic, partition, response_time, exchange_id, connection_id FROM sent "
+            f"WHERE error IN ({codes})"
+        )
+    if facts.has_field("api_fetch", "response", "responses", "partitions", "error_code"):
+        topics = f"""(SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
+          WHERE exchange_id IN (
+            SELECT exchange_id FROM exchanges WHERE list_has_any(error_codes, [{codes}])))"""
+        named = facts.with_topic(topics, "response", "responses")
+        refusals.append(
+            f"""SELECT topic, p.partition_index, r.response_time, exchange_id, r.connection_id
+            FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM {named})
+            JOIN requests r USING (exchange_id) WHERE p.error_code IN ({codes})"""
+        )
+    facts.run(
+        "CREATE TEMP TABLE refusals (topic VARCHAR, partition INTEGER, time TIMESTAMPTZ, "
+        "exchange_id BIGINT, connection_id BIGINT)"
+    )
+    for refusal in refusals:
+        facts.run(f"INSERT INTO refusals {refusal}")

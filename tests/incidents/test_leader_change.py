@@ -25,15 +25,32 @@ _RESPONSE = pa.struct(
 )
 
 
-def _found(leaders: list[tuple[float, int, int]], errors: tuple[float, ...] = ()) -> list[Row]:
-    """Incidents of Metadata responses (seconds, leader, epoch) and failed Produce requests."""
+_REPLICA = ("replica_id", pa.int32())
+_REFUSAL = pa.struct([("partition_index", pa.int32()), ("error_code", pa.int16())])
+_REFUSALS = pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_REFUSAL))]))
+_FETCH = pa.schema(
+    [
+        ("exchange_id", pa.int64()),
+        ("request", pa.struct([_REPLICA, ("replica_state", pa.struct([_REPLICA]))])),
+        ("response", pa.struct([("responses", _REFUSALS)])),
+    ]
+)
+
+
+def _found(
+    leaders: list[tuple[float, int, int]], errors: tuple[float, ...] = (), **more: Any
+) -> list[Row]:
+    """Incidents of Metadata responses (seconds, leader, epoch) and failed Produce requests.
+
+    more: further tables.
+    """
     failed: dict[str, Any] = {"error_codes": [6], "error_code": 6, "topics": ["orders"]}
     exchanges = [
         exchange(100 + n, at_us=round(s * SECOND_US), api_name="Produce", **failed)
         for n, s in enumerate(errors)
     ]
     exchanges += [exchange(n, at_us=round(s * SECOND_US)) for n, (s, _, _) in enumerate(leaders)]
-    made = tables(connections=[connection()], exchanges=exchanges)
+    made = tables(connections=[connection()], exchanges=exchanges, **more)
     times = [datetime.fromtimestamp(at(s) / SECOND_US, UTC) for s, _, _ in leaders]
     rows = [
         {
@@ -70,6 +87,22 @@ def test_a_leader_that_moved() -> None:
     assert (change["subject"], change["request_count"]) == ("orders-0", 2)
     assert 0 <= change["start_time"].timestamp() * SECOND_US - at(9.5) <= 1000
     assert "moved from node 1 to 2" in change["text"]
+
+
+def test_a_capture_that_begins_after_the_clients() -> None:
+    """The broker that refuses a partition was its leader, though no Metadata response says so."""
+    partitions = [{"partition_index": 0, "error_code": 6}]
+    refusal = {
+        "exchange_id": 100,
+        "response": {"responses": [{"topic": "orders", "partitions": partitions}]},
+    }
+    fetch = pa.Table.from_pylist([refusal], _FETCH)
+    broker = {"node_id": 1, "host": "10.0.0.9", "ip": "10.0.0.9", "port": 9092}
+    rest = {"apis__Fetch": fetch, "brokers": [broker]}
+    (change,) = _found([(10, 2, 1)], errors=(9.5,), **rest)
+    assert (change["kind"], change["subject"]) == ("leader_change", "orders-0")
+    assert "moved from node 1 to 2" in change["text"]
+    assert _found([(10, 1, 1)], errors=(9.5,), **rest) == []  # the same leader, in a new epoch
 
 
 def test_a_change_that_takes_long() -> None:
