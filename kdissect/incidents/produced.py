@@ -2,9 +2,10 @@
 
 Two kinds of incidents read it. A row is a partition of a Produce request; `first_offset` and
 `error` are those of its response, null without one. `is_lost`: the batch may have been appended, or
-not. `content` is a hash of keys and values, for batches that may be copies of another one. `room`:
-offsets between a batch and the one before it, which may belong to a batch without an offset; null
-for the first batch of a partition.
+not, and its producer cannot know; false if the capture may lack the response. `content` is a hash
+of keys and values, for batches that may be copies of another one. `room`: offsets between a batch
+and the one before it, which may belong to a batch without an offset; null for the first batch of a
+partition.
 """
 
 from __future__ import annotations
@@ -58,8 +59,7 @@ def make_produced(facts: Facts) -> bool:
         SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
           o.error,
           CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
-          coalesce(o.error IN ({codes}), r.response_time IS NULL
-            AND r.status IN ('response_missing', 'connection_closed')) AS is_lost
+          coalesce(o.error IN ({codes}), r.is_unanswered) AS is_lost
         FROM batches b JOIN requests r USING (exchange_id)
         LEFT JOIN offsets o ON o.exchange_id = b.exchange_id AND o.partition = b.partition
           AND (o.name = b.name OR o.topic_id = b.topic_id);

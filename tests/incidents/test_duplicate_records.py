@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import pyarrow as pa
+import pyarrow.dataset as pads
 import pytest
 
 import kdissect
+from kdissect.api import Table, Tables
 from tests.conftest import CAPTURES
 
 
@@ -21,3 +24,30 @@ def test_offsets_of_both_copies(name: str) -> None:
     assert "wrote 10 records to orders-0 twice: at offset 30," in found["text"]
     assert f"again at offset {again} " in found["text"]
     assert found["start_time"] < found["end_time"] < datetime.now(found["end_time"].tzinfo)
+
+
+def test_a_response_that_the_capture_may_lack() -> None:
+    """Its producer may have received it, and sent the same content again on purpose."""
+    tables = kdissect.read(CAPTURES / "incidents" / "retries_duplicate.pcap.gz")
+    connections = set(
+        tables.sql(
+            "select connection_id from exchanges where api_name = 'Produce' "
+            "and status in ('response_missing', 'connection_closed')"
+        )["connection_id"].to_pylist()
+    )
+    schema = tables.anomalies.schema
+    gaps = [
+        {
+            "kind": "gap",
+            "connection_id": each,
+            "direction": "response",
+            "pos": 0,
+            "byte_count": 10**9,
+        }
+        for each in connections
+    ]
+    made = {name: tables[name] for name in tables.names}
+    made["anomalies"] = Table("anomalies", pads.dataset(pa.Table.from_pylist(gaps, schema)))
+    kinds = Tables(made, tables.manifest).incidents()["kind"].to_pylist()
+    assert connections
+    assert "duplicate_records" not in kinds
