@@ -52,11 +52,12 @@ def prepare(folder: Path, text: str) -> None:
 
 @cache
 def dissected(name: str) -> Any:
-    """The tables of a shipped capture, made once for all pages."""
+    """The tables of a shipped capture, made once for all pages, with the path that pages use."""
     import kdissect
 
-    (capture,) = (ROOT / "captures").glob(f"{name}.pcap*")
-    return kdissect.read(capture)
+    with contextlib.chdir(ROOT):
+        (capture,) = Path("captures").glob(f"{name}.pcap*")
+        return kdissect.read(capture)
 
 
 def environment(width: int = 100) -> dict[str, str]:
