@@ -57,3 +57,42 @@ def test_public_constants_have_one_meaning() -> None:
                         modules[name.id].append(str(path.relative_to(ROOT)))
     shared = {name: places for name, places in modules.items() if len(places) > 1}
     assert not shared.keys() - TWO_MEANINGS.keys(), shared
+
+
+# Words that name nothing of the field. They may stand for a value of a few lines.
+VAGUE = {"found", "each", "known", "told", "asked", "came", "mine", "theirs", "it"}
+LINES_MAX = 5
+BLOCKS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _lives(function: ast.FunctionDef) -> dict[tuple[ast.AST, str], list[int]]:
+    """(Block that binds a vague name, name) -> lines with the name."""
+    lines = defaultdict(list)
+
+    def visit(node: ast.AST, block_of: dict[str, ast.AST]) -> None:
+        if isinstance(node, BLOCKS):
+            targets = [node] if isinstance(node, ast.For) else node.generators
+            names = [name for one in targets for name in ast.walk(one.target)]
+            block_of = block_of | {name.id: node for name in names if isinstance(name, ast.Name)}
+        name = getattr(node, "id", getattr(node, "arg", None))
+        if name in VAGUE and isinstance(node, ast.Name | ast.arg):
+            lines[block_of.get(name, function), name].append(node.lineno)
+        for inner in ast.iter_child_nodes(node):
+            if not isinstance(inner, ast.FunctionDef):  # it has variables of its own
+                visit(inner, block_of)
+
+    visit(function, {})
+    return lines
+
+
+def test_a_variable_of_many_lines_has_a_noun() -> None:
+    """A vague name is used at most five lines after the line that binds it."""
+    vague = [
+        f"{path.relative_to(ROOT)}:{lines[0]}: {name}"
+        for path in sorted((ROOT / "kdissect").rglob("*.py"))
+        for function in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for (_, name), lines in _lives(function).items()
+        if max(lines) - min(lines) > LINES_MAX
+    ]
+    assert not vague

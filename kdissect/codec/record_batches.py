@@ -485,7 +485,7 @@ class _Decoder:
         partial = state == rk.PARTIAL
         magic = b["magic"]
         is_v2 = magic == 2
-        known = (whole | partial) & (magic >= 0) & (magic <= 2)
+        has_magic = (whole | partial) & (magic >= 0) & (magic <= 2)
         attributes = b["attributes"]
         codec = attributes & 7
         sections = take(self.sections, chosen)
@@ -496,7 +496,7 @@ class _Decoder:
 
         def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
             """bool: batches of known magic of which this many bytes are there."""
-            return known & (b["visible"] >= np.where(is_v2, v2_end, legacy_end))
+            return has_magic & (b["visible"] >= np.where(is_v2, v2_end, legacy_end))
 
         has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
         horizon = is_v2 & (attributes & 64 != 0) & seen(35)

@@ -166,16 +166,16 @@ def _behind_hole(table: Any, start: Any, has_origin: Any, found: Any) -> None:
 
 
 @kernel
-def _acknowledged(table: Any, segments: Any, origin: Any, found: Any) -> None:
-    for row in range(len(found)):
+def _acknowledged(table: Any, segments: Any, origin: Any, acknowledged: Any) -> None:
+    for row in range(len(acknowledged)):
         segment = segments[table[row * FRAME_WIDTH + frame_tables.FIRST]]
         first = origin[table[row * FRAME_WIDTH + frame_tables.CONNECTION]]
         # RFC 9293, 3.1: the acknowledgment number counts only if the ACK bit is set. A part of an
         # IP fragment repeats the header of its datagram.
         has_ack = segment["flags"] & ACK and not segment["ip_id"] & FRAGMENT_PART
-        found[row] = NOT_ACKNOWLEDGED
+        acknowledged[row] = NOT_ACKNOWLEDGED
         if has_ack and first != NO_ORIGIN:
-            found[row] = (int64(segment["ack"]) - first) & 0xFFFFFFFF
+            acknowledged[row] = (int64(segment["ack"]) - first) & 0xFFFFFFFF
 
 
 @making_kernel

@@ -148,11 +148,11 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     header["api_version"] = api_version
     if key < 0 or api_version < 0 or header["correlation"] < 0:
         return ABSENT
-    known = key < API_KEYS and api_version < API_VERSIONS
-    known = known and kafka.known[key * API_VERSIONS + api_version] != 0
+    is_known = key < API_KEYS and api_version < API_VERSIONS
+    is_known = is_known and kafka.known[key * API_VERSIONS + api_version] != 0
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
         header["client_hash"] = 0
-        return GOOD if size == 12 and known else POOR  # a broker id is all that follows
+        return GOOD if size == 12 and is_known else POOR  # a broker id is all that follows
     if size < 10:
         return POOR
     length = peek(pieces, index, stop, pos + 12, 2)
@@ -161,7 +161,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     # length -1: the client id is null
     if length == 0xFFFF:
         header["client_hash"] = 0
-        return GOOD if known else POOR
+        return GOOD if is_known else POOR
     header["client_length"] = length
     if length > size - 10:
         return POOR
@@ -178,13 +178,13 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
             return POOR
         mixed = (mixed * 31 + byte) & 0xFFFFFFFFFFFF
     header["client_hash"] = mixed
-    if known:
+    if is_known:
         return GOOD
     return FAIR if length else POOR
 
 
 @kernel
-def quick_request(address: Any, available: int, limit: int, known: Any, header: Any) -> bool:
+def quick_request(address: Any, available: int, limit: int, is_known: Any, header: Any) -> bool:
     """`request_header` for the common case: a GOOD header within `available` bytes at `address`.
 
     False: fall back to `request_header`. It takes no pieces, because passing them would cost more
@@ -198,7 +198,7 @@ def quick_request(address: Any, available: int, limit: int, known: Any, header: 
     length = load_u16(address + np.uint64(12))
     if size < 10 or size > limit or key >= API_KEYS or api_version >= API_VERSIONS:
         return False
-    if not known[key * API_VERSIONS + api_version] or length > size - 10:
+    if not is_known[key * API_VERSIONS + api_version] or length > size - 10:
         return False
     if key == CONTROLLED_SHUTDOWN or length > CLIENT_BYTES_READ or length > available - 14:
         return False

@@ -132,15 +132,21 @@ class ClusterState:
     def _check_log_dirs(self, outcome: Outcome, answer: Body, add: Add) -> None:
         ids, response = self._ids, response_of(outcome.step.exchange)
         captured = {} if response is None else response.body
-        known_codes = {each["error_code"] for each in entries(captured.get("results"))}
+        known_codes = {log_dir["error_code"] for log_dir in entries(captured.get("results"))}
         is_alone = len(ids.target.nodes) == 1 and len(ids.captured_nodes) <= 1
-        for at, each in enumerate(entries(answer["results"])):
-            path, total = f"results[{at}]", each.get("total_bytes", -1)
-            if each["error_code"] and each["error_code"] not in known_codes:
-                add(outcome, f"{path}.error_code", 0, each["error_code"], "a log dir has failed")
-            if 0 <= total < each.get("usable_bytes", -1):
+        for at, log_dir in enumerate(entries(answer["results"])):
+            path, total = f"results[{at}]", log_dir.get("total_bytes", -1)
+            if log_dir["error_code"] and log_dir["error_code"] not in known_codes:
+                add(outcome, f"{path}.error_code", 0, log_dir["error_code"], "a log dir has failed")
+            if 0 <= total < log_dir.get("usable_bytes", -1):
                 note = "more than the dir has"
-                add(outcome, f"{path}.usable_bytes", f"at most {total}", each["usable_bytes"], note)
+                add(
+                    outcome,
+                    f"{path}.usable_bytes",
+                    f"at most {total}",
+                    log_dir["usable_bytes"],
+                    note,
+                )
         listed = Counter(name for name, _ in _logs_in(answer))
         for name, lag in _logs_in(answer):
             text = f"{name[0]} partition {name[1]}"

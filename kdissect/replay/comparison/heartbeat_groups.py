@@ -276,13 +276,13 @@ class HeartbeatGroups:
         """Report partitions that the captured members had, and no member of the target's has, in an
         interval in which the group does not change."""
         wanted: dict[Share, _Heartbeat] = {}
-        known: set[Share] = set()
+        assigned: set[Share] = set()
         for heartbeats in group.members.values():
             first, after = _inside(heartbeats, begin, end)
             last_epoch = heartbeats[first - 1].request["member_epoch"] if first else 0
-            theirs = _last_assignment(each.answer for each in heartbeats[:after])
+            assignment = _last_assignment(each.answer for each in heartbeats[:after])
             if last_epoch == _STATIC_LEAVE:
-                known.update(share for share, _ in self._shares(theirs))
+                assigned.update(share for share, _ in self._shares(assignment))
             if not after or last_epoch < 0:
                 continue  # it has not joined yet, or has left
             answered = [each for each in heartbeats[first:after] if each.answer is not None]
@@ -290,10 +290,10 @@ class HeartbeatGroups:
                 return
             if answered[-1].sent_ns - max(begin, heartbeats[0].sent_ns) < group.settled_ns:
                 return
-            mine = _last_assignment(each.captured for each in heartbeats[:after])
-            wanted |= dict.fromkeys(self._captured_shares(mine), answered[-1])
-            known.update(share for share, _ in self._shares(theirs))
-        for share in sorted(wanted.keys() - known)[:1]:
+            captured = _last_assignment(each.captured for each in heartbeats[:after])
+            wanted |= dict.fromkeys(self._captured_shares(captured), answered[-1])
+            assigned.update(share for share, _ in self._shares(assignment))
+        for share in sorted(wanted.keys() - assigned)[:1]:
             is_streams = "active_tasks" in (wanted[share].answer or {})
             path, text = "active_tasks" if is_streams else "assignment", f"{share[0]} {share[1]}"
             add(wanted[share].outcome, path, text, "not assigned", "no member of the group has it")
@@ -318,30 +318,32 @@ def _last_assignment(answers: Iterable[Body | None]) -> Body | None:
 
 def _check_epochs(group: _HeartbeatGroup, heartbeats: list[_Heartbeat], add: Add) -> None:
     epoch = 0
-    for each in heartbeats:
-        if each.answer is None or each.request["member_epoch"] < 0:
+    for heartbeat in heartbeats:
+        if heartbeat.answer is None or heartbeat.request["member_epoch"] < 0:
             continue
-        if each.request["member_epoch"] == 0:
+        if heartbeat.request["member_epoch"] == 0:
             epoch = 0
-        limit, answered = group.epoch_limit(each.answered_ns), each.answer["member_epoch"]
+        limit, answered = group.epoch_limit(heartbeat.answered_ns), heartbeat.answer["member_epoch"]
         least = max(epoch, 1)  # KIP-848: a member that has joined is in an epoch
         if least <= answered <= limit:
             epoch = answered
         else:
             note = "more than the group's changes can have caused, or less than before"
-            add(each.outcome, "member_epoch", f"{least} to {limit}", answered, note)
+            add(heartbeat.outcome, "member_epoch", f"{least} to {limit}", answered, note)
 
 
 def _check_status(group: _HeartbeatGroup, add: Add) -> None:
     """KIP-1071: all members of a streams group get its status, until the reason has passed."""
-    known = {code for each in group.heartbeats for code in _status_codes(each.captured)}
-    for each in group.heartbeats:
-        for code, count in Counter(_status_codes(each.answer)).items():
+    captured_codes = {
+        code for heartbeat in group.heartbeats for code in _status_codes(heartbeat.captured)
+    }
+    for heartbeat in group.heartbeats:
+        for code, count in Counter(_status_codes(heartbeat.answer)).items():
             if count > 1:
-                add(each.outcome, "status", "each code once", code, "it is listed twice")
-            if code not in known | _PASSING:
+                add(heartbeat.outcome, "status", "each code once", code, "it is listed twice")
+            if code not in captured_codes | _PASSING:
                 note = "the captured group never had it"
-                add(each.outcome, "status", _either(known), code, note)
+                add(heartbeat.outcome, "status", _either(captured_codes), code, note)
 
 
 def _check_joined(heartbeat: _Heartbeat, add: Add) -> None:
