@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import kdissect as package
-from kdissect.accounts import check
+from kdissect.accounts import accounts, check
 from kdissect.api import Table, Tables
+from kdissect.sql.database import Database
 from tests.damage import lose_packets
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -97,8 +98,9 @@ BROKEN: list[tuple[str, Change, str]] = [
         (table, plus_one("exchange_id"), f"rows of {table} have a row in exchanges")
         for table in ("group_events", "fetch_sessions", "anomalies")
     ),
-    ("topics", without_first, "rows of a table are as many as the manifest says"),
 ]
+MANIFEST = "rows of a table are as many as the manifest says"
+FEWER_ROWS = ("topics", without_first)
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +112,11 @@ def damaged(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Tables:
     return package.open(folder / "tables")
 
 
-def broken(tables: Tables, name: str, change: Change) -> list[str]:
-    """The accounts that fail once a table is changed."""
+def broken(tables: Tables, name: str, change: Change) -> Tables:
+    """The tables with one of them changed."""
     made = {each: tables[each] for each in tables.names}
     made[name] = Table(name, pads.dataset(change(tables[name].to_arrow())))
-    return [fault["account"] for fault in check(Tables(made, tables.manifest))["faults"]]
+    return Tables(made, tables.manifest)
 
 
 def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> None:
@@ -131,13 +133,29 @@ def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("name", "change", "account"), BROKEN)
 def test_each_account_fails(damaged: Tables, name: str, change: Change, account: str) -> None:
-    """A set broken on purpose."""
-    assert account in broken(damaged, name, change)
+    """A set broken on purpose. The account has no row before."""
+    for tables, is_broken in ((damaged, False), (broken(damaged, name, change), True)):
+        datasets = {each: tables[each].dataset for each in tables.names}
+        with Database(datasets) as database:
+            faults = [
+                row
+                for each in accounts(tables)
+                if each.name == account
+                for row in database.rows(each.sql)
+            ]
+        assert bool(faults) == is_broken
+
+
+def test_a_table_with_fewer_rows_than_the_manifest_says(damaged: Tables) -> None:
+    """It is a fault, whatever else adds up."""
+    faults = check(broken(damaged, *FEWER_ROWS))["faults"]
+    assert MANIFEST in [fault["account"] for fault in faults]
 
 
 def test_every_account_has_a_broken_set(damaged: Tables) -> None:
     """None is left out above."""
-    assert set(check(damaged)["accounts"]) == {account for _, _, account in BROKEN}
+    names = {account for _, _, account in BROKEN} | {MANIFEST}
+    assert set(check(damaged)["accounts"]) == names
 
 
 def test_the_command(kdissect: Run, damaged: Tables, tmp_path: Path) -> None:

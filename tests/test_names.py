@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
+from pathlib import Path
 
 from tests.conftest import ROOT
+
+
+@cache
+def _package() -> dict[Path, ast.Module]:
+    """The modules of the package by their path below the root."""
+    paths = sorted((ROOT / "kdissect").rglob("*.py"))
+    return {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in paths}
 
 
 def test_class_names_have_one_meaning() -> None:
     """No two modules of the package define classes of one name."""
     modules = defaultdict(list)
-    for path in sorted((ROOT / "kdissect").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path, module in _package().items():
+        for node in ast.walk(module):
             if isinstance(node, ast.ClassDef):
-                modules[node.name].append(str(path.relative_to(ROOT)))
+                modules[node.name].append(str(path))
     shared = {name: places for name, places in modules.items() if len(places) > 1}
     assert not shared
 
@@ -40,13 +49,13 @@ TWO_MEANINGS = {
 def test_public_constants_have_one_meaning() -> None:
     """No two modules define a public constant of one name, with listed exceptions."""
     modules = defaultdict(list)
-    for path in sorted((ROOT / "kdissect").rglob("*.py")):
+    for path, module in _package().items():
         # a detector of incidents has thresholds of its own, of the same names
         if path.stem in COLUMN_MODULES or (
             path.parent.name == "incidents" and path.stem != "model"
         ):
             continue
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in module.body:
             targets = (
                 node.targets if isinstance(node, ast.Assign)
                 else [node.target] if isinstance(node, ast.AnnAssign) and node.value else []
@@ -54,7 +63,7 @@ def test_public_constants_have_one_meaning() -> None:
             for target in targets:
                 for name in target.elts if isinstance(target, ast.Tuple) else [target]:
                     if isinstance(name, ast.Name) and name.id.isupper() and name.id[0] != "_":
-                        modules[name.id].append(str(path.relative_to(ROOT)))
+                        modules[name.id].append(str(path))
     shared = {name: places for name, places in modules.items() if len(places) > 1}
     assert not shared.keys() - TWO_MEANINGS.keys(), shared
 
@@ -88,9 +97,9 @@ def _lives(function: ast.FunctionDef) -> dict[tuple[ast.AST, str], list[int]]:
 def test_a_variable_of_many_lines_has_a_noun() -> None:
     """A vague name is used at most five lines after the line that binds it."""
     vague = [
-        f"{path.relative_to(ROOT)}:{lines[0]}: {name}"
-        for path in sorted((ROOT / "kdissect").rglob("*.py"))
-        for function in ast.walk(ast.parse(path.read_text("utf-8")))
+        f"{path}:{lines[0]}: {name}"
+        for path, module in _package().items()
+        for function in ast.walk(module)
         if isinstance(function, ast.FunctionDef)
         for (_, name), lines in _lives(function).items()
         if max(lines) - min(lines) > LINES_MAX

@@ -84,8 +84,8 @@ def _asked(browser: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("which", "size", "scheme"),
     [
-        ("page", DESK, "light"),
         ("attacked", PHONE, "dark"),
+        pytest.param("page", DESK, "light", marks=pytest.mark.heavy),
         pytest.param("page", PHONE, "dark", marks=pytest.mark.heavy),
         pytest.param("attacked", DESK, "light", marks=pytest.mark.heavy),
     ],
@@ -182,7 +182,8 @@ def test_nothing_scrolls_sideways(
 @pytest.mark.parametrize(
     ("which", "width", "media"),
     [
-        *(("page", 1400, ""), ("long_names", 420, ""), ("long_names", 718, "print")),
+        *(("page", 1400, ""), ("long_names", 718, "print")),
+        pytest.param("long_names", 420, "", marks=pytest.mark.heavy),
         pytest.param("long_names", 1400, "", marks=pytest.mark.heavy),
         pytest.param("page", 420, "", marks=pytest.mark.heavy),
         pytest.param("page", 718, "print", marks=pytest.mark.heavy),
