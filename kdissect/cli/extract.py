@@ -55,6 +55,7 @@ def extract_command(
     """
     from kdissect.extract import extract
     from kdissect.pipeline.options import Options
+    from kdissect.text import plural
 
     options = Options(
         ports=tuple(capture.port or ()),
@@ -72,7 +73,7 @@ def extract_command(
         spool=spool,
     )
     if done.left_out_count:
-        say(f"warning: {done.left_out_count} frames are left out, since they cannot be read")
+        say(f"warning: {plural(done.left_out_count, 'frame')} left out: not readable")
     if not done.packet_count:
         say("warning: nothing in the captures matches; the file has no packets")
     if as_json:

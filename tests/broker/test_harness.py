@@ -11,6 +11,7 @@ from tests.broker.record import recording
 
 
 @pytest.mark.broker
+@pytest.mark.heavy
 def test_a_session_is_recorded(
     start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
 ) -> None:
