@@ -415,8 +415,8 @@ def _groups(facts: _Facts) -> Iterator[Finding]:
         evidence = facts.evidence(
             "exchange_id IN (SELECT exchange_id FROM rebalances WHERE group_id = ?)",
             (row["group_id"],),
+            is_counted=False,
         )
-        evidence["request_count"] = None
         yield _finding(
             "warn",
             "groups",
@@ -520,8 +520,7 @@ def _network(facts: _Facts) -> Iterator[Finding]:
     if part >= RETRANSMITTED_MIN:
         rows = document["network"]["lossy_connections"]["rows"]
         worst = max(rows, key=lambda row: row["retransmitted_segment_count"])
-        evidence = facts.evidence("connection_id = ?", (worst["connection_id"],))
-        evidence["request_count"] = None
+        evidence = facts.evidence("connection_id = ?", (worst["connection_id"],), is_counted=False)
         yield _finding(
             "warn",
             "network",

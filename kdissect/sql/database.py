@@ -166,16 +166,8 @@ class Database:
 
     def rows(self, query: str) -> list[dict[str, Any]]:
         """Return all rows of a query of kdissect, as plain values."""
-
-        def fetched() -> list[dict[str, Any]]:
-            # not a relation, for which DuckDB plans the query twice
-            result = self._connection.execute(query)
-            names = [column[0] for column in result.description]
-            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
-
-        with _errors():
-            rows: list[dict[str, Any]] = repeated(fetched)
-            return rows
+        rows: list[dict[str, Any]] = self.table(query).to_pylist()
+        return rows
 
     def _check(self, query: str) -> None:
         try:

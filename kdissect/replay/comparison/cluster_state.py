@@ -139,14 +139,8 @@ class ClusterState:
             if log_dir["error_code"] and log_dir["error_code"] not in known_codes:
                 add(outcome, f"{path}.error_code", 0, log_dir["error_code"], "a log dir has failed")
             if 0 <= total < log_dir.get("usable_bytes", -1):
-                note = "more than the dir has"
-                add(
-                    outcome,
-                    f"{path}.usable_bytes",
-                    f"at most {total}",
-                    log_dir["usable_bytes"],
-                    note,
-                )
+                note, usable = "more than the dir has", log_dir["usable_bytes"]
+                add(outcome, f"{path}.usable_bytes", f"at most {total}", usable, note)
         listed = Counter(name for name, _ in _logs_in(answer))
         for name, lag in _logs_in(answer):
             text = f"{name[0]} partition {name[1]}"
