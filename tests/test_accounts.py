@@ -131,6 +131,22 @@ def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> Non
     assert {"gap", "unframed_bytes", "partial_frame"} <= kinds
 
 
+@pytest.mark.parametrize(
+    "selected",
+    [
+        {"time_from": "2026-11-21T02:15:35Z"},
+        {"time_to": "2026-11-21T02:15:40Z"},
+        {"hosts": "10.9.9.9"},
+    ],
+    ids=str,
+)
+def test_sets_of_some_times_and_hosts_add_up(selected: dict[str, str], captures: Path) -> None:
+    """The counts of whole connections are not compared with the exchanges that are left."""
+    document = check(package.read(captures / "librdkafka.pcap", **selected))
+    assert document["faults"] == []
+    assert not {FRAMED, PACKETS} & set(document["accounts"])
+
+
 @pytest.mark.parametrize(("name", "change", "account"), BROKEN)
 def test_each_account_fails(damaged: Tables, name: str, change: Change, account: str) -> None:
     """A set broken on purpose. The account has no row before."""
