@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from kdissect.tables.schemas import COUNTERS
 from tests.report.made import SECOND_US, START_US, Row, tables
 
-__all__ = ["SECOND_US", "START_US", "Row", "at", "connection", "found"]
+__all__ = ["FETCH_REQUEST", "SECOND_US", "START_US", "Row", "at", "connection", "found"]
 
 _COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in COUNTERS}
 LENGTH_S = 60  # of the captures
+
+_ASKED = pa.struct([("partition", pa.int32()), ("fetch_offset", pa.int64())])
+FETCH_REQUEST = pa.struct(
+    [
+        ("replica_id", pa.int32()),
+        ("replica_state", pa.struct([("replica_id", pa.int32())])),
+        ("max_bytes", pa.int32()),
+        ("isolation_level", pa.int8()),
+        ("topics", pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_ASKED))]))),
+    ]
+)
 
 
 def at(seconds: float) -> int:

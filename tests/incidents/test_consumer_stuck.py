@@ -6,18 +6,9 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.incidents.made import FETCH_REQUEST, SECOND_US, Row, at, connection, found
 from tests.report.made import exchange
 
-_ASKED = pa.struct([("partition", pa.int32()), ("fetch_offset", pa.int64())])
-_REQUEST = pa.struct(
-    [
-        ("replica_id", pa.int32()),
-        ("replica_state", pa.struct([("replica_id", pa.int32())])),
-        ("max_bytes", pa.int32()),
-        ("topics", pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_ASKED))]))),
-    ]
-)
 _ANSWER = pa.struct(
     [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]
 )
@@ -60,7 +51,7 @@ def _incidents(*fetches: tuple[float, int, int]) -> list[Row]:
         apis__Fetch=pa.table(
             {
                 "exchange_id": pa.array(range(len(fetches)), pa.int64()),
-                "request": pa.array(requests, _REQUEST),
+                "request": pa.array(requests, FETCH_REQUEST),
                 "response": pa.array(responses, _RESPONSE),
             }
         ),

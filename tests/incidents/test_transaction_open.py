@@ -1,0 +1,114 @@
+"""Readers whose fetch session leaves a partition out while a transaction keeps records from it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tests.incidents.made import FETCH_REQUEST, SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
+
+_STATE = pa.struct(
+    [
+        ("partition_index", pa.int32()),
+        ("error_code", pa.int16()),
+        ("high_watermark", pa.int64()),
+        ("last_stable_offset", pa.int64()),
+    ]
+)
+_TOPIC = pa.struct([("topic", pa.string()), ("partitions", pa.list_(_STATE))])
+_RESPONSE = pa.struct([("responses", pa.list_(_TOPIC))])
+_STABLE = 100  # the first offset of the transaction
+LEFT_OUT = None  # of a response: the partition did not change
+
+
+def _incidents(
+    fetches: list[tuple[float, int | None]],
+    *,
+    isolation: int = 1,
+    end: float | None = None,
+    begin: float | None = 0.5,
+) -> list[Row]:
+    """Incidents of one fetch session: (second, high watermark of ledger-0) of each response.
+
+    begin, end: seconds of the transaction that wrote to the partition; no begin: not captured.
+    """
+    exchanges = [
+        exchange(number, at_us=round(second * SECOND_US), api_name="Fetch")
+        for number, (second, _) in enumerate(fetches)
+    ]
+    responses = [
+        {
+            "responses": []
+            if high is LEFT_OUT
+            else [{"topic": "ledger", "partitions": [_state(high)]}]
+        }
+        for _, high in fetches
+    ]
+    request = {"replica_id": -1, "isolation_level": isolation, "topics": []}
+    api = {
+        "exchange_id": pa.array(range(len(fetches)), pa.int64()),
+        "response_time": pa.array(
+            [row["response_time"] for row in exchanges], pa.timestamp("us", "UTC")
+        ),
+        "request": pa.array([request] * len(fetches), FETCH_REQUEST),
+        "response": pa.array(responses, _RESPONSE),
+    }
+    transaction: Row = {
+        "transactional_id": "books",
+        "producer_id": 4000,
+        "begin_time": at(begin or 0),
+        "end_time": None if end is None else at(end),
+        "partitions": [{"topic": "ledger", "partition": 0}],
+    }
+    return found(
+        connections=[connection()],
+        exchanges=exchanges,
+        transactions=[] if begin is None else [transaction],
+        apis__Fetch=pa.table(api),
+    )
+
+
+def _state(high: int) -> Row:
+    states = {"partition_index": 0, "error_code": 0, "high_watermark": high}
+    return states | {"last_stable_offset": min(high, _STABLE)}
+
+
+def _session(last: int, *changes: tuple[float, int]) -> list[tuple[float, int | None]]:
+    """A response each second up to the last; the others are responses with the partition."""
+    empty = [(float(second), LEFT_OUT) for second in range(2, last + 1)]
+    return sorted([*changes, *empty], key=lambda one: one[0])
+
+
+def test_a_partition_that_its_fetch_session_leaves_out() -> None:
+    """A response shows records beyond the LSO; later ones leave the partition out (KIP-227)."""
+    (one,) = _incidents(_session(20, (1.0, 130)))
+    assert (one["kind"], one["severity"], one["subject"]) == ("transaction_open", "bad", "books")
+    assert one["start_time"].timestamp() * SECOND_US == at(0.5)
+    assert "was still open at the end" in one["text"]
+    assert "beyond offset 100 of ledger-0, though 30 offsets followed" in one["text"]
+    # until the session's last response
+    assert one["end_time"].timestamp() * SECOND_US == at(20) + 1000
+
+
+def test_a_transaction_that_ends() -> None:
+    """The partition returns with a later LSO once the transaction ended."""
+    (one,) = _incidents(_session(20, (1.0, 130), (8.2, 100)), end=8.0)
+    assert (one["severity"], one["time_lost_ms"]) == ("warn", 7200.0)
+    assert one["end_time"].timestamp() * SECOND_US == at(8)
+
+
+def test_a_short_transaction() -> None:
+    """It ends after 3 s; that the session leaves the partition out afterwards is no sign."""
+    assert _incidents(_session(20, (1.0, 130), (4.1, 100)), end=4.0) == []
+
+
+def test_one_response_without_the_begin_of_the_transaction() -> None:
+    """A single response does not prove that a transaction stayed open."""
+    assert _incidents(_session(20, (1.0, 130)), begin=None) == []
+    (one,) = _incidents(_session(20, (1.0, 130), (9.0, 140)), begin=None)
+    assert one["subject"] == "ledger-0"
+
+
+def test_a_reader_of_uncommitted_records() -> None:
+    """Its records are not kept from it."""
+    assert _incidents(_session(20, (1.0, 130)), isolation=0) == []
