@@ -12,11 +12,31 @@ from typing import Any
 
 from kdissect.api import Tables, require_columns
 from kdissect.sql import Database, view_name
+from kdissect.tables.message_facts import METADATA_TOPIC_ID
 
 _FORMAT_VERSION = 1
 _MANIFEST = "rows of a table are as many as the manifest says"
 _LISTED_MAX = 20  # faults listed per account
 _DIRECTIONS = ("request", "response")
+# (API, event of `group_events`, SQL for the number of such events of one request)
+_GROUP_EVENTS = (
+    ("JoinGroup", "join", "1"),
+    ("SyncGroup", "sync", "1"),
+    ("LeaveGroup", "leave", "coalesce(len(request.members), 1)"),
+    ("Heartbeat", "heartbeat_error", "(error_code <> 0)::int"),
+    ("OffsetCommit", "commit_error", "(error_code <> 0)::int"),
+    ("TxnOffsetCommit", "commit_error", "(error_code <> 0)::int"),
+    *(
+        (f"{group}GroupHeartbeat", event, f"(request.member_epoch {epoch})::int")
+        for group in ("Consumer", "Share", "Streams")
+        for event, epoch in (("join", "= 0"), ("leave", "< 0"))
+    ),
+)
+# (API, event of a whole generation, SQL for the generation)
+_GENERATIONS = (
+    ("JoinGroup", "rebalance", "response.generation_id"),
+    ("SyncGroup", "stable", "request.generation_id"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +152,9 @@ def accounts(tables: Tables) -> Iterator[Account]:
             and exchange_id not in (select exchange_id from anomalies where exchange_id is not null)
         """,
     )
+    yield from _groups(tables)
+    yield _transactions()
+    yield from _metadata(tables)
     for name in tables.names:
         if name.startswith("apis/"):
             api = name.removeprefix("apis/")
@@ -215,6 +238,85 @@ def _bytes(direction: str, is_whole: bool) -> Iterator[Account]:
         ) using (connection_id)
         where is_kafka and not is_tls
             and {framed} <> {headers} + coalesce(size, 0) - coalesce(missing, 0)
+        """,
+    )
+
+
+def _groups(tables: Tables) -> Iterator[Account]:
+    """Yield the accounts of the events of groups."""
+    for api, event, count in _GROUP_EVENTS:
+        if f"apis/{api}" in tables.names:
+            yield Account(
+                "joins, syncs, leaves and refusals of groups are in group_events",
+                f"""
+                select 'exchange ' || exchange_id || ', {event}', coalesce(n, 0), {count} as events
+                from {view_name(f"apis/{api}")} join exchanges using (exchange_id) left join (
+                    select exchange_id, count(*) n from group_events where event = '{event}'
+                    group by all
+                ) using (exchange_id)
+                where request is not null and coalesce(n, 0) <> coalesce(events, 0)
+                """,
+            )
+    for api, event, generation in _GENERATIONS:
+        if f"apis/{api}" in tables.names:
+            yield Account(
+                "generations of groups have a rebalance and become stable in group_events",
+                f"""
+                select concat_ws(' ', 'group', group_id, 'generation', generation), 1, 0 from (
+                    select distinct request.group_id as group_id, {generation} as generation
+                    from {view_name(f"apis/{api}")}
+                    where response.error_code = 0 and generation >= 0 and request is not null
+                ) anti join (from group_events where event = '{event}')
+                using (group_id, generation)
+                """,
+            )
+
+
+def _transactions() -> Account:
+    """The account of transactional requests; brokers verify by AddPartitionsToTxn v4 (KIP-890)."""
+    return Account(
+        "requests that a transaction consists of are in transactions",
+        """
+        select 'exchange ' || exchange_id, 1, 0 from exchanges
+        anti join (select unnest(exchange_ids) as exchange_id from transactions)
+        using (exchange_id)
+        where transactional_id is not null and error_code = 0 and request_decode_status = 'ok'
+            and (api_name in ('AddOffsetsToTxn', 'TxnOffsetCommit', 'EndTxn')
+                or api_name = 'AddPartitionsToTxn' and api_version < 4 and len(topics) > 0
+                or exchange_id in (
+                    select exchange_id from record_batches
+                    where source = 'produce' and is_transactional and crc_ok))
+        """,
+    )
+
+
+def _metadata(tables: Tables) -> Iterator[Account]:
+    """Yield the accounts of names; no message has the topic id of `__cluster_metadata`."""
+    yield Account(
+        "topic ids of record batches are in topics",
+        f"""
+        select distinct concat_ws(' ', 'topic', topic, topic_id), 1, 0 from record_batches
+        anti join topics using (topic, topic_id)
+        where topic is not null and topic_id <> '{METADATA_TOPIC_ID}'
+        """,
+    )
+    if "apis/Metadata" not in tables.names:
+        return
+    metadata = view_name("apis/Metadata")
+    yield Account(
+        "topics in Metadata are in topics",
+        f"""
+        select 'topic ' || t.name, 1, 0 from (
+            select distinct unnest(response.topics) as t from {metadata}
+        ) where t.error_code = 0 and t.name <> '' and t.name not in (select topic from topics)
+        """,
+    )
+    yield Account(
+        "brokers in Metadata are in brokers",
+        f"""
+        select concat_ws(' ', 'broker', b.node_id, b.host, b.port), 1, 0 from (
+            select distinct unnest(response.brokers) as b from {metadata}
+        ) anti join brokers on (node_id, brokers.host, brokers.port) = (b.node_id, b.host, b.port)
         """,
     )
 
