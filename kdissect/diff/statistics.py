@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 DEALS = 20_000
 BLOCK_DEALS = 1_000  # rows of a matrix of deals
+AS_FAR_MAX = 400  # of 20,000 deals: a share of 2 % at least, which no level accepts
 UNITS_MAX = 2_000  # more units are bundled
 SEED = 1_990
 _EQUAL = 1e-4  # sums differ in their last bits: a deal this close to the seen difference reaches it
@@ -154,22 +155,30 @@ def _spread(residuals: Floats, count: Floats, count_b: Floats) -> Floats:
 
 
 def _deal(residuals: Floats, takes_part: Floats, is_b: Bools) -> list[float]:
-    """Return, by comparison, the share of deals whose difference is as large as the seen one."""
+    """Return, by comparison, the share of deals whose difference is as large as the seen one.
+
+    Besag and Clifford (1991): a comparison takes no more deals after AS_FAR_MAX that are as large.
+    """
     count = takes_part.sum(0)
 
-    def distance(is_b: Floats) -> Floats:
-        spread = _spread(residuals, count, is_b @ takes_part)
-        differences = np.abs(is_b @ residuals)
+    def distance(is_b: Floats, chosen: Ints) -> Floats:
+        spread = _spread(residuals[:, chosen], count[chosen], is_b @ takes_part[:, chosen])
+        differences = np.abs(is_b @ residuals[:, chosen])
         return np.divide(differences, spread, out=np.zeros_like(spread), where=spread > 0)
 
-    seen = distance(is_b[None].astype(np.float64))
+    chosen = np.arange(residuals.shape[1])
+    seen = distance(is_b[None].astype(np.float64), chosen)[0]
     generator = np.random.default_rng(SEED)
-    as_far = np.ones(residuals.shape[1])
+    deals, as_far = np.ones(len(chosen)), np.ones(len(chosen))
     for _ in range(DEALS // BLOCK_DEALS):
         dealt = np.tile(is_b.astype(np.float64), (BLOCK_DEALS, 1))
         generator.permuted(dealt, axis=1, out=dealt)
-        as_far += (distance(dealt) >= seen - _EQUAL).sum(0)
-    return (as_far / (DEALS + 1)).tolist()
+        deals[chosen] += BLOCK_DEALS
+        as_far[chosen] += (distance(dealt, chosen) >= seen[chosen] - _EQUAL).sum(0)
+        chosen = chosen[as_far[chosen] < AS_FAR_MAX]
+        if not len(chosen):
+            break
+    return (as_far / deals).tolist()
 
 
 def tarone(attainable: Floats, alpha: float) -> int:
