@@ -286,12 +286,6 @@ class ReplayPlan:
     lanes: list[list[int]]
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def duration_ns(self) -> int:
-        """First to last request that is sent, at recorded pace."""
-        sent = [step.at_ns for step in self.steps if step.skipped is None]
-        return max(sent) - min(sent) if sent else 0
-
     def counts(self) -> list[ApiCount]:
         """Per API, in order of their keys."""
         by_api: dict[tuple[int, str], ApiCount] = {}

@@ -153,7 +153,7 @@ class LineMaker:
             pc.and_(table["api_name"].is_null(), table["api_key"].is_null()), "?", name
         )
         version = text_columns.plain(table["api_version"]).cast(pa.string())
-        version = joined(chosen_text(version, " v"), version)
+        version = joined(pc.if_else(version.is_valid(), " v", ""), version)
         inferred = pc.equal(text_columns.plain(table["version_source"]), "inferred")
         tail = joined(version, pc.if_else(inferred, "?", ""))
         if self._layout.width is None:
@@ -241,8 +241,3 @@ class LineMaker:
         return pc.if_else(
             pa.array(value >= style.QUEUED_MS), self._painted(shown, style.YELLOW), ""
         )
-
-
-def chosen_text(column: pa.Array, word: str) -> pa.Array:
-    """`word` where the column is not null, else nothing."""
-    return pc.if_else(column.is_valid(), word, "")

@@ -15,11 +15,12 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Outcome, RunFinding
 from kdissect.replay.target.end_state import EndState, Log, LogExtent
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, entries
+from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
 from kdissect.text import plural
 
 _KIND = "end state"
@@ -27,11 +28,16 @@ _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
 _MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 # The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
-MAYBE_APPENDED = frozenset({7, 20, 46})
+MAYBE_APPENDED = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+    }
+)
 _MARKER_NS = 5_000_000_000  # until offsets of a committed transaction are visible
 _SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
-_SET, _DELETE = 0, 1  # operations of IncrementalAlterConfigs
-_TOPIC_RESOURCE = 2
+_SET = 0  # operation of IncrementalAlterConfigs
 
 Body = dict[str, Any]
 Commit = tuple[str, str, int]  # group, topic, partition
@@ -216,7 +222,7 @@ class Claims:
         is_incremental = outcome.step.exchange.api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS
         for resource in entries(request["resources"]):
             name = resource["resource_name"]
-            if resource["resource_type"] != _TOPIC_RESOURCE or name in refused:
+            if resource["resource_type"] != TOPIC_RESOURCE or name in refused:
                 continue
             claim = self._topics.setdefault(name, _TopicClaim(True))
             if not is_incremental:

@@ -18,10 +18,14 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
 from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
-from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
-
-_TOPIC_RESOURCE = 2  # resource type of configs
-_GROUP_KEY = 0  # key type of FindCoordinator
+from kdissect.replay.workload.messages import (
+    GROUP_KEY,
+    NOT_MADE_YET,
+    TOPIC_RESOURCE,
+    entries,
+    request_of,
+    response_of,
+)
 
 
 class ResourceAccesses:
@@ -262,11 +266,11 @@ class ResourceAccesses:
             for resource in entries(request.body["resources"]):
                 name = resource["resource_name"]
                 yield ("config", resource["resource_type"], name), mode
-                if resource["resource_type"] == _TOPIC_RESOURCE:
+                if resource["resource_type"] == TOPIC_RESOURCE:
                     yield ("topic", name), mode
         elif key == ApiKey.FIND_COORDINATOR:
             keys = request.body.get("coordinator_keys") or [request.body.get("key")]
-            is_group = request.body.get("key_type", _GROUP_KEY) == _GROUP_KEY
+            is_group = request.body.get("key_type", GROUP_KEY) == GROUP_KEY
             for name in keys:
                 yield ("group" if is_group else "txn", name), Mode.READ_NO_BLOCK
 

@@ -11,12 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import TRANSACTIONS, Step
 from kdissect.replay.workload.messages import error_codes, request_of, response_of
 
-# INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS (it is being aborted),
-# PRODUCER_FENCED
-_ENDED = frozenset({47, 48, 51, 90})
+_ENDED = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.CONCURRENT_TRANSACTIONS,  # the coordinator aborts it
+        ErrorCode.PRODUCER_FENCED,
+    }
+)
 _MS_NS = 1_000_000
 
 

@@ -18,12 +18,17 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
+from kdissect.replay.workload.messages import TRANSACTION_KEY
 
-_DESCRIBE_TRANSACTIONS = 65
-_TRANSACTION = 1  # key type of FindCoordinator
 _OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"})
-_FIND_COORDINATOR, _ONE_COORDINATOR_MAX = 10, 3
-_LOADING = frozenset({14, 15, 16})  # the coordinator is loading, not available, elsewhere
+_ONE_COORDINATOR_MAX = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
+_LOADING = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
 _EARLIEST, _LATEST = -2, -1  # timestamps of ListOffsets
 _READY_S, _READY_PAUSE_S = 10.0, 0.05
 ASK_TIMEOUT_S = 15.0
@@ -174,7 +179,7 @@ class Target:
         A new cluster creates the internal topics of groups and transactions on the first request.
         """
         found: dict[tuple[int, str], int] = {}
-        version = self.newest(_FIND_COORDINATOR)
+        version = self.newest(ApiKey.FIND_COORDINATOR)
         if version is None:
             return found
         version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
@@ -183,7 +188,7 @@ class Target:
             while True:
                 body = {"key": key, "key_type": key_type} if version else {"key": key}
                 try:
-                    answer = (await self.ask(_FIND_COORDINATOR, version, body)).body
+                    answer = (await self.ask(ApiKey.FIND_COORDINATOR, version, body)).body
                 except ConnectFailed as error:
                     raise EnvironmentFailed(f"{self}: {error}") from None
                 if answer["error_code"] == 0:
@@ -201,14 +206,14 @@ class Target:
 
         Raises ConnectFailed.
         """
-        version = self.newest(_DESCRIBE_TRANSACTIONS)
+        version = self.newest(ApiKey.DESCRIBE_TRANSACTIONS)
         if version is None:
             return False
-        where = await self.find_coordinators([(_TRANSACTION, transactional_id)])
-        host, port = self.address(where.get((_TRANSACTION, transactional_id)))
+        where = await self.find_coordinators([(TRANSACTION_KEY, transactional_id)])
+        host, port = self.address(where.get((TRANSACTION_KEY, transactional_id)))
         body: dict[str, Any] = {"transactional_ids": [transactional_id]}
         answer = await self.ask_once(
-            host, port, request(_DESCRIBE_TRANSACTIONS, version, body), "DescribeTransactions"
+            host, port, request(ApiKey.DESCRIBE_TRANSACTIONS, version, body), "DescribeTransactions"
         )
         return any(
             each["transaction_state"] in _OPEN_STATES for each in answer.body["transaction_states"]

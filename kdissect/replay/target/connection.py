@@ -20,13 +20,13 @@ from typing import TypeVar
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions
 
 ANSWER_SIZE_MAX = 1 << 30  # a broker's own limits are far below
 WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it counts as slow
 CLIENT_ID = "kdissect"
 _SIZE = struct.Struct(">i")
-_HANDSHAKE, _AUTHENTICATE = 17, 36
 _REAUTHENTICATE_AT = 0.8  # of a session's lifetime; Java clients use 0.85 to 0.95
 
 
@@ -188,7 +188,9 @@ class Link(asyncio.Protocol):
     async def log_in(self, sasl: Sasl) -> None:
         """SaslHandshake and SaslAuthenticate (KIP-152). Raises ConnectFailed."""
         try:
-            answer = await self.ask(request(_HANDSHAKE, 1, {"mechanism": sasl.mechanism}))
+            answer = await self.ask(
+                request(ApiKey.SASL_HANDSHAKE, 1, {"mechanism": sasl.mechanism})
+            )
         except ConnectFailed as error:
             raise ConnectFailed(
                 "login",
@@ -202,7 +204,7 @@ class Link(asyncio.Protocol):
         try:
             token = next(tokens)
             while True:
-                reply = await self.ask(request(_AUTHENTICATE, 1, {"auth_bytes": token}))
+                reply = await self.ask(request(ApiKey.SASL_AUTHENTICATE, 1, {"auth_bytes": token}))
                 if reply.body["error_code"]:
                     said = reply.body["error_message"] or f"error {reply.body['error_code']}"
                     raise ConnectFailed("login", f"SASL {sasl.mechanism} was refused: {said}")

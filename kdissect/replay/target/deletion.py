@@ -15,11 +15,11 @@ from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed, request
 from kdissect.replay.target.effects import Name
+from kdissect.replay.workload.messages import GROUP_KEY
 from kdissect.text import visible
 
 _TOPICS_BY_ID = 6  # DeleteTopics from here on names topics in structs (KIP-516)
 _TIMEOUT_MS = 10_000
-_GROUP_KEY = 0  # key type of FindCoordinator
 _ABSENT = frozenset(
     {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND}
 )
@@ -68,9 +68,9 @@ async def _delete_groups(target: Target, names: Collection[str]) -> dict[str, in
     if version is None:
         raise ConnectFailed("unreachable", "the target does not offer DeleteGroups")
     codes: dict[str, int] = {}
-    coordinators = await target.find_coordinators([(_GROUP_KEY, name) for name in names])
+    coordinators = await target.find_coordinators([(GROUP_KEY, name) for name in names])
     for name in names:
-        node = coordinators.get((_GROUP_KEY, name))
+        node = coordinators.get((GROUP_KEY, name))
         asked = request(ApiKey.DELETE_GROUPS, version, {"groups_names": [name]})
         answer = await target.ask_once(*target.address(node), asked, "DeleteGroups")
         codes |= {each["group_id"]: each["error_code"] for each in answer.body["results"]}

@@ -20,14 +20,18 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.target.cluster import ASK_TIMEOUT_S, Target
 from kdissect.replay.target.connection import ConnectFailed, Link, connect, request
+from kdissect.replay.workload.messages import (
+    GROUP_KEY,
+    TOPIC_CONFIG,
+    TOPIC_RESOURCE,
+    TRANSACTION_KEY,
+)
 
 READ_BYTES_MAX = 1 << 30  # of record data in a log; a longer log has no count
 _FETCH_BYTES = 4 << 20
 _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
-_GROUP_KEY, _TRANSACTION_KEY = 0, 1
-_TOPIC_RESOURCE, _TOPIC_CONFIG = 2, 1  # resource type, config source
 _ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 _EARLIEST, _LATEST = -2, -1
 _SETTLE_S, _PAUSE_S = 10.0, 0.1
@@ -226,7 +230,7 @@ class _Reader:
             return
         version = self._version(ApiKey.DESCRIBE_CONFIGS)
         resources = [
-            {"resource_type": _TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
+            {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
             for name in names
         ]
         async with self._node(None) as link:
@@ -236,7 +240,7 @@ class _Reader:
                 self.state.configs[result["resource_name"]] = {
                     each["name"]: each["value"] or ""
                     for each in result["configs"]
-                    if each.get("config_source") == _TOPIC_CONFIG
+                    if each.get("config_source") == TOPIC_CONFIG
                 }
 
     async def commits(self, group: str) -> None:
@@ -244,9 +248,7 @@ class _Reader:
         version = self._version(ApiKey.OFFSET_FETCH, _ONE_GROUP)
         if version < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
-        node = (await self._target.find_coordinators([(_GROUP_KEY, group)])).get(
-            (_GROUP_KEY, group)
-        )
+        node = (await self._target.find_coordinators([(GROUP_KEY, group)])).get((GROUP_KEY, group))
         async with self._node(node) as link:
             body = await self._ask(
                 link, ApiKey.OFFSET_FETCH, version, {"group_id": group, "topics": None}
@@ -262,7 +264,7 @@ class _Reader:
     async def transaction(self, name: str) -> None:
         """The state of a transactional id, after a transaction that is being ended has ended."""
         version = self._version(ApiKey.DESCRIBE_TRANSACTIONS)
-        key = _TRANSACTION_KEY, name
+        key = TRANSACTION_KEY, name
         node = (await self._target.find_coordinators([key])).get(key)
         async with self._node(node) as link:
 

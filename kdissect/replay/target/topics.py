@@ -13,14 +13,13 @@ from typing import Any
 
 from kdissect.codec.message import decode_message
 from kdissect.errors import DecodeError, EnvironmentFailed
-from kdissect.protocol.error_codes import error_name
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.model import ADMIN, Exchange, ReplayPlan, TopicFacts
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed, connect, request
+from kdissect.replay.workload.messages import NOT_MADE_YET
 
-_CREATE_TOPICS, _METADATA = 19, 3
-_NOT_THERE = frozenset({3, 5})  # unknown; known, and without a leader yet
-_BAD_CONFIG = 40
 _WITH_DEFAULT_COUNTS = 4  # -1 partitions and replicas: the target's own default (KIP-464)
 CREATE_TIMEOUT_MS = 30_000
 
@@ -41,9 +40,9 @@ def topics_to_make(plan: ReplayPlan) -> list[TopicFacts]:
     created: set[str] = set()
     by_metadata: set[str] = set()
     for step in plan.steps:
-        if step.skipped is None and step.exchange.api_key == _CREATE_TOPICS:
+        if step.skipped is None and step.exchange.api_key == ApiKey.CREATE_TOPICS:
             created |= _created(step.exchange)
-        elif step.skipped is None and step.exchange.api_key == _METADATA:
+        elif step.skipped is None and step.exchange.api_key == ApiKey.METADATA:
             by_metadata |= _made_by_metadata(step.exchange)
     if ADMIN not in plan.options.allow:
         by_metadata.clear()  # then Metadata makes nothing
@@ -79,7 +78,7 @@ def _made_by_metadata(exchange: Exchange) -> set[str]:
         ).body
     except DecodeError:
         return set()
-    return {each["name"] for each in answer["topics"] if each["error_code"] in _NOT_THERE}
+    return {each["name"] for each in answer["topics"] if each["error_code"] in NOT_MADE_YET}
 
 
 async def create_topics(
@@ -125,7 +124,7 @@ async def _make(target: Target, wanted: Mapping[str, TopicFacts]) -> list[Prepar
     again = {
         name: wanted[name]
         for name, (code, _) in answers.items()
-        if code == _BAD_CONFIG and wanted[name].configs
+        if code == ErrorCode.INVALID_CONFIG and wanted[name].configs
     }
     if again:  # a config that this release does not know must not cost the topic
         for name, (code, text) in (await _ask(target, again, with_configs=False)).items():
@@ -146,7 +145,7 @@ async def _ask(
     target: Target, wanted: Mapping[str, TopicFacts], *, with_configs: bool
 ) -> dict[str, tuple[int, str]]:
     """CreateTopics, to the controller; error code and text by name."""
-    version = target.newest(_CREATE_TOPICS)
+    version = target.newest(ApiKey.CREATE_TOPICS)
     if version is None:
         raise ConnectFailed("unreachable", "the target does not offer CreateTopics")
     default = -1 if version >= _WITH_DEFAULT_COUNTS else 1
@@ -165,7 +164,7 @@ async def _ask(
     link = await connect(host, port, target.access)
     try:
         async with asyncio.timeout(CREATE_TIMEOUT_MS / 1000 + 5):
-            answer = await link.ask(request(_CREATE_TOPICS, version, body))
+            answer = await link.ask(request(ApiKey.CREATE_TOPICS, version, body))
     except TimeoutError:
         raise ConnectFailed("timeout", "CreateTopics was not answered") from None
     finally:

@@ -15,6 +15,7 @@ from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import share_key
 from kdissect.replay.workload.messages import (
+    GROUP_KEY,
     MEMBER_HEARTBEATS,
     NOT_MADE_YET,
     entries,
@@ -90,7 +91,7 @@ def teaches(step: Step) -> bool:
 def from_failure(ids: IdMap, step: Step) -> None:
     """Note that a step was not sent, or that no answer to it came."""
     if step.exchange.api_key == ApiKey.FETCH:
-        ids.sessions.failed(ids.broker(step), step.number)
+        ids.sessions.failed(step.number)
     elif step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
         captured = response_of(step.exchange)
         if captured is not None:
@@ -106,19 +107,19 @@ def _metadata(ids: IdMap, step: Step, captured: Message | None, answer: Message)
             for topic in entries(answer.body["topics"])
             if topic["error_code"] in NOT_MADE_YET and topic.get("name")
         )
-    _bind_topics(ids, captured, answer, "topics")
+    _bind_topics(ids, captured, answer)
 
 
-def _bind_topics(ids: IdMap, captured: Message | None, answer: Message, where: str) -> None:
+def _bind_topics(ids: IdMap, captured: Message | None, answer: Message) -> None:
     """Map captured topic ids to the target's, for topics that both responses name."""
     if captured is None:
         return
     ids_by_name = {
         entry["name"]: entry.get("topic_id")
-        for entry in entries(answer.body.get(where))
+        for entry in entries(answer.body.get("topics"))
         if entry.get("name")
     }
-    for entry in entries(captured.body.get(where)):
+    for entry in entries(captured.body.get("topics")):
         if entry.get("name"):
             ids.bind_topic(entry.get("topic_id"), ids_by_name.get(ids.topic(entry["name"])))
 
@@ -131,7 +132,7 @@ def _create_topics(ids: IdMap, step: Step, captured: Message | None, answer: Mes
         if topic["error_code"] == 0:
             ids.target.created(topic["name"], topic.get("topic_id"))
             ids.offsets.created(ids.captured_topic_name(topic["name"]))
-    _bind_topics(ids, captured, answer, "topics")
+    _bind_topics(ids, captured, answer)
 
 
 def _delete_topics(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
@@ -149,13 +150,13 @@ def _find_coordinator(ids: IdMap, step: Step, captured: Message | None, answer: 
     request = request_of(step.exchange)
     if request is None:
         return
-    key_type = request.body.get("key_type", 0)
+    key_type = request.body.get("key_type", GROUP_KEY)
     if "coordinators" in answer.body:
         for found in entries(answer.body["coordinators"]):
             if found["error_code"] == 0:
                 ids.learn_coordinator(key_type, found["key"], found["node_id"])
     elif answer.body["error_code"] == 0 and request.body.get("key"):
-        rename = ids.group if key_type == 0 else ids.transactional_id
+        rename = ids.group if key_type == GROUP_KEY else ids.transactional_id
         ids.learn_coordinator(key_type, rename(request.body["key"]), answer.body["node_id"])
 
 

@@ -39,10 +39,12 @@ from kdissect.replay.translation.retry import Differs
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.field_kinds import FieldContext, FieldKind, FieldRef, iter_fields
 from kdissect.replay.workload.messages import (
+    GROUP_KEY,
     OUT_OF_SEQUENCE,
     REBALANCING,
     REJOINING_APIS,
     SESSION_LOST,
+    TRANSACTION_KEY,
     TRANSIENT,
     entries,
     response_of,
@@ -68,7 +70,7 @@ _IDENTITY = frozenset({"request_api_key", "request_api_version"})
 # Without renames, names stay as they are.
 _NAMES = frozenset({FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID})
 _CHANGING = frozenset(requests.CHANGES) - _NAMES
-_GROUP_OR_TRANSACTION = (0, 1)  # key types of FindCoordinator
+_GROUP_OR_TRANSACTION = (GROUP_KEY, TRANSACTION_KEY)
 
 
 class FastTranslator(Translator):

@@ -276,7 +276,7 @@ class FetchSessions:
             if captured_id:
                 self._sessions[broker, captured_id] = session
 
-    def failed(self, broker: Broker, number: int) -> None:
+    def failed(self, number: int) -> None:
         """Drop the target's session of a step without answer, since its epoch is now unknown."""
         session = self._asked.pop(number, None)
         if session is not None:

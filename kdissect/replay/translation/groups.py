@@ -156,10 +156,6 @@ class Groups:
         if now is not None:
             self._assigned[group, member] = self._assigned.get((group, member), ({}, {}))[0], now
 
-    def leads(self, group: str, generation: int) -> tuple[str, str] | None:
-        """(captured, target) member ids of the leaders of a captured generation."""
-        return self._leaders.get((group, generation))
-
 
 def assignment_in(answer: Body) -> Assigned | None:
     """The assignment in the answer to a heartbeat; None if it has none."""

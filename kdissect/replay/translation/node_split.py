@@ -16,8 +16,7 @@ from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.routing import spread
-from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
-from kdissect.replay.workload.messages import entries, response_of
+from kdissect.replay.workload.messages import GROUP_KEY, TRANSACTION_KEY, entries, response_of
 
 Body = dict[str, Any]
 # API: its array of topics, of partitions in these, and the partition's number ("" a plain number)

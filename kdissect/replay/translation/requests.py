@@ -11,6 +11,7 @@ from kdissect.codec.message import Message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.model import Step
 from kdissect.replay.translation import answers
@@ -19,10 +20,15 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import session_partitions, share_key, spread, target_node
 from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
-from kdissect.replay.workload.messages import entries, member_of, response_of
+from kdissect.replay.workload.messages import (
+    GROUP_KEY,
+    TRANSACTION_KEY,
+    entries,
+    member_of,
+    response_of,
+)
 
 Body = dict[str, Any]
-_UNKNOWN_TOPIC_ID = 100
 _TOPIC, _GROUP, _BROKER, _BROKER_LOGGER, _TRANSACTIONAL_ID = 2, 3, 4, 8, 5  # resource types
 _GROUP_CONFIG = 32
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
@@ -83,7 +89,7 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
 def _was_refused(step: Step) -> bool:
     """Return whether the captured broker did not know an id of the request either."""
     response = response_of(step.exchange)
-    return response is not None and _holds_code(response.body, _UNKNOWN_TOPIC_ID)
+    return response is not None and _holds_code(response.body, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 def _holds_code(value: Any, code: int) -> bool:
@@ -308,8 +314,8 @@ def _reassign(ids: IdMap, step: Step, request: Message) -> bool:
 
 
 def _find_coordinator(ids: IdMap, step: Step, request: Message) -> bool:
-    key_type = request.body.get("key_type", 0)
-    rename = {0: ids.group, 1: ids.transactional_id}.get(key_type)
+    key_type = request.body.get("key_type", GROUP_KEY)
+    rename = {GROUP_KEY: ids.group, TRANSACTION_KEY: ids.transactional_id}.get(key_type)
     if rename is None:
         return _find_share_coordinator(ids, request)
     is_changed = False

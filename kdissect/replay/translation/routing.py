@@ -10,9 +10,8 @@ from uuid import UUID
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.translation.target_facts import GROUP_KEY, TRANSACTION_KEY
 from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
-from kdissect.replay.workload.messages import entries, request_of
+from kdissect.replay.workload.messages import GROUP_KEY, TRANSACTION_KEY, entries, request_of
 
 _BY_LEADER = frozenset(
     {

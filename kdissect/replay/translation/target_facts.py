@@ -9,7 +9,6 @@ from uuid import UUID
 from kdissect.replay.workload.messages import entries
 
 ZERO_UUID = UUID(int=0)
-GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
 
 
 class TargetFacts:

@@ -9,11 +9,15 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Connection, Exchange, TopicFacts, WorkloadFacts
 from kdissect.replay.workload import messages as api
-from kdissect.replay.workload.messages import entries, request_of, response_of
+from kdissect.replay.workload.messages import (
+    TOPIC_CONFIG,
+    TOPIC_RESOURCE,
+    entries,
+    request_of,
+    response_of,
+)
 
 _ZERO = UUID(int=0)
-_TOPIC_RESOURCE = 2  # resource types of configs
-_TOPIC_CONFIG = 1  # config_source: set on the topic itself
 _INTERNAL_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
 )
@@ -148,11 +152,11 @@ class _FactsReader:
 
     def _configs(self, response: Message) -> None:
         for result in entries(response.body["results"]):
-            if result["resource_type"] != _TOPIC_RESOURCE or result["error_code"] != 0:
+            if result["resource_type"] != TOPIC_RESOURCE or result["error_code"] != 0:
                 continue
             topic = self._seen(result["resource_name"])
             for config in entries(result["configs"]):
-                is_own = config.get("config_source") == _TOPIC_CONFIG or (
+                is_own = config.get("config_source") == TOPIC_CONFIG or (
                     "config_source" not in config and not config.get("is_default", True)
                 )
                 if is_own and config["value"] is not None and not config["is_sensitive"]:

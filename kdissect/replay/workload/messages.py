@@ -18,6 +18,10 @@ from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Ex
 _SASL_TOKEN = "SaslToken"
 _NO_CLIENT_ID = b"\x00\x07\x00\x00"  # ControlledShutdown v0
 
+GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
+TOPIC_RESOURCE = 2  # resource type of configs
+TOPIC_CONFIG = 1  # config_source: set on the topic itself
+
 
 # Requests that only brokers and controllers send; never replayed. Admin clients can send
 # WriteTxnMarkers (abortTransaction), but its producer ids and epochs are a coordinator's.

@@ -8,9 +8,8 @@ from kdissect.replay.batch_headers import headers
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation import node_split
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.translation.target_facts import GROUP_KEY
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.messages import request_of
+from kdissect.replay.workload.messages import GROUP_KEY, request_of
 from tests.replay.other_cluster import everything
 from tests.replay.planning.test_plan import MS, exchange, produce, workload
 
