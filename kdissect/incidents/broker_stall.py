@@ -80,39 +80,32 @@ def find(facts: Facts) -> Iterator[Incident]:
           WHERE c.request_end_time < silent_to
             AND ms_between(waits_from, silent_to) >= {RELEASE_MS}
         )
-        SELECT broker, silent_from, silent_to, count(*) AS requests,
+        SELECT broker, silent_from, silent_to AS stop, count(*) AS requests,
           bool_or(is_pending) AS is_open, count(DISTINCT connection_id) AS connections,
           count(DISTINCT client) AS clients,
           count(*) FILTER (api IN ({quick})) AS quick_requests,
           -- a poll that was on hold when the silence began does not show when the stall did
-          min(waits_from) FILTER (waits_from > silent_from OR api NOT IN ({polls})) AS first_wait,
+          coalesce(min(waits_from) FILTER (waits_from > silent_from OR api NOT IN ({polls})),
+            silent_from) AS start,
           max(epoch_us(silent_to) - epoch_us(waits_from)) / 1e3 AS longest_ms,
           sum(epoch_us(response_time) - epoch_us(waits_from)) / 1e3 AS lost_ms,
           list(exchange_id ORDER BY waits_from, exchange_id)[:{EVIDENCE_MAX}] AS exchange_ids,
           list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
-        FROM waiting GROUP BY ALL
+        FROM waiting GROUP BY broker, silent_from, silent_to
         HAVING longest_ms >= {STALL_MS} AND (connections > 1 OR (quick_requests > 0
           AND (NOT is_open OR ms_between(silent_from, min(waits_from)) < {IDLE_MS})))
         ORDER BY silent_from, broker
         """
     )
     for row in rows:
-        start, end = row["first_wait"] or row["silent_from"], row["silent_to"]
-        length = duration((end - start).total_seconds() * 1000)
-        yield Incident(
+        length = duration((row["stop"] - row["start"]).total_seconds() * 1000)
+        yield facts.incident(
+            row,
             "broker_stall",
             BAD,
-            start,
-            end,
             row["broker"],
             f"{row['broker']} sent no response on any connection for {length}. "
             f"{plural(row['requests'], 'request')} of {plural(row['connections'], 'connection')} "
             f"({plural(row['clients'], 'client')}) waited; {_END[row['is_open']]}. "
             "Look at the broker's garbage collection log, its disk and its CPU at that time.",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset((row["broker"],)),
         )

@@ -111,15 +111,13 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["unjudged"]
             else ""
         )
-        yield Incident(
+        yield facts.incident(
+            row,
             "capture_loss",
             BAD if row["part"] >= SHARE_BAD else WARN,
-            row["start"],
-            row["stop"],
             row["path"],
             f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "
             f"{plural(row['gaps'], 'gap')} of {plural(row['connections'], 'connection')}. Counts "
             f"and latencies near them are lower bounds. {unjudged}{reason}",
-            connection_ids=row["connection_ids"],
             next_command=_TCPDUMP,
         )

@@ -98,11 +98,10 @@ def _incidents(facts: Facts, steps: str, direction: str) -> Iterator[Incident]:
         steps_taken = f"by {size}"
         if row["steps"] > 1:
             steps_taken = f"{plural(row['steps'], 'time')}, by {size} at most"
-        yield Incident(
+        yield facts.incident(
+            row,
             "clock_step",
             WARN,
-            row["start"],
-            row["stop"],
             row["path"],
             f"The clock of the capture went {direction} {steps_taken}. "
             "Durations across a step are wrong.",

@@ -31,7 +31,8 @@ def find(facts: Facts) -> Iterator[Incident]:
     rows = facts.rows(
         f"""
         SELECT client, broker, run, min(time) AS start, max(time) AS stop,
-          count(*) AS connections, list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS ids
+          count(*) AS connections,
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
         FROM ({runs(opened, "client, broker", PAUSE_MS)})
         GROUP BY ALL
         HAVING connections >= {CONNECTIONS_MIN}
@@ -43,16 +44,12 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         length = row["stop"] - row["start"]
         rate = row["connections"] / length.total_seconds()
-        yield Incident(
+        yield facts.incident(
+            row,
             "connection_storm",
             WARN,
-            row["start"],
-            row["stop"],
             row["client"],
             f"{row['client']} opened {plural(row['connections'], 'connection')} to "
             f"{row['broker']} in {duration(length.total_seconds() * 1000)}, {rate:,.1f} a second, "
             f"none open for {SHORT_S} s. An application should keep one client and share it.",
-            connection_ids=row["ids"],
-            next_command=facts.follow(row["ids"]),
-            brokers=frozenset((row["broker"],)),
         )

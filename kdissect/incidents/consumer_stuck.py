@@ -69,22 +69,17 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
         partition = f"{row['topic']}-{row['partition']}"
-        yield Incident(
+        yield facts.incident(
+            row,
             "consumer_stuck",
             BAD,
-            row["start"],
-            row["stop"],
             partition,
             f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(length_ms)} for "
             f"offset {row['position']:,} of {partition}, which ends at {row['high']:,}. "
             f"{_cause(row)}",
-            row["requests"],
-            length_ms,
-            row["exchange_ids"],
-            list(dict.fromkeys(row["connection_ids"])),
-            facts.follow(row["connection_ids"]),
-            frozenset(row["brokers"]),
-            row["client"],
+            time_lost_ms=length_ms,
+            connection_ids=list(dict.fromkeys(row["connection_ids"])),
+            client=row["client"],
         )
 
 

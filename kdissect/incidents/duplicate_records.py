@@ -58,21 +58,14 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         partition = f"{row['topic']}-{row['partition']}"
-        yield Incident(
+        yield facts.incident(
+            row,
             "duplicate_records",
             BAD,
-            row["start"],
-            row["stop"],
             partition,
             f"{row['client']} wrote {plural(row['records'], 'record')} to {partition} twice: at "
             f"offset {row['first_offset']:,}, in a request without a successful response, and "
             f"again at offset {row['again_offset']:,} with the same keys and values. "
             "An idempotent producer that lives on (enable.idempotence) would repeat the sequence "
             "number, and the broker would refuse the copy.",
-            row["requests"],
-            None,
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset((row["broker"],)),
         )

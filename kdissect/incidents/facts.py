@@ -12,11 +12,13 @@ The macro `ms_between(earlier, later)` returns the milliseconds between two time
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
+from kdissect.incidents.model import Incident
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql import Database, view_name
 from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
@@ -90,6 +92,32 @@ class Facts:
     def rows(self, query: str) -> list[Row]:
         """Return all rows of a query as plain values."""
         return self._database.rows(query)
+
+    def incident(
+        self, row: Row, kind: str, severity: str, subject: str, text: str, **fields: Any
+    ) -> Incident:
+        """Return an incident with the times, counts, ids and brokers of a row.
+
+        row: `start`, `stop`, and each of `requests`, `lost_ms`, `exchange_ids`, `connection_ids`,
+        `broker` and `brokers` that its query selects. fields: of the incident; they come first.
+        """
+        ids = row.get("connection_ids") or []
+        brokers = row["brokers"] if "brokers" in row else filter(None, [row.get("broker")])
+        incident = Incident(
+            kind,
+            severity,
+            row["start"],
+            row["stop"],
+            subject,
+            text,
+            request_count=row.get("requests", 0),
+            time_lost_ms=row.get("lost_ms"),
+            exchange_ids=row.get("exchange_ids", ()),
+            connection_ids=ids,
+            next_command=self.follow(ids) if ids else "",
+            brokers=frozenset(brokers),
+        )
+        return replace(incident, **fields)
 
     def addresses(self, node_id: int) -> frozenset[str]:
         """Return the addresses that Metadata names for a node."""

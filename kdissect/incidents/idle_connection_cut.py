@@ -72,19 +72,12 @@ def find(facts: Facts) -> Iterator[Incident]:
             else f"Nothing answered {plural(row['requests'], 'request')} for {waited}, while "
             "the broker answered other connections."
         )
-        yield Incident(
+        yield facts.incident(
+            row,
             "idle_connection_cut",
             WARN if row["is_reset"] else BAD,
-            row["start"],
-            row["stop"],
             row["client"],
             f"{plural(row['connections'], 'connection')} of {row['client']} to {row['broker']} "
             f"died while idle for {duration(row['idle_ms'])}. {how} Compare the idle limits of "
             "load balancers and firewalls with connections.max.idle.ms of the client.",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset((row["broker"],)),
         )

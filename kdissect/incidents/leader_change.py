@@ -99,20 +99,17 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["requests"]
             else " No captured request failed."
         )
-        yield Incident(
+        yield facts.incident(
+            row,
             "leader_change",
             WARN if length_ms >= LONG_MS and row["requests"] else INFO,
-            row["start"],
-            row["stop"],
             ", ".join(names) + (f" and {more} more" if more else ""),
             f"{plural(len(row['partitions']), 'partition')} moved from node {row['old_leader']} "
             f"to {', '.join(map(str, row['leaders']))}.{errors}",
-            row["requests"],
-            length_ms if row["requests"] else None,
-            list(dict.fromkeys(row["exchange_ids"])),
-            list(dict.fromkeys(row["connection_ids"])),
-            facts.follow(row["connection_ids"]),
-            facts.addresses(row["old_leader"]),
+            time_lost_ms=length_ms if row["requests"] else None,
+            exchange_ids=list(dict.fromkeys(row["exchange_ids"])),
+            connection_ids=list(dict.fromkeys(row["connection_ids"])),
+            brokers=facts.addresses(row["old_leader"]),
         )
 
 

@@ -55,18 +55,11 @@ def find(facts: Facts) -> Iterator[Incident]:
         pace = f" in {seconds:,.0f} s" if seconds >= 1 else ""
         user = ", ".join(row["principals"] or []) or "an unknown principal"
         mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
-        yield Incident(
+        yield facts.incident(
+            row,
             "login_failures",
             BAD if row["requests"] >= LOOP_MIN else INFO,
-            row["start"],
-            row["stop"],
             row["client"],
             f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "
             f"of {user} by {mechanism}: {row['error'] or 'it closed the connection'}.",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset((row["broker"],)),
         )

@@ -71,19 +71,14 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        yield Incident(
+        yield facts.incident(
+            row,
             "member_too_slow",
             BAD,
-            row["start"],
-            row["stop"],
             row["group_id"],
             _text(row),
-            row["leaves"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.command("show", "--group", row["group_id"]),
-            frozenset(row["brokers"]),
+            request_count=row["leaves"],
+            next_command=facts.command("show", "--group", row["group_id"]),
         )
 
 

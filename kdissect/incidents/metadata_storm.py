@@ -45,19 +45,12 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         length_s = (row["stop"] - row["start"]).total_seconds()
         error = f" Their most frequent error: {row['error']}." if row["error"] else ""
-        yield Incident(
+        yield facts.incident(
+            row,
             "metadata_storm",
             WARN,
-            row["start"],
-            row["stop"],
             row["client"],
             f"{row['client']} sent {plural(row['requests'], 'Metadata request')} in "
             f"{duration(length_s * 1000)}, {row['requests'] / length_s:,.1f} a second; requests "
             f"and responses have {byte_size(row['bytes'])}.{error}",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset(row["brokers"]),
         )

@@ -52,20 +52,15 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         partition = f"{row['topic']}-{row['partition']}"
-        yield Incident(
+        yield facts.incident(
+            row,
             "out_of_order_records",
             BAD,
-            row["start"],
-            row["stop"],
             partition,
             f"{row['first']['client']} wrote {plural(row['records'], 'record')} to {partition} out "
             f"of order. {_proof(row['first'])}",
-            row["requests"],
-            None,
-            list(dict.fromkeys(row["exchange_ids"])),
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset((row["first"]["broker"],)),
+            exchange_ids=list(dict.fromkeys(row["exchange_ids"])),
+            brokers=frozenset((row["first"]["broker"],)),
         )
 
 

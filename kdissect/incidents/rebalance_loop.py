@@ -99,20 +99,14 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["client"]
             else f"The last cause: {cause or 'unknown'}."
         )
-        yield Incident(
+        yield facts.incident(
+            row,
             "rebalance_loop",
             BAD,
-            row["start"],
-            row["stop"],
             row["group_id"],
             f"{plural(row['rebalances'], 'rebalance')} of {plural(row['members'] or 0, 'member')} "
             f"in {duration(length_ms)}, one each "
             f"{decimal(length_ms / 1000 / row['rebalances'])} s. "
             f"{who}",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.command("show", "--group", row["group_id"]),
-            frozenset(row["brokers"]),
+            next_command=facts.command("show", "--group", row["group_id"]),
         )

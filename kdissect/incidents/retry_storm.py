@@ -43,20 +43,13 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         length_s = (row["stop"] - row["start"]).total_seconds()
-        yield Incident(
+        yield facts.incident(
+            row,
             "retry_storm",
             BAD,
-            row["start"],
-            row["stop"],
             row["client"],
             f"{row['client']} sent {plural(row['requests'], row['api'] + ' request')} "
             f"({byte_size(row['bytes'])}) in {duration(length_s * 1000)}, "
             f"{row['requests'] / length_s:,.1f} a second; "
             f"{', '.join(row['brokers'])} answered each with {row['error']}.",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset(row["brokers"]),
         )

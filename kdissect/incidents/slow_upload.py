@@ -59,23 +59,16 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        ids = row["connection_ids"]
-        yield Incident(
+        yield facts.incident(
+            row,
             "slow_upload",
             BAD if row["longest_ms"] >= LONG_MS else WARN,
-            row["start"],
-            row["stop"],
             row["client"],
             f"{plural(row['requests'], 'request')} of {row['client']} took "
             f"{duration(row['upload_ms'])} to arrive at {row['broker']}, the longest "
             f"{duration(row['longest_ms'])}: {share(row['upload_ms'] / row['whole_ms'])} of the "
             f"time until the response. {_cause(row)}",
-            row["requests"],
-            row["upload_ms"],
-            row["exchange_ids"],
-            ids[:EVIDENCE_MAX],
-            facts.follow(ids),
-            frozenset((row["broker"],)),
+            time_lost_ms=row["upload_ms"],
         )
 
 

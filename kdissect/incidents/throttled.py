@@ -42,20 +42,13 @@ def find(facts: Facts) -> Iterator[Incident]:
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
         quota = _QUOTAS.get(tuple(row["apis"]), "")
         responses = plural(row["requests"], "response") + f" ({', '.join(row['apis'])})"
-        yield Incident(
+        yield facts.incident(
+            row,
             "throttled",
             WARN if row["lost_ms"] >= WAIT_MS else INFO,
-            row["start"],
-            row["stop"],
             row["client"],
             f"A quota {quota}made {row['client']} wait {duration(row['lost_ms'])} in "
             f"{duration(length_ms)} ({share(min(1, row['lost_ms'] / length_ms))} of the time): "
             f"{responses}, the longest wait "
             f"{duration(row['longest_ms'])}.",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset(row["brokers"]),
         )

@@ -61,7 +61,7 @@ def _failures(facts: Facts) -> Iterator[Incident]:
         SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
           count(*) AS connections, list(DISTINCT alert ORDER BY alert) AS alerts,
           any_value(reason ORDER BY time) AS reason,
-          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS ids
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
         FROM ({runs(failed, "client_ip, broker, sign", PAUSE_MS)})
         GROUP BY client_ip, broker, sign, run ORDER BY start, client_ip
         """
@@ -70,18 +70,14 @@ def _failures(facts: Facts) -> Iterator[Incident]:
         text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
         text += f" {row['reason']}" if row["reason"] else ""
         length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
-        yield Incident(
+        yield facts.incident(
+            row,
             "tls_failure",
             BAD if row["connections"] >= LOOP_MIN else WARN,
-            row["start"],
-            row["stop"],
             row["broker"],
             f"{plural(row['connections'], 'connection')} from {row['client_ip']} to "
             f"{row['broker']} failed in {duration(length_ms)}: the client {text}",
             time_lost_ms=length_ms,
-            connection_ids=row["ids"],
-            next_command=facts.follow(row["ids"]),
-            brokers=frozenset((row["broker"],)),
         )
 
 

@@ -91,20 +91,13 @@ def find(facts: Facts) -> Iterator[Incident]:
             subject = row["transactional_id"] or f"producer {row['producer_id']}"
             cause = f"The transaction of {subject} (producer id {row['producer_id']})"
         state = "was still open at the end" if row["is_open"] else "ended"
-        yield Incident(
+        yield facts.incident(
+            row,
             "transaction_open",
             BAD if length_ms >= LONG_S * 1000 else WARN,
-            row["start"],
-            row["stop"],
             subject,
             f"{cause} {state} after {duration(length_ms)}. Until then "
             f"{', '.join(row['clients'][:3])} could not read beyond offset {row['stable']:,} of "
             f"{where}, though {plural(row['waiting'], 'offset')} followed. "
             "kafka-transactions.sh find-hanging shows such transactions, abort ends them.",
-            row["requests"],
-            row["lost_ms"],
-            row["exchange_ids"],
-            row["connection_ids"],
-            facts.follow(row["connection_ids"]),
-            frozenset(row["brokers"]),
         )
