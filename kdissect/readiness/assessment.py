@@ -33,8 +33,9 @@ from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import facts, find_release, release_number, releases
 from kdissect.protocol.releases import spoken_versions as spoken_by
+from kdissect.readiness.client_tables import make_client_tables
 from kdissect.readiness.roles import find_roles, needed_apis
-from kdissect.readiness.software import HANDSHAKE_APIS, JAVA, Behaviour, Software, java_hint, minor
+from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
 
 _FORMAT_VERSION = 1
@@ -42,12 +43,6 @@ BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
 
 MAGIC_2_PRODUCE = 3  # the first Produce version with magic 2 only
-# Client ids of Kafka's servers, for requests that show it in no other way.
-INTERNAL_CLIENT_IDS = (
-    r"^(broker-\d+-(fetcher-\d+|txn-marker-sender)|raft-client-\d+|AddPartitionsManager-client-\d+"
-    r"|AddPartitionsToTxnSenderThread-\d+|Persister-client-\d+"
-    r"|NetworkPartitionMetadataClient-client-\d+)$"
-)
 # Requests of these APIs fail without harm: the client uses another API, or does without.
 DISPENSABLE_APIS = frozenset(
     {
@@ -64,7 +59,6 @@ SETTINGS = {
     ),
     ApiKey.SHARE_GROUP_HEARTBEAT: ((4, 2), "the feature share.version=1"),
 }
-_HANDSHAKES = tuple(map(int, HANDSHAKE_APIS))
 
 
 class ReadinessError(Error, ValueError):
@@ -93,7 +87,7 @@ def assess(tables: Tables, target: str) -> dict[str, Any]:
     except ValueError as error:
         raise ReadinessError(str(error)) from error
     with tables.database() as database:
-        _prepare(database, set(tables.names))
+        make_client_tables(database, set(tables.names))
         clients = _clients(database, release)
         internal = _internal(database, release)
         unseen = _unseen(database)
@@ -121,172 +115,6 @@ def _worst(verdicts: Iterable[str]) -> str:
     return min(verdicts, key=VERDICTS.index, default=OK)
 
 
-# Facts of the capture, as temporary tables
-
-
-def _prepare(database: Database, names: set[str]) -> None:
-    """Create temporary tables: links (Kafka connections), requests (exchanges), owners
-    (clients)."""
-    replicas = [
-        _replica_query(api, field, names)
-        for api, field in (
-            ("Fetch", "request.replica_id"),
-            ("Fetch", "request.replica_state.replica_id"),
-            ("ListOffsets", "request.replica_id"),
-            ("OffsetForLeaderEpoch", "request.replica_id"),
-        )
-    ]
-    verifying = (
-        "select connection_id from api_add_partitions_to_txn "
-        "where len(list_filter(request.transactions, lambda t: t.verify_only)) > 0"
-        if "apis/AddPartitionsToTxn" in names
-        else "select null::bigint connection_id where false"
-    )
-    internal_keys = ", ".join(map(str, sorted(INTER_BROKER_APIS)))
-    database.run(
-        f"""
-        create temp table links as
-        select connection_id, client_ip, broker_ip, broker_port, principal, handshake_seen,
-            client_software_name software_name, client_software_version software_version,
-            case when len(client_ids) = 1 then client_ids[1] end as only_client_id
-        from connections where is_kafka;
-
-        create temp table requests as
-        select exchange_id, connection_id, api_key, api_version, request_time, request_pos,
-            group_id,
-            api_version is not null and (version_confidence = 1
-                or version_source in ('request_header', 'fallback_v0')) as is_sure,
-            case when status = 'request_missing' then only_client_id else client_id end as client_id
-        from exchanges join links using (connection_id)
-        where api_key is not null;
-
-        -- connections that show in their requests that a broker or a controller opened them
-        create temp table marked as
-        select distinct connection_id from (
-            select connection_id from requests where api_key in ({internal_keys})
-            union all select connection_id from requests
-                where regexp_matches(client_id, '{INTERNAL_CLIENT_IDS}')
-            union all select connection_id from requests where api_key not in {_HANDSHAKES}
-                group by all having bool_and(api_key = {ApiKey.WRITE_TXN_MARKERS})
-            union all select e.connection_id from record_batches b
-                join exchanges e using (exchange_id)
-                where b.source in ('replica_fetch', 'raft_fetch', 'snapshot')
-            union all {verifying}
-            {"".join(f"union all {each} " for each in replicas if each)}
-        ) join links using (connection_id)
-        where software_name is null or software_name = '{JAVA}';
-
-        -- and those on which such a caller, that does nothing else, sends only handshakes; a
-        -- caller named by a number, as nodes are, is one with all its connections
-        create temp table calls as
-        select r.connection_id, l.client_ip, r.client_id,
-            bool_and(r.api_key in {_HANDSHAKES}) is_handshake,
-            r.connection_id in (from marked) is_marked
-        from requests r join links l using (connection_id)
-        where r.client_id is not null and (l.software_name is null or l.software_name = '{JAVA}')
-        group by all;
-        create temp table inside as
-        from marked union
-        select connection_id from calls where (client_ip, client_id) in (
-            select (client_ip, client_id) from calls group by client_ip, client_id
-            having bool_or(is_marked)
-                and (bool_and(is_marked or is_handshake) or regexp_full_match(client_id, '\\d+'))
-        );
-
-        -- A client gives its name in ApiVersions. A connection on which it does not ask (it asked
-        -- on another), whose name was lost, that failed after its handshakes, or that began before
-        -- the capture is of the software that the same caller's other connections agree on.
-        create temp table callers as
-        select client_ip, client_id,
-            list(distinct software_name) filter (where software_name is not null) names,
-            list(distinct software_version) filter (where software_version is not null) versions,
-            list(distinct principal) filter (where principal is not null) principals
-        from requests join links using (connection_id) group by all;
-        create temp table greetings as
-        select connection_id, bool_and(api_key in {_HANDSHAKES}) is_handshake,
-            -- until version 3 ApiVersions has no name (KIP-511)
-            bool_or(api_key = {ApiKey.API_VERSIONS} and api_version < 3) asks_nameless,
-            -- a client asks before anything else, so later gaps hide no question
-            bool_or(request_pos = 0) as is_whole
-        from requests group by all;
-
-        create temp table owners as
-        select distinct l.connection_id, l.client_ip, r.client_id, l.broker_ip, l.broker_port,
-            l.handshake_seen and g.is_whole as is_whole,
-            case when l.software_name is null and len(names) = 1
-                    and (is_handshake or not (l.handshake_seen and asks_nameless))
-                then names[1] else l.software_name end as software_name,
-            case when l.software_name is null and len(names) = 1 and len(versions) = 1
-                    and (is_handshake or not (l.handshake_seen and asks_nameless))
-                then versions[1] else l.software_version end as software_version,
-            case when l.principal is null and len(principals) = 1
-                    and (is_handshake or not l.handshake_seen)
-                then principals[1] else l.principal end as principal,
-            l.connection_id in (from inside) as is_internal
-        from links l join (select distinct connection_id, client_id from requests) r
-            using (connection_id)
-        join greetings g using (connection_id)
-        left join callers c on c.client_ip = l.client_ip
-            and c.client_id is not distinct from r.client_id;
-
-        -- Whether it asks what brokers offer is a trait of the client, not of a connection: some
-        -- ask the first broker only.
-        create temp table traits as
-        select o.client_ip, o.client_id, o.software_name, bool_and(o.is_whole) is_whole,
-            bool_or(r.api_key = {ApiKey.API_VERSIONS}) is_negotiating,
-            max(r.api_version) filter (r.api_key = {ApiKey.API_VERSIONS}) asked_with
-        from owners o join requests r on r.connection_id = o.connection_id
-            and r.client_id is not distinct from o.client_id
-        group by all;
-
-        create temp table transaction_groups as
-        select distinct group_id from requests where api_key = {ApiKey.TXN_OFFSET_COMMIT};
-        create temp table protocols as
-        {_PROTOCOLS if "apis/JoinGroup" in names else _NO_PROTOCOLS};
-        """
-    )
-    _prepare_offers(database, names)
-
-
-_PROTOCOLS = "select exchange_id, request.protocol_type protocol_type from api_join_group"
-_NO_PROTOCOLS = "select null::bigint exchange_id, null::varchar protocol_type where false"
-
-
-def _replica_query(api: str, field: str, names: set[str]) -> str | None:
-    if f"apis/{api}" not in names:
-        return None
-    view = {"Fetch": "api_fetch", "ListOffsets": "api_list_offsets"}.get(
-        api, "api_offset_for_leader_epoch"
-    )
-    return f"select connection_id from {view} where {field} >= 0"
-
-
-def _prepare_offers(database: Database, names: set[str]) -> None:
-    """Create tables of the versions that brokers offered: by connection, by broker, by client."""
-    if "apis/ApiVersions" in names:
-        offers = """
-            select connection_id, k.api_key, min(k.min_version) first, max(k.max_version) last
-            from (select connection_id, unnest(response.api_keys) k from api_api_versions
-                where response.error_code = 0)
-            group by all"""
-    else:
-        offers = """
-            select null::bigint connection_id, null::smallint api_key, null::smallint first,
-                null::smallint last where false"""
-    database.run(
-        f"""
-        create temp table offers as {offers};
-        create temp table broker_offers as
-        select broker_ip, broker_port, api_key, min(first) first, list(distinct last) lasts
-        from offers join links using (connection_id) group by all;
-        create temp table client_offers as
-        select client_ip, client_id, software_name, api_key, min(first) first,
-            list(distinct last) lasts
-        from offers join owners using (connection_id) group by all;
-        """
-    )
-
-
 # Clients
 
 
@@ -307,52 +135,23 @@ def _clients(database: Database, release: str) -> list[dict[str, Any]]:
     for row in _requests(database, "not o.is_internal"):
         by_client.setdefault(_key(row), []).append(row)
     formats = _formats(database, release)
-    clients = []
-    for row in database.rows(
-        f"""
-        select {_COLUMNS}, count(distinct r.connection_id) connection_count,
-            count(*) request_count, min(request_time) first_time, max(request_time) last_time,
-            coalesce(list(distinct protocol_type) filter (protocol_type is not null), [])
-                protocol_types,
-            coalesce(bool_and(g.group_id is not null) filter (r.api_key in {_MEMBERSHIP}
-                and r.group_id is not null), false) commits_in_transactions
-        from {_OWNED}
-        left join protocols p using (exchange_id)
-        left join transaction_groups g on g.group_id = r.group_id
-        where not o.is_internal group by all
-        """
-    ):
-        requests = by_client[_key(row)]
-        roles = find_roles({each["api_key"] for each in requests}, set(row["protocol_types"]))
-        behaviour = _behaviour(requests)
-        findings = _merged(
-            [
-                finding
-                for each in requests
-                if each["is_sure"] and (finding := _judged(each, behaviour, release)) is not None
-            ]
+    clients = [
+        _client(row, by_client[_key(row)], formats.get(_key(row), []), release)
+        for row in database.rows(
+            f"""
+            select {_COLUMNS}, count(distinct r.connection_id) connection_count,
+                count(*) request_count, min(request_time) first_time, max(request_time) last_time,
+                coalesce(list(distinct protocol_type) filter (protocol_type is not null), [])
+                    protocol_types,
+                coalesce(bool_and(g.group_id is not null) filter (r.api_key in {_MEMBERSHIP}
+                    and r.group_id is not null), false) commits_in_transactions
+            from {_OWNED}
+            left join protocols p using (exchange_id)
+            left join transaction_groups g on g.group_id = r.group_id
+            where not o.is_internal group by all
+            """
         )
-        never_seen = _never_seen(row, needed_apis(roles), requests, release)
-        verdict = _worst(each["verdict"] for each in (*findings, *never_seen))
-        clients.append(
-            {
-                "address": row["client_ip"],
-                "client_id": row["client_id"],
-                "software_name": row["software_name"],
-                "software_version": row["software_version"],
-                "principal": row["principal"],
-                "verdict": verdict,
-                "connection_count": row["connection_count"],
-                "request_count": row["request_count"],
-                "first_time": _time(row["first_time"]),
-                "last_time": _time(row["last_time"]),
-                "roles": [role.name for role in roles],
-                "findings": findings,
-                "never_seen": never_seen,
-                "formats": formats.get(_key(row), []),
-                "upgrade": _upgrade(row, findings, never_seen, release),
-            }
-        )
+    ]
     return sorted(
         clients,
         key=lambda each: (
@@ -360,6 +159,37 @@ def _clients(database: Database, release: str) -> list[dict[str, Any]]:
             *(each[name] or "" for name in ("address", "client_id", "software_name", "principal")),
         ),
     )
+
+
+def _client(
+    row: dict[str, Any],
+    requests: list[dict[str, Any]],
+    formats: list[dict[str, Any]],
+    release: str,
+) -> dict[str, Any]:
+    """The assessment of one client. requests: by API and version. formats: that it writes."""
+    roles = find_roles({each["api_key"] for each in requests}, set(row["protocol_types"]))
+    behaviour = _behaviour(requests)
+    judged = [_judged(each, behaviour, release) for each in requests if each["is_sure"]]
+    findings = _merged([finding for finding in judged if finding is not None])
+    never_seen = _never_seen(row, needed_apis(roles), requests, release)
+    return {
+        "address": row["client_ip"],
+        "client_id": row["client_id"],
+        "software_name": row["software_name"],
+        "software_version": row["software_version"],
+        "principal": row["principal"],
+        "verdict": _worst(each["verdict"] for each in (*findings, *never_seen)),
+        "connection_count": row["connection_count"],
+        "request_count": row["request_count"],
+        "first_time": _time(row["first_time"]),
+        "last_time": _time(row["last_time"]),
+        "roles": [role.name for role in roles],
+        "findings": findings,
+        "never_seen": never_seen,
+        "formats": formats,
+        "upgrade": _upgrade(row, findings, never_seen, release),
+    }
 
 
 def _time(value: Any) -> str | None:
