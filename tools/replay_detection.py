@@ -56,7 +56,6 @@ Result = dict[str, Any]
 Finding = tuple[str, str]
 # Lies that may pass, by a part of their text, with the reason.
 EXCUSED = {
-    "current_leader.leader_id": "it names a broker; without an error no client reads it",
     "last_timestamp plus": "a later time, which may be that of a marker that no answer brought",
     "finalized_features_epoch": "an offset of the metadata log; no other answer to a client has it",
     "TxnOffsetCommit topics[].partitions[].error_code no error": "one try was refused, and nothing "

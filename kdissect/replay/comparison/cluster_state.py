@@ -88,7 +88,10 @@ class ClusterState:
                     counts[node][broker["host"], broker["port"]] += 1
         most = ids.most_common(1)[0][0] if ids else ""
         self._cluster_id = self._ids.target.cluster_id or most
-        self._addresses = {node: each.most_common(1)[0][0] for node, each in counts.items()}
+        self._addresses = {
+            node: max(each, key=lambda address: (address[0] != "", each[address]))
+            for node, each in counts.items()
+        }
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
         """Return whether a node answered the run shortly before and after this exchange."""
@@ -175,12 +178,13 @@ class ClusterState:
             if broker.get("is_fenced") and self._is_up(node, outcome):
                 add(outcome, f"{path}.is_fenced", "false", "true", "it answers the run")
             listed.add(node)
-            known = self._addresses.get(node)
+            host, port = self._addresses.get(node, address)
+            note = "other answers say otherwise" if host else "clients need a host"
             for name, wanted, found in zip(
-                ("host", "port"), known or address, address, strict=True
+                ("host", "port"), (host or "a host", port), address, strict=True
             ):
                 if wanted != found:
-                    add(outcome, f"{path}.{name}", wanted, found, "other answers say otherwise")
+                    add(outcome, f"{path}.{name}", wanted, found, note)
         for node in self._addresses:
             if node not in listed and self._is_up(node, outcome):
                 add(outcome, "brokers", f"broker {node}", "not listed", "it answers the run")
@@ -202,7 +206,7 @@ class ClusterState:
                 add(outcome, f"{path}node_id", "a broker", coordinator["node_id"], note)
                 continue
             for name, wanted in zip(("host", "port"), address, strict=True):
-                if coordinator[name] != wanted:
+                if wanted and coordinator[name] != wanted:
                     note = f"the address of broker {coordinator['node_id']} in Metadata"
                     add(outcome, f"{path}{name}", wanted, coordinator[name], note)
 

@@ -211,7 +211,8 @@ class Meaning:
         return known < 0 or known == a
 
     def _node(self, c: int, a: int, around: FieldContext, holder: Body) -> bool:
-        if c < 0 or a < 0:
+        is_none = bool(self.ids.captured_nodes) and c not in self.ids.captured_nodes
+        if c < 0 or a < 0 or is_none:
             return c == a
         return not self.ids.target.nodes or a in self.ids.target.nodes
 

@@ -3,7 +3,7 @@
 - A group rebalances from a JoinGroup, a LeaveGroup or the end of a member's session until
   its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong.
 - The leader of a generation gets its members, among them all that joined it; others get none.
-- Members of the same generation have the same leader and protocol.
+- Members of the same generation have the same leader, one of them, and the same protocol.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ def _check_generations(group: _Group, add: Add) -> None:
             if answer["leader"] != leader:
                 note = "other members of this generation have another leader"
                 add(exchange.outcome, "leader", leader, answer["leader"], note)
+            elif listed and leader not in listed:
+                add(exchange.outcome, "leader", "a member", leader, "it is not in the list")
             if answer["protocol_name"] != protocol or protocol not in offered:
                 note = "not the protocol of this generation"
                 add(exchange.outcome, "protocol_name", protocol, answer["protocol_name"], note)

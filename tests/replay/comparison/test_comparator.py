@@ -36,6 +36,7 @@ from kdissect.replay.model import (
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload.field_kinds import FieldContext, FieldKind
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import ROOT
@@ -515,3 +516,15 @@ def test_a_topic_that_the_run_has_deleted_is_known_by_its_id() -> None:
     ids.target.forget_topic("t")
     assert Meaning(ids).captured_topic("", target) == ("t", captured)
     assert Meaning(ids).captured_topic("", UUID(int=3)) == ("", UUID(int=3))
+
+
+@pytest.mark.parametrize(("captured", "answered", "is_same"), [(1, 5, 1), (0, 0, 1), (0, 5, 0)])
+def test_a_number_that_is_no_node_of_the_capture_stays_as_it_is(
+    plan: ReplayPlan, captured: int, answered: int, is_same: int
+) -> None:
+    """Without an error, brokers leave the current leader at 0 (KIP-951)."""
+    facts = WorkloadFacts(brokers={1: ("broker", 9092)})
+    ids = IdMap(ReplayPlan(Workload("made", "capture", [], facts), everything(), [], []))
+    ids.target.nodes = {5: ("other", 9092)}
+    values = captured, answered, FieldContext(), {}, plan.steps[0], "leader_id"
+    assert Meaning(ids).same("node", FieldKind.NODE, *values) == is_same

@@ -585,6 +585,13 @@ def test_members_of_a_generation() -> None:
     assert two.said(GroupState) == [(number, "leader", "b")]
 
 
+def test_a_leader_is_a_member() -> None:
+    """Who gets the members finds the leader among them."""
+    run = Run()
+    number = join(run, 1, "a", ["a"], leader="")
+    assert (number, "leader", "") in run.said(GroupState)
+
+
 def test_a_leader_gets_each_member_once_as_it_joined() -> None:
     """Its list repeats no member, and has the bytes of each JoinGroup."""
     run = Run()
@@ -645,6 +652,22 @@ def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
     found = run.said(ClusterState)
     assert {each[0] for each in found} <= {number}
     assert sorted(each[1].rpartition(".")[2] for each in found) == paths
+
+
+def test_a_broker_without_a_host() -> None:
+    """Its address is wrong in all answers; a coordinator has the port that they have."""
+    run = Run()
+    nobody = [{"node_id": 1, "host": "", "port": 9092}]
+    number = metadata(run, 1, brokers=nobody)
+    coordinator = {"node_id": 1, "host": "broker", "port": 9092}
+    run.add(2, ApiKey.FIND_COORDINATOR, 1, {"key": "g", "key_type": 0}, coordinator)
+    found: list[tuple[int, str]] = []
+    ids = IdMap(run.plan)
+    ids.target.learn_metadata({"brokers": nobody})
+    run.collected(ClusterState(ids)).check(
+        lambda outcome, path, *_: found.append((outcome.step.number, path))
+    )
+    assert found == [(number, "brokers[0].host")]
 
 
 PARTITION = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]}
