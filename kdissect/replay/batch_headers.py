@@ -18,6 +18,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 BATCH_HEADER_SIZE = _HEADER.size  # 61
 _LENGTH_MIN = 14
 _TRANSACTIONAL, _CONTROL = 16, 32
+_MAX_TIMESTAMP_AT, _TIMESTAMP = 35, struct.Struct(">q")
 
 
 class BatchHeader(NamedTuple):
@@ -65,6 +66,12 @@ def headers(data: bytes) -> Iterator[BatchHeader]:
                 pos, size, magic, base_offset, base_offset, -1, -1, -1, 1, False, False, is_partial
             )
         pos += size
+
+
+def max_timestamp(batch: bytes) -> int:
+    """The latest time of a batch's records (magic 2)."""
+    time: int = _TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)[0]
+    return time
 
 
 def last_data(data: bytes) -> int:

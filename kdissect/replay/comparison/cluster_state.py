@@ -1,12 +1,13 @@
 """Finds answers that contradict what the run has shown of brokers, topics and transactions.
 
-- A node that answers the run is in Metadata and DescribeCluster, at one address.
+- A node that answers the run is in Metadata and DescribeCluster, at one address and in one rack.
 - Leaders, replicas and controllers are brokers of the same answer; a leader is no offline replica.
 - A coordinator is a broker of Metadata, at its address.
 - Metadata and DescribeTopicPartitions list each requested topic once, with its partitions from 0
   on.
 - A topic that the run made is in Metadata a bounded time later, and never without a partition.
-- A controller quorum has one log, and its leader is a voter at the end of it.
+- A controller quorum has one log, and its leader is a voter at the end of it. An observer is no
+  voter.
 - The log dirs of a broker have each partition once. The only broker has those that the captured one
   had.
 - A transaction is Ongoing only until its end, or until its timeout, in partitions of the run.
@@ -28,7 +29,6 @@ from kdissect.replay.workload.messages import decoded, entries, response_of
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
-Address = tuple[str, int]
 
 _BOUND_NS = int(WRITE_S * 1e9)
 _EXPIRY_NS = 15_000_000_000  # coordinators look for expired transactions every ten seconds
@@ -45,6 +45,7 @@ _APIS = frozenset(
 )  # fmt: skip
 _OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
 _METADATA_TOPIC = "__cluster_metadata"
+_NOT_EMPTY = "not empty"
 _NO_TOPIC = frozenset({None, "", ZERO_UUID})
 _Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
 
@@ -57,7 +58,7 @@ class ClusterState:
         self._by_api: dict[int, list[_Decoded]] = defaultdict(list)
         self._active: dict[int, list[int]] = defaultdict(list)  # node -> when it answered
         self._cluster_id = ""
-        self._addresses: dict[int, Address] = {}
+        self._brokers: dict[int, Body] = defaultdict(dict)  # node -> host, port and rack
 
     def collect(self, outcome: Outcome) -> None:
         if outcome.answer is None or outcome.sent is None:
@@ -74,24 +75,26 @@ class ClusterState:
                 self._by_api[api_key].append((outcome, request.body, answer.body))
 
     def _learn_cluster(self) -> None:
-        """Learn the cluster id, and the address of each node, that most answers of Metadata and
-        DescribeCluster give."""
-        counts: dict[int, Counter[Address]] = defaultdict(Counter)
+        """Learn the cluster id, and the address and rack of each node, that most answers of
+        Metadata and DescribeCluster give."""
+        counts: dict[tuple[int, str], Counter[Any]] = defaultdict(Counter)
         ids: Counter[str] = Counter()
-        for node, address in self._ids.target.nodes.items():
-            counts[node][address] += 1
+        for node, (host, port) in self._ids.target.nodes.items():
+            counts[node, "host"][host] += 1
+            counts[node, "port"][port] += 1
         for api_key in (ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER):
             for _, _, answer in self._by_api[api_key]:
                 ids[answer.get("cluster_id") or ""] += 1
                 for broker in entries(answer.get("brokers")):
                     node = broker["node_id"] if "node_id" in broker else broker["broker_id"]
-                    counts[node][broker["host"], broker["port"]] += 1
+                    for name in ("host", "port", "rack"):
+                        if name in broker:
+                            counts[node, name][broker[name]] += 1
         most = ids.most_common(1)[0][0] if ids else ""
         self._cluster_id = self._ids.target.cluster_id or most
-        self._addresses = {
-            node: max(each, key=lambda address: (address[0] != "", each[address]))
-            for node, each in counts.items()
-        }
+        for (node, name), values in counts.items():
+            usual = [value for value, _ in values.most_common() if value != ""]
+            self._brokers[node][name] = usual[0] if usual else _NOT_EMPTY
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
         """Return whether a node answered the run shortly before and after this exchange."""
@@ -115,7 +118,7 @@ class ClusterState:
             self._check_constants(outcome, answer, constants, add)
             _check_topics_made(outcome, request, answer, made, add)
         for outcome, request, answer in self._by_api[ApiKey.DESCRIBE_TOPIC_PARTITIONS]:
-            _check_placement(outcome, answer, set(self._addresses), add)
+            _check_placement(outcome, answer, set(self._brokers), add)
             if request["cursor"] is None and answer["next_cursor"] is None:  # all partitions
                 _check_topics(outcome, request, answer, add)
                 self._check_constants(outcome, answer, constants, add)
@@ -172,20 +175,16 @@ class ClusterState:
         listed = set()
         for at, broker in enumerate(entries(answer["brokers"])):
             node, path = broker[id_name], f"brokers[{at}]"
-            address = broker["host"], broker["port"]
             if node in listed:
                 add(outcome, f"{path}.{id_name}", "each broker once", node, "it is listed twice")
             if broker.get("is_fenced") and self._is_up(node, outcome):
                 add(outcome, f"{path}.is_fenced", "false", "true", "it answers the run")
             listed.add(node)
-            host, port = self._addresses.get(node, address)
-            note = "other answers say otherwise" if host else "clients need a host"
-            for name, wanted, found in zip(
-                ("host", "port"), (host or "a host", port), address, strict=True
-            ):
-                if wanted != found:
-                    add(outcome, f"{path}.{name}", wanted, found, note)
-        for node in self._addresses:
+            for name, wanted in self._brokers[node].items():
+                if name in broker and broker[name] != wanted:
+                    note = "other answers say otherwise" if broker[name] else "clients need it"
+                    add(outcome, f"{path}.{name}", wanted, broker[name], note)
+        for node in list(self._brokers):
             if node not in listed and self._is_up(node, outcome):
                 add(outcome, "brokers", f"broker {node}", "not listed", "it answers the run")
         return listed
@@ -200,15 +199,15 @@ class ClusterState:
         for path, coordinator in coordinators:
             if coordinator["error_code"]:
                 continue
-            address = self._addresses.get(coordinator["node_id"])
-            if address is None:
+            broker = self._brokers.get(coordinator["node_id"])
+            if broker is None:
                 note = "Metadata has no such broker"
                 add(outcome, f"{path}node_id", "a broker", coordinator["node_id"], note)
                 continue
-            for name, wanted in zip(("host", "port"), address, strict=True):
-                if wanted and coordinator[name] != wanted:
+            for name in ("host", "port"):
+                if coordinator[name] != broker[name] != _NOT_EMPTY:
                     note = f"the address of broker {coordinator['node_id']} in Metadata"
-                    add(outcome, f"{path}{name}", wanted, coordinator[name], note)
+                    add(outcome, f"{path}{name}", broker[name], coordinator[name], note)
 
     def _topics_made(self) -> dict[str, tuple[int, int]]:
         """Topics that CreateTopics of the run made, and nothing of it deletes: when that was
@@ -347,6 +346,21 @@ def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
             note = "the leader has all records"
             add(outcome, f"{path}.high_watermark", f"at most {ends[leader]}",
                 log["high_watermark"], note)  # fmt: skip
+        else:
+            _check_observers(outcome, f"{path}.observers", log["observers"], ends, add)
+
+
+def _check_observers(
+    outcome: Outcome, path: str, observers: list[Body], voters: dict[int, int], add: Add
+) -> None:
+    """Each is listed once, is no voter, and has no record that the voters lack."""
+    nodes = [each["replica_id"] for each in observers]
+    if len({*nodes, *voters}) < len(nodes) + len(voters):
+        add(outcome, path, "other nodes than voters, each once", nodes, "a node is listed twice")
+    last = max((each["log_end_offset"] for each in observers), default=-1)
+    if last > max(voters.values()):
+        note = "the leader has all records"
+        add(outcome, path, f"at most {max(voters.values())}", last, note)
 
 
 def _logs_in(answer: Body) -> Iterator[tuple[tuple[str, int], int]]:

@@ -21,6 +21,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Type
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
+from kdissect.replay.comparison.config_state import ConfigState
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
@@ -30,7 +31,9 @@ from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rule, Rules, load_rules
 from kdissect.replay.comparison.share_state import ShareState
+from kdissect.replay.comparison.target_clock import TargetClock
 from kdissect.replay.comparison.timing import Timing
+from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.comparison.value_text import element_text, records_text, text_of
 from kdissect.replay.model import (
     Difference,
@@ -65,7 +68,7 @@ _ABSENT = "absent"
 # reports the answers that contradict the others.
 STATES = (
     LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
-    ClusterState,
+    ClusterState, ConfigState, TargetClock, TokenState,
 )  # fmt: skip
 IN_RUN = "other answers of this run show it"
 
@@ -326,9 +329,11 @@ def _is_in_bounds(rule: Rule, place: DiffPosition) -> bool:
     """Return whether the answered value is one that the rule's bounds allow."""
     name = place.plain.rpartition(".")[2]
     captured, answered = place.captured.get(name), place.answered.get(name)
-    if rule.answered_max is not None and isinstance(answered, (int, float)):
+    if isinstance(answered, (int, float)):
         known = captured if isinstance(captured, (int, float)) else 0
-        if answered > max(rule.answered_max, known):
+        if rule.answered_max is not None and answered > max(rule.answered_max, known):
+            return False
+        if rule.answered_min is not None and answered < min(rule.answered_min, known):
             return False
     return not (rule.not_emptied and captured and not answered)
 

@@ -120,7 +120,7 @@ class Meaning:
         if name == "key":
             return self._renamed_anyhow(value)
         if kind is None:
-            return value
+            return self.ids.opaque.get((name, value), value)
         if kind in (FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID):
             return self.ids.renamed(kind, value)
         if kind is FieldKind.TOPIC_ID:

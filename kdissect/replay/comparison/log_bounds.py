@@ -1,8 +1,9 @@
-"""Finds log starts, log ends and leader epochs that a later answer of the run contradicts.
+"""Finds log starts, log ends and epochs that a later answer of the run contradicts.
 
 These numbers only grow while a topic exists, so an answer with a higher number than that of a later
 request is different. Brokers lag each other: offsets are compared if the target has one broker, and
-epochs on several brokers only a bounded time later.
+leader epochs on several brokers only a bounded time later. The epoch of finalized features is the
+last offset of the metadata log that a broker has, so it is below the quorum's high watermark.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
@@ -26,9 +27,11 @@ Body = dict[str, Any]
 
 _LATEST, _EARLIEST, _READ_COMMITTED = -1, -2, 1
 _START, _END, _STABLE, _EPOCH = "log start", "high watermark", "last stable offset", "leader epoch"
+_METADATA_END, _METADATA_LOG = "end of the metadata log", "metadata log of a broker"
 _PAST_EPOCH = "epoch of records"  # any that the log has had: it may be lower than earlier answers
 _CURRENT_EPOCH = "current_leader.leader_epoch"  # KIP-951
 _SLACK_NS = int(WRITE_S * 1e9)
+_METADATA_APIS = frozenset({ApiKey.API_VERSIONS, ApiKey.DESCRIBE_QUORUM})
 
 
 class _PartitionFields(NamedTuple):
@@ -105,9 +108,11 @@ class LogBounds:
             return
         if api_key == ApiKey.DELETE_TOPICS:
             self._delete(outcome)
-        elif api_key in _PARTITION_FIELDS:
+        elif api_key in _PARTITION_FIELDS or api_key in _METADATA_APIS:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-            if answer is not None:
+            if answer is not None and api_key in _METADATA_APIS:
+                self._add_metadata_ends(outcome, answer)
+            elif answer is not None:
                 self._add_statements(outcome, answer)
 
     def _delete(self, outcome: Outcome) -> None:
@@ -115,6 +120,22 @@ class LogBounds:
         body = {} if request is None else request.body
         self._deleted.update(entries(body.get("topic_names")))
         self._deleted.update(map(self._ids.target.topic_name, entries(body.get("topics"))))
+
+    def _add_metadata_ends(self, outcome: Outcome, answer: Message) -> None:
+        """Add the metadata log's last offset at a broker, or the high watermark of its quorum."""
+        key, path, end = _METADATA_END, "finalized_features_epoch", -1
+        if answer.api_key == ApiKey.API_VERSIONS:
+            end = answer.body.get(path, -1)
+            key = _METADATA_LOG
+        elif not answer.body["error_code"]:
+            path = "topics[].partitions[].high_watermark"
+            topics = entries(answer.body["topics"])
+            logs = [each for topic in topics for each in entries(topic["partitions"])]
+            end = max((each["high_watermark"] for each in logs), default=-1)
+        if end >= 0 and outcome.node_id is not None:
+            times = outcome.sent_ns, outcome.answered_ns
+            stated = _Stated(*times, answer.api_key, end, outcome, path)
+            self._stated[key, ("broker", outcome.node_id)].append(stated)
 
     def _add_statements(self, outcome: Outcome, answer: Message) -> None:
         place = _PARTITION_FIELDS[ApiKey(answer.api_key)]
@@ -153,13 +174,16 @@ class LogBounds:
         for (bound, (topic, number)), stated in self._stated.items():
             if not topic or topic in self._deleted:
                 continue
-            are_epochs = bound in (_EPOCH, _PAST_EPOCH)
-            if not (are_epochs or self._has_one_node):
+            are_epochs, is_own = bound in (_EPOCH, _PAST_EPOCH), bound == _METADATA_LOG
+            if not (are_epochs or is_own or self._has_one_node):
                 continue
-            slack_ns = 0 if self._has_one_node else _SLACK_NS
+            slack_ns = 0 if self._has_one_node or is_own else _SLACK_NS
             evidence = list(stated)
             if bound == _STABLE:  # never above the high watermark
                 evidence += self._stated.get((_END, (topic, number)), [])
+            if is_own:
+                ends = (each for key, each in self._stated.items() if key[0] == _METADATA_END)
+                evidence += chain.from_iterable(ends)
             if bound == _PAST_EPOCH:
                 evidence = self._stated.get((_EPOCH, (topic, number)), [])
             if are_epochs:

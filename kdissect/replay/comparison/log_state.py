@@ -11,6 +11,8 @@ target's answers with each other, and with what the target acknowledged:
 - A broker with room for one fetch session makes some (KIP-227).
 - A read_committed answer lists each aborted transaction that it has data of (KIP-98).
 - An epoch ends at an offset that the log can have, and the current one at its end (KIP-101).
+- A record that was looked up by its time is no older than that, and no newer than its batch.
+- A log starts no earlier than DeleteRecords has requested.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers, max_timestamp
 from kdissect.replay.comparison.records import is_abort_marker, merged_ranges
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH
@@ -89,6 +91,7 @@ class _Log:
     appends: list[tuple[int, int, int]] = field(default_factory=list)
     batches: dict[int, tuple[BatchHeader, bytes]] = field(default_factory=dict)
     latest: list[tuple[Outcome, str, int]] = field(default_factory=list)  # its end, by answers
+    found: list[tuple[Outcome, str, int, int]] = field(default_factory=list)  # offset, time
     unknown_records: int = 0
     is_transactional: bool = False
 
@@ -238,10 +241,19 @@ class LogState:
                     continue
                 path = f"topics[{i}].partitions[{j}].offset"
                 self._logs[key].ends.append((outcome, path, offset))
+                self._find(outcome, f"{path[:-6]}timestamp", key, partition, wanted.get(key, -1))
                 if wanted.get(key) == _LATEST:
                     self._logs[key].stated.append((ApiKey.LIST_OFFSETS, offset))
                     if request.body.get("isolation_level", 0) != _READ_COMMITTED:
                         self._logs[key].latest.append((outcome, path, offset))
+
+    def _find(self, outcome: Outcome, path: str, key: TargetLog, answered: Body, due: int) -> None:
+        """Note the time of a record that ListOffsets has found. due: the requested time."""
+        time = answered.get("timestamp", -1)
+        if 0 <= time < due:
+            self._odd.append((outcome, path, f"at least {due}", time, "the requested time"))
+        elif time >= 0:
+            self._logs[key].found.append((outcome, path, answered["offset"], time))
 
     def _epoch_end(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         for i, topic in enumerate(entries(answer.body["topics"] if answer is not None else None)):
@@ -260,6 +272,22 @@ class LogState:
         self._removed.update(
             self._ids.target.topic_name(each) for each in entries(request.body.get("topics"))
         )
+        if request.api_key == ApiKey.DELETE_RECORDS and answer is not None:
+            self._check_deleted(outcome, request.body, answer.body)
+
+    def _check_deleted(self, outcome: Outcome, request: Body, answer: Body) -> None:
+        wanted = {
+            (topic["name"], partition["partition_index"]): partition["offset"]
+            for topic in entries(request["topics"])
+            for partition in entries(topic["partitions"])
+        }
+        for i, topic in enumerate(entries(answer["topics"])):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                due = wanted.get((topic["name"], partition["partition_index"]), -1)
+                start = partition["low_watermark"]
+                if not partition["error_code"] and start < due:
+                    path = f"topics[{i}].partitions[{j}].low_watermark"
+                    self._odd.append((outcome, path, f"at least {due}", start, "the requested one"))
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -274,6 +302,7 @@ class LogState:
                 continue
             self._check_ends(log, add)
             _check_claims(log, add)
+            _check_found(log, add)
             aborted, committed = _transactions(log)
             for fetched in log.fetched:
                 self._check_preferred_replica(fetched, add)
@@ -407,6 +436,18 @@ class LogState:
             note = f"it says that records go on to offset {fetched.readable_end - 1}"
             answered = f"ends before offset {begin}"
             add(outcome, f"{fetched.path}.records", "records", answered, note)
+
+
+def _check_found(log: _Log, add: Add) -> None:
+    """The time of a found record is not after the last one of its batch, if that was delivered."""
+    starts = sorted(log.batches) if log.found else []
+    for outcome, path, offset, time in log.found:
+        place = bisect_right(starts, offset) - 1
+        header, batch = log.batches[starts[place]] if place >= 0 else (None, b"")
+        is_known = header is not None and offset <= header.last_offset and header.magic == 2
+        if is_known and len(batch) >= BATCH_HEADER_SIZE and time > max_timestamp(batch):
+            note = "the last time of its batch"
+            add(outcome, path, f"at most {max_timestamp(batch)}", time, note)
 
 
 _SHOWED_MORE = "an earlier answer showed more"

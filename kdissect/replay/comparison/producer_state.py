@@ -7,7 +7,6 @@ batches that it sent, and the markers that Fetch responses brought.
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers, max_timestamp
 from kdissect.replay.comparison.end_state import MAYBE_APPENDED
 from kdissect.replay.comparison.records import coordinator_epoch
 from kdissect.replay.model import Outcome
@@ -26,8 +25,6 @@ Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered,
 Body = dict[str, Any]
 _Key = tuple[str, int, int]  # the target's name of a topic, partition, producer id
 
-_MAX_TIMESTAMP_AT = 35  # in a batch of magic 2
-_TIMESTAMP = struct.Struct(">q")
 _LOG_APPEND_TIME = 8  # a bit of the attributes
 _ATTRIBUTES_AT = 22
 _APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.DESCRIBE_PRODUCERS})
@@ -44,7 +41,7 @@ class _ActiveProducer:
     has_unknown: bool = False
 
     def add(self, header: BatchHeader, batch: bytes, base_offset: int) -> None:
-        self.times.add(_TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)[0])
+        self.times.add(max_timestamp(batch))
         if header.is_control:
             self.epochs.add(coordinator_epoch(batch))
         else:

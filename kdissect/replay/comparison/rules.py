@@ -26,7 +26,8 @@ _KNOWN = frozenset(
     {
         "name", "kind", "path", "apis", "why", "where", "absolute", "relative", "key", "as",
         "modulo", "pattern", "classes", "captured", "answered", "foreign", "whole",
-        "several_brokers", "racing", "answered_max", "not_emptied", "unacknowledged",
+        "several_brokers", "racing", "answered_max", "answered_min", "not_emptied",
+        "unacknowledged",
     }
 )  # fmt: skip
 
@@ -55,6 +56,7 @@ class Rule:
     captured: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
     answered_max: float | None = None  # or as much as captured
+    answered_min: float | None = None  # or as little as captured
     not_emptied: bool = False  # an array that had elements has some still
     foreign: str = ""
     is_whole: bool = False
@@ -180,6 +182,7 @@ def _rule(entry: dict[str, Any], place: str, is_own: bool) -> Rule:
         captured=_texts(entry.get("captured", ())),
         answered=_texts(entry.get("answered", ())),
         answered_max=float(entry["answered_max"]) if "answered_max" in entry else None,
+        answered_min=float(entry["answered_min"]) if "answered_min" in entry else None,
         not_emptied=bool(entry.get("not_emptied", False)),
         foreign=entry.get("foreign", ""),
         is_whole=bool(entry.get("whole", False)),

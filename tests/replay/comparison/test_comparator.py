@@ -13,6 +13,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.codec.message_codec import layout
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import Type
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.comparison.comparator import Comparator
@@ -22,6 +23,7 @@ from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import RuleError, built_in_rules, load_rules, parse_rules
 from kdissect.replay.model import (
     Difference,
+    Exchange,
     Judgement,
     Outcome,
     ReplayPlan,
@@ -40,6 +42,7 @@ from kdissect.replay.workload.field_kinds import FieldContext, FieldKind
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import ROOT
+from tests.replay.made import response
 from tests.replay.other_cluster import OtherCluster, events, everything
 from tests.truth.material import CAPTURES, needs_material
 
@@ -196,6 +199,9 @@ def step_named(plan: ReplayPlan, name: str) -> Step:
     return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
 
 
+TAKEN = {"name": "t", "error_code": 36, "error_message": "it exists"}  # in CreateTopics
+
+
 def outcome_with(step: Step, change: Any) -> tuple[Outcome, Message]:
     message = copy.deepcopy(response_of(step.exchange))
     assert message is not None
@@ -250,6 +256,27 @@ def test_bounds_of_rules(plan: ReplayPlan, change: Any, path: str) -> None:
     found = Comparator(IdMap(plan)).judge(outcome)
     assert found.verdict is Verdict.DIFFERENT
     assert {each.path.rpartition(".")[2] for each in found.differences if not each.rule} == {path}
+
+
+@pytest.mark.parametrize(
+    ("api", "changed", "is_allowed"),
+    [
+        (ApiKey.CREATE_TOPICS, {"topics": [{"name": "t", "error_code": 36}]}, False),
+        (ApiKey.CREATE_TOPICS, {"topics": [TAKEN | {"error_message": "other"}]}, True),
+        (ApiKey.API_VERSIONS, {"finalized_features_epoch": 0}, False),
+        (ApiKey.API_VERSIONS, {"finalized_features_epoch": 7}, True),
+    ],
+)
+def test_bounds_of_texts_and_epochs(api: ApiKey, changed: dict[str, Any], is_allowed: bool) -> None:
+    """Another text stands beside an error, and another epoch is at least 1."""
+    before = {"topics": [TAKEN]} if api == ApiKey.CREATE_TOPICS else {"finalized_features_epoch": 5}
+    frames = [response(api, 3, **body) for body in (before, changed)]
+    exchange = Exchange(0, 0, 0, api, 3, 7, "c", b"", frames[0], 0, 0, 0, 0)
+    step = Step(0, 0, exchange, api.name, "read", 0, True)
+    workload = Workload("made", "capture", [], WorkloadFacts())
+    ids = IdMap(ReplayPlan(workload, everything(), [], []))
+    found = Comparator(ids).judge(Outcome(step, answer=frames[1]))
+    assert found.verdict is (Verdict.TOLERATED if is_allowed else Verdict.DIFFERENT)
 
 
 def _has_partitions(step: Step) -> bool:

@@ -12,12 +12,15 @@ from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
+from kdissect.replay.comparison.config_state import ConfigState
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.share_state import ShareState
+from kdissect.replay.comparison.target_clock import TargetClock
+from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.model import (
     Connection,
     Exchange,
@@ -38,7 +41,7 @@ Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
 State = (
     LogState | LogBounds | ProducerState | ShareState | CommittedOffsets | GroupState
-    | HeartbeatGroups | ClusterState
+    | HeartbeatGroups | ClusterState | ConfigState | TargetClock | TokenState
 )  # fmt: skip
 
 
@@ -641,6 +644,7 @@ def metadata(run: Run, at_s: float, **more: Any) -> int:
         ({"cluster_id": "other"}, ["cluster_id"]),
         ({"leader_id": 7}, ["isr_nodes", "leader_id", "replica_nodes"]),
         ({"brokers": [{"node_id": 1, "host": "other", "port": 9092}]}, ["host"]),
+        ({"brokers": [{"node_id": 1, "host": "broker", "port": 9092, "rack": "x"}]}, ["rack"]),
     ],
 )
 def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
@@ -887,18 +891,170 @@ def test_log_dirs_have_each_partition_once() -> None:
         ({"voters": [1, 4]}, "topics[].partitions[].current_voters"),
         ({"nodes": [1, 2, 2]}, "nodes"),
         ({"name": "t"}, "topics"),
+        ({"observers": [4]}, ""),
+        ({"observers": [4, 4]}, "topics[].partitions[].observers"),
+        ({"observers": [2]}, "topics[].partitions[].observers"),
+        ({"observers": [5]}, "topics[].partitions[].observers"),
     ],
 )
 def test_a_quorum_has_a_leader_at_the_end_of_its_log(changed: Body, path: str) -> None:
     """The leader is a voter, voters are nodes, and the log of the quorum is in the answer once."""
-    ends = {1: 9, 2: 8, 4: 8}
-    voters = [{"replica_id": each, "log_end_offset": ends[each]}
-              for each in changed.get("voters", [1, 2])]  # fmt: skip
+    ends = {1: 9, 2: 8, 4: 8, 5: 10}
+    voters, observers = (
+        [{"replica_id": each, "log_end_offset": ends[each]} for each in changed.get(name, usual)]
+        for name, usual in (("voters", [1, 2]), ("observers", []))
+    )
     log = {"partition_index": 0, "leader_id": changed.get("leader_id", 1), "leader_epoch": 1,
            "high_watermark": changed.get("high_watermark", 9), "current_voters": voters,
-           "observers": []}  # fmt: skip
+           "observers": observers}  # fmt: skip
     topic = {"topic_name": changed.get("name", "__cluster_metadata"), "partitions": [log]}
     nodes = [{"node_id": each, "listeners": []} for each in changed.get("nodes", [1, 2])]
     run = Run()
     run.add(1, ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}, {"topics": [topic], "nodes": nodes})
     assert [each[1] for each in run.said(ClusterState)] == ([path] if path else [])
+
+
+# -- configs, clocks and tokens -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "first", "paths"),
+    [
+        ("port", "9092", ("9092", 4), []),
+        ("port", "9093", ("9093", 4), ["value"]),
+        ("node.id", "1", ("1", 4), []),
+        ("node.id", "2", ("2", 4), ["value"]),
+        ("port", "9092", ("7", 4), ["synonyms"]),
+        ("port", "9092", ("9092", 5), ["synonyms"]),
+    ],
+)
+def test_configs_of_a_broker(
+    name: str, value: str, first: tuple[str, int], paths: list[str]
+) -> None:
+    """A read-only config does not change, and its first synonym is in effect."""
+    run = Run()
+
+    def describe(at_s: float, name: str, value: str, first: tuple[str, int]) -> int:
+        synonym = {"name": name, "value": first[0], "source": first[1]}
+        config = {"name": name, "value": value, "read_only": True, "config_source": 4,
+                  "synonyms": [synonym]}  # fmt: skip
+        result = {"resource_type": 4, "resource_name": "1", "configs": [config]}
+        return run.add(at_s, ApiKey.DESCRIBE_CONFIGS, 1, {}, {"results": [result]})
+
+    describe(1, "port", "9092", ("9092", 4))
+    describe(2, "port", "9092", ("9092", 4))
+    number = describe(3, name, value, first)
+    expected = [(number, f"results[0].configs[0].{each}") for each in paths]
+    assert [each[:2] for each in run.said(ConfigState)] == expected
+
+
+def test_times_fit_one_clock() -> None:
+    """A transaction starts between its first request and the last, by the clock of the appends."""
+    run, clock_ms = Run(), 5_000_000
+
+    def append(at_s: float) -> None:
+        partition = {"index": 0, "log_append_time_ms": clock_ms + int(at_s * 1000)}
+        topic = {"name": "t", "partition_responses": [partition]}
+        run.add(at_s, ApiKey.PRODUCE, 8, {}, {"responses": [topic]})
+
+    def describe(at_s: float, start_s: float) -> int:
+        state = {"transactional_id": "x", "transaction_start_time_ms": clock_ms + start_s * 1000}
+        answer = {"transaction_states": [{**state, "transaction_state": "Ongoing"}]}
+        return run.add(at_s, ApiKey.DESCRIBE_TRANSACTIONS, 0, {}, answer)
+
+    append(1)
+    append(2)
+    run.add(3, ApiKey.ADD_OFFSETS_TO_TXN, 3, {"transactional_id": "x", "group_id": "g"}, {})
+    describe(4, 3)
+    numbers = [describe(5, 33), describe(5, 0)]
+    run.add(40, ApiKey.END_TXN, 3, {"transactional_id": "x", "committed": True}, {})
+    describe(41, 3)
+    run.add(42, ApiKey.ADD_OFFSETS_TO_TXN, 3, {"transactional_id": "x", "group_id": "g"}, {})
+    describe(43, 42)
+    numbers.append(describe(43, 3))
+    assert [each[0] for each in run.said(TargetClock)] == numbers
+
+
+@pytest.mark.parametrize(
+    ("changed", "path"),
+    [
+        ({}, ""), ({"issue_timestamp": 1_007}, "tokens[0].issue_timestamp"),
+        ({"expiry_timestamp": 9_000}, "tokens[0].expiry_timestamp"),
+        ({"expiry_timestamp": 7_000}, ""),
+    ],
+)  # fmt: skip
+def test_times_of_a_token(changed: Body, path: str) -> None:
+    """A description has them as the answers that created and renewed the token."""
+    run = Run()
+    made = {"issue_timestamp_ms": 1_000, "expiry_timestamp_ms": 5_000, "max_timestamp_ms": 9_000,
+            "hmac": b"h"}  # fmt: skip
+    run.add(1, ApiKey.CREATE_DELEGATION_TOKEN, 1, {}, made)
+    run.add(2, ApiKey.RENEW_DELEGATION_TOKEN, 1, {"hmac": b"h"}, {"expiry_timestamp_ms": 7_000})
+    token = {"issue_timestamp": 1_000, "expiry_timestamp": 5_000, "max_timestamp": 9_000,
+             "hmac": b"h", **changed}  # fmt: skip
+    number = run.add(3, ApiKey.DESCRIBE_DELEGATION_TOKEN, 1, {}, {"tokens": [token]})
+    assert [each[:2] for each in run.said(TokenState)] == ([(number, path)] if path else [])
+
+
+def test_a_token_lives_as_long_as_the_captured_one() -> None:
+    """The times themselves are those of the replay."""
+    times = ("issue_timestamp_ms", "expiry_timestamp_ms", "max_timestamp_ms")
+    run, captured = Run(), dict(zip(times, (50, 60_050, 60_050), strict=True))
+    create = ApiKey.CREATE_DELEGATION_TOKEN
+    run.add(1, create, 1, {}, dict(zip(times, (70, 60_070, 60_071), strict=True)), captured)
+    number = run.add(1, create, 1, {}, dict(zip(times, (70, 5, 60_070), strict=True)), captured)
+    assert run.said(TokenState) == [(number, "expiry_timestamp_ms", "-65 ms")]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "high", "wrong"),
+    [([50, 51], 60, []), ([70, 60, 60], 60, [0]), ([5060], 61, [0])],
+)
+def test_the_epoch_of_features_is_an_offset_of_the_metadata_log(
+    epochs: list[int], high: int, wrong: list[int]
+) -> None:
+    """It does not fall, and is no later than the high watermark of the quorum."""
+    run = Run()
+    for at_s, epoch in enumerate(epochs):
+        run.add(at_s, ApiKey.API_VERSIONS, 3, {}, {"finalized_features_epoch": epoch})
+    voter = {"replica_id": 1, "log_end_offset": high}
+    log = {"leader_id": 1, "high_watermark": high, "current_voters": [voter]}
+    topic = {"topic_name": "__cluster_metadata", "partitions": [log]}
+    run.add(9, ApiKey.DESCRIBE_QUORUM, 0, {}, {"topics": [topic]})
+    assert [each[0] for each in run.said(LogBounds)] == wrong
+
+
+def test_a_record_found_by_its_time() -> None:
+    """It is no older than the requested time, and no newer than its batch."""
+    run = Run()
+    run.fetch(1, 0, batch(0), 2)  # the time of its records is 5
+
+    def find(due: int, time: int) -> int:
+        partition = {"partition_index": 0, "timestamp": due}
+        answered = {"partition_index": 0, "offset": 1, "timestamp": time}
+        return run.add(
+            2, ApiKey.LIST_OFFSETS, 4, {"topics": [{"name": "t", "partitions": [partition]}]},
+            {"topics": [{"name": "t", "partitions": [answered]}]},
+        )  # fmt: skip
+
+    find(3, 5)
+    numbers = [find(5, 4), find(3, 6)]
+    assert [each[0] for each in run.said(LogState)] == numbers
+
+
+def test_records_are_deleted_up_to_the_requested_offset() -> None:
+    """The log starts there or later."""
+    run = Run()
+
+    def delete(start: int) -> int:
+        partition, answered = {"offset": 3}, {"low_watermark": start}
+        return run.add(
+            1, ApiKey.DELETE_RECORDS, 1,
+            {"topics": [{"name": "t", "partitions": [{"partition_index": 0, **partition}]}]},
+            {"topics": [{"name": "t", "partitions": [{"partition_index": 0, **answered}]}]},
+        )  # fmt: skip
+
+    delete(3)
+    number = delete(0)
+    path = "topics[0].partitions[0].low_watermark"
+    assert run.said(LogState) == [(number, path, "0")]
