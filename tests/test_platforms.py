@@ -1,8 +1,10 @@
-"""Platforms without the modules and calls of Linux: every module can be imported."""
+"""Platforms without the modules and calls of Linux, and hosts whose name does not resolve."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import kdissect
 from tests.conftest import CAPTURES
@@ -81,3 +83,20 @@ def test_show_needs_no_memory_maps() -> None:
     done = run(COMMANDS, "show", str(CAPTURES / "java_2_0_1.pcap"), "--api", "Metadata")
     assert done.returncode == 0, done.stderr
     assert "Metadata" in done.stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.spark
+def test_dissect_runs_on_a_host_whose_name_does_not_resolve(tmp_path: Path) -> None:
+    """Containers have such names; Spark on this machine needs none."""
+    if subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user cannot give a process another host name")
+    dissect = 'hostname no-such-name && "$@"'
+    command = [sys.executable, "-m", "kdissect", "dissect", str(CAPTURES / "java_2_0_1.pcap")]
+    done = subprocess.run(
+        ["unshare", "--uts", "sh", "-c", dissect, "sh", *command, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

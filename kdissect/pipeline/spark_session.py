@@ -33,6 +33,8 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
         "spark.log.level": "WARN",
     }
     if master.startswith("local"):
+        # otherwise Spark looks up the host's own name, which need not resolve in a container
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     settings |= conf
     builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
