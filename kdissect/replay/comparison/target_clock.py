@@ -88,8 +88,8 @@ class TargetClock:
         """Note the transactions of a request that the target took, or may have taken."""
         api_key, several = outcome.step.exchange.api_key, entries(request.get("transactions"))
         name = request.get("transactional_id") or request.get("v3_and_below_transactional_id")
-        for each in [{"transactional_id": name, **request}, *several]:
-            owner = each["transactional_id"]
+        for named in [{"transactional_id": name, **request}, *several]:
+            owner = named["transactional_id"]
             if not owner:
                 continue
             if api_key in _ENDS:
@@ -101,7 +101,7 @@ class TargetClock:
                 self._unknown.add(owner)
             elif api_key in _USES:
                 self._used[owner].append(outcome)
-            producer_id = each.get("producer_id", each.get("v3_and_below_producer_id", -1))
+            producer_id = named.get("producer_id", named.get("v3_and_below_producer_id", -1))
             self._producers.setdefault(producer_id, outcome.sent_ns)
 
     def _times(self, outcome: Outcome, answer: Body) -> Iterator[_BrokerTime]:
