@@ -14,7 +14,7 @@ from kdissect.sql import Database
 from kdissect.sql.exchange_facts import is_fault
 from kdissect.sql.sessions import VALID, certificates
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
-from kdissect.text import unread, visible
+from kdissect.text import plural, unread, visible
 
 _LISTED_MAX = 12
 
@@ -101,13 +101,13 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     """Print the summary as text; long lists are cut, with a count of the rest."""
     totals = document["totals"]
     console.print(
-        f"[bold]{totals['packets']:,}[/] packets in {_many(totals['captures'], 'capture')} "
-        f"({_size(totals['bytes'])}): {_many(totals['connections'], 'connection')}, "
+        f"[bold]{totals['packets']:,}[/] packets in {plural(totals['captures'], 'capture')} "
+        f"({_size(totals['bytes'])}): {plural(totals['connections'], 'connection')}, "
         f"{document['kafka_connections']:,} of them Kafka, "
         f"[bold]{totals['exchanges']:,}[/] exchanges, "
-        f"{_many(totals['record_batches'], 'record batch', 'record batches')}, "
+        f"{plural(totals['record_batches'], 'record batch', 'record batches')}, "
         f"[bold]{totals['records']:,}[/] records, "
-        f"{_many(totals['anomalies'], 'anomaly', 'anomalies')}"
+        f"{plural(totals['anomalies'], 'anomaly', 'anomalies')}"
     )
     _print_list(
         console,
@@ -201,10 +201,6 @@ def _topic_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['records'] or 0:,}",
         _size(row["bytes"]),
     )
-
-
-def _many(count: int, one: str, more: str = "") -> str:
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def _ms(value: float | None) -> str:

@@ -144,6 +144,11 @@ def rate(value: float | None) -> str:
     return NONE if value is None else f"{decimal(value)}/s"
 
 
+def rfc3339(value: dt.datetime, timespec: str = "auto") -> str:
+    """Format a time: 2026-11-21T14:03:07.123456Z, with its zone if that is not UTC"""
+    return value.isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
 def moment(value: str | None) -> str:
     """Return the time of an RFC 3339 text, without its date: 14:03:07.123456 (UTC)"""
     return NONE if value is None else value.partition("T")[2].rstrip("Z")

@@ -27,6 +27,8 @@ from kdissect.diff.sample_tests import FALSE_ALARM_RATE, SampleTest, SampleTests
 from kdissect.errors import Error
 from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
+from kdissect.sql.views import literal
+from kdissect.text import rfc3339
 
 _FORMAT_VERSION = 2
 SAMPLE_MIN = 20  # exchanges on each side; fewer are not compared
@@ -120,7 +122,7 @@ def _side(database: Database, side: str) -> dict[str, Any]:
     if row["first_time"] is not None and row["last_time"] is not None:
         seconds = (row["last_time"] - row["first_time"]).total_seconds()
     for name in ("first_time", "last_time"):
-        row[name] = None if row[name] is None else row[name].isoformat().replace("+00:00", "Z")
+        row[name] = None if row[name] is None else rfc3339(row[name])
     return {**row, "duration_s": seconds, **missing, **unjudged}
 
 
@@ -266,12 +268,12 @@ def _comparable(database: Database, row: dict[str, Any]) -> bool:
     """Return whether the side without a setting used one of the same APIs on the resource."""
     side = "b" if row["apis_b"] is None else "a"
     apis = row["apis_a"] or row["apis_b"]
-    listed = ", ".join(f"'{api}'" for api in apis)
-    name = row["resource_name"].replace("'", "''")
+    listed = ", ".join(map(literal, apis))
     (counted,) = database.rows(
         f"""
         select count(*) n from configs where side = '{side}'
-            and resource_type = {row["resource_type"]} and resource_name = '{name}'
+            and resource_type = {row["resource_type"]}
+            and resource_name = {literal(row["resource_name"])}
             and list_has_any(apis, [{listed}])
         """
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdissect.tables.schemas import TIME
-from kdissect.text import visible
+from kdissect.text import rfc3339, visible
 
 BAD, WARN, INFO = "bad", "warn", "info"
 SEVERITIES = (BAD, WARN, INFO)  # the worst first
@@ -129,7 +129,7 @@ def json_rows(table: pa.Table) -> list[dict[str, Any]]:
     rows = table.to_pylist()
     for row in rows:
         for name in ("start_time", "end_time"):
-            row[name] = row[name].isoformat(timespec="microseconds").replace("+00:00", "Z")
+            row[name] = rfc3339(row[name], "microseconds")
         row["evidence"] = {
             name: [str(number) for number in ids] for name, ids in row["evidence"].items()
         }

@@ -37,6 +37,7 @@ from kdissect.readiness.client_tables import make_client_tables
 from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
+from kdissect.text import rfc3339
 
 _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
@@ -193,7 +194,7 @@ def _client(
 
 
 def _time(value: Any) -> str | None:
-    return None if value is None else value.isoformat().replace("+00:00", "Z")
+    return None if value is None else rfc3339(value)
 
 
 def _requests(database: Database, condition: str) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from kdissect.interrupts import interrupts
 from kdissect.sql.csv_files import copy_csv
 from kdissect.sql.database import STORE_ERROR
 from kdissect.sql.views import connect, make_views
+from kdissect.text import rfc3339
 
 REPORT_MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
@@ -134,7 +135,7 @@ class ReportDatabase:
 def plain(value: Any) -> Any:
     """A value of DuckDB as JSON has it."""
     if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
+        return rfc3339(value.astimezone(dt.UTC))
     if isinstance(value, int) and abs(value) > JSON_INT_MAX:
         return str(value)
     if isinstance(value, float) and not -1e300 < value < 1e300:

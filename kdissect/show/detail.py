@@ -26,7 +26,7 @@ from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_facts import METADATA_TOPIC
 from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT, redact_body, redact_values
-from kdissect.text import visible
+from kdissect.text import rfc3339, visible
 
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
 BYTES_SHOWN = 32  # of a value in the tree
@@ -145,8 +145,7 @@ class Detailer:
             return self._painted(shown, style.RED if value else style.DIM)
         if "timestamp" in node.name and 10**11 < value < 10**14:
             when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
-            shown = f" {when.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
-            return self._painted(shown, style.DIM)
+            return self._painted(f" {rfc3339(when, 'milliseconds')}", style.DIM)
         return ""
 
     def _values(self, value: Any, lead: str, name: str) -> Iterator[str]:

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
+from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
-
-# What only brokers and controllers send.
-BROKER_APIS = (
-    *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "WriteTxnMarkers"),
-    *("AlterPartition", "BeginQuorumEpoch", "EndQuorumEpoch", "Vote", "FetchSnapshot"),
-    *("BrokerRegistration", "BrokerHeartbeat", "AllocateProducerIds", "Envelope"),
-    *("ControllerRegistration", "AssignReplicasToDirs", "UpdateRaftVoter"),
-    *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState"),
-    *("DeleteShareGroupState", "ReadShareGroupStateSummary"),
-)
 
 
 def is_fault(api: str, codes: str) -> str:
@@ -29,9 +20,9 @@ def broker_connections(has_fetch: bool) -> str:
 
     has_fetch: the view `api_fetch` exists.
     """
-    names = ", ".join(f"'{name}'" for name in BROKER_APIS)
+    keys = ", ".join(f"{key:d}" for key in sorted(INTER_BROKER_APIS | {ApiKey.WRITE_TXN_MARKERS}))
     query = (
-        f"SELECT DISTINCT connection_id FROM exchanges WHERE api_name IN ({names}) "
+        f"SELECT DISTINCT connection_id FROM exchanges WHERE api_key IN ({keys}) "
         # since version 4 brokers send it for their clients (KIP-890)
         "OR (api_name = 'AddPartitionsToTxn' AND api_version >= 4)"
     )

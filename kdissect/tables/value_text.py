@@ -19,17 +19,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.text import rfc3339
+
 _INTEGER_MAX = 2**53  # larger integers are not exact as doubles
 _MICROS_PER_SECOND = 1_000_000
 
 SPACED = json.JSONEncoder()
 COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-
-
-def time_text(value: datetime.datetime) -> str:
-    """Format a time as RFC 3339, with the zone if the value has one."""
-    text = value.isoformat(timespec="microseconds")
-    return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
 
 
 def interval_text(value: Any) -> str:
@@ -59,7 +55,7 @@ def json_value(value: Any) -> Any:
         is_whole = value.as_tuple().exponent == 0
         return json_value(int(value)) if is_whole else str(value)
     if isinstance(value, datetime.datetime):
-        return time_text(value)
+        return rfc3339(value, "microseconds")
     return str(value)  # dates, times and uuids have ISO's form
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.report import exchange_facts
 from kdissect.report.database import ReportDatabase
 from tests.report.made import Row, exchange, tables
@@ -38,7 +39,7 @@ def test_brokers_are_known_by_requests_that_only_they_send() -> None:
         exchanges=[
             exchange(1, api_name="Fetch"),
             exchange(2, connection_id=2, api_name="Fetch"),
-            exchange(3, connection_id=3, api_name="BrokerHeartbeat"),
+            exchange(3, connection_id=3, api_key=ApiKey.BROKER_HEARTBEAT),
             exchange(4, connection_id=3, api_name="ApiVersions"),
         ],
         apis__Fetch=pa.Table.from_pylist(

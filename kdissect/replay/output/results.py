@@ -13,6 +13,7 @@ from kdissect.replay.comparison.grouping import DifferenceGroup, group_differenc
 from kdissect.replay.model import Judgement, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.topics import Prepared
+from kdissect.text import rfc3339
 
 RESULTS_VERSION = 1
 _PARTS = (0.5, 0.95, 0.99)
@@ -225,7 +226,7 @@ def timestamp(time_ns: int) -> str | None:
         return None
     seconds, rest = divmod(time_ns, 10**9)
     moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return rfc3339(moment, "microseconds")
 
 
 def show_ns(ns: float | None) -> str:
