@@ -29,12 +29,11 @@ from kdissect.codec.sasl_tokens import read_token
 from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.status import REASONS, Status
 from kdissect.tables.redaction import TEXT, is_sensitive_name, redact_values
 from kdissect.tables.schemas import TIME
 
-_SIDE_NAMES = ("request", "response")
 Rows = NDArray[np.int64]
 
 _NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
@@ -344,7 +343,7 @@ def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] |
     """An inner message as a row; its body is JSON without record data and secrets."""
     if message is None:
         return None
-    definition = catalog.api(message.api_key).side(_SIDE_NAMES[side])
+    definition = catalog.api(message.api_key).side(SIDES[side])
     body = without_records(definition, message.body)
     if not reveal:
         body = redact_values(body, message.api_key, side)

@@ -27,8 +27,15 @@ from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome
+from kdissect.replay.translation.groups import TASKS
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, entries, request_of, response_of
+from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
+    decoded,
+    entries,
+    request_of,
+    response_of,
+)
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
@@ -42,12 +49,6 @@ _ASSIGNMENT_NS = 1_000_000_000
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
 _STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
 _SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
-_HEARTBEATS = frozenset(
-    {
-        ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.STREAMS_GROUP_HEARTBEAT,
-    }
-)  # fmt: skip
 _DESCRIPTIONS = frozenset(
     {
         ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.SHARE_GROUP_DESCRIBE,
@@ -57,7 +58,6 @@ _DESCRIPTIONS = frozenset(
 # Requests that change the metadata of a group's topics, and so the group's epoch.
 _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
-_TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")
 _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignment is delayed
 
 
@@ -111,7 +111,7 @@ class HeartbeatGroups:
         if api_key in _TOPIC_CHANGES:
             self._topic_changes_ns.append(outcome.sent_ns)
             self._are_partitions_added |= api_key == ApiKey.CREATE_PARTITIONS
-        elif api_key in _HEARTBEATS:
+        elif api_key in MEMBER_HEARTBEATS:
             self._heartbeat(outcome, api_key)
         elif api_key in _DESCRIPTIONS and outcome.answer is not None:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
@@ -206,7 +206,7 @@ class HeartbeatGroups:
             name = self._ids.target.names.get(topic["topic_id"], str(topic["topic_id"]))
             for number in entries(topic["partitions"]):
                 yield (name, number), "assignment.topic_partitions"
-        for path in _TASKS:
+        for path in TASKS:
             for task in entries(body.get(path)):
                 for number in entries(task["partitions"]):
                     yield (task["subtopology_id"], number), path
@@ -245,7 +245,7 @@ class HeartbeatGroups:
         for each in group.heartbeats if counts and not self._are_partitions_added else ():
             for (name, number), path in self._shares(each.answer):
                 count = counts.get(name, -1)
-                if path in _TASKS and (count < 0 or 0 < count <= number):
+                if path in TASKS and (count < 0 or 0 < count <= number):
                     note = "the topology has no such task"
                     add(each.outcome, path, "a task", f"{name} partition {number}", note)
 
@@ -258,12 +258,12 @@ class HeartbeatGroups:
                 add(heartbeat.outcome, path, "each once", text, "it is assigned twice")
             is_there = share in target.leaders
             is_known = name not in target.names.values() or target.has_topic(name)
-            if path not in _TASKS and is_known and not is_there:
+            if path not in TASKS and is_known and not is_there:
                 note = "Metadata has no such partition"
                 add(heartbeat.outcome, path, "a partition of a topic", text, note)
 
     def _check_only_member(self, heartbeat: _Heartbeat, add: Add) -> None:
-        shares = {share for share, path in self._shares(heartbeat.answer) if path not in _TASKS}
+        shares = {share for share, path in self._shares(heartbeat.answer) if path not in TASKS}
         names = {name for name, _ in shares}
         missing = {share for share in self._ids.target.leaders if share[0] in names} - shares
         if missing:
@@ -354,7 +354,7 @@ def _check_joined(heartbeat: _Heartbeat, add: Add) -> None:
     is_joining = heartbeat.request["member_epoch"] == 0 and is_first
     if not is_joining or heartbeat.answer is None or heartbeat.captured is None:
         return
-    for path in ("assignment", *_TASKS):
+    for path in ("assignment", *TASKS):
         if heartbeat.captured.get(path) is not None and heartbeat.answer[path] is None:
             add(outcome, path, "an assignment", "null", "its member has just joined")
 
@@ -365,7 +365,7 @@ def _check_first_member(group: _HeartbeatGroup, add: Add) -> None:
     if first.answer is None or first.captured is None or first.request["member_epoch"] != 0:
         return
     is_new = first.answer["member_epoch"] <= first.captured["member_epoch"]
-    has_tasks = any(first.answer.get(path) for path in _TASKS)
+    has_tasks = any(first.answer.get(path) for path in TASKS)
     known = set(_status_codes(first.captured))
     if is_new and known and not has_tasks and not _status_codes(first.answer):
         add(first.outcome, "status", _either(known), "none", "the first member gets no task")

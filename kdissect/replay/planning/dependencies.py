@@ -21,6 +21,7 @@ from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     NOT_MADE_YET,
+    SHARE_APIS,
     TOPIC_RESOURCE,
     entries,
     request_of,
@@ -203,7 +204,7 @@ class ResourceAccesses:
                 yield ("commits", group), Mode.READ
             elif key in _GROUP_READERS:
                 yield ("group", group), Mode.READ
-            elif key == ApiKey.SHARE_FETCH or key == ApiKey.SHARE_ACKNOWLEDGE:
+            elif key in SHARE_APIS:
                 yield ("group", group), Mode.READ
                 yield ("share", group), Mode.WRITE
                 for log in self._named(request)[1]:

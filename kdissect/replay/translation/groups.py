@@ -12,7 +12,7 @@ Body = dict[str, Any]
 # Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
 # topic ids of their side. Members of share groups report none.
 Assigned = dict[str, list[Body]]
-_TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")  # of streams groups (KIP-1071)
+TASKS = ("active_tasks", "standby_tasks", "warmup_tasks")  # of streams groups (KIP-1071)
 
 
 class Groups:
@@ -161,7 +161,7 @@ def assignment_in(answer: Body) -> Assigned | None:
     """The assignment in the answer to a heartbeat; None if it has none."""
     if answer.get("assignment") is not None:
         return {"topic_partitions": answer["assignment"]["topic_partitions"]}
-    tasks = {name: answer[name] for name in _TASKS if answer.get(name) is not None}
+    tasks = {name: answer[name] for name in TASKS if answer.get(name) is not None}
     return tasks or None
 
 

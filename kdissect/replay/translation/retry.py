@@ -27,6 +27,7 @@ from kdissect.replay.workload.messages import (
     REBALANCING,
     REJOINING_APIS,
     SESSION_LOST,
+    SHARE_APIS,
     TRANSIENT,
     entries,
     error_codes,
@@ -48,7 +49,6 @@ _NEVER_AGAIN = frozenset(
     {ApiKey.FETCH, ApiKey.API_VERSIONS, ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS}
 )
 
-_SHARE_APIS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
 
@@ -83,7 +83,7 @@ class Retry:
             again.add(OUT_OF_SEQUENCE)
         if api_key in REJOINING_APIS:
             again |= set(codes) & (REBALANCING - set(error_codes(captured.body)))
-        if api_key in _SHARE_APIS:
+        if api_key in SHARE_APIS:
             again |= self._not_initialised(step, answer) - set(error_codes(captured.body))
         if again & NO_TOPIC and not _has_topics(ids, step):
             again -= NO_TOPIC
@@ -99,7 +99,7 @@ class Retry:
             return ""  # some partitions were written, and would be so twice
         if api_key == ApiKey.FETCH:
             ids.sessions.answered(ids.broker(step), step.number, 0, answer.body, is_final=False)
-        elif api_key in _SHARE_APIS:
+        elif api_key in SHARE_APIS:
             if answer.body["error_code"] == 0:
                 answers.note_share(ids, step, captured, answer)
         elif api_key == ApiKey.PRODUCE:

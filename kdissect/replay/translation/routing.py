@@ -11,7 +11,13 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
-from kdissect.replay.workload.messages import GROUP_KEY, TRANSACTION_KEY, entries, request_of
+from kdissect.replay.workload.messages import (
+    GROUP_KEY,
+    SHARE_APIS,
+    TRANSACTION_KEY,
+    entries,
+    request_of,
+)
 
 _BY_LEADER = frozenset(
     {
@@ -37,7 +43,6 @@ _BY_TRANSACTION = frozenset(
         ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
     }
 )  # fmt: skip
-_IN_SHARE_SESSIONS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})
 # Requests that need to know the partitions of their topics.
 _NEEDS_TOPICS = _BY_LEADER | {
     ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
@@ -141,7 +146,7 @@ def spread(ids: IdMap, step: Step) -> Counter[int]:
                 name = ids.topic_name(topic, None) if is_name else ids.topic_name("", topic)
                 _vote(ids, votes, name, number)
             return votes
-    if key in _IN_SHARE_SESSIONS:
+    if key in SHARE_APIS:
         request = request_of(step.exchange)
         partitions = set() if request is None else session_partitions(ids, step, request.body)
         for topic_id, number in partitions:

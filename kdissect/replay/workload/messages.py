@@ -121,6 +121,7 @@ REBALANCING = frozenset(
 MEMBER_HEARTBEATS = frozenset(
     {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
 )
+SHARE_APIS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})  # in share sessions
 REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT})  # a member joins before
 OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
