@@ -57,10 +57,9 @@ Finding = tuple[str, str]
 # Lies that may pass, by a part of their text, with the reason.
 EXCUSED = {
     "last_timestamp plus": "a later time, which may be that of a marker that no answer brought",
-    "finalized_features_epoch": "an offset of the metadata log; no other answer to a client has it",
+    "finalized_features_epoch plus": "an offset of the metadata log; only DescribeQuorum has it too",
     "TxnOffsetCommit topics[].partitions[].error_code no error": "one try was refused, and nothing "
     "reads the offset before a later commit of the group replaces it",
-    "error_message": "text for people; the error code beside it is compared",
     "status_detail": "text for people; the status code beside it is compared",
 }
 
