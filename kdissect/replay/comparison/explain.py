@@ -26,7 +26,7 @@ from kdissect.protocol.releases import (
     last_release_with,
     releases_offering,
 )
-from kdissect.replay.comparison.grouping import plain_path
+from kdissect.replay.comparison.grouping import OTHER_CODE, plain_path
 from kdissect.replay.comparison.other_release import RULE, OtherRelease, release_note
 from kdissect.replay.comparison.rules import path_pattern
 from kdissect.replay.model import (
@@ -58,6 +58,7 @@ class Explanation:
     answered: frozenset[str]
     needs_releases: bool
     is_no_finding: bool
+    is_setting: bool
     matches: re.Pattern[str]
 
     def fits(self, api_name: str, difference: Difference) -> bool:
@@ -83,10 +84,16 @@ def explanations() -> tuple[Explanation, ...]:
             frozenset(entry.get("answered", ())),
             bool(entry.get("releases", False)),
             bool(entry.get("no_finding", False)),
+            bool(entry.get("settings", False)),
             path_pattern(entry["path"]),
         )
         for entry in tomllib.loads(text)["explanation"]
     )
+
+
+def is_setting(note: str) -> bool:
+    """Return whether a note says that a difference follows from settings of the brokers."""
+    return any(each.text in note for each in explanations() if each.is_setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +204,7 @@ class _Beside:
         holder = _holder(one.path)
         while True:
             if holder in self._holders:
-                return _OTHER_CODE
+                return OTHER_CODE
             if not holder:
                 return ""
             holder = _holder(holder)
@@ -215,7 +222,6 @@ class _Beside:
         return f"{who} says: {words}" if words not in _NO_WORDS else ""
 
 
-_OTHER_CODE = "beside an error code that is another one"
 _NO_WORDS = frozenset({"", "null", "absent", "NONE"})
 
 
@@ -228,9 +234,9 @@ def _explained(
     step: Step, one: Difference, releases: Releases, beside: _Beside, cause: str
 ) -> Difference:
     notes = [one.note] if one.note else []
-    if one.path == "api_version" and one.answered == _NOT_OFFERED:
+    is_refused = one.path == "api_version" and one.answered == _NOT_OFFERED
+    if is_refused:
         notes += _since(step)
-        return replace(one, note="; ".join(notes))
     if other := beside.note(one):
         return replace(one, note="; ".join([*notes, other]))
     for each in explanations():
@@ -239,7 +245,7 @@ def _explained(
             break
     if one.path.endswith("error_code") and (said := beside.said(one)):
         notes.append(said)
-    if cause:
+    if cause and not is_refused:
         notes.append(cause)
     return replace(one, note="; ".join(notes))
 

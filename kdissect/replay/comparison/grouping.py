@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kdissect.replay.comparison.value_text import text_of
@@ -12,6 +12,7 @@ from kdissect.replay.model import Difference, Outcome
 from kdissect.text import plural
 
 VALUES_MAX = 5  # distinct pairs of values at one place that are shown apart
+OTHER_CODE = "beside an error code that is another one"  # a note
 _INDEX = re.compile(r"\[[^\]]*\]")
 
 
@@ -21,7 +22,8 @@ class DifferenceGroup:
 
     captured, answered: the values, "various" where there are many. rule: what tolerates them, "".
     example: the step's number of the first; example_path: its path with indices. later: by API, the
-    exchanges that differ after one of these on the same resource.
+    exchanges that differ after one of these on the same resource. beside: differences of fields
+    that follow from this error code.
     """
 
     api_name: str
@@ -35,6 +37,7 @@ class DifferenceGroup:
     example: int = -1
     example_path: str = ""
     later: Counter[str] = field(default_factory=Counter)
+    beside: int = 0
     _last_step: int = field(default=-1, repr=False)
 
     def add(self, number: int, difference: Difference) -> None:
@@ -47,12 +50,14 @@ class DifferenceGroup:
             self.note = difference.note
 
     def followers(self) -> str:
-        """The exchanges that differ after one of these, for people; "" if there are none."""
+        """The fields and exchanges that differ after one of these, for people, or ""."""
+        fields = f"with {plural(self.beside, 'difference')} in fields beside it"
         if not self.later:
-            return ""
+            return fields if self.beside else ""
         apis = ", ".join(f"{name} {count}" for name, count in self.later.most_common())
         count = plural(self.later.total(), "exchange")
-        return f"then {count} on the same topic, partition, group or transaction: {apis}"
+        then = f"then {count} on the same topic, partition, group or transaction: {apis}"
+        return f"{fields}, {then}" if self.beside else then
 
 
 def plain_path(path: str) -> str:
@@ -103,7 +108,22 @@ def group_roots(outcomes: Sequence[Outcome], roots: Mapping[int, int]) -> list[D
             later.setdefault(root, Counter())[outcome.step.api_name] += 1
     first = [outcome for outcome in outcomes if outcome.step.number not in roots]
     groups = [each for each in group_differences(first, later) if not each.rule]
-    return sorted(groups, key=lambda each: each.example)
+    groups.sort(key=lambda each: each.example)
+    return list(_without_fields_beside(groups))
+
+
+def _without_fields_beside(groups: Sequence[DifferenceGroup]) -> Iterator[DifferenceGroup]:
+    """Groups without fields that follow from another error code: their number is in its group."""
+    codes: dict[str, DifferenceGroup] = {}
+    for group in groups:
+        if group.path.endswith("error_code"):
+            codes.setdefault(group.api_name, group)
+    for group in groups:
+        code = codes.get(group.api_name)
+        if code is not None and group.note.endswith(OTHER_CODE):
+            code.beside += group.count
+        else:
+            yield group
 
 
 def group_differences(

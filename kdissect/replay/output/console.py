@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kdissect.replay.comparison.explain import is_setting
+from kdissect.replay.comparison.grouping import DifferenceGroup
 from kdissect.replay.model import ReplayPlan, Verdict
 from kdissect.replay.output.junit import headline
 from kdissect.replay.output.results import Results, judgement_of, show_ns
@@ -202,6 +204,8 @@ def _print_differences(results: Results, console: Console) -> None:
         return
     compared = f"{results.reference.value} {results.reference_name}".strip()
     console.print(f"Differences from {clean(compared)}:", highlight=False)
+    settings = [group for group in groups if is_setting(group.note)]
+    groups = [group for group in groups if not is_setting(group.note)]
     for group in groups[:_SHOWN_GROUPS]:
         note = f" ({group.note})" if group.note else ""
         console.print(
@@ -214,6 +218,19 @@ def _print_differences(results: Results, console: Console) -> None:
             console.print(f"    {clean(followers)}", highlight=False)
     if len(groups) > _SHOWN_GROUPS:
         console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")
+    if settings:
+        _print_settings(settings, console)
+
+
+def _print_settings(groups: list[DifferenceGroup], console: Console) -> None:
+    """Print one line for differences that follow from settings of the brokers."""
+    counts: Counter[str] = Counter()
+    for group in groups:
+        counts[f"{group.api_name} {group.path}"] += group.count
+    listed = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+    total = plural(counts.total(), "difference")
+    text = f"  {total} by other settings of the brokers (see --json or --html): {listed}"
+    console.print(clean(text), highlight=False)
 
 
 def _print_findings(results: Results, console: Console) -> None:

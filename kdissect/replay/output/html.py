@@ -40,11 +40,12 @@ def _page(results: Results) -> str:
     )  # fmt: skip
     environment.filters |= {"visible": visible, "time": show_ns, "timestamp": timestamp}
     counts = results.verdicts()
+    roots, groups = results.root_groups(), results.groups()
     return environment.get_template("replay.html.j2").render(
         results=results,
         verdicts=[(verdict.value, counts[verdict]) for verdict in Verdict],
-        roots=results.root_groups(),
-        different=results.groups() if results.roots else [],
+        roots=roots,
+        different=groups if len(groups) > len(roots) else [],
         tolerated=results.groups(tolerated=True),
         reasons=[(title, rows) for each, title in _REASONS if (rows := _reasons(results, each))],
         latencies=_latencies(results.by_api()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdissect.replay.comparison.grouping import group_roots
+from kdissect.replay.comparison.grouping import OTHER_CODE, group_roots
 from kdissect.replay.comparison.roots import find_roots
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
 from kdissect.replay.planning.plan import make_plan
@@ -59,3 +59,16 @@ def test_a_difference_before_is_no_consequence() -> None:
     made = plan()
     assert find_roots(made, judged(made, 1, 2, 4)) == {4: 2}
     assert find_roots(made, judged(made, 4)) == {}
+
+
+def test_fields_beside_another_error_code_are_counted_with_it() -> None:
+    """They follow from the code, so they have no line of their own."""
+    [first, *_] = outcomes = judged(plan(), 0)
+    first.judgement = Judgement(
+        Verdict.DIFFERENT,
+        [Difference("topics[0].error_code", "29", "0"),
+         Difference("topics[0].name", "", "t", note=OTHER_CODE)],
+    )  # fmt: skip
+    [group] = group_roots(outcomes, {})
+    assert (group.path, group.beside) == ("topics[].error_code", 1)
+    assert group.followers() == "with 1 difference in fields beside it"

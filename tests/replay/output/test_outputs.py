@@ -342,3 +342,16 @@ def test_a_run_without_output_prints_its_state(
     with ReplayProgress(shown=False):
         time.sleep(0.1)
     assert not capsys.readouterr().err
+
+
+def test_differences_by_settings_are_one_line() -> None:
+    """Their places are listed with counts, apart from other findings."""
+    results, out = made(), StringIO()
+    note = "a setting of one of the brokers, or its default"
+    settings = [Difference(f"results[0].configs[{n}].value", str(n), "", note=note) for n in "12"]
+    results.outcomes[2].judgement = Judgement(Verdict.DIFFERENT, [FAILED, *settings])
+    print_results(results, Console(file=out, width=200))
+    shown = out.getvalue()
+    assert "2 differences by other settings of the brokers" in shown
+    assert "Heartbeat results[].configs[].value 2" in shown
+    assert note not in shown
