@@ -144,6 +144,11 @@ class IdMap:
     def node(self, captured: int) -> int:
         return self.target.node_for(self.captured_nodes, captured)
 
+    @property
+    def has_several_brokers(self) -> bool:
+        """Return whether the capture's cluster or the target has more than one."""
+        return len(self.captured_nodes) > 1 or len(self.target.nodes) > 1
+
     def captured_topic_name(self, name: str) -> str:
         """The capture's name of one of the target's topics."""
         for old, new in self.renames["topic"].items():
