@@ -1,30 +1,21 @@
-"""The options of `kdissect replay`, by help panel."""
+"""The options of `kdissect replay`, a group for each panel of its help."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-# an option, listed in the help under this title
-_guard = partial(typer.Option, rich_help_panel="Guard")
-_speed = partial(typer.Option, rich_help_panel="Order and time")
-_comparison = partial(typer.Option, rich_help_panel="Comparison")
-_output = partial(typer.Option, rich_help_panel="Output")
-_access = partial(typer.Option, rich_help_panel="Access to the target")
+from kdissect.cli.common import checked
 
-
-class OffsetMode(StrEnum):
-    """The values of --offsets."""
-
-    CAPTURED = "captured"
-    EARLIEST = "earliest"
-    RELATIVE = "relative"
-
-
-# Source and target
+if TYPE_CHECKING:
+    from kdissect.replay.comparison.latency import LatencyOptions
+    from kdissect.replay.model import TranslateOptions
+    from kdissect.replay.running.result import RunOptions
+    from kdissect.replay.target.connection import Access
 
 Source = Annotated[
     list[str],
@@ -38,252 +29,426 @@ To = Annotated[
     str | None, typer.Option("--to", metavar="HOST:PORT", help="A broker of the target.")
 ]
 
-# Guard
 
-Allow = Annotated[
-    list[str] | None,
-    _guard(
-        "--allow",
-        metavar="CLASSES",
-        help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
-        "it only requests that read are. delete-existing: also delete what the replay did not "
-        "create.",
-    ),
-]
-CreateTopics = Annotated[
-    bool, _guard("--create-topics", help="Create the topics of the capture before the replay.")
-]
-SameCluster = Annotated[
-    bool, _guard("--same-cluster", help="The target may be the cluster that was captured.")
-]
-IntoExisting = Annotated[
-    bool,
-    _guard(
-        "--into-existing",
-        help="Write also to topics, groups and transactional ids that hold data or members at the "
-        "target.",
-    ),
-]
-DryRun = Annotated[
-    bool,
-    _guard(
-        "--dry-run",
-        help="Print the plan, the skipped requests and the expected duration; send nothing.",
-    ),
-]
+@dataclass(frozen=True)
+class GuardOptions:
+    """Options for the changes that a replay may make at the target."""
 
-# Order and time
+    TITLE: ClassVar[str] = "Guard"
 
-Pace = Annotated[
-    str,
-    _speed(
-        "--pace",
-        metavar="PACE",
-        help="recorded, x4 (four times as fast), or max (waits for answers only).",
-    ),
-]
-MaxGap = Annotated[
-    str | None,
-    _speed("--max-gap", metavar="TIME", help="Longest pause between requests (500ms, 5s)."),
-]
-Timeout = Annotated[
-    str,
-    _speed(
-        "--timeout",
-        metavar="TIME",
-        help="Longest wait for an answer; for a long poll, plus its captured time.",
-    ),
-]
-ConnectTimeout = Annotated[
-    str, _speed("--connect-timeout", metavar="TIME", help="Longest wait for a connection.")
-]
-InFlight = Annotated[
-    int,
-    _speed(
-        "--in-flight-mb",
-        metavar="MB",
-        min=1,
-        help="Pause sending while more than this is unanswered.",
-    ),
-]
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="CLASSES",
+            help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
+            "it only requests that read are. delete-existing: also delete what the replay did not "
+            "create.",
+        ),
+    ] = None
+    create_topics: Annotated[
+        bool,
+        typer.Option("--create-topics", help="Create the topics of the capture before the replay."),
+    ] = False
+    same_cluster: Annotated[
+        bool,
+        typer.Option("--same-cluster", help="The target may be the cluster that was captured."),
+    ] = False
+    into_existing: Annotated[
+        bool,
+        typer.Option(
+            "--into-existing",
+            help="Write also to topics, groups and transactional ids that hold data or members at "
+            "the target.",
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan, the skipped requests and the expected duration; send nothing.",
+        ),
+    ] = False
+    reset: Annotated[
+        str | None,
+        typer.Option(
+            "--reset",
+            metavar="COMMAND",
+            help="Run this command before each run: it resets the cluster, whose address is in "
+            "KDISSECT_TARGET.",
+        ),
+    ] = None
+    keep_runs: Annotated[
+        bool,
+        typer.Option(
+            "--keep-runs",
+            help="Keep the topics and groups that --control-runs creates with a suffix for each "
+            "run.",
+        ),
+    ] = False
 
-# Comparison
 
-Offsets = Annotated[
-    OffsetMode,
-    _comparison(
-        "--offsets",
-        help="Where readers start: relative (at the same data), "
-        "captured (the same numbers), earliest.",
-    ),
-]
-Rename = Annotated[
-    list[str] | None,
-    _comparison(
-        "--rename",
-        metavar="KIND:OLD=NEW",
-        help="Another name for a topic, group or transactional-id at the target; repeatable.",
-    ),
-]
-Reencode = Annotated[
-    bool,
-    _comparison(
-        "--reencode",
-        help="Send requests of an api_version that the target lacks in the nearest one.",
-    ),
-]
-Rules = Annotated[
-    list[str] | None,
-    _comparison("--rules", metavar="FILE", help="Rules for what may differ (TOML); repeatable."),
-]
-Strict = Annotated[
-    bool,
-    _comparison(
-        "--strict",
-        help="Without the built-in rules: only ids that had to be translated may differ.",
-    ),
-]
-Against = Annotated[
-    str | None,
-    _comparison(
-        "--against",
-        metavar="HOST:PORT",
-        help="Replay to this broker first, and compare with its answers.",
-    ),
-]
-Baseline = Annotated[
-    str | None,
-    _comparison(
-        "--baseline", metavar="FILE", help="Compare with an earlier run (its --json FILE)."
-    ),
-]
-ControlRuns = Annotated[
-    int,
-    _comparison(
-        "--control-runs",
-        metavar="N",
-        min=0,
-        help="Replay N times, at least 2, to --against or else to the target itself, and excuse "
-        "fields that differ between these runs.",
-    ),
-]
-Reset = Annotated[
-    str | None,
-    _guard(
-        "--reset",
-        metavar="COMMAND",
-        help="Run this command before each run: it resets the cluster, whose address is in "
-        "KDISSECT_TARGET.",
-    ),
-]
-KeepRuns = Annotated[
-    bool,
-    _guard(
-        "--keep-runs",
-        help="Keep the topics and groups that --control-runs creates with a suffix for each run.",
-    ),
-]
-FailOn = Annotated[
-    list[str] | None,
-    _comparison(
-        "--fail-on",
-        metavar="VERDICTS",
-        help="Verdicts that make the exit code 1: different,error (default), tolerated, "
-        "skipped, same, none. latency: answers that are slower than those of --control-runs.",
-    ),
-]
-LatencyRatio = Annotated[
-    float,
-    _comparison(
-        "--latency-ratio",
-        metavar="RATIO",
-        min=1.0,
-        help="How many times as long an API's median latency has to be for --fail-on latency.",
-    ),
-]
-LatencyMin = Annotated[
-    str,
-    _comparison(
-        "--latency-min",
-        metavar="TIME",
-        help="How much longer an API's median latency has to be for --fail-on latency.",
-    ),
-]
+@dataclass(frozen=True)
+class SpeedOptions:
+    """Options for the times of requests, and the longest waits."""
 
-# Output
+    TITLE: ClassVar[str] = "Order and time"
 
-Junit = Annotated[
-    str | None, _output("--junit", metavar="FILE", help="JUnit XML, a test suite per API.")
-]
-Json = Annotated[
-    str | None,
-    _output("--json", metavar="FILE", help="JSON lines: the run, every exchange, the counts."),
-]
-Html = Annotated[str | None, _output("--html", metavar="FILE", help="A self-contained page.")]
-Out = Annotated[
-    str | None, _output("--out", metavar="DIR", help="The table set of the replay's own traffic.")
-]
-Overwrite = Annotated[bool, _output("--overwrite", help="Replace the table set in DIR.")]
-Pcap = Annotated[
-    str | None,
-    _output(
-        "--pcap",
-        metavar="FILE",
-        help="The replay's own traffic as a capture (after TLS, without logins).",
-    ),
-]
-Save = Annotated[
-    str | None,
-    _output("--save", metavar="FILE", help="Keep the workload as a small file for later replays."),
-]
+    pace: Annotated[
+        str,
+        typer.Option(
+            "--pace",
+            metavar="PACE",
+            help="recorded, x4 (four times as fast), or max (waits for answers only).",
+        ),
+    ] = "recorded"
+    max_gap: Annotated[
+        str | None,
+        typer.Option(
+            "--max-gap", metavar="TIME", help="Longest pause between requests (500ms, 5s)."
+        ),
+    ] = None
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            help="Longest wait for an answer; for a long poll, plus its captured time.",
+        ),
+    ] = "30s"
+    connect_timeout: Annotated[
+        str,
+        typer.Option("--connect-timeout", metavar="TIME", help="Longest wait for a connection."),
+    ] = "10s"
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight-mb",
+            metavar="MB",
+            min=1,
+            help="Pause sending while more than this is unanswered.",
+        ),
+    ] = 64
 
-# Access to the target
+    def run_options(self) -> RunOptions:
+        """Return the pace and the limits of a run; raises BadParameter."""
+        from kdissect.replay.planning.schedule import parse_pace, parse_span
+        from kdissect.replay.running.result import RunOptions
 
-Tls = Annotated[bool, _access("--tls", help="Speak TLS to the target.")]
-TlsCa = Annotated[
-    str | None, _access("--tls-ca", metavar="FILE", help="Authorities to trust (PEM).")
-]
-TlsCert = Annotated[
-    str | None, _access("--tls-cert", metavar="FILE", help="The client certificate (PEM).")
-]
-TlsKey = Annotated[
-    str | None,
-    _access(
-        "--tls-key",
-        metavar="FILE",
-        help="Its key (PEM); the password of an encrypted one comes from "
-        "KDISSECT_TLS_KEY_PASSWORD.",
-    ),
-]
-TlsNoVerify = Annotated[
-    bool, _access("--tls-no-verify", help="Do not check the target's certificate.")
-]
-TlsServerName = Annotated[
-    str | None,
-    _access(
-        "--tls-server-name",
-        metavar="NAME",
-        help="The name in the target's certificate, if not its host.",
-    ),
-]
-Sasl = Annotated[
-    str | None,
-    _access(
-        "--sasl", metavar="MECHANISM", help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER."
-    ),
-]
-SaslUser = Annotated[str | None, _access("--sasl-user", metavar="NAME")]
-SaslPasswordFile = Annotated[
-    str | None,
-    _access(
-        "--sasl-password-file", metavar="FILE", help="The password; or in KDISSECT_SASL_PASSWORD."
-    ),
-]
-SaslTokenFile = Annotated[
-    str | None,
-    _access(
-        "--sasl-token-file",
-        metavar="FILE",
-        help="OAUTHBEARER: the token; or in KDISSECT_SASL_TOKEN.",
-    ),
-]
+        if self.max_gap is not None:
+            checked("--max-gap", parse_span, self.max_gap)
+        pace = parse_pace(self.pace, self.max_gap)
+        timeout_s = checked("--timeout", parse_span, self.timeout)
+        return RunOptions(pace, timeout_s, self.in_flight << 20)
+
+    @property
+    def connect_timeout_s(self) -> float:
+        from kdissect.replay.planning.schedule import parse_span
+
+        return checked("--connect-timeout", parse_span, self.connect_timeout)
+
+
+class OffsetMode(StrEnum):
+    """The values of --offsets."""
+
+    CAPTURED = "captured"
+    EARLIEST = "earliest"
+    RELATIVE = "relative"
+
+
+@dataclass(frozen=True)
+class ComparisonOptions:
+    """Options for the answers that count as different, and what they are compared with."""
+
+    TITLE: ClassVar[str] = "Comparison"
+
+    offsets: Annotated[
+        OffsetMode,
+        typer.Option(
+            "--offsets",
+            help="Where readers start: relative (at the same data), "
+            "captured (the same numbers), earliest.",
+        ),
+    ] = OffsetMode.RELATIVE
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            metavar="KIND:OLD=NEW",
+            help="Another name for a topic, group or transactional-id at the target; repeatable.",
+        ),
+    ] = None
+    reencode: Annotated[
+        bool,
+        typer.Option(
+            "--reencode",
+            help="Send requests of an api_version that the target lacks in the nearest one.",
+        ),
+    ] = False
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rules", metavar="FILE", help="Rules for what may differ (TOML); repeatable."
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Without the built-in rules: only ids that had to be translated may differ.",
+        ),
+    ] = False
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="HOST:PORT",
+            help="Replay to this broker first, and compare with its answers.",
+        ),
+    ] = None
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline", metavar="FILE", help="Compare with an earlier run (its --json FILE)."
+        ),
+    ] = None
+    control_runs: Annotated[
+        int,
+        typer.Option(
+            "--control-runs",
+            metavar="N",
+            min=0,
+            help="Replay N times, at least 2, to --against or else to the target itself, and "
+            "excuse fields that differ between these runs.",
+        ),
+    ] = 0
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            metavar="VERDICTS",
+            help="Verdicts that make the exit code 1: different,error (default), tolerated, "
+            "skipped, same, none. latency: answers that are slower than those of --control-runs.",
+        ),
+    ] = None
+    latency_ratio: Annotated[
+        float,
+        typer.Option(
+            "--latency-ratio",
+            metavar="RATIO",
+            min=1.0,
+            help="How many times as long an API's median latency has to be for --fail-on latency.",
+        ),
+    ] = 1.5
+    latency_min: Annotated[
+        str,
+        typer.Option(
+            "--latency-min",
+            metavar="TIME",
+            help="How much longer an API's median latency has to be for --fail-on latency.",
+        ),
+    ] = "5ms"
+
+    def check(self) -> None:
+        """Raise BadParameter for options that exclude each other."""
+        from kdissect.replay.running.control_runs import FEWEST
+
+        if self.against is not None and self.baseline is not None:
+            raise typer.BadParameter("name one of --against and --baseline", param_hint="--against")
+        if self.control_runs and self.control_runs < FEWEST:
+            raise typer.BadParameter(
+                f"at least {FEWEST}: one run cannot show which fields differ by themselves",
+                param_hint="--control-runs",
+            )
+        if self.control_runs and self.baseline is not None:
+            raise typer.BadParameter(
+                "name one of --control-runs and --baseline", param_hint="--control-runs"
+            )
+
+    def check_files(self) -> None:
+        """Read rules and baseline, so that a mistake shows before the capture is read."""
+        from kdissect.replay.comparison.rules import load_rules
+        from kdissect.replay.output.baseline import read_baseline
+
+        load_rules(self.rules or ())
+        if self.baseline is not None:
+            read_baseline(self.baseline)
+
+    def translate_options(self) -> TranslateOptions:
+        """Return the options of the translation; raises BadParameter."""
+        from kdissect.replay.model import TranslateOptions
+
+        renames = tuple(map(_rename, self.rename or ()))
+        return TranslateOptions(self.offsets.value, renames, self.reencode)
+
+    def latency_options(self) -> LatencyOptions:
+        """Return the limits of --fail-on latency; raises BadParameter."""
+        from kdissect.replay.comparison.latency import LatencyOptions
+        from kdissect.replay.planning.schedule import parse_span
+
+        least_s = checked("--latency-min", parse_span, self.latency_min)
+        return LatencyOptions(self.latency_ratio, int(least_s * 1e9))
+
+
+def _rename(value: str) -> tuple[str, str, str]:
+    """Return kind, old and new name of a value of --rename."""
+    from kdissect.replay.translation.id_map import RENAME_KINDS
+
+    kind, colon, rest = value.partition(":")
+    old, equals, new = rest.partition("=")
+    if kind not in RENAME_KINDS or not colon or not equals or not old or not new:
+        raise typer.BadParameter(
+            f"{value!r} is not KIND:OLD=NEW (kinds: {', '.join(RENAME_KINDS)})",
+            param_hint="--rename",
+        )
+    return kind, old, new
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options for the files that a replay writes."""
+
+    TITLE: ClassVar[str] = "Output"
+
+    junit: Annotated[
+        str | None, typer.Option("--junit", metavar="FILE", help="JUnit XML, a test suite per API.")
+    ] = None
+    json: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE", help="JSON lines: the run, every exchange, the counts."
+        ),
+    ] = None
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="A self-contained page.")
+    ] = None
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="The table set of the replay's own traffic."),
+    ] = None
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the table set in DIR.")
+    ] = False
+    pcap: Annotated[
+        str | None,
+        typer.Option(
+            "--pcap",
+            metavar="FILE",
+            help="The replay's own traffic as a capture (after TLS, without logins).",
+        ),
+    ] = None
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "--save", metavar="FILE", help="Keep the workload as a small file for later replays."
+        ),
+    ] = None
+
+    @property
+    def files(self) -> dict[str, str | None]:
+        """The files to write, by option."""
+        return {
+            "--junit": self.junit,
+            "--json": self.json,
+            "--html": self.html,
+            "--pcap": self.pcap,
+            "--save": self.save,
+        }
+
+    @property
+    def written(self) -> list[str]:
+        """The options and their values, for a message."""
+        paths = {**self.files, "--out": self.out}
+        return [f"{option} {path}" for option, path in paths.items() if path]
+
+    def check(self) -> None:
+        """Raise OutputError for a place that cannot be written."""
+        from kdissect.errors import OutputError
+        from kdissect.pipeline.table_set import check_out
+
+        for option, path in self.files.items():
+            if path is not None and not Path(path).absolute().parent.is_dir():
+                raise OutputError(f"{option} {path}: no folder {Path(path).parent}")
+            if path is not None and Path(path).is_dir():
+                raise OutputError(f"{option} {path}: a folder; name a file")
+        if self.out is not None:
+            check_out(self.out, self.overwrite)
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Options for TLS and SASL."""
+
+    TITLE: ClassVar[str] = "Access to the target"
+
+    tls: Annotated[bool, typer.Option("--tls", help="Speak TLS to the target.")] = False
+    tls_ca: Annotated[
+        str | None, typer.Option("--tls-ca", metavar="FILE", help="Authorities to trust (PEM).")
+    ] = None
+    tls_cert: Annotated[
+        str | None, typer.Option("--tls-cert", metavar="FILE", help="The client certificate (PEM).")
+    ] = None
+    tls_key: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-key",
+            metavar="FILE",
+            help="Its key (PEM); the password of an encrypted one comes from "
+            "KDISSECT_TLS_KEY_PASSWORD.",
+        ),
+    ] = None
+    tls_no_verify: Annotated[
+        bool, typer.Option("--tls-no-verify", help="Do not check the target's certificate.")
+    ] = False
+    tls_server_name: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-server-name",
+            metavar="NAME",
+            help="The name in the target's certificate, if not its host.",
+        ),
+    ] = None
+    sasl: Annotated[
+        str | None,
+        typer.Option(
+            "--sasl",
+            metavar="MECHANISM",
+            help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.",
+        ),
+    ] = None
+    sasl_user: Annotated[str | None, typer.Option("--sasl-user", metavar="NAME")] = None
+    sasl_password_file: Annotated[
+        str | None,
+        typer.Option(
+            "--sasl-password-file",
+            metavar="FILE",
+            help="The password; or in KDISSECT_SASL_PASSWORD.",
+        ),
+    ] = None
+    sasl_token_file: Annotated[
+        str | None,
+        typer.Option(
+            "--sasl-token-file",
+            metavar="FILE",
+            help="OAUTHBEARER: the token; or in KDISSECT_SASL_TOKEN.",
+        ),
+    ] = None
+
+    def access(self, connect_timeout_s: float) -> Access:
+        """Return the way to log in; raises an error for a file that is unusable."""
+        from kdissect.replay.target.auth import TlsOptions, sasl_from
+        from kdissect.replay.target.connection import Access
+
+        tls = None
+        if self.tls or self.tls_ca or self.tls_cert or self.tls_no_verify or self.tls_server_name:
+            tls = TlsOptions(
+                self.tls_ca, self.tls_cert, self.tls_key, not self.tls_no_verify,
+                self.tls_server_name,
+            )  # fmt: skip
+            tls.context()  # raises now if a file is unusable
+        login = None
+        if self.sasl:
+            login = sasl_from(
+                self.sasl, self.sasl_user, self.sasl_password_file, self.sasl_token_file
+            )
+        return Access(tls, login, connect_timeout_s)
