@@ -15,8 +15,8 @@ from kdissect.text import byte_size, duration, plural
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
 REPEATS_MIN = 4
 LENGTH_MS = 5000
-# An application that fails on a record and seeks back to it waits less than this in between; one
-# that reads a topic anew from time to time waits longer.
+# A consumer that repeats a Fetch, or an application that fails on a record and seeks back to it,
+# waits less than this in between. One that reads a topic anew from time to time waits longer.
 PAUSE_MS = 30_000
 
 
@@ -53,7 +53,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             list(DISTINCT broker ORDER BY broker) AS brokers,
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
             list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
-          FROM useless GROUP BY client, topic, partition, position
+          FROM useless GROUP BY client, topic, partition, position, run
           HAVING count(*) >= {REPEATS_MIN}
             AND max(time) - min(time) >= INTERVAL {LENGTH_MS} MILLISECONDS
         )
@@ -109,22 +109,26 @@ def _positions(facts: Facts) -> str:
 
 # A request repeats a position if the request before it had the same one, or if an earlier one of
 # its connection had: a consumer that seeks back has fetched more in between. Clients of one name
-# may be several consumers, and then they have several connections.
+# may be several consumers, and then they have several connections. A longer pause ends a run.
 _REPEATED = f"""
     CREATE TEMP TABLE repeated_positions AS
     WITH frequent AS (
       SELECT DISTINCT client, topic, partition FROM fetch_positions
       GROUP BY client, topic, partition, position HAVING count(*) >= {REPEATS_MIN}
     ), repetitions AS (
-      SELECT *, position = lag(position) OVER (
-          PARTITION BY client, topic, partition ORDER BY time)
-        OR connection_id = lag(connection_id) OVER same
-          AND ms_between(lag(time) OVER same, time) <= {PAUSE_MS} AS is_repetition
+      SELECT *, ms_between(lag(time) OVER same, time) <= {PAUSE_MS} AS is_soon,
+        is_soon AND (connection_id = lag(connection_id) OVER same
+          OR position = lag(position) OVER (PARTITION BY client, topic, partition ORDER BY time)
+        ) AS is_repetition
       FROM fetch_positions SEMI JOIN frequent USING (client, topic, partition)
       WINDOW same AS (PARTITION BY client, topic, partition, position ORDER BY time)
+    ), runs AS (
+      SELECT *, count(*) FILTER (NOT is_soon)
+        OVER (PARTITION BY client, topic, partition, position ORDER BY time) AS run
+      FROM repetitions
     )
-    FROM repetitions QUALIFY count(*) FILTER (is_repetition)
-      OVER (PARTITION BY client, topic, partition, position) >= {REPEATS_MIN - 1}
+    FROM runs QUALIFY count(*) FILTER (is_repetition)
+      OVER (PARTITION BY client, topic, partition, position, run) >= {REPEATS_MIN - 1}
 """
 
 

@@ -95,3 +95,11 @@ def test_a_topic_that_is_read_anew_each_minute() -> None:
     starts = [60.0 * number for number in range(6)]
     assert all(after - before > 30 for before, after in pairwise(starts))
     assert _incidents(*[(s + step / 10, 10 * step, 1) for s in starts for step in range(5)]) == []
+
+
+def test_a_job_that_starts_at_one_offset_each_hour() -> None:
+    """Each run of the job fetches one offset twice: an hour lies between, so nothing is stuck."""
+    assert (
+        _incidents(*[(3600.0 * hour + step, 120, hour) for hour in range(4) for step in (1, 2)])
+        == []
+    )
