@@ -36,6 +36,7 @@ from kdissect.cli.common import (
     say,
     some_of,
 )
+from kdissect.cli.options import Spool
 from kdissect.cli.verbs import verb
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.step_log import logged_step
@@ -110,12 +111,7 @@ def dissect_command(
             help="Bytes of a capture per task (default: by size and cores).",
         ),
     ] = None,
-    spool: Annotated[
-        str | None,
-        typer.Option(
-            "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
-        ),
-    ] = None,
+    spool: Spool = None,
     master: Annotated[str, typer.Option("--master", help="Spark master.")] = "local[*]",
     conf: Annotated[
         list[str] | None,

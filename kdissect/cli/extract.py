@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import AsJson, Quiet, limits_of, say
+from kdissect.cli.common import AsJson, Quiet, say
 from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool
 from kdissect.cli.verbs import verb
 
@@ -54,20 +54,13 @@ def extract_command(
     --anonymize packets are copied as they are, with passwords and records.
     """
     from kdissect.extract import extract
-    from kdissect.pipeline.options import Options
     from kdissect.text import plural
 
-    options = Options(
-        ports=tuple(capture.port or ()),
-        keylog=tuple(capture.keylog or ()),
-        payload="none",
-        limits=limits_of(capture.limit),
-    )
     done = extract(
         captures,
         out,
         selected.selection(),
-        options,
+        capture.options(),
         anonymize=anonymize,
         overwrite=overwrite,
         spool=spool,

@@ -6,7 +6,7 @@ A group is a frozen dataclass whose fields are options. A command has a paramete
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -24,9 +24,11 @@ from kdissect.cli.common import (
     UntilTime,
     check_choice,
     checked,
+    limits_of,
 )
 
 if TYPE_CHECKING:
+    from kdissect.pipeline.options import Options
     from kdissect.pipeline.selection import Selection
 
 IN_PROCESS_MAX = "256MB"
@@ -49,6 +51,17 @@ class ReadingOptions:
     keylog: KeyLogs = None
     limit: LimitItems = None
 
+    def options(self) -> Options:
+        """Return the options of a run that shows no record data; raises BadParameter."""
+        from kdissect.pipeline.options import Options
+
+        return Options(
+            ports=tuple(self.port or ()),
+            keylog=tuple(self.keylog or ()),
+            payload="none",
+            limits=limits_of(self.limit),
+        )
+
 
 @dataclass(frozen=True)
 class CaptureOptions(ReadingOptions):
@@ -56,6 +69,12 @@ class CaptureOptions(ReadingOptions):
 
     payload: ShownPayload = Payload.FULL
     reveal_secrets: RevealSecrets = False
+
+    def options(self) -> Options:
+        """Return the options of a run that shows records; raises BadParameter."""
+        return replace(
+            super().options(), payload=self.payload.value, reveal_secrets=self.reveal_secrets
+        )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,14 +12,16 @@ from kdissect.cli.common import (
     EXIT_INTERRUPTED,
     Quiet,
     checked,
-    limits_of,
     say,
     some_of,
 )
 from kdissect.cli.options import CaptureOptions, SelectionOptions
-from kdissect.cli.rows import format_of, write_file
+from kdissect.cli.rows import Format, format_of, write_file
 from kdissect.cli.verbs import verb
 from kdissect.show.style import Clock
+
+if TYPE_CHECKING:
+    from kdissect.show.loop import Exchanges
 
 SHOW_EXAMPLES = """
 Examples:
@@ -111,22 +113,13 @@ def show_command(
         raise typer.BadParameter(
             "it writes columns; no --json, -v, -x, --records", param_hint="--out"
         )
-    import pyarrow as pa
-
-    from kdissect.pipeline.options import Options
     from kdissect.show.columns import DEFAULT, fitted, parse_columns
     from kdissect.show.loop import Exchanges, Style, show
     from kdissect.tables.schemas import EXCHANGES
-    from kdissect.text import plural, unread
+    from kdissect.text import unread
 
     selection = selected.selection()
-    options = Options(
-        ports=tuple(capture.port or ()),
-        keylog=tuple(capture.keylog or ()),
-        payload=capture.payload.value,
-        reveal_secrets=capture.reveal_secrets,
-        limits=limits_of(capture.limit),
-    )
+    options = capture.options()
     is_stored = as_json or out is not None
     names: tuple[str, ...] = EXCHANGES.names if out is not None else DEFAULT
     if columns is not None:
@@ -150,12 +143,7 @@ def show_command(
     exchanges = Exchanges(captures, options, selection, note, style.detail)
     try:
         if out is not None:
-            schema = pa.schema([EXCHANGES.field(name) for name in names])
-            write_file(form, schema, exchanges.batches(schema), out)
-            if not quiet:
-                say(f"{plural(exchanges.count, 'exchange')} in {out}")
-            if exchanges.is_interrupted:
-                raise KeyboardInterrupt
+            _write(exchanges, names, form, out, quiet)
         else:
             show(exchanges, options, style, stdout.write)
             stdout.flush()
@@ -172,6 +160,23 @@ def show_command(
         say(left)
     if not reading.resumed.connection_count:
         note(f"no Kafka traffic found in {some_of(captures)}")
+
+
+def _write(
+    exchanges: Exchanges, names: tuple[str, ...], form: Format, path: str, quiet: bool
+) -> None:
+    """Write columns of `exchanges` to a file, as far as they come before an interrupt."""
+    import pyarrow as pa
+
+    from kdissect.tables.schemas import EXCHANGES
+    from kdissect.text import plural
+
+    schema = pa.schema([EXCHANGES.field(name) for name in names])
+    write_file(form, schema, exchanges.batches(schema), path)
+    if not quiet:
+        say(f"{plural(exchanges.count, 'exchange')} in {path}")
+    if exchanges.is_interrupted:
+        raise KeyboardInterrupt
 
 
 def _has_colour(wanted: bool | None) -> bool:
