@@ -120,7 +120,8 @@ class _Writer:
                 # plain Parquet types: readers do not see that a column was dictionary-encoded
                 store_schema=False,
             )
-        self._writer.write_table(table.cast(self._writer.schema), row_group_size=ROW_GROUP_ROWS)
+        table = plain(table, self._writer.schema)
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self.row_count += table.num_rows
 
     def _target(self) -> Any:
