@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
@@ -181,9 +181,6 @@ class LogBounds:
             evidence = list(stated)
             if bound == _STABLE:  # never above the high watermark
                 evidence += self._stated.get((_END, (topic, number)), [])
-            if is_own:
-                ends = (each for key, each in self._stated.items() if key[0] == _METADATA_END)
-                evidence += chain.from_iterable(ends)
             if bound == _PAST_EPOCH:
                 evidence = self._stated.get((_EPOCH, (topic, number)), [])
             if are_epochs:
@@ -191,6 +188,17 @@ class LogBounds:
             for each, later in _contradicted(stated, evidence, slack_ns):
                 note = f"a later answer to {api_name(later.api_key)} is lower"
                 add(each.outcome, each.path, f"at most {later.value}", each.value, note)
+        self._check_quorum(add)
+
+    def _check_quorum(self, add: Add) -> None:
+        """The high watermark of the metadata log is not below the last offset at a broker."""
+        stated = [(key[0], each) for key, all_of in self._stated.items() for each in all_of]
+        owns = [each for bound, each in stated if bound == _METADATA_LOG]
+        for end in (each for bound, each in stated if bound == _METADATA_END):
+            known = max((own.value for own in owns if own.answered_ns < end.sent_ns), default=-1)
+            if end.value < known:
+                note = "a broker had this offset before"
+                add(end.outcome, end.path, f"at least {known}", end.value, note)
 
     def _check_epochs(self, log: TargetLog, stated: list[_Stated], add: Add) -> None:
         """The only broker leads every partition, in the same epoch until it is restarted."""

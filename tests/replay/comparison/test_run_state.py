@@ -1008,7 +1008,7 @@ def test_a_token_lives_as_long_as_the_captured_one() -> None:
 
 @pytest.mark.parametrize(
     ("epochs", "high", "wrong"),
-    [([50, 51], 60, []), ([70, 60, 60], 60, [0]), ([5060], 61, [0])],
+    [([50, 51], 60, []), ([70, 60, 60], 70, [0]), ([5060, 5061], 61, [2])],
 )
 def test_the_epoch_of_features_is_an_offset_of_the_metadata_log(
     epochs: list[int], high: int, wrong: list[int]
