@@ -132,10 +132,11 @@ class LogBounds:
             topics = entries(answer.body["topics"])
             logs = [each for topic in topics for each in entries(topic["partitions"])]
             end = max((each["high_watermark"] for each in logs), default=-1)
-        if end >= 0 and outcome.node_id is not None:
+        if end >= 0:
+            node = -1 if outcome.node_id is None else outcome.node_id  # -1: any broker
             times = outcome.sent_ns, outcome.answered_ns
             stated = _Stated(*times, answer.api_key, end, outcome, path)
-            self._stated[key, ("broker", outcome.node_id)].append(stated)
+            self._stated[key, ("broker", node)].append(stated)
 
     def _add_statements(self, outcome: Outcome, answer: Message) -> None:
         place = _PARTITION_FIELDS[ApiKey(answer.api_key)]
@@ -174,7 +175,8 @@ class LogBounds:
         for (bound, (topic, number)), stated in self._stated.items():
             if not topic or topic in self._deleted:
                 continue
-            are_epochs, is_own = bound in (_EPOCH, _PAST_EPOCH), bound == _METADATA_LOG
+            are_epochs = bound in (_EPOCH, _PAST_EPOCH)
+            is_own = bound == _METADATA_LOG and number >= 0
             if not (are_epochs or is_own or self._has_one_node):
                 continue
             slack_ns = 0 if self._has_one_node or is_own else _SLACK_NS

@@ -1017,6 +1017,7 @@ def test_the_epoch_of_features_is_an_offset_of_the_metadata_log(
     run = Run()
     for at_s, epoch in enumerate(epochs):
         run.add(at_s, ApiKey.API_VERSIONS, 3, {}, {"finalized_features_epoch": epoch})
+        run.outcomes[-1].node_id = None  # of the connection to the bootstrap address
     voter = {"replica_id": 1, "log_end_offset": high}
     log = {"leader_id": 1, "high_watermark": high, "current_voters": [voter]}
     topic = {"topic_name": "__cluster_metadata", "partitions": [log]}
