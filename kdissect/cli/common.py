@@ -20,6 +20,7 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 if TYPE_CHECKING:
     from kdissect.api import Tables
     from kdissect.cli.options import SelectionOptions, SourceOptions
+    from kdissect.pipeline.limits import Limits
 
 Result = TypeVar("Result")
 
@@ -111,7 +112,7 @@ _UNPACKED = 4  # estimated size of a compressed capture, as a multiple, when dec
 _SIZE_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def limits_of(items: list[str] | None) -> Any:
+def limits_of(items: list[str] | None) -> Limits:
     """Return the `Limits` of --limit; raises BadParameter, which lists all limits, for a wrong
     one."""
     from kdissect.pipeline.limits import Limits

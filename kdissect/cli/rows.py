@@ -5,13 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import typer
 
 from kdissect.atomic_file import atomic_write
 from kdissect.cli.common import stdout_failed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Batches = Iterable[pa.RecordBatch]
 
 
 class Format(StrEnum):
@@ -43,7 +49,7 @@ def format_of(out: str | None) -> Format:
     return _ENDINGS[ending]
 
 
-def write_stdout(form: Format, schema: Any, batches: Any) -> None:
+def write_stdout(form: Format, schema: pa.Schema, batches: Batches) -> None:
     """batches: record batches of the schema, text as UTF-8."""
     from kdissect.sql import formats
 
@@ -59,13 +65,13 @@ def write_stdout(form: Format, schema: Any, batches: Any) -> None:
         stdout_failed(error)
 
 
-def write_file(form: Format, schema: Any, batches: Any, out: str) -> None:
+def write_file(form: Format, schema: pa.Schema, batches: Batches, out: str) -> None:
     """The file appears when it is whole; if reading fails, the file before it stays."""
     with atomic_write(out) as place, open(place, "ab") as binary:
         _write(form, schema, batches, binary)
 
 
-def _write(form: Format, schema: Any, batches: Any, binary: BinaryIO) -> None:
+def _write(form: Format, schema: pa.Schema, batches: Batches, binary: BinaryIO) -> None:
     from kdissect.sql import formats
 
     if form in BINARY:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect import __version__
@@ -60,7 +61,7 @@ class _Wanted:
     packets: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     comments: dict[tuple[int, int], list[str]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, segments: Any) -> None:
+    def add(self, segments: npt.NDArray[np.void]) -> None:
         for source in np.unique(segments["source"]):
             of_source = segments["packet"][segments["source"] == source]
             self.packets[int(source)].append(of_source)

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Rows
 from kdissect.capture.scan import ScanResult
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
+from kdissect.tables.arrow_arrays import Ints, Mask
 
 NOT_FOLLOWED = "connection_limit"  # in captures.ignored_reasons
 
@@ -86,7 +86,7 @@ def of_hosts(result: ScanResult, hosts: Sequence[str]) -> ScanResult:
     return replace(result, batch=SegmentBatch(endpoints[is_wanted], kept))
 
 
-def is_within(times: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
+def is_within(times: Ints, first: int | None, last: int | None) -> Mask:
     """bool[n]: which of the times int64[n] are in [first, last); None means no bound."""
     within = np.ones(len(times), np.bool_)
     if first is not None:
@@ -96,14 +96,14 @@ def is_within(times: npt.NDArray[Any], first: int | None, last: int | None) -> A
     return within
 
 
-def exchanges_within(exchanges: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
+def exchanges_within(exchanges: Rows, first: int | None, last: int | None) -> Mask:
     """bool[n]: exchanges whose first captured byte is in [first, last)."""
     has_request = exchanges["request"]["size"] >= 0
     time = np.where(has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
     return is_within(time, first, last)
 
 
-def connections_within(connections: npt.NDArray[Any], first: int | None, last: int | None) -> Any:
+def connections_within(connections: Rows, first: int | None, last: int | None) -> Mask:
     """bool[n]: connections that overlap [first, last)."""
     overlaps = np.ones(len(connections), np.bool_)
     if first is not None:
@@ -113,9 +113,7 @@ def connections_within(connections: npt.NDArray[Any], first: int | None, last: i
     return overlaps
 
 
-def anomalies_within(
-    anomalies: npt.NDArray[Any], with_exchange: Any, overlaps: npt.NDArray[np.bool_]
-) -> Any:
+def anomalies_within(anomalies: Rows, with_exchange: Mask, overlaps: Mask) -> Mask:
     """bool[n]: anomalies to keep: with their exchange, or else with their connection."""
     at = anomalies["connection"]
     with_connection = at < 0
@@ -123,7 +121,7 @@ def anomalies_within(
     return np.where(anomalies["exchange_id"] != 0, with_exchange, with_connection)
 
 
-def bools(mask: Any) -> npt.NDArray[np.bool_]:
+def bools(mask: pa.ChunkedArray) -> Mask:
     """An Arrow mask as a NumPy array; null becomes False."""
     return np.asarray(pc.fill_null(mask, False), np.bool_)
 
@@ -141,7 +139,7 @@ def fits(name: str | None, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(folded, pattern.casefold().replace("[", "[[]")) for pattern in patterns)
 
 
-def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
+def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> pa.BooleanArray:
     """bool[n]: texts that match one of the patterns; each distinct text is tested once."""
     encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
@@ -152,7 +150,7 @@ def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
     return pa.array(matches, pa.bool_()).take(encoded.indices).fill_null(False)
 
 
-def any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> Any:
+def any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> pa.BooleanArray:
     """bool[n]: lists with at least one text that matches one of the patterns."""
     lists = column.combine_chunks()
     flat = lists.flatten()

@@ -58,9 +58,8 @@ class Options:
 
         for host in self.hosts:
             host_bytes(host)
-        if None not in (self.time_from_ns, self.time_to_ns) and (
-            self.time_from_ns >= self.time_to_ns  # type: ignore[operator]
-        ):
+        first, last = self.time_from_ns, self.time_to_ns
+        if first is not None and last is not None and first >= last:
             raise ValueError("the range of times is empty: its end is not after its start")
 
     @property

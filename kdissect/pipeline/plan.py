@@ -131,7 +131,7 @@ def check_key_logs(paths: Sequence[str]) -> None:
     """Raise CaptureError if a key log cannot be read or has no line of a key log."""
     files = Sources(list(paths))
     for number, path in enumerate(paths):
-        text = memoryview(files.data(number))  # type: ignore[arg-type]
+        text = files.data(number).data
         if not holds_secrets(text) and not is_blank(text):
             raise CaptureError(f"{path}: no line of it is one of a TLS key log (SSLKEYLOGFILE)")
 

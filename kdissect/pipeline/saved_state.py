@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from kdissect.pipeline.table_writer import STAGING
 from kdissect.resume.carry import AppendedWindow, no_segments
 from kdissect.resume.connection_state import ConnectionState, pack_states, unpack_states
 from kdissect.stories.events import Collector, Packed, unpack
+from kdissect.tables.arrow_arrays import Ints
 from kdissect.tables.connections import ConnectionFacts
 
 STATE_FOLDER = "_state"  # readers of tables skip folders with a leading underscore
@@ -90,7 +91,7 @@ def write_connections(files: StateFiles, states: Sequence[ConnectionState]) -> d
 
 
 def connection_pieces(
-    path: str, bucket_of: Any, bucket_count: int, bytes_max: int
+    path: str, bucket_of: Callable[[SegmentBatch, int], Ints], bucket_count: int, bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (bucket of this run, packed states) from a file of OPEN_FILES."""
     for data in read_state(path):
@@ -151,7 +152,7 @@ def _certificate(saved: Any) -> Certificate | None:
     return Certificate(subject, issuer, not_before, not_after, tuple(names))
 
 
-def requests_seen(appended: AppendedWindow) -> Any:
+def requests_seen(appended: AppendedWindow) -> Ints:
     """int64[n, 3]: distinct (connection, api key, api version) of requests, also of earlier
     runs."""
     exchanges = appended.assembly.exchanges
@@ -164,7 +165,7 @@ def requests_seen(appended: AppendedWindow) -> Any:
     return np.unique(np.concatenate(seen), axis=0)
 
 
-def keep_facts(appended: AppendedWindow, facts: ConnectionFacts, seen: Any) -> None:
+def keep_facts(appended: AppendedWindow, facts: ConnectionFacts, seen: Ints) -> None:
     """Store facts of the open connections in their states. seen: result of `requests_seen`."""
     bounds = np.searchsorted(seen[:, 0], np.arange(len(appended.assembly.connections) + 1))
     for row, state in appended.states.items():

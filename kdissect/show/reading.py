@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -106,7 +105,7 @@ def first_packet(item: InputFile) -> tuple[int, bytes]:
             # key logs in front of the first packet may be longer than a packet
             room = np.zeros(max(FIRST_BYTES, 2 * len(head)), np.uint8)
             room[: len(head)] = head
-            count = data.into(memoryview(room)[len(head) :])  # type: ignore[arg-type]
+            count = data.into(room.data[len(head) :])
             head = room[: len(head) + count]
             walk = _Walk(head, len(room)).run(packet_max=1)
             if walk.start_time_ns is not None:
@@ -118,7 +117,7 @@ def first_packet(item: InputFile) -> tuple[int, bytes]:
     return NO_TIME_YET, b""
 
 
-def key_log_texts(paths: Sequence[str]) -> list[Any]:
+def key_log_texts(paths: Sequence[str]) -> list[memoryview]:
     if not paths:
         return []
     from kdissect.capture.mapped_files import Sources
@@ -126,4 +125,4 @@ def key_log_texts(paths: Sequence[str]) -> list[Any]:
 
     check_key_logs(paths)
     files = Sources(list(paths))
-    return [memoryview(files.data(number)) for number in range(len(paths))]  # type: ignore[arg-type]
+    return [files.data(number).data for number in range(len(paths))]
