@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import HELD_APIS, Facts
+from kdissect.incidents.facts import HELD_APIS, Facts, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.text import duration, plural
 
@@ -98,7 +98,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length = duration((row["stop"] - row["start"]).total_seconds() * 1000)
+        length = duration(lasted_ms(row))
         yield facts.incident(
             row,
             "broker_stall",

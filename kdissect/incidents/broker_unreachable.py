@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from kdissect.incidents.facts import HELD_APIS, Facts, Row
+from kdissect.incidents.facts import HELD_APIS, Facts, Row, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident
 from kdissect.sql.exchange_facts import endpoint
 from kdissect.text import duration, plural
@@ -168,16 +168,11 @@ def _outages_with_requests() -> str:
 def _severity(row: Row, is_internal: bool) -> str | None:
     """Return the severity of an outage; None if it is too short to matter."""
     is_single = row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN
-    if not row["requests"] and (is_single or _length_ms(row) < LENGTH_MIN_MS):
+    if not row["requests"] and (is_single or lasted_ms(row) < LENGTH_MIN_MS):
         return None
     if not row["era"]:
         return WARN if row["back"] is None else INFO
     return INFO if row["is_planned"] or is_internal else BAD
-
-
-def _length_ms(row: Row) -> float:
-    length: timedelta = row["stop"] - row["start"]
-    return length.total_seconds() * 1000
 
 
 def _ip(row: Row) -> str:
@@ -211,7 +206,7 @@ def _outage(facts: Facts, listeners: list[Row]) -> Incident:
         first["broker"],
         " ".join(sentences),
         requests,
-        _length_ms(first),
+        lasted_ms(first),
         [number for row in listeners for number in row["exchange_ids"] or ()],
         ids,
         facts.follow(ids),
@@ -228,9 +223,7 @@ def _beginning(row: Row) -> str:
 
 def _ending(row: Row) -> str:
     return (
-        "did not come back"
-        if row["back"] is None
-        else f"was back after {duration(_length_ms(row))}"
+        "did not come back" if row["back"] is None else f"was back after {duration(lasted_ms(row))}"
     )
 
 

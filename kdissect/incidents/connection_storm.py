@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.facts import Facts, lasted_ms
 from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural
@@ -42,14 +42,14 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length = row["stop"] - row["start"]
-        rate = row["connections"] / length.total_seconds()
+        length_ms = lasted_ms(row)
+        rate = row["connections"] / (length_ms / 1000)
         yield facts.incident(
             row,
             "connection_storm",
             WARN,
             row["client"],
             f"{row['client']} opened {plural(row['connections'], 'connection')} to "
-            f"{row['broker']} in {duration(length.total_seconds() * 1000)}, {rate:,.1f} a second, "
+            f"{row['broker']} in {duration(length_ms)}, {rate:,.1f} a second, "
             f"none open for {SHORT_S} s. An application should keep one client and share it.",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row
+from kdissect.incidents.facts import Facts, Row, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.text import byte_size, duration, plural
 
@@ -67,7 +67,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        length_ms = lasted_ms(row)
         partition = f"{row['topic']}-{row['partition']}"
         yield facts.incident(
             row,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,12 @@ PACKETS = """
 """
 # SQL of a client as `text.client` writes it
 _CLIENT = "coalesce(nullif({id}, ''), '(none)') || ' @ ' || {ip}"
+
+
+def lasted_ms(row: Row) -> float:
+    """Return the time from `start` to `stop`."""
+    length: timedelta = row["stop"] - row["start"]
+    return length.total_seconds() * 1000
 
 
 class Facts:

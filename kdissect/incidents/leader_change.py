@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.facts import Facts, lasted_ms
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.produced import make_produced
 from kdissect.incidents.runs import runs
@@ -90,7 +90,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        length_ms = lasted_ms(row)
         names = row["partitions"][:PARTITIONS_MAX]
         more = len(row["partitions"]) - len(names)
         errors = (

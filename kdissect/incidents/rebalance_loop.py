@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.facts import Facts, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import decimal, duration, plural
@@ -92,7 +92,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        length_ms = lasted_ms(row)
         cause = (row["detail"] or "").partition("why: ")[2][:_CAUSE_MAX]
         who = (
             f"{row['client']} ended and joined again {plural(row['flaps'], 'time')}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.facts import Facts, lasted_ms
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural, share
@@ -39,7 +39,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        length_ms = lasted_ms(row)
         quota = _QUOTAS.get(tuple(row["apis"]), "")
         responses = plural(row["requests"], "response") + f" ({', '.join(row['apis'])})"
         yield facts.incident(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.facts import Facts, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, certificates
@@ -69,7 +69,7 @@ def _failures(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
         text += f" {row['reason']}" if row["reason"] else ""
-        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        length_ms = lasted_ms(row)
         yield facts.incident(
             row,
             "tls_failure",

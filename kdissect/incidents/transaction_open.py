@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.facts import Facts, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.text import duration, plural
 
@@ -82,7 +82,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        length_ms = (row["stop"] - row["start"]).total_seconds() * 1000
+        length_ms = lasted_ms(row)
         where = ", ".join(sorted(row["partitions"])[:3])
         if row["producer_id"] is None:
             subject = row["unknown_at"]

@@ -21,10 +21,6 @@ class Packet:
     length: int
 
     @property
-    def ip_pos(self) -> int:
-        return 14
-
-    @property
     def is_tcp(self) -> bool:
         """True for IPv4 and TCP with whole headers."""
         data = self.data

@@ -52,7 +52,6 @@ SHARED = [
     "transactions/transactions", "zookeeper/zk_1_1_1",
     *(pytest.param(name, marks=pytest.mark.heavy) for name in REPEATED),
 ]  # fmt: skip
-KEPT: dict[str, Replayed] = {}
 
 
 def replayed(path: Path) -> tuple[Replayed, OtherCluster]:
