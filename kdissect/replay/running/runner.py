@@ -49,6 +49,7 @@ from kdissect.replay.running.completion import StepCompletion
 from kdissect.replay.running.group_members import GroupMembers
 from kdissect.replay.running.judge_queue import JudgeQueue
 from kdissect.replay.running.lane import Lane, LaneConnection
+from kdissect.replay.running.lane_connections import LaneConnections
 from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
 from kdissect.replay.running.waits import (
@@ -58,12 +59,10 @@ from kdissect.replay.running.waits import (
     made_partitions,
 )
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.connection import ConnectFailed, allow_many_files, connect_as
+from kdissect.replay.target.connection import ConnectFailed, allow_many_files
 from kdissect.text import plural
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
-CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
-RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
 RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
 PARTS_PAUSE_S = 0.002
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
@@ -98,7 +97,6 @@ class Runner:
         self._lanes = [Lane(n, numbers) for n, numbers in enumerate(plan.lanes)]
         self._ready: deque[Lane] = deque()
         self._throttled: deque[Lane] = deque()
-        self._live: set[LaneConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._judge_queue = JudgeQueue(comparison)
         self._completion = StepCompletion(plan, self._lanes, self._queue, self._completed)
@@ -110,11 +108,11 @@ class Runner:
         self._unserved: set[str] = set()  # topics that were awaited in vain
         self._timeouts = 0
         self._timer_count = 0
-        self._reconnects = 0
         self._retried: list[Attempt] = []
         self._ended, self._is_interrupted, self._is_stopping = "", False, False
         self._began_ns = 0
         self._idle_since = 0
+        self._connections = LaneConnections(target, self._links, self._now)
         self._nodes = NodeConnections(target, self._links, self._now)
         self._members = GroupMembers(translation, self._nodes, self._has_ended, self._retried)
 
@@ -130,7 +128,7 @@ class Runner:
             return f"{where}: comparing {plural(len(self.outcomes), 'answer')}"
         text = f"{where}: {self.sent_count} sent, {self.answered_count} answered, {self.left} left"
         now = self._now()
-        oldest = [link.pending[0] for link in tuple(self._live) if link.pending]
+        oldest = [link.pending[0] for link in tuple(self._connections.live) if link.pending]
         if oldest:
             number, _, sent_ns, _ = min(oldest, key=lambda each: each[2])
             api = self.plan.steps[number if number >= 0 else ~number].api_name
@@ -145,7 +143,6 @@ class Runner:
         """Play the plan; the result has an outcome for every step, however the run ends."""
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
-        self._connect_slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
         allow_many_files()
         # times count from the first due step; what has to be open by then is opened before
         lead_ns = 0 if self._is_max else CONNECT_AHEAD_NS
@@ -184,7 +181,7 @@ class Runner:
             elapsed_ns,
             self._ended,
             self._is_interrupted,
-            self._reconnects,
+            self._connections.reconnects,
             self._retried,
             send_cpu_ns,
             time.process_time_ns() - judge_cpu_ns,
@@ -215,17 +212,17 @@ class Runner:
         """Close all connections, and give an outcome to each step that has none."""
         for task in list(self._tasks):
             task.cancel()
-        if self._is_stopping and any(link.pending for link in self._live):
+        if self._is_stopping and self._connections.has_pending:
             end = self._loop.time() + GRACE_S  # answers that are on their way still count
-            while self._loop.time() < end and any(link.pending for link in self._live):
+            while self._loop.time() < end and self._connections.has_pending:
                 await asyncio.sleep(0.02)
         self._is_stopping = True
         for lane in self._lanes:
             lane.cancel()
             self._completion.release(lane)
-        for link in list(self._live):
+        for link in list(self._connections.live):
             self._lose_pending(link, f"{self._ended or 'the run ended'} before the answer came")
-            self._close(link)
+            self._connections.close(link)
         for step in self.plan.steps:
             if self._completion.is_complete[step.number]:
                 continue
@@ -325,7 +322,7 @@ class Runner:
                 return
             if link.relogin_at_ns and now >= link.relogin_at_ns:
                 if not link.pending:
-                    self._work(lane, self._log_in_again(link))
+                    self._work(lane, self._connections.log_in_again(link))
                 return
             self._send(lane, link, step)
             lane.go_on()
@@ -444,7 +441,7 @@ class Runner:
         pending = [entry for link in lane.links.values() for entry in link.pending]
         if not pending:
             for link in list(lane.links.values()):
-                self._close(link)
+                self._connections.close(link)
             lane.links.clear()
         elif lane.close_timer is None and not any(
             self._is_answer_captured(number) for number, *_ in pending
@@ -465,7 +462,7 @@ class Runner:
         self._timer_count -= 1
         for link in list(lane.links.values()):
             self._lose_pending(link, NOT_WAITED)
-            self._close(link)
+            self._connections.close(link)
         lane.links.clear()
         self._pump()
 
@@ -605,7 +602,7 @@ class Runner:
             return ""
 
     def _on_lost(self, lane: Lane, link: LaneConnection, reason: str) -> None:
-        self._drop(lane, link)
+        self._connections.drop(lane, link)
         self._lose_pending(link, reason)
         self._queue(lane)
         self._pump()
@@ -615,7 +612,7 @@ class Runner:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self._now()
-            for link in list(self._live):
+            for link in list(self._connections.live):
                 if not link.pending:
                     continue
                 number, _, sent_ns, _ = link.pending[0]
@@ -623,7 +620,7 @@ class Runner:
                 if now - sent_ns > limit_s * 1e9:
                     self._give_up(link, number, limit_s)
             is_idle = not (self._tasks or self._timer_count or self._ready or self._is_stopping)
-            if is_idle and not any(link.pending for link in self._live):
+            if is_idle and not self._connections.has_pending:
                 self._idle_since = self._idle_since or now
                 if now - self._idle_since > GRACE_S * 1e9:
                     self._stop(f"{self._completion.left} steps wait for each other")
@@ -679,73 +676,25 @@ class Runner:
         task.add_done_callback(done)
 
     async def _open(self, lane: Lane, node_id: int | None, number: int) -> None:
-        """A link to a node, tried for a while; without one the step at hand has failed."""
-        host, port = self.target.address(node_id)
-        pauses = list(RECONNECT_PAUSES_S)
-        while True:
-            try:
-                async with self._connect_slots:
-                    opened = await connect_as(LaneConnection, host, port, self.target.access)
-                break
-            except ConnectFailed as error:
-                if error.kind in ("tls", "login") or not pauses:
-                    self._no_link(number, f"no connection to {host}:{port}: {error}")
-                    return
-                await asyncio.sleep(pauses.pop(0))
-        if self._is_stopping:
-            opened.close()
+        """A link to a node; without one the step at hand has failed."""
+        try:
+            link = await self._connections.open(node_id)
+        except ConnectFailed as error:
+            self._fail(number, str(error))
+            if not self._connections.live:
+                self._stop(f"the target is gone ({error})")
             return
-        self._adopt(lane, opened, node_id)
-
-    def _no_link(self, number: int, reason: str) -> None:
-        self._fail(number, reason)
-        if not self._live:
-            self._stop(f"the target is gone ({reason})")
-
-    def _adopt(self, lane: Lane, link: LaneConnection, node_id: int | None) -> None:
-        now = self._now()
-        link.node_id = node_id
-        link.record = len(self._links)
-        self._links.append(LinkRecord(*link.addresses(), opened_ns=now))
-        if link.relogin_s is not None:
-            link.relogin_at_ns = now + int(link.relogin_s * 1e9)
+        if self._is_stopping:
+            link.close()
+            return
+        self._connections.adopt(lane, link, node_id)
         link.on_frame = _bind(self._on_answer, lane, link)
         link.on_lost = _bind(self._on_lost, lane, link)
         link.on_writable = lambda: self._on_writable(lane)
-        lane.links[node_id] = link
-        self._live.add(link)
 
     def _on_writable(self, lane: Lane) -> None:
         self._queue(lane)
         self._pump()
-
-    def _drop(self, lane: Lane, link: LaneConnection) -> None:
-        if link in self._live:
-            self._live.discard(link)
-            self._links[link.record].closed_ns = self._now()
-            self._reconnects += lane.pos < len(lane.numbers)
-        for node_id, each in list(lane.links.items()):
-            if each is link:
-                del lane.links[node_id]
-
-    def _close(self, link: LaneConnection) -> None:
-        self._live.discard(link)
-        if self._links[link.record].closed_ns < 0:
-            self._links[link.record].closed_ns = self._now()
-        link.close()
-
-    async def _log_in_again(self, link: LaneConnection) -> None:
-        """KIP-368: a session's time is up; a new login over the same connection."""
-        sasl = self.target.access.sasl
-        assert sasl is not None
-        try:
-            async with asyncio.timeout(self.target.access.connect_timeout):
-                await link.log_in(sasl)
-        except (ConnectFailed, TimeoutError) as error:
-            link.fail(f"the new login failed: {error}")
-            return
-        seconds = link.relogin_s
-        link.relogin_at_ns = 0 if seconds is None else self._now() + int(seconds * 1e9)
 
     async def _ask_metadata(self, names: list[str]) -> None:
         await ask_metadata(self.target, self.translation, names)
