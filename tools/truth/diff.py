@@ -2,7 +2,7 @@
 
 Two sides are alike if the connections of one capture, or the quarter seconds of one recording, are
 assigned to both at random. Two recordings of one series (see `recordings`) are alike, too. Delays
-are put into answers of one side.
+are put into answers, or into the transfer of requests, of one side.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ SPLITS = 2  # of each capture, and of each recording
 MOMENT_US = 250_000
 CONNECTIONS_MIN = 8  # a capture of fewer has no halves
 API = "Produce"
+DELAYED = {"latency": "service_ms", "transfers": "upload_ms"}  # the column that is delayed, by kind
 DELAYS_MS = (5, 20, 100)
 SHARES = (0.1, 0.5, 1.0)
 SPLIT_COUNT = 15  # recordings whose moments are split
 DELAYED_COUNT, P90_MS = 6, 6.0  # recordings that get delays, and their p90 after scaling
 FOUND, MISSED = "found", "missed"
+OUTCOMES = (FOUND, UNDECIDED, MISSED)
 SEED = 7
 
 
@@ -72,21 +74,21 @@ def _of(tables: Tables, exchanges: pa.Table) -> Tables:
     return Tables(made, tables.manifest)
 
 
-def delayed(tables: Tables, share: float, delay_ms: float) -> Tables:
-    """The tables with a share of one API's answers that come later."""
+def delayed(tables: Tables, column: str, share: float, delay_ms: float) -> Tables:
+    """The tables with longer times in a column, for a share of the exchanges of one API."""
 
     def times(rows: pa.Table) -> pa.Array:
         dice = np.random.default_rng(SEED).random(rows.num_rows) < share
         chosen = pc.and_(pc.equal(rows["api_name"], API), pa.array(dice))
-        return pc.if_else(chosen, pc.add(rows["service_ms"], float(delay_ms)), rows["service_ms"])
+        return pc.if_else(chosen, pc.add(rows[column], float(delay_ms)), rows[column])
 
-    return _with_times(tables, times)
+    return _with_times(tables, column, times)
 
 
-def _with_times(tables: Tables, times: Callable[[pa.Table], pa.Array]) -> Tables:
-    """The tables with another `service_ms`."""
+def _with_times(tables: Tables, column: str, times: Callable[[pa.Table], pa.Array]) -> Tables:
+    """The tables with other times in a column of `exchanges`."""
     rows = tables.exchanges.to_arrow()
-    place = rows.schema.get_field_index("service_ms")
+    place = rows.schema.get_field_index(column)
     rows = rows.set_column(place, rows.schema.field(place), times(rows))
     made = {name: tables[name] for name in tables.names}
     made["exchanges"] = Table("exchanges", pads.dataset(rows))
@@ -128,23 +130,25 @@ def try_recording(tables: Tables) -> Tally:
     return tally
 
 
-def try_delays(tables: Tables) -> dict[tuple[int, float], str]:
-    """By delay and share: FOUND, UNDECIDED (in words) or MISSED.
+def try_delays(tables: Tables) -> dict[tuple[str, int, float], str]:
+    """By kind, delay and share: FOUND, UNDECIDED (in words) or MISSED.
 
-    All times are scaled to those of a broker with more work: connections and moments stay as alike
-    as they are.
+    All service times are scaled to those of a broker with more work: connections and moments stay
+    as alike as they are.
     """
     factor = P90_MS / percentile_ms(tables, 0.9)
-    a, b = moments(_with_times(tables, lambda rows: pc.multiply(rows["service_ms"], factor)), 0)
+    scaled = _with_times(tables, "service_ms", lambda rows: pc.multiply(rows["service_ms"], factor))
+    a, b = moments(scaled, 0)
     return {
-        (delay, share): _outcome(compare(a, delayed(b, share, delay)))
+        (kind, delay, share): _outcome(compare(a, delayed(b, column, share, delay)), kind)
+        for kind, column in DELAYED.items()
         for delay in DELAYS_MS
         for share in SHARES
     }
 
 
-def _outcome(document: dict[str, Any]) -> str:
-    changes = [row for row in document["changes"]["latency"] if row["api"] == API]
+def _outcome(document: dict[str, Any], kind: str) -> str:
+    changes = [row for row in document["changes"][kind] if row["api"] == API]
     if any(row["is_worse"] for row in changes):
         return FOUND
     return UNDECIDED if any(row["change"] in OPEN for row in changes) else MISSED
@@ -224,12 +228,13 @@ def page(
     alike: dict[str, Tally],
     busy: Tally,
     busy_medians_ms: Sequence[float],
-    delays: Sequence[dict[tuple[int, float], str]],
+    delays: Sequence[dict[tuple[str, int, float], str]],
 ) -> str:
     """The section of the page, from the outcomes by capture, by kind of pair and by delay."""
     loads = [*recordings.loads(recordings.FIRST), *recordings.loads(recordings.SECOND)]
     busy_loads = recordings.loads(recordings.BUSY)
     heads = " | ".join(f"{kind} undecided" for kind in KINDS)
+    heads_of_delays = [f"{kind} {word}" for kind in DELAYED for word in OUTCOMES]
     return "\n".join(
         [
             "## Diff",
@@ -256,18 +261,20 @@ def page(
             f"{max(busy_medians_ms):.1f} ms. `diff` cannot tell a busy machine from a slow broker: "
             f"{busy.failed} of {busy.diffs} pairs failed.",
             "",
-            f"Delays put into a share of the {API} answers of one side, about 3,000 answers of "
-            f"{recordings.FIRST.producers} connections. The times of {len(delays)} recordings are "
-            f"scaled to a 90th percentile of {P90_MS:g} ms. The smallest difference that counts is "
-            "half of a percentile and 3 ms (p50, p90), 10 ms (p95) or 20 ms (p99).",
+            f"Delays put into a share of the {API} exchanges of one side, about 3,000 of "
+            f"{recordings.FIRST.producers} connections: into the service times, or into the time "
+            f"from the first to the last byte of the request. The service times of {len(delays)} "
+            f"recordings are scaled to a 90th percentile of {P90_MS:g} ms. The smallest difference "
+            "that counts is half of a percentile and 3 ms (p50, p90), 10 ms (p95) or 20 ms (p99).",
             "",
-            f"| delay | share | {FOUND} | {UNDECIDED} | {MISSED} |",
-            "|---:|---:|---:|---:|---:|",
+            f"| delay | share | {' | '.join(heads_of_delays)} |",
+            f"|---:|---:|{'---:|' * len(heads_of_delays)}",
             *(
                 f"| {delay} ms | {share:.0%} | "
                 + " | ".join(
-                    str(sum(outcomes[delay, share] == word for outcomes in delays))
-                    for word in (FOUND, UNDECIDED, MISSED)
+                    str(sum(outcomes[kind, delay, share] == word for outcomes in delays))
+                    for kind in DELAYED
+                    for word in OUTCOMES
                 )
                 + " |"
                 for delay in DELAYS_MS
