@@ -78,25 +78,36 @@ def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database
 
 
 def prepare(database: Database, a: Tables, b: Tables) -> None:
-    """Create `x`, `batches` (produced batches), `round_trips` and `configs`.
-
-    `round_trips` has the percentiles of each connection's round-trip times, by the side that waits
-    for the acknowledgement. `configs` has the values that were last read or written.
-    """
+    """Create `numbered`, `x`, `batches`, `round_trips` and `configs`."""
     names = {
         side: {view_name(name) for name in tables.names}
         for side, tables in zip(COMPARED, (a, b), strict=True)
     }
-    connections = " union all ".join(
-        f"select '{side}' side, connection_id, min(client_id) client_id from {side}_exchanges "
+    _make_numbered(database)
+    _make_exchanges(database, names)
+    _make_batches(database)
+    _make_round_trips(database)
+    _make_configs(database, names)
+
+
+def _of_both(query: str) -> str:
+    """SQL of both sides' rows of a query with `{side}`."""
+    return " union all ".join(query.format(side=side) for side in COMPARED)
+
+
+def _make_numbered(database: Database) -> None:
+    connections = _of_both(
+        "select '{side}' side, connection_id, min(client_id) client_id from {side}_exchanges "
         "group by all"
-        for side in COMPARED
     )
     database.run(
         "create temp table numbered as select *, row_number() over (order by side, connection_id) "
         "- 1 as connection, dense_rank() over (order by client_id is null, "
         f"coalesce(client_id, side || connection_id)) - 1 as client from ({connections})"
     )
+
+
+def _make_exchanges(database: Database, names: dict[str, set[str]]) -> None:
     exchanges = " union all ".join(_exchanges(side, names[side]) for side in COMPARED)
     database.run(
         f"""
@@ -108,13 +119,21 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
         join (select side, connection_id, connection from numbered) using (side, connection_id)
         """
     )
-    batches = " union all ".join(
-        f"select side, topic, size, connection, block from {side}_record_batches "
-        f"join x using (exchange_id) "
-        f"where source = 'produce' and not is_partial and side = '{side}'"
-        for side in COMPARED
+
+
+def _make_batches(database: Database) -> None:
+    """Create `batches`: the produced ones."""
+    batches = _of_both(
+        "select side, topic, size, connection, block from {side}_record_batches "
+        "join x using (exchange_id) "
+        "where source = 'produce' and not is_partial and side = '{side}'"
     )
     database.run(f"create temp table batches as {batches}")
+
+
+def _make_round_trips(database: Database) -> None:
+    """Create `round_trips`: percentiles of each connection's round-trip times, by the side that
+    waits for the acknowledgement."""
     round_trips = " union all ".join(
         f"select '{side}' side, connection_id, client_ids[1] client_id, '{end}' end_point, "
         f"'{name}' percentile, {direction}_rtt_ms_{name} rtt_ms from {side}_connections"
@@ -131,6 +150,10 @@ def prepare(database: Database, a: Tables, b: Tables) -> None:
             using (connection)
         """
     )
+
+
+def _make_configs(database: Database, names: dict[str, set[str]]) -> None:
+    """Create `configs`: the values that were last read or written."""
     configs = [
         f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
         for side in COMPARED
