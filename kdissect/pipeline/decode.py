@@ -6,7 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,46 +54,14 @@ def decode(
     tables of the whole run. files: receives events that no later capture can change.
     """
     began = time.perf_counter()
-    slot = 0
-    facts = CaptureFacts.from_bytes(plan.before.facts) if plan.before else CaptureFacts()
-    used = NamesUsed()
-    parts: dict[int, Assembly] = {}
-    stats: list[dict[str, Any]] = []
-    is_first = False
-    byte_count = 0
-    for row in rows:
-        slot = row.key
-        is_first = is_first or row.key == 0
-        if row.kind == RowKind.FACTS:
-            facts.merge(CaptureFacts.from_bytes(row.data))
-        elif row.kind == RowKind.STATS:
-            stats.append(json.loads(row.data))
-        elif row.kind == RowKind.TABLE:
-            name, table = unpacked_table(row.data)
-            if name == "connections":
-                used.add_users(table)
-                table = with_owners(table, facts)
-            sink(name, table)
-        else:
-            parts[row.order] = exchange_index.from_bytes(row.data)
-    state: dict[str, Any] = {}
-    if is_first:
-        sink("topics", topics_table(facts))
-        sink("brokers", brokers_table(facts))
-        sink("captures", captures_table(plan, stats))
-        sink("anomalies", cut_captures(plan))
-        state = run_state(plan, stats, facts)
-        exceptions = [entry.get("exceptions", {}) for entry in stats]
-        for name in ("late_packets", "carry_limits"):
-            state[name] = sum(entry.get(name, 0) for entry in exceptions)
-        state["late_names"] = _late_names(plan, facts, sink)
-    assembly = exchange_index.concat([parts[order] for order in sorted(parts)])
+    slot = _read_slot(plan, rows, sink)
+    facts, used = slot.facts, slot.used
+    state = _write_run_tables(plan, slot, sink) if slot.is_first else {}
+    assembly = slot.take_assembly()
     if len(assembly.carried.data):
         sources = sources.carrying(assembly.carried.data)
-    del parts
-    for side in exchange_index.SIDES:
-        column = assembly.exchanges[side]
-        byte_count += int(column["size"][column["size"] > 0].sum())
+    sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
+    byte_count = sum(int(size[size > 0].sum()) for size in sizes)
     events = Collector(plan.event_key_count)
     output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
     chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
@@ -101,20 +69,72 @@ def decode(
     used.merge(decode_exchanges(output, sources, chunks, names, events))
     settled = []
     for packed in events.packed():
-        if files is not None and slot != plan.open_slot:
+        if files is not None and slot.number != plan.open_slot:
             settled.append(packed.data)
-        yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
-    if files is not None and slot != plan.open_slot:
+        yield Row(packed.key, RowKind.EVENTS, (slot.number << 20) + packed.number, packed.data)
+    if files is not None and slot.number != plan.open_slot:
         state["names_used"] = used.to_json()
         if settled:
             state["files"] = [*state.get("files", ()), files.write(EVENT_FILES, settled)]
     timings: defaultdict[str, float] = defaultdict(float)
-    for entry in [*stats, {"timings": {"decode_s": time.perf_counter() - began,
-                                       "decode_bytes": byte_count}}]:  # fmt: skip
+    for entry in [*slot.stats, {"timings": {"decode_s": time.perf_counter() - began,
+                                            "decode_bytes": byte_count}}]:  # fmt: skip
         for name, value in entry.get("timings", {}).items():
             timings[name] += value
     result = json.dumps({"timings": timings, "state": state}).encode()
-    yield Row(slot % plan.event_key_count, RowKind.RESULT, slot, result)
+    yield Row(slot.number % plan.event_key_count, RowKind.RESULT, slot.number, result)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The rows of a slot. is_first: it writes the tables of the whole run, too."""
+
+    facts: CaptureFacts
+    number: int = 0
+    is_first: bool = False
+    used: NamesUsed = field(default_factory=NamesUsed)
+    stats: list[dict[str, Any]] = field(default_factory=list)
+    parts: dict[int, Assembly] = field(default_factory=dict)
+
+    def take_assembly(self) -> Assembly:
+        """Return all parts as one, and forget them."""
+        parts, self.parts = self.parts, {}
+        return exchange_index.concat([parts[order] for order in sorted(parts)])
+
+
+def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _Slot:
+    """Read the rows of a slot; those of tables go to `sink`."""
+    slot = _Slot(CaptureFacts.from_bytes(plan.before.facts) if plan.before else CaptureFacts())
+    for row in rows:
+        slot.number = row.key
+        slot.is_first = slot.is_first or row.key == 0
+        if row.kind == RowKind.FACTS:
+            slot.facts.merge(CaptureFacts.from_bytes(row.data))
+        elif row.kind == RowKind.STATS:
+            slot.stats.append(json.loads(row.data))
+        elif row.kind == RowKind.TABLE:
+            name, table = unpacked_table(row.data)
+            if name == "connections":
+                slot.used.add_users(table)
+                table = with_owners(table, slot.facts)
+            sink(name, table)
+        else:
+            slot.parts[row.order] = exchange_index.from_bytes(row.data)
+    return slot
+
+
+def _write_run_tables(plan: RunPlan, slot: _Slot, sink: Sink) -> dict[str, Any]:
+    """Write the tables of the whole run; returns its state and counts for the manifest."""
+    sink("topics", topics_table(slot.facts))
+    sink("brokers", brokers_table(slot.facts))
+    sink("captures", captures_table(plan, slot.stats))
+    sink("anomalies", cut_captures(plan))
+    state = run_state(plan, slot.stats, slot.facts)
+    exceptions = [entry.get("exceptions", {}) for entry in slot.stats]
+    for name in ("late_packets", "carry_limits"):
+        state[name] = sum(entry.get(name, 0) for entry in exceptions)
+    state["late_names"] = _late_names(plan, slot.facts, sink)
+    return state
 
 
 @dataclass(frozen=True, slots=True)
