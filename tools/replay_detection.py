@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "reports" / "replay-detection.json"
 PAGE = ROOT / "reports" / "replay-detection.md"
 OPEN = "open"  # not reported in a run with others, not in a smaller group yet
+_ONCE = " once"  # ends the text of a lie in one answer only
 NO_ROOM = "no room"  # no answer had a value that could be changed
 AGAIN = 6  # lies in a run, after the first one
 LOUD = frozenset({"error", "no error"})  # they hide other lies about their struct
@@ -297,9 +298,11 @@ def page(results: dict[str, Result]) -> str:
     share = 100 * reported / max(run_count - opened - excused, 1)
     run_anywhere = {lie for known in results.values() for lie in known["lies"]}
     possible = {str(lie) for known in results.values() for lie in room(known, is_once=False)}
+    once = sum(lie.endswith(_ONCE) for lie in run_anywhere)
     lines += ["", f"Reported: {share:.1f} % of those that are decided and not excused. Excused: "
               f"{100 * excused / max(run_count, 1):.1f} % of all that ran. The captures have room "
-              f"for {len(possible - run_anywhere)} more lies that did not run yet."]  # fmt: skip
+              f"for {len(possible - run_anywhere)} more lies that did not run yet. Lies that ran "
+              f"in one answer only (*once*): {once}."]  # fmt: skip
     silent = [key for key, said in outcomes.items() if not said]
     lines += ["", "## Lies that pass", ""]
     lines += ["| capture | API, field, kind | why it may |", "|---|---|---|"]
@@ -325,7 +328,7 @@ def counts(outcomes: dict[tuple[str, str], str]) -> list[int]:
 
 def kind_of(lie: str) -> str:
     """The kind in a lie's text, which may be several words."""
-    return " ".join(lie.removesuffix(" once").split(" ")[2:])
+    return " ".join(lie.removesuffix(_ONCE).split(" ")[2:])
 
 
 def excuse(lie: str) -> str:

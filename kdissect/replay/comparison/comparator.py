@@ -247,7 +247,7 @@ class Comparator:
         retried = [each for each in self._outcomes if each.earlier]
         if not retried:
             return
-        timing = Timing(self._outcomes)
+        timing = Timing(self._outcomes, has_one_node=len(self.ids.target.nodes) == 1)
         for outcome in retried:
             number, differences = outcome.step.number, []
             for index, earlier in enumerate(outcome.earlier, 1):

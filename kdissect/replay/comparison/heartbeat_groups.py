@@ -13,7 +13,8 @@ coordinator assigns their partitions or tasks.
   have all partitions that the captured members had then. A share group needs 1.5 seconds.
 - A status of a streams group is one that the captured group had, or one that passes.
 - A streams group whose members have no endpoint has no endpoint information.
-- A description has the epochs that its state and the heartbeats before it imply.
+- A description has the epochs that its state and the heartbeats before it imply. That of a consumer
+  group has the members' assignments, and each partition once.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _DESCRIPTIONS = frozenset(
 # Requests that change the metadata of a group's topics, and so the group's epoch.
 _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
+_WITHOUT_ASSIGNMENT = ("Assigning", "Empty")  # that of the last change is not made
 _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignment is delayed
 
 
@@ -198,6 +200,8 @@ class HeartbeatGroups:
                 if not described["error_code"] and name in self._groups:
                     path = f"groups[{at}]."
                     _check_description(outcome, path, described, self._groups[name], add)
+                    if outcome.step.exchange.api_key == ApiKey.CONSUMER_GROUP_DESCRIBE:
+                        self._check_described_shares(outcome, path, described, add)
 
     def _shares(self, answer: Body | None) -> Iterator[tuple[Share, str]]:
         """Assigned partitions and tasks of an answer, with the path of their list."""
@@ -271,6 +275,45 @@ class HeartbeatGroups:
             note = "the group has no other member"
             path = "assignment.topic_partitions"
             add(heartbeat.outcome, path, f"{name} partition {number}", "not assigned", note)
+
+    def _check_described_shares(
+        self, outcome: Outcome, path: str, described: Body, add: Add
+    ) -> None:
+        """Members of a consumer group have what heartbeats gave them, and the group's target
+        assignment has each partition once."""
+        targets: Counter[Share] = Counter()
+        for at, member in enumerate(described["members"]):
+            heartbeats = self._groups[described["group_id"]].members.get(member["member_id"], [])
+            begun = [each for each in heartbeats if each.sent_ns < outcome.answered_ns]
+            is_known = all(_is_before(each, outcome) for each in begun)
+            given = _last_assignment(each.answer for each in begun)
+            listed = {share for share, _ in self._shares(member)}
+            if is_known and given and listed != {share for share, _ in self._shares(given)}:
+                note = "heartbeats have given it another assignment"
+                wanted = f"{sum(1 for _ in self._shares(given))} partitions"
+                found = f"{len(listed)} partitions"
+                add(outcome, f"{path}members[{at}].assignment", wanted, found, note)
+            target = {"assignment": member["target_assignment"]}
+            targets.update(share for share, _ in self._shares(target))
+        is_made = described["group_state"] not in _WITHOUT_ASSIGNMENT
+        missing = self._captured_targets(outcome, described) - targets.keys() if is_made else set()
+        for (name, number), note in (
+            *((share, "it is assigned twice") for share, count in targets.items() if count > 1),
+            *((share, "no member has it") for share in sorted(missing)[:1]),
+        ):
+            text = f"{name} partition {number}"
+            add(outcome, f"{path}members[].target_assignment", "each once", text, note)
+
+    def _captured_targets(self, outcome: Outcome, described: Body) -> set[Share]:
+        """Partitions in the captured description of a group."""
+        captured = response_of(outcome.step.exchange)
+        return {
+            share
+            for group in entries(None if captured is None else captured.body["groups"])
+            if self._ids.group(group["group_id"]) == described["group_id"]
+            for member in group["members"]
+            for share in self._captured_shares({"assignment": member["target_assignment"]})
+        }
 
     def _check_settled(self, group: _HeartbeatGroup, begin: int, end: int, add: Add) -> None:
         """Report partitions that the captured members had, and no member of the target's has, in an
@@ -406,7 +449,7 @@ def _check_description(
     if not least <= epoch <= limit:
         note = "heartbeats show other epochs"
         add(outcome, f"{path}group_epoch", f"{least} to {limit}", epoch, note)
-    is_behind = state in ("Assigning", "Empty")  # the assignment of the last change is not made
+    is_behind = state in _WITHOUT_ASSIGNMENT
     if assigned > epoch or (is_behind and assigned == epoch):
         add(outcome, f"{path}assignment_epoch", f"below {epoch}", assigned, f"the group is {state}")
     elif not is_behind and not is_share and assigned != epoch:

@@ -4,25 +4,50 @@ A replay sends a request again if its answer says "not yet", as clients do. So a
 wrong answer behind a retry could pass. An answer that is not final is explained if
 
 - a write of the run that touches the same resource was under way, or had been answered a bounded
-  time before: the change was not seen everywhere yet; or
+  time before: the change was not seen everywhere yet (below); or
 - it says "not ready", and no request of that API for that resource had succeeded before; or
 - the target has lost a fetch session: sessions there are the replay's own (KIP-227).
 
-Any other is a finding, even if a later answer is right.
+Any other is a finding, even if a later answer is right. UNKNOWN_SERVER_ERROR is one at any time,
+but of share partitions, which it means are not initialised yet.
+
+A read without an error sees a write as soon as that is answered. Only changes that other nodes or
+timers finish are late: of metadata on several brokers, of transactions, and of a group's state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kdissect.replay.model import READ, EarlierAnswer, Mode, Outcome, Resource, Verdict
-from kdissect.replay.workload.messages import SESSION_LOST, TRANSIENT
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.model import (
+    ADMIN,
+    READ,
+    EarlierAnswer,
+    Mode,
+    Outcome,
+    Resource,
+    Step,
+    Verdict,
+)
+from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIENT
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
 # by timers of the broker too, up to a minute after the last request.
 WRITE_S = 5.0
 TIMER_S = 60.0
 _BY_TIMER = frozenset({"group", "groups", "share", "txn", "txns"})
+_READS_OF_TIMERS = frozenset(
+    {
+        ApiKey.DESCRIBE_GROUPS, ApiKey.LIST_GROUPS, ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.STREAMS_GROUP_DESCRIBE,
+        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_PRODUCERS,
+    }
+)  # fmt: skip
+_FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
+_LATE_WRITES = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})  # markers come after answers
 
 Interval = tuple[int, int]  # sent_ns, answered_ns
 
@@ -30,10 +55,11 @@ Interval = tuple[int, int]  # sent_ns, answered_ns
 class Timing:
     """Writes and successes of a finished run, for its retried requests."""
 
-    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[Outcome], *, has_one_node: bool) -> None:
+        self._has_one_node = has_one_node
         retried_apis = {each.step.exchange.api_key for each in outcomes if each.earlier}
         self._resources: dict[int, list[Resource]] = {}  # by step
-        self._writes: dict[Resource, list[tuple[int, Interval]]] = {}  # with the step
+        self._writes: dict[Resource, list[tuple[Step, Interval]]] = {}
         self._successes: dict[tuple[int, Resource], int] = {}  # (API, resource) -> first answer
         for outcome in sorted(outcomes, key=lambda each: each.step.number):
             step = outcome.step
@@ -46,7 +72,7 @@ class Timing:
             interval = _interval(outcome)
             for resource, mode in step.accesses:
                 if not is_read and mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
-                    self._writes.setdefault(resource, []).append((step.number, interval))
+                    self._writes.setdefault(resource, []).append((step, interval))
             if outcome.answer is not None and _is_as_captured(outcome):
                 for resource in resources:
                     key = api_key, resource
@@ -56,24 +82,36 @@ class Timing:
     def explains(self, outcome: Outcome, answer: EarlierAnswer) -> bool:
         """Return whether timing explains an answer of `outcome.earlier`."""
         step = outcome.step
+        has_failed = ErrorCode.UNKNOWN_SERVER_ERROR in answer.error_codes
+        if has_failed and step.exchange.api_key not in SHARE_APIS:
+            return False
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True
         resources = self._resources[step.number]
-        if any(self._was_changing(each, step.number, answer) for each in resources):
+        if any(self._was_changing(each, step, answer) for each in resources):
             return True
         if not answer.error_codes & TRANSIENT:
             return False
         firsts = [self._successes.get((step.exchange.api_key, each)) for each in resources]
         return any(first is None or first > answer.sent_ns for first in firsts)
 
-    def _was_changing(self, resource: Resource, number: int, answer: EarlierAnswer) -> bool:
-        bound_ns = int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
+    def _was_changing(self, resource: Resource, step: Step, answer: EarlierAnswer) -> bool:
         return any(
-            writer != number
+            writer.number != step.number
             and sent_ns <= answer.answered_ns
-            and answered_ns >= answer.sent_ns - bound_ns
+            and answered_ns >= answer.sent_ns - self._bound_ns(resource, writer, step, answer)
             for writer, (sent_ns, answered_ns) in self._writes.get(resource, ())
         )
+
+    def _bound_ns(self, resource: Resource, writer: Step, step: Step, answer: EarlierAnswer) -> int:
+        """The time after the answer of a write in which a request may not see it."""
+        api_key = step.exchange.api_key
+        is_read = step.step_class == READ and not step.creates and api_key not in _FETCHES
+        if is_read and api_key not in _READS_OF_TIMERS and not answer.error_codes:
+            is_late = writer.exchange.api_key in _LATE_WRITES
+            is_far = writer.step_class == ADMIN and not self._has_one_node
+            return int(WRITE_S * 1e9) if is_late or is_far else 0
+        return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
 
 
 def _interval(outcome: Outcome) -> Interval:

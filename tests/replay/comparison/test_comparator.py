@@ -427,6 +427,21 @@ def test_a_damaged_batch_and_another_producer_are_differences() -> None:
     assert book.compare(0, "records", LOG, data, renamed) == ([], False)
 
 
+@pytest.mark.parametrize(("producer_id", "count"), [(95, 1), (96, 0)])
+def test_markers_of_two_producers_may_change_their_order(producer_id: int, count: int) -> None:
+    """A marker is compared with one of the same producer."""
+    commit, abort = (
+        encode_batch(
+            [{"offset": 0, "timestamp_ms": 5, "key": key, "value": b"\0" * 6, "headers": []}],
+            producer_id=of, producer_epoch=0, is_transactional=True, is_control=True,
+        )
+        for key, of in ((b"\0\0\0\1", 5), (b"\0\0\0\0", producer_id))
+    )  # fmt: skip
+    book = RecordLedger(lambda _, offset: offset, lambda number, epoch: (number + 90, epoch))
+    found, _ = book.compare(0, "records", LOG, commit, abort)
+    assert len(found) == count
+
+
 # -- groups -----------------------------------------------------------------------------------
 
 

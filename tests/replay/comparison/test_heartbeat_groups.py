@@ -352,3 +352,40 @@ def test_a_share_group_is_stable_before_its_assignment_is_made() -> None:
     run.heartbeat(2, 0, 1, member="other")
     run.describe(3, "Stable", 2, 1, 1)
     assert run.found() == []
+
+
+@pytest.mark.parametrize(
+    ("has", "target", "other", "path"),
+    [
+        ([0], [0], [1], ""),
+        ([1], [0], [1], "members[0].assignment"),
+        ([0], [0], [0, 1], "members[].target_assignment"),
+        ([0], [0], [], "members[].target_assignment"),
+    ],
+)
+def test_assignments_in_a_description(
+    has: list[int], target: list[int], other: list[int], path: str
+) -> None:
+    """As heartbeats gave them, and each partition of the captured description once."""
+    run = Group()
+    run.heartbeat(1, 0, 1, [0])
+
+    def body(name: str, has: list[int], target: list[int]) -> Body:
+        given = {"target_assignment" if each else "assignment": numbers
+                 for each, numbers in enumerate((has, target))}  # fmt: skip
+        parts = {name: {"topic_partitions": [{"topic_id": TOPIC, "partitions": numbers}]}
+                 for name, numbers in given.items()}  # fmt: skip
+        return {"member_id": name, "member_epoch": 1, **parts}
+
+    def groups(*members: Body) -> Body:
+        described = {"group_id": "g", "group_state": "Stable", "group_epoch": 1,
+                     "assignment_epoch": 1, "members": list(members)}  # fmt: skip
+        return {"groups": [described]}
+
+    run.add(
+        2, ApiKey.CONSUMER_GROUP_DESCRIBE, 0, {"group_ids": ["g"]},
+        groups(body("m", has, target), body("other", other, other)),
+        groups(body("m", [0, 1], [0, 1])),
+    )  # fmt: skip
+    found = [each[1].partition(".")[2] for each in run.found()]
+    assert found == ([path] if path else [])

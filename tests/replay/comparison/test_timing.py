@@ -85,7 +85,7 @@ class Run:
         self.outcomes.append(outcome)
         return number
 
-    def judgements(self) -> dict[int, Judgement]:
+    def judgements(self, brokers: int = 2) -> dict[int, Judgement]:
         facts = WorkloadFacts(topics={"t": TopicFacts("t")})
         accesses = ResourceAccesses(facts)
         for step in self.steps:
@@ -93,7 +93,9 @@ class Run:
         workload = Workload("made", "capture", [self.connection], facts)
         lanes = [list(range(len(self.steps)))]
         plan = ReplayPlan(workload, PlanOptions(), self.steps, lanes)
-        comparator = Comparator(IdMap(plan))
+        ids = IdMap(plan)
+        ids.target.nodes = {node: ("broker", node) for node in range(brokers)}
+        comparator = Comparator(ids)
         for outcome in self.outcomes:
             outcome.judgement = comparator.judge(outcome)
         found = {each.step.number: each.judgement for each in self.outcomes if each.judgement}
@@ -136,11 +138,23 @@ def test_a_resource_that_was_not_ready_yet() -> None:
     assert [each.path for each in earlier.differences] == ["topics[0].error_code"]
 
 
-@pytest.mark.parametrize(("written_s", "is_explained"), [(98, True), (90, False), (99.5, False)])
-def test_a_write_before_explains_a_read(written_s: float, is_explained: bool) -> None:
-    """A write of the same topic shortly before, not long before, and not after it."""
+@pytest.mark.parametrize(
+    ("written_s", "brokers", "is_explained"),
+    [(98, 2, True), (90, 2, False), (99.5, 2, False), (98, 1, False), (99, 1, True)],
+)
+def test_a_write_before_explains_a_read(written_s: float, brokers: int, is_explained: bool) -> None:
+    """A write of the same topic shortly before, not long before, and not after it. The only broker
+    shows it at once."""
     run = Run()
     run.add(DESCRIBE, 1)
     run.add(ALTER, written_s)
     number = run.add(DESCRIBE, 100, first=configs("2"))
-    assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
+    assert (run.judgements(brokers)[number].verdict is not Verdict.DIFFERENT) is is_explained
+
+
+def test_a_broker_that_fails_once_is_a_finding() -> None:
+    """A write at the same time is no reason for UNKNOWN_SERVER_ERROR."""
+    run = Run()
+    run.add(CREATE, 99)
+    number = run.add(METADATA, 100, first=metadata(-1))
+    assert run.judgements()[number].verdict is Verdict.DIFFERENT
