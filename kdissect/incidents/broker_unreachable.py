@@ -6,7 +6,7 @@ between. An address that Metadata advertised and that never worked is the cluste
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from kdissect.incidents.facts import HELD_APIS, Facts, Row, lasted_ms
@@ -233,13 +233,15 @@ def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
     kind = "refused" if row["refusals"] else "not answered"
     yield _wrong_address(
         facts,
+        {
+            "start": _connected_at(facts, row["first_failed"]),
+            "stop": row["last_failed"],
+            "connection_ids": row["failed_ids"],
+        },
         row["broker"],
-        _connected_at(facts, row["first_failed"]),
-        row["last_failed"],
         f"Metadata names {row['broker']} as the address of a broker. "
         f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none worked. "
         "Check advertised.listeners of that broker.",
-        row["failed_ids"],
     )
 
 
@@ -297,39 +299,26 @@ def _unseen(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         yield _wrong_address(
             facts,
+            row,
             row["hosts"],
-            row["start"],
-            row["stop"],
             f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
             f"{plural(row['refreshes'], 'Metadata request')} for its topics and never went on, and "
             "no client used such an address. Check advertised.listeners, and whether the client "
             "resolves the host.",
-            row["connection_ids"],
-            row["brokers"],
             row["client"],
         )
 
 
-def _wrong_address(
-    facts: Facts,
-    address: str,
-    start: datetime,
-    stop: datetime,
-    text: str,
-    ids: list[int],
-    brokers: Sequence[str] = (),
-    client: str = "",
-) -> Incident:
-    return Incident(
+def _wrong_address(facts: Facts, row: Row, address: str, text: str, client: str = "") -> Incident:
+    """Return the incident of an advertised address. row: as for `Facts.incident`."""
+    return facts.incident(
+        row,
         "advertised_address_unreachable",
         BAD,
-        start,
-        stop,
         address,
         text,
-        time_lost_ms=(stop - start).total_seconds() * 1000,
-        connection_ids=ids,
+        time_lost_ms=lasted_ms(row),
         next_command=facts.command("sql", "from brokers"),
-        brokers=frozenset((address, *brokers)),
+        brokers=frozenset((address, *row.get("brokers", ()))),
         client=client,
     )

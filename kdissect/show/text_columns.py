@@ -24,19 +24,23 @@ def visible_column(column: pa.Array) -> pa.Array:
     return pa.array([None if text is None else visible(text) for text in texts], pa.string())
 
 
-def plain(column: Any) -> pa.Array:
-    """One array of the values themselves, for a column in chunks or with a dictionary."""
+def _one_array(column: Any) -> pa.Array:
+    """The column as one array; a dictionary column may stay in chunks when they are combined."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array
+
+
+def plain(column: Any) -> pa.Array:
+    """One array of the values themselves, for a column in chunks or with a dictionary."""
+    array = _one_array(column)
     return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
 
 
 def distinct(column: Any) -> tuple[pa.Array, pa.Array]:
     """(the distinct values, index of each row's value or null) of a string column."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    array = _one_array(column)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     return array.dictionary, array.indices
