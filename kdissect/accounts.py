@@ -138,7 +138,8 @@ def accounts(tables: Tables) -> Iterator[Account]:
         select concat_ws(' ', 'exchange', exchange_id, 'batch', batch_index), "offset",
             case when "offset" < base_offset then base_offset else last_offset end
         from records r join record_batches b using (exchange_id, batch_index)
-        where r.source <> 'produce' and "offset" not between base_offset and last_offset
+        where r.source <> 'produce' and crc_ok
+            and "offset" not between base_offset and last_offset
         """,
     )
     yield Account(
