@@ -636,13 +636,13 @@ class _Run:
         """Add the captures to the set at `target`; returns notes for the user."""
         notes: list[str] = []
         try:
-            going = append_plan(self.target, paths, options, read_again)
-            if going is None:
+            append = append_plan(self.target, paths, options, read_again)
+            if append is None:
                 self.over(paths, options)
                 return []
-            notes = [f"{path}: is in {self.target} already; left out" for path in going.known]
-            if going.inputs:
-                notes += self.after_set(going)
+            notes = [f"{path}: is in {self.target} already; left out" for path in append.known]
+            if append.inputs:
+                notes += self.after_set(append)
         except ReadAgainError as error:
             self.over(*extended(self.target, paths, options, str(error)), read_again=str(error))
             notes.append(f"the captures of {self.target} were read again: {error}")
@@ -658,19 +658,19 @@ class _Run:
             plan = replace(plan, keeps=reason is None)
             self._done(plan, None, reason, {"read_again": read_again} if read_again else None)
 
-    def after_set(self, going: AppendPlan) -> list[str]:
+    def after_set(self, append: AppendPlan) -> list[str]:
         """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
-        with planned_append(going, self.cores, self.spool) as plan:
-            return self._done(plan, going, None, {"read_again": None})
+        with planned_append(append, self.cores, self.spool) as plan:
+            return self._done(plan, append, None, {"read_again": None})
 
     def _done(
-        self, plan: RunPlan, going: AppendPlan | None, reason: str | None, append: Any
+        self, plan: RunPlan, append: AppendPlan | None, reason: str | None, append_entry: Any
     ) -> list[str]:
         from kdissect.pipeline import spark as on_spark
 
         target = self.target
         with staging(target) as run_id:
-            old = going.manifest["inputs"] if going else []
+            old = append.manifest["inputs"] if append else []
             inputs = Background(lambda: manifest_inputs(plan, {item["path"] for item in old}))
             files: list[StagedFile]
             if plan.splits or plan.before:
@@ -683,11 +683,11 @@ class _Run:
             state: dict[str, Any] = {"missing": reason}
             if reason is None:
                 state, more = state_to_save(
-                    plan, result["state"], going, StateFiles(absolute(target), run_id)
+                    plan, result["state"], append, StateFiles(absolute(target), run_id)
                 )
                 files += more
             rows: dict[str, int] = {}
-            kept = going.final if going else {}
+            kept = append.final if append else {}
             for table, entry in kept.items():
                 rows[table] = entry["rows"]
             for file in files:
@@ -697,8 +697,8 @@ class _Run:
             check_unchanged(plan)
             manifest = _manifest(plan, [*old, *inputs.result()], timings, rows)
             manifest["state"] = state
-            if append is not None:
-                manifest["append"] = append
+            if append_entry is not None:
+                manifest["append"] = append_entry
             self.manifest = commit(target, run_id, files, manifest, kept)
         return exception_notes(result["state"])
 

@@ -112,8 +112,10 @@ def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, ro
 def read_packet_block(
     buf: Any, pos: Any, kind: Any, room: Any, cursor: Any, interfaces: Any, packet: Any
 ) -> Any:
-    """Fill `packet` from a packet block with a body of `room` bytes; INTERFACE marks a faulty
-    one."""
+    """Fill `packet` from the packet block at `pos` with a body of `room` bytes.
+
+    Of a faulty block, INTERFACE is BAD_BLOCK or NO_INTERFACE.
+    """
     little = cursor[LITTLE]
     interface_count = cursor[INTERFACE_COUNT] - cursor[SECTION_BASE]
     packet[RECORD_POS] = pos

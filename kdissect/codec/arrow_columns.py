@@ -33,7 +33,7 @@ _ARROW = {
     Type.STRING: pa.string(),
     Type.BYTES: pa.binary(),
 }
-PRESENT = "_present"  # the only child of a struct without fields
+PRESENT = "_present"  # the only child of a struct without fields: Parquet has no empty structs
 _UNKNOWN_TAGS = pa.list_(
     pa.struct([("path", pa.string()), ("tag", pa.int32()), ("data", pa.binary())])
 )
@@ -188,7 +188,7 @@ class Reader:
 
 
 def place_filled(template: str, indices: list[int]) -> str:
-    """Return a path with element indices: ``topics[].partitions[]`` with 2, 0."""
+    """Return a path with indices: ``topics[2].partitions[0]`` for 2, 0."""
     parts = template.split("[]")
     filled = "".join(f"{part}[{at}]" for part, at in zip(parts[:-1], indices, strict=False))
     return filled + parts[-1]
@@ -203,13 +203,13 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     """
     if not len(tags):
         return pa.nulls(rows, _UNKNOWN_TAGS)
-    numbers = np.bincount(tags["row"], minlength=rows)
+    tag_counts = np.bincount(tags["row"], minlength=rows)
     offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(numbers, out=offsets[1:])
+    np.cumsum(tag_counts, out=offsets[1:])
     depth = np.array([path.count("[]") for path in plan.paths], np.int64)[tags["pc"]]
     index = np.where(np.arange(tags["index"].shape[1]) < depth[:, None], tags["index"], 0)
     keys = np.column_stack([tags["pc"], index])
-    first = np.ones(len(tags), np.bool_)  # first tag of each section
+    first = np.ones(len(tags), np.bool_)  # first tag of each struct
     first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     texts = [place_filled(plan.paths[pc], where) for pc, *where in keys[first].tolist()]
     path = pa.array(texts, pa.string()).take(pa.array(np.cumsum(first) - 1))
@@ -219,6 +219,6 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     tag = pa.array(np.ascontiguousarray(tags["tag"]), pa.int32())
     fields = list(_UNKNOWN_TAGS.value_type)
     values = pa.StructArray.from_arrays([path, tag, data], fields=fields)
-    bits, nulls = _bits((numbers > 0).astype(np.uint8))
+    bits, nulls = _bits((tag_counts > 0).astype(np.uint8))
     buffers = [bits, pa.py_buffer(offsets)]
     return pa.Array.from_buffers(_UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])

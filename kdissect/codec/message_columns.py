@@ -108,11 +108,12 @@ def decode_columns(
     on the elements of all arrays of a message; more gives Status.LIMIT.
     Raises ValueError if these arrays do not fit each other.
 
-    Marks of a row are in wire order (tagged fields in their order on the wire). So a partition's
-    PARTITION mark precedes its RECORDS mark, and a topic's TOPIC_NAME or TOPIC_ID mark precedes
-    those of its partitions. The first error code of a message is marked in any case, others if they
-    are not 0. Empty names in arrays of names are not marked. A TOPIC_BINDING mark follows the
-    fields of each struct that has a topic's name and id.
+    A mark notes where a message has a value that other tables need: a topic, a partition, record
+    data, an error code (`column_plan.Role`). Marks of a row are in wire order, those of tagged
+    fields too. So a partition's PARTITION mark precedes its RECORDS mark, and a topic's TOPIC_NAME
+    or TOPIC_ID mark precedes those of its partitions. The first error code of a message is marked
+    in any case, others if they are not 0. Empty names in arrays of names are not marked. A
+    TOPIC_BINDING mark follows the fields of each struct that has a topic's name and id.
     """
     return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
 
@@ -130,9 +131,9 @@ def decode_plan(
     rows = len(start)
     builders = take_builders(plan)
     outcome = _run(builders, buf, start, end, api_version, elements_max)
-    places = api_version.astype(np.int64) - plan.first_version
-    met = np.bincount(places[(places >= 0) & (places < len(plan.present))], minlength=1)
-    present: NDArray[np.bool_] = np.any(plan.present[np.flatnonzero(met)], axis=0)
+    version = api_version.astype(np.int64) - plan.first_version
+    seen = np.bincount(version[(version >= 0) & (version < len(plan.present))], minlength=1)
+    present: NDArray[np.bool_] = np.any(plan.present[np.flatnonzero(seen)], axis=0)
     reader = Reader(builders, present, buf, rows)
     good = (outcome.status == Status.OK).view(np.uint8)
     nulls = rows - int(np.count_nonzero(good))

@@ -14,12 +14,14 @@ from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
 
 FLEXIBLE_PRODUCE = 9  # first Produce version with tagged fields and compact strings (KIP-482)
 ACKS_MAX = 127  # -1 means all; before 0.9 a client could ask for any number of brokers
-TAGS_MAX = 64  # most tagged fields of a request header that are skipped to find acks
+TAGS_MAX = 64  # tagged fields of a request header; acks after more of them are not looked for
 
 
 @kernel
 def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
-    """Position of acks in the Produce request at `pos`; -1 if bytes before them are missing.
+    """Position of acks in the Produce request at `pos`; -1 if it cannot be found.
+
+    Bytes before acks are missing then, or they are no tagged fields of a header.
 
     v0-2 begin with acks. v3-8 begin with the transactional id, a nullable string. From v9 on the
     header ends with tagged fields and the string is compact.
@@ -69,8 +71,8 @@ def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
 
 @kernel
 def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) -> bool:
-    """Return whether the bytes after the header at `pos` can be a Produce request: True if they are
-    missing.
+    """Return whether the bytes after the header at `pos` can be a Produce request: True if acks
+    cannot be found.
 
     acks must have a plausible value, and there must be room for the topics that the request claims.
     """

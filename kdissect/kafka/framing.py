@@ -97,7 +97,7 @@ WALK = np.dtype([
     ("covered", "i8"),  # end of the last frame
     ("is_certain", "i8"),  # whether `pos` is a boundary
     ("reason", "i8"),  # why bytes from `covered` on are unframed
-    ("bad_size", "i8"),  # size prefix that was rejected there, -1 if none
+    ("bad_size", "i8"),  # size prefix that `reason` is about, -1 if none
     ("in_tokens", "i8"),  # whether SASL tokens without headers are expected
     ("is_first", "i8"),  # of requests: whether no frame came before
     ("is_young", "i8"),  # whether only versions, handshakes and tokens came before
@@ -106,13 +106,15 @@ WALK = np.dtype([
     ("next_request", "i8"),  # of responses: first request neither answered nor passed over
 ])  # fmt: skip
 
-# Further results for a position on a boundary, beside EXPECTS and TOKEN.
+# Further results for a position on a boundary, beside EXPECTS (of a response: it has a header) and
+# TOKEN.
 _HEADER_MISSING, _NO_FRAME = -1, -2
 
 # Bits of a stream's `has_origin`. AT_ORIGIN: position 0 is a boundary. RESUMED: earlier frames were
-# handed out before (`resume/carry.py`). Of these, IN_TOKENS: the last one began SASL tokens.
-# HAS_ASKED: a request may help to find responses. YOUNG: there were only versions, handshakes and
-# tokens. Bits from LAST_ID on: one more than the correlation id of the last frame, 0 if unknown.
+# handed out before (`resume/carry.py`). Of the earlier frames, IN_TOKENS: the last one began SASL
+# tokens. YOUNG: all are versions, handshakes and tokens. HAS_ASKED, of responses: the connection
+# had requests. Bits from LAST_ID on: one more than the correlation id of the last frame, 0 if
+# unknown.
 AT_ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
 LAST_ID = 8
 
@@ -198,7 +200,7 @@ def _lose_boundary(walk: Any, piece_pos: int) -> None:
 
 @inlined
 def _pass_over(walk: Any, size: int) -> None:
-    """Skip a frame without its header, and without a row; the boundary after it is certain."""
+    """Skip a frame without a captured header; the boundary after it is certain."""
     walk["reason"] = HEADER_CUT
     walk["bad_size"] = size
     walk["pos"] += 4 + size
@@ -313,8 +315,8 @@ def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) ->
     """Return whether a request, or the end of the stream, follows a frame that ends at `pos`."""
     if pos >= stream.end:
         return pos == stream.end
-    behind = find(stream.pieces, index, stream.stop, pos)
-    return request_header(stream.pieces, behind, stream.stop, pos, kafka, following) == GOOD
+    after = find(stream.pieces, index, stream.stop, pos)
+    return request_header(stream.pieces, after, stream.stop, pos, kafka, following) == GOOD
 
 
 @kernel
@@ -536,8 +538,8 @@ def _doubtful_response(
         is_response = is_plausible
         at = pos + 4 + size
         if at < stream.end:
-            behind = find(pieces, index, stream.stop, at)
-            is_response = response_header(pieces, behind, stream.stop, at, limit, following)
+            after = find(pieces, index, stream.stop, at)
+            is_response = response_header(pieces, after, stream.stop, at, limit, following)
     kind = int64(EXPECTS) if is_response else int64(_NO_FRAME)
     return kind, request, lists_mechanisms, begins
 

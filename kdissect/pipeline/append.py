@@ -79,7 +79,7 @@ def extended(
     kept = [str(item["path"]) for item in manifest["inputs"] if _is_there(out, item, reason)]
     ports = dict.fromkeys([*before.get("ports", ()), *options.ports])
     keylog = dict.fromkeys([*before.get("keylog", ()), *options.keylog])
-    if options.keylog:  # those named now may stand for earlier ones
+    if options.keylog:  # a key log named now may replace one that is gone
         keylog = {path: None for path in keylog if path in options.keylog or os.path.isfile(path)}
     return (
         [*kept, *(path for path in paths if path not in kept)],
@@ -128,7 +128,7 @@ class AppendPlan:
     """An existing set, its saved state, and the inputs that are new to it.
 
     state: `state` of the manifest. document: content of the state's file of facts and counts.
-    known: paths that the set already contains.
+    known: named paths that the set already contains.
     """
 
     manifest: dict[str, Any]
@@ -173,7 +173,7 @@ def append_plan(
     if set(options.ports) - set(before["ports"]) or set(options.keylog) - set(before["keylog"]):
         raise ReadAgainError("there are new port hints or key logs")
     if any(path == STDIN for path in paths):
-        raise ReadAgainError("a stream can be read once only")
+        raise ReadAgainError("the new captures come from standard input")
     if any(is_remote(path) for path in paths):
         raise ReadAgainError("the new captures are in an object store")
     root = Path(absolute(out))
@@ -181,7 +181,7 @@ def append_plan(
         if not (root / name).is_file():
             raise ReadAgainError(f"{root / name} is gone")
     document = json.loads(next(read_state(str(root / state["known"]))))
-    going = AppendPlan(
+    append = AppendPlan(
         manifest,
         state,
         document,
@@ -198,7 +198,7 @@ def append_plan(
         replace(
             options,
             ports=tuple(before["ports"]),
-            # connections whose secrets are gone count as `carry_limit`
+            # a connection without its key log is cut and counted (`carry_limit` in EXCEPTIONS)
             keylog=tuple(path for path in before["keylog"] if os.path.isfile(path)),
         ),
         [],
@@ -206,12 +206,12 @@ def append_plan(
     listed = {item["path"]: item for item in manifest["inputs"]}
     for item in find_captures(list(paths)):
         if item.path not in listed:
-            going.inputs.append(item)
+            append.inputs.append(item)
         elif not is_the_same(item.path, listed[item.path], document["changed_ns"]):
             raise ReadAgainError(f"{item.path} is not what it was")
         else:
-            going.known.append(item.path)
-    return going
+            append.known.append(item.path)
+    return append
 
 
 def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:
@@ -226,26 +226,28 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
 
 
 @contextmanager
-def planned_append(going: AppendPlan, parallelism: int, spool_dir: str | None) -> Iterator[RunPlan]:
+def planned_append(
+    append: AppendPlan, parallelism: int, spool_dir: str | None
+) -> Iterator[RunPlan]:
     """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
     ends."""
-    before = going.before
-    with planned_inputs(going.inputs, going.options, parallelism, spool_dir) as plan:
+    before = append.before
+    with planned_inputs(append.inputs, append.options, parallelism, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < before.end_ns - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
-        yield after_set(plan, going)
+        yield after_set(plan, append)
 
 
-def after_set(plan: RunPlan, going: AppendPlan) -> RunPlan:
+def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
     """The plan with the captures of the set listed first. No step reads those captures."""
-    count = going.before.captures
+    count = append.before.captures
     new = [replace(info, source=info.source + count) for info in plan.captures if info.source >= 0]
     captures = (
-        *(_info(document) for document in going.document["captures"]),
+        *(_info(document) for document in append.document["captures"]),
         *new,
         *(info for info in plan.captures if info.source < 0),
-        *(_info(document) for document in going.document["unread"]),
+        *(_info(document) for document in append.document["unread"]),
     )
     return replace(
         plan,
@@ -257,7 +259,7 @@ def after_set(plan: RunPlan, going: AppendPlan) -> RunPlan:
         splits=tuple(replace(split, source=split.source + count) for split in plan.splits),
         fragments=_moved(plan.fragments, count),
         keeps=True,
-        before=going.before,
+        before=append.before,
     )
 
 
@@ -292,6 +294,11 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
         return "the set is of a range of times"
     if options.payload != "full":
         return "a state would hold records as captured, but --payload limits their values"
+    return _contents_not_saved(plan)
+
+
+def _contents_not_saved(plan: RunPlan) -> str | None:
+    """Return why the contents of the captures cannot be part of a state; None if they can."""
     if plan.fragments is not None:
         return "the captures have IP fragments"
     if any(info.secrets for info in plan.captures):
@@ -300,22 +307,20 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
 
 
 def state_to_save(
-    plan: RunPlan, state: dict[str, Any], going: AppendPlan | None, files: StateFiles
+    plan: RunPlan, state: dict[str, Any], append: AppendPlan | None, files: StateFiles
 ) -> tuple[dict[str, Any], list[StagedFile]]:
     """(the `state` entry of the manifest, its files) of a run that saved state."""
-    reason = state.get("reason")
-    if plan.fragments is not None or any(info.secrets for info in plan.captures):
-        reason = "the captures have IP fragments or hold secrets of TLS"
+    reason = _contents_not_saved(plan) or state.get("reason")
     if reason:
         return {"missing": reason}, []
     used = NamesUsed.from_json(state["names_used"])
     changed = {}
-    if going is not None:
-        used.merge(NamesUsed.from_json(going.document["names_used"]))
-        changed = going.document["changed_ns"]
+    if append is not None:
+        used.merge(NamesUsed.from_json(append.document["names_used"]))
+        changed = append.document["changed_ns"]
     document = {
-        "captures": [_told(info) for info in plan.captures if info.source >= 0],
-        "unread": [_told(info) for info in plan.captures if info.source < 0],
+        "captures": [_capture_document(info) for info in plan.captures if info.source >= 0],
+        "unread": [_capture_document(info) for info in plan.captures if info.source < 0],
         "stats": state["stats"],
         "facts": state["facts"],
         "end_ns": plan.end_ns,
@@ -325,11 +330,12 @@ def state_to_save(
     }
     known = files.write(KNOWN_FILE, [json.dumps(document).encode()])
     staged = [StagedFile(**entry) for entry in [*state["files"], known]]
-    events = going.state["events"] if going is not None else []
+    events = append.state["events"] if append is not None else []
+    # `table_set.commit` adds the names of the staged files
     return {"version": STATE_VERSION, "known": None, "open": [], "events": events}, staged
 
 
-def _told(info: CaptureInfo) -> dict[str, Any]:
+def _capture_document(info: CaptureInfo) -> dict[str, Any]:
     return {**asdict(info), "secrets": ()}
 
 

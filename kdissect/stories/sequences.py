@@ -7,7 +7,8 @@ also one that was refused or has no response. So a hole means that batches were 
 sent, not that a broker refused them. A batch repeats another if the same sequence number was sent
 before and was not refused, or if the broker says so.
 
-The order of batches matters only for unwrapping; a later retry fills a hole.
+A later retry fills a hole, so holes need no order but to unwrap numbers. Restarts and repeats
+compare a batch with those before it.
 """
 
 from __future__ import annotations
@@ -59,16 +60,17 @@ def sequence_anomalies(events: pa.Table) -> pa.Table:
 def _groups(events: pa.Table, rows: Ints, step: Ints) -> Ints:
     """A number per (producer, epoch, topic, partition), and per assignment of the producer id.
 
-    If an id and epoch are assigned twice, the captures are of two clusters.
+    If an id and epoch are assigned twice, the captures are of two clusters, so each assignment
+    begins new groups.
     """
     producer = codes(events["producer_id"], events["producer_epoch"])
     given = step == ProducerStep.INIT
     order = np.argsort(producer, kind="stable")
-    times = np.cumsum(given[order])
+    assignments = np.cumsum(given[order])
     first = np.searchsorted(producer[order], producer[order])
-    before = times[first] - given[order][first]
+    of_earlier_producers = assignments[first] - given[order][first]
     life = np.zeros(len(step), np.int64)
-    life[order] = times - before
+    life[order] = assignments - of_earlier_producers
     return codes(
         pa.array(producer[rows]),
         pa.array(life[rows]),
@@ -133,7 +135,7 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
 def _repeats(
     group: Ints, start: Ints, error: Ints
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(bool: the batch repeats another one, bool: and the first copy has no response)."""
+    """(bool: the batch repeats another one, bool: and no earlier copy was acknowledged)."""
     refused = (error != 0) & (error != _NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
     order = np.lexsort((np.arange(len(group)), start, group))
     g, s = group[order], start[order]
@@ -153,12 +155,12 @@ def _repeats(
     return repeats, repeats & taken & ~earlier(~refused & (error != _NOT_ANSWERED))
 
 
-_GAP, _HAS_IT, _UNANSWERED, _AGAIN = range(4)
+_GAP, _BROKER_HAS_IT, _UNANSWERED, _AGAIN = range(4)
 _WHERE = "producer {producer_id} epoch {producer_epoch}, {topic}-{partition}: "
 _TEXTS = (
     "{number} sequence numbers before {base_sequence} are in no batch",
     "the broker has sequence {base_sequence} already",
-    "sequence {base_sequence} sent again; the first copy was not answered",
+    "sequence {base_sequence} sent again; an earlier copy was not answered",
     "sequence {base_sequence} sent again",
 )
 
@@ -168,7 +170,7 @@ def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
     response."""
     error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()
     code = np.where(number != 0, _UNANSWERED, _AGAIN)
-    code[error == DUPLICATE_SEQUENCE_NUMBER] = _HAS_IT
+    code[error == DUPLICATE_SEQUENCE_NUMBER] = _BROKER_HAS_IT
     code[kind == Anomaly.SEQUENCE_GAP] = _GAP
     shown = {
         name: pc.fill_null(pc.cast(events[name].combine_chunks(), pa.string()), "None")

@@ -89,7 +89,7 @@ def test_repeats() -> None:
     assert anomaly_rows([batch(0, 5), batch(5, 5, 46)]) == [("SEQUENCE_DUPLICATE", 2)]
     assert anomaly_rows([batch(0, 5, NO_ANSWER), batch(0, 5)]) == [("SEQUENCE_DUPLICATE", 2)]
     (row,) = sequence_anomalies(table([batch(0, 5, NO_ANSWER), batch(0, 5)])).to_pylist()
-    assert "the first copy was not answered" in row["detail"]
+    assert "an earlier copy was not answered" in row["detail"]
 
 
 def test_the_end_of_the_numbers() -> None:

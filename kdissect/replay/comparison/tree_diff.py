@@ -27,8 +27,8 @@ from kdissect.replay.workload.field_kinds import (
     FieldContext,
     FieldKind,
     about,
-    iter_fields,
     kind_of,
+    request_fields,
 )
 from kdissect.replay.workload.messages import entries, request_of
 
@@ -36,6 +36,9 @@ FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _ABSENT = "absent"
 
 Body = dict[str, Any]
+
+
+_NAMES = FieldKind.TOPIC, FieldKind.TOPIC_ID, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID
 
 
 class RequestNames:
@@ -57,24 +60,19 @@ class RequestNames:
         ids = self._ids
         names: dict[str, set[str]] = {"topic": set(), "group": set(), "transactional_id": set()}
         for step in plan.steps:
-            request = request_of(step.exchange) if step.skipped is None else None
-            for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
-                if kind is FieldKind.TOPIC:
-                    names["topic"].update(ids.topic(each) for each in _listed(holder[slot.name]))
-                elif kind is FieldKind.TOPIC_ID:
-                    found = (ids.names.get(each) for each in _listed(holder[slot.name]))
+            if step.skipped is not None:
+                continue
+            for field in request_fields(step.exchange, *_NAMES):
+                if field.kind is FieldKind.TOPIC:
+                    names["topic"].update(map(ids.topic, field.values))
+                elif field.kind is FieldKind.TOPIC_ID:
+                    found = (ids.names.get(each) for each in field.values)
                     names["topic"].update(ids.topic(each) for each in found if each)
-                elif kind is FieldKind.GROUP:
-                    names["group"].update(ids.group(each) for each in _listed(holder[slot.name]))
-                elif kind is FieldKind.TRANSACTIONAL_ID:
-                    names["transactional_id"].update(
-                        ids.transactional_id(each) for each in _listed(holder[slot.name])
-                    )
+                elif field.kind is FieldKind.GROUP:
+                    names["group"].update(map(ids.group, field.values))
+                else:
+                    names["transactional_id"].update(map(ids.transactional_id, field.values))
         return names
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 class _Shape(NamedTuple):

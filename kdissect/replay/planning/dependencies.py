@@ -112,23 +112,20 @@ class ResourceAccesses:
         logs: dict[Resource, None] = {}
         groups: dict[str, None] = {}
         transactions: dict[str, None] = {}
-        for kind, slot, holder, around in iter_fields(request):
-            value = holder[slot.name]
-            if kind is FieldKind.TOPIC or kind is FieldKind.TOPIC_ID:
-                for each in value if isinstance(value, list) else [value]:
-                    name = each if kind is FieldKind.TOPIC else self.topic_name("", each)
-                    if name and not (kind is FieldKind.TOPIC_ID and around.topic):
-                        topics[name] = None
+        for field in iter_fields(request):
+            kind, values, topic = field.kind, field.values, field.around.topic
+            if kind is FieldKind.TOPIC:
+                topics |= dict.fromkeys(name for name in values if name)
+            elif kind is FieldKind.TOPIC_ID and not topic:
+                names = (self.topic_name("", each) for each in values)
+                topics |= dict.fromkeys(name for name in names if name)
             elif kind is FieldKind.PARTITION:
-                name = self.topic_name(around.topic, around.topic_id)
-                for each in value if isinstance(value, list) else [value]:
-                    logs["log", name, each] = None
+                name = self.topic_name(topic, field.around.topic_id)
+                logs |= dict.fromkeys(("log", name, each) for each in values)
             elif kind is FieldKind.GROUP:
-                for each in value if isinstance(value, list) else [value]:
-                    groups[each] = None
+                groups |= dict.fromkeys(values)
             elif kind is FieldKind.TRANSACTIONAL_ID:
-                for each in value if isinstance(value, list) else [value]:
-                    transactions[each] = None
+                transactions |= dict.fromkeys(values)
         return list(topics), list(logs), list(groups), list(transactions)
 
     def _produce(self, request: Message, logs: list[Resource]) -> Iterable[ResourceAccess]:

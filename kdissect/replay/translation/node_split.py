@@ -63,7 +63,7 @@ def parts(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
     else:
         _by_coordinator(ids, whole, bodies)
     if key == ApiKey.FETCH:
-        _shorten(ids, step, bodies)
+        _shorten_wait(ids, step, bodies)
     return [
         (node, encode_message(Message(key, whole.api_version, "request", whole.header, body)))
         for node, body in bodies.items()
@@ -98,9 +98,12 @@ def _by_coordinator(ids: IdMap, whole: Message, bodies: dict[int, Body]) -> None
         bodies[node if node in bodies else first][array].append(each)
 
 
-def _shorten(ids: IdMap, step: Step, bodies: dict[int, Body]) -> None:
-    """A Fetch is answered when one of its partitions has something: nodes that lead none of those
-    that had in the capture are not to keep it longer than the captured broker did."""
+def _shorten_wait(ids: IdMap, step: Step, bodies: dict[int, Body]) -> None:
+    """Limit the wait of a Fetch at nodes whose partitions had no data in the captured response.
+
+    A broker answers as soon as one partition has data. So a node without such a partition would
+    hold its part until the end of the wait; now it does so no longer than the captured broker.
+    """
     captured = response_of(step.exchange)
     with_data = {
         (ids.topic_key(topic, is_captured=True), partition["partition_index"])

@@ -19,7 +19,7 @@ from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
+from kdissect.replay.workload.field_kinds import FieldKind, request_fields
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     NO_TOPIC,
@@ -252,15 +252,10 @@ def _with_data(response: Message) -> Iterator[tuple[Body, Body]]:
 def _has_topics(ids: IdMap, step: Step) -> bool:
     """Return whether the target has the topics of a request, or a request to create them was
     sent."""
-    request = request_of(step.exchange)
     names: set[str] = set()
-    for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
-        value = holder[slot.name]
-        listed = value if isinstance(value, list) else [value]
-        if kind is FieldKind.TOPIC:
-            names.update(name for name in listed if name)
-        elif kind is FieldKind.TOPIC_ID:
-            names.update(ids.topic_name("", each) for each in listed)
+    for field in request_fields(step.exchange, FieldKind.TOPIC, FieldKind.TOPIC_ID):
+        is_name = field.kind is FieldKind.TOPIC
+        names.update(each if is_name else ids.topic_name("", each) for each in field.values)
     names.discard("")
     target = ids.target
     return bool(names) and all(

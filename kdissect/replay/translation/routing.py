@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
+from kdissect.replay.workload.field_kinds import FieldKind, request_fields
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     SHARE_APIS,
@@ -43,15 +43,13 @@ _BY_TRANSACTION = frozenset(
         ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
     }
 )  # fmt: skip
-# Requests that need to know the partitions of their topics.
+# Requests whose translation needs leaders and ids of topics on the target.
 _NEEDS_TOPICS = _BY_LEADER | {
     ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
     ApiKey.TXN_OFFSET_COMMIT, ApiKey.ADD_PARTITIONS_TO_TXN,
 }  # fmt: skip
-_TOPICS = frozenset({FieldKind.TOPIC, FieldKind.TOPIC_ID})
-_COORDINATED = frozenset({FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID})
-
-_NUMBERED = frozenset({FieldKind.PARTITION})
+_TOPICS = FieldKind.TOPIC, FieldKind.TOPIC_ID
+_COORDINATED = FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID
 
 
 def share_key(ids: IdMap, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -62,28 +60,26 @@ def share_key(ids: IdMap, step: Step, body: Mapping[str, Any]) -> tuple[Any, ...
 
 
 def needs(ids: IdMap, exchange: Exchange) -> tuple[str, ...]:
-    """The capture's names of the topics that a request is about, where their leaders matter."""
+    """The captured names of the topics whose leaders and ids a request needs."""
     if exchange.api_key not in _NEEDS_TOPICS:
         return ()
     names: dict[str, None] = {}
-    for kind, slot, holder, around in _iter_fields(exchange, _TOPICS):
-        value = holder[slot.name]
-        for each in value if isinstance(value, list) else [value]:
-            if kind is FieldKind.TOPIC:
-                names[each] = None
-            elif not around.topic and each in ids.names:
-                names[ids.names[each]] = None
+    for field in request_fields(exchange, *_TOPICS):
+        if field.kind is FieldKind.TOPIC:
+            names |= dict.fromkeys(field.values)
+        elif not field.around.topic:
+            names |= dict.fromkeys(ids.names[each] for each in field.values if each in ids.names)
     return tuple(names)
 
 
 def names(ids: IdMap, exchange: Exchange) -> Iterator[tuple[str, str]]:
     """("topic" or "group", the target's name) of each that a request names."""
-    for kind, slot, holder, _ in _iter_fields(exchange, _TOPICS | {FieldKind.GROUP}):
-        value = holder[slot.name]
-        for each in value if isinstance(value, list) else [value]:
-            if kind is FieldKind.GROUP:
+    for field in request_fields(exchange, *_TOPICS, FieldKind.GROUP):
+        is_name = field.kind is FieldKind.TOPIC
+        for each in field.values:
+            if field.kind is FieldKind.GROUP:
                 yield "group", ids.group(each)
-            elif name := ids.topic_name(*((each, None) if kind is FieldKind.TOPIC else ("", each))):
+            elif name := ids.topic_name(*((each, None) if is_name else ("", each))):
                 yield "topic", ids.topic(name)
 
 
@@ -134,8 +130,8 @@ def target_node(ids: IdMap, step: Step) -> int | None:
 
 
 def spread(ids: IdMap, step: Step) -> Counter[int]:
-    """The target's nodes that a request is for, with how many of its partitions each leads, or of
-    its groups or transactions each coordinates."""
+    """By node of the target: how many partitions of a request it leads, or how many of its groups
+    or transactions it coordinates."""
     votes: Counter[int] = Counter()
     key = step.exchange.api_key
     if key == ApiKey.FETCH:
@@ -153,17 +149,15 @@ def spread(ids: IdMap, step: Step) -> Counter[int]:
             _vote(ids, votes, ids.topic_name("", topic_id), number)
         return votes
     if key in _BY_LEADER:
-        for _, slot, holder, around in _iter_fields(step.exchange, _NUMBERED):
-            value = holder[slot.name]
-            name = ids.topic_name(around.topic, around.topic_id)
-            for number in value if isinstance(value, list) else [value]:
+        for field in request_fields(step.exchange, FieldKind.PARTITION):
+            name = ids.topic_name(field.around.topic, field.around.topic_id)
+            for number in field.values:
                 _vote(ids, votes, name, number)
         return votes
     wanted = FieldKind.TRANSACTIONAL_ID if key in _BY_TRANSACTION else FieldKind.GROUP
     key_type = TRANSACTION_KEY if key in _BY_TRANSACTION else GROUP_KEY
-    for _, slot, holder, _ in _iter_fields(step.exchange, frozenset({wanted})):
-        value = holder[slot.name]
-        for each in value if isinstance(value, list) else [value]:
+    for field in request_fields(step.exchange, wanted):
+        for each in field.values:
             node = ids.target.coordinators.get((key_type, ids.renamed(wanted, each)))
             if node is not None and node in ids.target.nodes:
                 votes[node] += 1
@@ -178,10 +172,9 @@ def _vote(ids: IdMap, votes: Counter[int], name: str, partition: int) -> None:
 
 def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: int) -> int | None:
     """The node of the first named group or transaction whose coordinator is known."""
-    for kind, slot, holder, _ in _iter_fields(exchange, {wanted}):
-        value = holder[slot.name]
-        for name in value if isinstance(value, list) else [value]:
-            node = ids.target.coordinators.get((key_type, ids.renamed(kind, name)))
+    for field in request_fields(exchange, wanted):
+        for name in field.values:
+            node = ids.target.coordinators.get((key_type, ids.renamed(wanted, name)))
             if node is not None:
                 return node
     return None
@@ -200,17 +193,8 @@ def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
         key = step.exchange.api_key
         if key not in _BY_GROUP and key not in _BY_TRANSACTION:
             continue
-        for kind, slot, holder, _ in _iter_fields(step.exchange, _COORDINATED):
-            value = holder[slot.name]
-            key_type = GROUP_KEY if kind is FieldKind.GROUP else TRANSACTION_KEY
-            for name in value if isinstance(value, list) else [value]:
-                if name:
-                    keys[key_type, ids.renamed(kind, name)] = None
+        for field in request_fields(step.exchange, *_COORDINATED):
+            key_type = GROUP_KEY if field.kind is FieldKind.GROUP else TRANSACTION_KEY
+            names = (ids.renamed(field.kind, name) for name in field.values if name)
+            keys |= dict.fromkeys((key_type, name) for name in names)
     return list(keys)
-
-
-def _iter_fields(exchange: Exchange, kinds: Collection[FieldKind]) -> Iterator[FieldRef]:
-    """The iter_fields of some kinds in a captured request, in wire order."""
-    request = request_of(exchange)
-    if request is not None:
-        yield from (ref for ref in iter_fields(request) if ref.kind in kinds)

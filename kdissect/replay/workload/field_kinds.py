@@ -135,6 +135,12 @@ class FieldRef(NamedTuple):
     holder: dict[str, Any]
     around: FieldContext
 
+    @property
+    def values(self) -> list[Any]:
+        """The elements of an array, or the one value."""
+        value = self.holder[self.slot.name]
+        return value if isinstance(value, list) else [value]
+
 
 @dataclass(slots=True)
 class _Step:
@@ -207,15 +213,16 @@ def _iter_fields(
             yield from _iter_fields(step.inner, value, around)
 
 
+def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:
+    """The values of these kinds in a captured request, in wire order."""
+    request = request_of(exchange)
+    if request is not None:
+        yield from (field for field in iter_fields(request) if field.kind in kinds)
+
+
 def group_names(exchange: Exchange) -> set[str]:
     """The captured names of the groups that a request names."""
-    request = request_of(exchange)
-    names: set[str] = set()
-    for kind, slot, holder, _ in iter_fields(request) if request is not None else ():
-        if kind is FieldKind.GROUP:
-            value = holder[slot.name]
-            names.update(value if isinstance(value, list) else [value])
-    return names
+    return {name for field in request_fields(exchange, FieldKind.GROUP) for name in field.values}
 
 
 def about(
