@@ -8,8 +8,8 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 - it says "not ready", and no request of that API for that resource had succeeded before; or
 - the target has lost a fetch session: sessions there are the replay's own (KIP-227).
 
-Any other is a finding, even if a later answer is right. UNKNOWN_SERVER_ERROR is one at any time,
-but of share partitions, which it means are not initialised yet.
+Any other is a finding, even if a later answer is right. At any time, so is a longer throttle time,
+and UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet.
 
 A read without an error sees a write as soon as that is answered. Only changes that other nodes or
 timers finish are late: of metadata on several brokers, of transactions, and of a group's state.
@@ -83,7 +83,8 @@ class Timing:
         """Return whether timing explains an answer of `outcome.earlier`."""
         step = outcome.step
         has_failed = ErrorCode.UNKNOWN_SERVER_ERROR in answer.error_codes
-        if has_failed and step.exchange.api_key not in SHARE_APIS:
+        is_throttled = any(each.path == "throttle_time_ms" for each in answer.differences)
+        if is_throttled or (has_failed and step.exchange.api_key not in SHARE_APIS):
             return False
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True

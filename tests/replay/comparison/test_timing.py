@@ -152,9 +152,13 @@ def test_a_write_before_explains_a_read(written_s: float, brokers: int, is_expla
     assert (run.judgements(brokers)[number].verdict is not Verdict.DIFFERENT) is is_explained
 
 
-def test_a_broker_that_fails_once_is_a_finding() -> None:
-    """A write at the same time is no reason for UNKNOWN_SERVER_ERROR."""
+@pytest.mark.parametrize(
+    ("api_key", "first"),
+    [(METADATA, metadata(-1)), (DESCRIBE, {**configs("1"), "throttle_time_ms": 30_000})],
+)
+def test_a_write_explains_no_failure_and_no_throttle(api_key: int, first: dict[str, Any]) -> None:
+    """Neither UNKNOWN_SERVER_ERROR nor 30 s come from a change of the topic."""
     run = Run()
     run.add(CREATE, 99)
-    number = run.add(METADATA, 100, first=metadata(-1))
+    number = run.add(api_key, 100, first=first)
     assert run.judgements()[number].verdict is Verdict.DIFFERENT
