@@ -86,7 +86,7 @@ def decode(
 
 
 @dataclass(slots=True)
-class _Slot:
+class _SlotRows:
     """The rows of a slot. is_first: it writes the tables of the whole run, too."""
 
     facts: CaptureFacts
@@ -102,9 +102,9 @@ class _Slot:
         return exchange_index.concat([parts[order] for order in sorted(parts)])
 
 
-def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _Slot:
+def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _SlotRows:
     """Read the rows of a slot; those of tables go to `sink`."""
-    slot = _Slot(CaptureFacts.from_bytes(plan.before.facts) if plan.before else CaptureFacts())
+    slot = _SlotRows(CaptureFacts.from_bytes(plan.before.facts) if plan.before else CaptureFacts())
     for row in rows:
         slot.number = row.key
         slot.is_first = slot.is_first or row.key == 0
@@ -123,7 +123,7 @@ def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _Slot:
     return slot
 
 
-def _write_run_tables(plan: RunPlan, slot: _Slot, sink: Sink) -> dict[str, Any]:
+def _write_run_tables(plan: RunPlan, slot: _SlotRows, sink: Sink) -> dict[str, Any]:
     """Write the tables of the whole run; returns its state and counts for the manifest."""
     sink("topics", topics_table(slot.facts))
     sink("brokers", brokers_table(slot.facts))
