@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdissect.codec.column_buffers import Builders
+from kdissect.codec.column_buffers import Builders, address_of
 from kdissect.codec.string_kernel import (
     UUID_TEXT_SIZE,
     repaired_copy,
@@ -47,11 +47,6 @@ def arrow_type(node: Node) -> pa.DataType:
         return pa.list_(arrow_type(node.element))
     children = [(child.name, arrow_type(child)) for child in node.children.values()]
     return pa.struct(children or [(PRESENT, pa.bool_())])
-
-
-def address_of(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:

@@ -28,7 +28,8 @@ FIRST_ROOM = 256  # rows
 POOLED_BYTES = 256 << 20  # bytes of all pooled builders; beyond it the oldest are freed
 
 
-def _address(array: NDArray[Any]) -> int:
+def address_of(array: NDArray[Any]) -> int:
+    """The address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
@@ -87,7 +88,7 @@ class Builders:
             valid = np.zeros(rows, np.uint8)
             valid[:used] = self.valid[column][:used]
             self.data[column], self.valid[column] = data, valid
-            self.data_at[column], self.valid_at[column] = _address(data), _address(valid)
+            self.data_at[column], self.valid_at[column] = address_of(data), address_of(valid)
         self.room[level] = rows
 
     def _grow_marks(self, number: int) -> None:
@@ -95,14 +96,14 @@ class Builders:
         used = int(self.state["marks"][0])
         grown[:used] = self.marks[:used]
         self.marks = grown
-        self.state["marks_room"][0], self.state["marks_at"][0] = number, _address(grown)
+        self.state["marks_room"][0], self.state["marks_at"][0] = number, address_of(grown)
 
     def _grow_unknown(self, number: int) -> None:
         grown = np.zeros(number, UNKNOWN_TAG)
         used = int(self.state["tags"][0])
         grown[:used] = self.unknown[:used]
         self.unknown = grown
-        self.state["tags_room"][0], self.state["tags_at"][0] = number, _address(grown)
+        self.state["tags_room"][0], self.state["tags_at"][0] = number, address_of(grown)
 
     def clear(self) -> None:
         """Remove all rows, and zero their validity bytes."""

@@ -36,18 +36,16 @@ from kdissect.pipeline.cluster_facts import (
     roles_by_node,
     token_owners,
 )
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.pipeline.metadata_log import learn_metadata
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
-from kdissect.protocol.model import REQUEST, RESPONSE, Definition, Field
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Definition, Field
 from kdissect.tables.arrow_arrays import strings, times_from_ns, uuid_texts
 from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT
 from kdissect.tables.schemas import BROKERS, TOPICS
-
-_SIDE_NAMES = ("request", "response")
 
 BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port, rack, cluster_id
 
@@ -239,9 +237,9 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
     _client_ids(assembly, sources, connection_facts)
     exchanges = assembly.exchanges
     for side, keys in enumerate(_fact_apis()):
-        column = exchanges[_SIDE_NAMES[side]]
+        column = exchanges[SIDES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
-        for chunk in _chunks(rows, column["size"], chunk_bytes):
+        for chunk in chunks(rows, column["size"], chunk_bytes):
             frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]):
                 _read(frames, int(api_key), side, facts, connection_facts)
@@ -257,27 +255,20 @@ def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Capt
     exchanges = assembly.exchanges
     for side in (REQUEST, RESPONSE):
         keys = [key for key, api_side in topic_messages() if api_side == side]
-        column = exchanges[_SIDE_NAMES[side]]
+        column = exchanges[SIDES[side]]
         rows = np.flatnonzero(np.isin(exchanges["api_key"], keys) & (column["is_whole"] != 0))
-        for chunk in _chunks(rows, column["size"], chunk_bytes):
+        for chunk in chunks(rows, column["size"], chunk_bytes):
             frames = FrameBuffer.gather(assembly, sources, chunk, (side,))
             for api_key in np.unique(exchanges["api_key"][chunk]).tolist():
                 chosen = frames.readable(api_key, side)
                 if len(chosen):
                     decoded = frames.decode(api_key, side, chosen)
-                    time_ns = frames.exchanges[_SIDE_NAMES[side]]["time_ns"][chosen]
+                    time_ns = frames.exchanges[SIDES[side]]["time_ns"][chosen]
                     name = catalog.api(api_key).name
                     _topic_facts(frames.buf, decoded, time_ns, name, facts)
     learn_metadata(assembly, sources, chunk_bytes, facts.add_topic)
     learn_envelopes(assembly, sources, topic_messages(), facts.add_topic)
     return facts
-
-
-def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[Any]:
-    if not len(rows):
-        return []
-    filled = np.cumsum(sizes[rows] + 64) // chunk_bytes
-    return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
 
 
 def _read(
@@ -293,7 +284,7 @@ def _read(
     decoded = frames.decode(api_key, side, chosen)
     exchanges = take(frames.exchanges, chosen)
     if (api_key, side) in topic_messages():
-        time_ns = exchanges[_SIDE_NAMES[side]]["time_ns"]
+        time_ns = exchanges[SIDES[side]]["time_ns"]
         _topic_facts(frames.buf, decoded, time_ns, catalog.api(api_key).name, facts)
     if side == RESPONSE and api_key == ApiKey.METADATA:
         _topic_names(decoded.body, exchanges["response"]["time_ns"], facts)

@@ -152,3 +152,12 @@ class FrameBuffer:
             np.ascontiguousarray(self.versions(side)[rows]),
             elements_max,
         )
+
+
+def chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64]]:
+    """Split rows of exchanges so that the frames of a part, of these sizes, fit a buffer of about
+    `chunk_bytes`."""
+    if not len(rows):
+        return []
+    filled = np.cumsum(sizes[rows] + 64) // chunk_bytes
+    return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)

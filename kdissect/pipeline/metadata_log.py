@@ -20,7 +20,7 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.codec.internal_records import METADATA, decode_internal
 from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.pipeline.record_sets import record_sets
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -53,22 +53,15 @@ def learn_metadata(
     )
     asking = [
         chunk[_naming(assembly, sources, chunk)]
-        for chunk in _chunks(rows, exchanges["request"]["size"], chunk_bytes)
+        for chunk in chunks(rows, exchanges["request"]["size"], chunk_bytes)
     ]
     if not asking:
         return
     rows = np.concatenate(asking)
-    for chunk in _chunks(rows, exchanges["response"]["size"], chunk_bytes):
+    for chunk in chunks(rows, exchanges["response"]["size"], chunk_bytes):
         frames = FrameBuffer.gather(assembly, sources, chunk, (RESPONSE,))
         for api_key in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
             _read(frames, api_key, add_topic)
-
-
-def _chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64]]:
-    if not len(rows):
-        return []
-    filled = np.cumsum(sizes[rows] + 64) // chunk_bytes
-    return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
 
 
 def _naming(assembly: Assembly, sources: Sources, rows: Any) -> npt.NDArray[np.int64]:

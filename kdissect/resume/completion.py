@@ -621,7 +621,6 @@ class CompletionTracker:
         for name, column in (("pos", "pos"), ("length", "captured"), ("source", "source")):
             extents[name] = kept[column]
         extents = extents[extents["length"] > 0]
-        self.carried_stream = stream[rows]
         return kept, sources.gather(extents) if len(extents) else np.zeros(0, np.uint8)
 
     def _acknowledgements(self, mode: Ints) -> Ints:

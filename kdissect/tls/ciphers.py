@@ -30,7 +30,6 @@ class Opener(Protocol):
     """
 
     overhead: int
-    is_exact: bool
     skipped: int
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
@@ -61,7 +60,6 @@ class Tls13:
         self._aead = _aead(suite, key)
         self._suite, self._secret = suite, secret
         self.overhead = suite.tag_size + 1
-        self.is_exact = True  # no Kafka client pads records
         self.skipped = 0
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
@@ -92,7 +90,6 @@ class Aead12:
         self._iv = iv
         self.skipped = 0 if suite.mode == "chacha" else 8
         self.overhead = self.skipped + suite.tag_size
-        self.is_exact = True
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
         size = len(body) - self.overhead
@@ -118,7 +115,6 @@ class Cbc12:
         self._mac_size = MAC_SIZES[suite.mac]
         self._mac_last = is_encrypt_then_mac
         self.overhead = _BLOCK + self._mac_size + 1
-        self.is_exact = False
         self.skipped = _BLOCK
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
