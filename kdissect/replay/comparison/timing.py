@@ -11,8 +11,8 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 Any other is a finding, even if a later answer is right. At any time, so is a longer throttle time,
 and UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet.
 
-A read without an error sees a write as soon as that is answered. Only changes that other nodes or
-timers finish are late: of metadata on several brokers, of transactions, and of a group's state.
+A read without an error sees a write as soon as that is answered. Only changes that others finish
+are late: transactions, the state of a group, metadata, and records that followers have to fetch.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIEN
 # by timers of the broker too, up to a minute after the last request.
 WRITE_S = 5.0
 TIMER_S = 60.0
+METADATA_S = 1.0  # a broker applies metadata after its controller has answered, an only one too
 _BY_TIMER = frozenset({"group", "groups", "share", "txn", "txns"})
 _READS_OF_TIMERS = frozenset(
     {
@@ -109,9 +110,11 @@ class Timing:
         api_key = step.exchange.api_key
         is_read = step.step_class == READ and not step.creates and api_key not in _FETCHES
         if is_read and api_key not in _READS_OF_TIMERS and not answer.error_codes:
-            is_late = writer.exchange.api_key in _LATE_WRITES
-            is_far = writer.step_class == ADMIN and not self._has_one_node
-            return int(WRITE_S * 1e9) if is_late or is_far else 0
+            writes = writer.exchange.api_key
+            is_shared = writer.step_class == ADMIN or writes == ApiKey.PRODUCE
+            if writes in _LATE_WRITES or (is_shared and not self._has_one_node):
+                return int(WRITE_S * 1e9)
+            return int(METADATA_S * 1e9) if writer.step_class == ADMIN else 0
         return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
 
 
