@@ -5,7 +5,8 @@ target's answers with each other, and with what the target acknowledged:
 
 - Batches of an answer begin at the fetched offset, ascend, and leave no offset out unless the topic
   is compacted. What was produced in this run comes back unchanged.
-- An answer has records if the high watermark says that there are some and no limit forbids them.
+- An answer has records if the high watermark says that there are some and no limit forbids them,
+  also one after which the replay asked again.
 - A high watermark never falls, is not below delivered or acknowledged records, and not above the
   last offset that anything else shows. The last stable offset is never above the high watermark.
 - A broker with room for one fetch session makes some (KIP-227).
@@ -20,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdissect.codec.message import Message
@@ -181,13 +182,24 @@ class LogState:
         self._check_session(outcome, session_id, epoch, answer.body.get("session_id", 0))
         if epoch == INITIAL_EPOCH and answer.body.get("session_id", 0):
             self._sessions[outcome.node_id, answer.body["session_id"]] = named
+        self._add_fetched(outcome, body, named, answer.body)
+        for earlier in outcome.earlier:
+            first = decoded(earlier.answer, "response", ApiKey.FETCH, outcome.api_version)
+            if first is not None and not first.body.get("error_code", 0):
+                then = replace(outcome, sent_ns=earlier.sent_ns, answered_ns=earlier.answered_ns)
+                self._add_fetched(then, body, named, first.body)
+
+    def _add_fetched(
+        self, outcome: Outcome, request: Body, named: dict[TargetLog, Body], answer: Body
+    ) -> None:
+        """Add the partitions of an answer. named: those of the request and its session."""
         partitions = [
             (
                 f"responses[{i}].partitions[{j}]",
                 (self._ids.target.topic_name(topic), partition["partition_index"]),
                 partition,
             )
-            for i, topic in enumerate(entries(answer.body["responses"]))
+            for i, topic in enumerate(entries(answer["responses"]))
             for j, partition in enumerate(entries(topic["partitions"]))
         ]  # fmt: skip
         size = sum(len(partition["records"] or b"") for _, _, partition in partitions)
@@ -199,8 +211,8 @@ class LogState:
             wanted = named.get(key, {})
             fetched = _Fetched(
                 outcome, path, partition, batches, wanted.get("fetch_offset", -1),
-                request.body.get("isolation_level", 0) == _READ_COMMITTED,
-                body.get("max_bytes", 0x7FFFFFFF) - size, wanted.get("partition_max_bytes", 0),
+                request.get("isolation_level", 0) == _READ_COMMITTED,
+                request.get("max_bytes", 0x7FFFFFFF) - size, wanted.get("partition_max_bytes", 0),
             )  # fmt: skip
             log.fetched.append(fetched)
             for each in batches:

@@ -23,6 +23,7 @@ from kdissect.replay.comparison.target_clock import TargetClock
 from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.model import (
     Connection,
+    EarlierAnswer,
     Exchange,
     Outcome,
     PlanOptions,
@@ -305,6 +306,16 @@ def test_records_that_an_answer_withholds() -> None:
     assert run.said(LogState) == [
         (number, RECORDS, "ends before offset 2"), (empty, RECORDS, "ends before offset 2"),
     ]  # fmt: skip
+
+
+def test_records_that_only_a_first_answer_withholds() -> None:
+    """The replay asked again, and the second answer has the records."""
+    run = Run()
+    empty = run.outcomes[run.fetch(1, 0, b"", 4)].answer
+    run.outcomes.clear()
+    number = run.fetch(2, 0, batch(0) + batch(2), 4)
+    run.outcomes[number].earlier = [EarlierAnswer(empty or b"", "no records yet", S, S + 1)]
+    assert run.said(LogState) == [(number, RECORDS, "ends before offset 0")]
 
 
 def test_a_high_watermark_is_at_least_the_acknowledged_offset() -> None:
