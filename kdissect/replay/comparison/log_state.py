@@ -3,6 +3,7 @@
 A captured response says what another broker answered at another moment. This module compares the
 target's answers with each other, and with what the target acknowledged:
 
+- An answer has each requested partition, but in a session those with news (KIP-227).
 - Batches of an answer begin at the fetched offset, ascend, and leave no offset out unless the topic
   is compacted. What was produced in this run comes back unchanged.
 - An answer has records if the high watermark says that there are some and no limit forbids them,
@@ -193,6 +194,7 @@ class LogState:
         self, outcome: Outcome, request: Body, named: dict[TargetLog, Body], answer: Body
     ) -> None:
         """Add the partitions of an answer. named: those of the request and its session."""
+        is_full = request.get("session_epoch", FINAL_EPOCH) in (FINAL_EPOCH, INITIAL_EPOCH)
         partitions = [
             (
                 f"responses[{i}].partitions[{j}]",
@@ -202,6 +204,12 @@ class LogState:
             for i, topic in enumerate(entries(answer["responses"]))
             for j, partition in enumerate(entries(topic["partitions"]))
         ]  # fmt: skip
+        missing = named.keys() - {key for _, key, _ in partitions}
+        # KIP-219: a throttled response has no partitions
+        if is_full and missing and not answer.get("throttle_time_ms", 0):
+            topic, number = sorted(missing)[0]
+            found = f"not {topic} partition {number}"
+            self._odd.append((outcome, "responses", "each partition", found, "it was requested"))
         size = sum(len(partition["records"] or b"") for _, _, partition in partitions)
         for path, key, partition in partitions:
             if partition["error_code"]:

@@ -318,6 +318,20 @@ def test_records_that_only_a_first_answer_withholds() -> None:
     assert run.said(LogState) == [(number, RECORDS, "ends before offset 0")]
 
 
+def test_a_fetch_response_without_a_requested_partition() -> None:
+    """It has all of them, unless it is throttled or the next one of a session."""
+    run = Run()
+    topics = [{"topic": "t", "partitions": [{"partition": 0, "fetch_offset": 0}]}]
+    answer = {"responses": []}
+    number = run.add(1, ApiKey.FETCH, 11, {"session_epoch": -1, "topics": topics}, answer)
+    run.add(2, ApiKey.FETCH, 11, {"session_epoch": 4, "topics": topics}, answer)
+    run.add(
+        3, ApiKey.FETCH, 11, {"session_epoch": -1, "topics": topics},
+        {**answer, "throttle_time_ms": 9},
+    )  # fmt: skip
+    assert run.said(LogState) == [(number, "responses", "not t partition 0")]
+
+
 def test_a_high_watermark_is_at_least_the_acknowledged_offset() -> None:
     """A high watermark is at least the acknowledged offset, and at most the possible one."""
     run = Run()
