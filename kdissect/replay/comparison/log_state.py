@@ -185,10 +185,10 @@ class LogState:
             self._sessions[outcome.node_id, answer.body["session_id"]] = named
         self._add_fetched(outcome, body, named, answer.body)
         for earlier in outcome.earlier:
-            first = decoded(earlier.answer, "response", ApiKey.FETCH, outcome.api_version)
-            if first is not None and not first.body.get("error_code", 0):
-                then = replace(outcome, sent_ns=earlier.sent_ns, answered_ns=earlier.answered_ns)
-                self._add_fetched(then, body, named, first.body)
+            message = decoded(earlier.answer, "response", ApiKey.FETCH, outcome.api_version)
+            if message is not None and not message.body.get("error_code", 0):
+                attempt = replace(outcome, sent_ns=earlier.sent_ns, answered_ns=earlier.answered_ns)
+                self._add_fetched(attempt, body, named, message.body)
 
     def _add_fetched(
         self, outcome: Outcome, request: Body, named: dict[TargetLog, Body], answer: Body
@@ -205,7 +205,7 @@ class LogState:
             for j, partition in enumerate(entries(topic["partitions"]))
         ]  # fmt: skip
         missing = named.keys() - {key for _, key, _ in partitions}
-        # KIP-219: a throttled response has no partitions
+        # KIP-219: a throttled Fetch response may have no partitions
         if is_full and missing and not answer.get("throttle_time_ms", 0):
             topic, number = sorted(missing)[0]
             found = f"not {topic} partition {number}"

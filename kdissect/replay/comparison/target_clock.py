@@ -64,7 +64,6 @@ class TargetClock:
     """Times of a run's answers."""
 
     def __init__(self, ids: IdMap) -> None:
-        self._ids = ids
         self._stated: list[_BrokerTime] = []
         # transactional id -> when requests used it, from the first one of its last transaction on
         self._used: dict[str, list[Outcome]] = defaultdict(list)

@@ -686,13 +686,13 @@ def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
 def test_a_broker_without_a_host() -> None:
     """Its address is wrong in all answers; a coordinator has the port that they have."""
     run = Run()
-    nobody = [{"node_id": 1, "host": "", "port": 9092}]
-    number = metadata(run, 1, brokers=nobody)
+    without_host = [{"node_id": 1, "host": "", "port": 9092}]
+    number = metadata(run, 1, brokers=without_host)
     coordinator = {"node_id": 1, "host": "broker", "port": 9092}
     run.add(2, ApiKey.FIND_COORDINATOR, 1, {"key": "g", "key_type": 0}, coordinator)
     found: list[tuple[int, str]] = []
     ids = IdMap(run.plan)
-    ids.target.learn_metadata({"brokers": nobody})
+    ids.target.learn_metadata({"brokers": without_host})
     run.collected(ClusterState(ids)).check(
         lambda outcome, path, *_: found.append((outcome.step.number, path))
     )
