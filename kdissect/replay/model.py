@@ -7,7 +7,7 @@ Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` sin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -501,6 +501,13 @@ class Outcome:
     @property
     def latency_ns(self) -> int:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
+
+    def by_answer(self) -> Iterator[Outcome]:
+        """The outcome with each of its answers: those that were not final, then the final one."""
+        for each in self.earlier:
+            times = {"sent_ns": each.sent_ns, "answered_ns": each.answered_ns}
+            yield replace(self, answer=each.answer, earlier=(), **times)
+        yield self
 
 
 @dataclass(frozen=True, slots=True)

@@ -973,6 +973,27 @@ def test_configs_of_a_broker(
     assert [each[:2] for each in run.said(ConfigState)] == expected
 
 
+@pytest.mark.parametrize(("is_changed", "brokers", "count"), [(0, 1, 1), (1, 1, 0), (0, 2, 0)])
+def test_a_config_of_a_topic_that_a_first_answer_has_wrong(
+    is_changed: bool, brokers: int, count: int
+) -> None:
+    """A topic's value does not change by itself; other brokers may have other defaults."""
+    run = Run()
+    resource = {"resource_type": 2, "resource_name": "t"}
+    if is_changed:
+        run.add(1, ApiKey.ALTER_CONFIGS, 1, {"resources": [resource]}, {})
+
+    def answer(value: str) -> Body:
+        config = {"name": "retention.ms", "value": value}
+        return {"results": [{**resource, "configs": [config]}]}
+
+    number = run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, {}, answer("7"))
+    first = response(ApiKey.DESCRIBE_CONFIGS, 1, **answer(""))
+    run.outcomes[number].earlier = [EarlierAnswer(first, "it differs", S, S + 1)]
+    expected = [(number, "results[0].configs[0].value", "")] * count
+    assert run.said(ConfigState, brokers) == expected
+
+
 def test_times_fit_one_clock() -> None:
     """A transaction starts between its first request and the last, by the clock of the appends."""
     run, clock_ms = Run(), 5_000_000
