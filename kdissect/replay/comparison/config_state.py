@@ -20,9 +20,7 @@ Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered,
 Body = dict[str, Any]
 _Resource = tuple[int, str]  # type and name
 _BROKER, _NODE_ID = 4, "node.id"
-_CHANGES = frozenset(
-    {ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.DELETE_TOPICS}
-)
+_CHANGES = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.DELETE_TOPICS})
 
 
 class ConfigState:

@@ -1,8 +1,9 @@
 """Finds answers of DescribeProducers that contradict the batches and markers of the run.
 
-A partition's leader describes each producer by its last batch or marker there (KIP-664): its time,
-the coordinator's epoch in the marker, and the start of an open transaction. The run knows the
-batches that it sent, and the markers that Fetch responses brought.
+A partition's leader describes each producer once, by its last batch or marker there (KIP-664): its
+time, the producer's epoch, the last sequence number, the coordinator's epoch in the marker, and the
+start of an open transaction. The run knows the batches that it sent, and the markers that Fetch
+responses brought. A log that the run began has no other producers than those of its requests.
 """
 
 from __future__ import annotations
@@ -27,16 +28,27 @@ _Key = tuple[str, int, int]  # the target's name of a topic, partition, producer
 
 _LOG_APPEND_TIME = 8  # a bit of the attributes
 _ATTRIBUTES_AT = 22
-_APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.DESCRIBE_PRODUCERS})
+_SEQUENCES = 1 << 31  # they wrap to 0
+_NAMING = frozenset(
+    {
+        ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
+        ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN,
+    }
+)  # fmt: skip
+_APIS = _NAMING | {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.DESCRIBE_PRODUCERS}
 
 
 @dataclass(slots=True)
 class _ActiveProducer:
     """A producer in a log. starts: offsets of its batches. times: of its batches and markers.
-    epochs: of coordinators, by its markers. has_unknown: batches of other offsets or times."""
+    ends: (producer epoch, last sequence number) of its batches. marked: producer epochs of its
+    markers. epochs: of coordinators, by its markers. has_unknown: batches of other offsets or
+    times."""
 
     starts: set[int] = field(default_factory=set)
     times: set[int] = field(default_factory=set)
+    ends: set[tuple[int, int]] = field(default_factory=set)
+    marked: set[int] = field(default_factory=set)
     epochs: set[int] = field(default_factory=set)
     has_unknown: bool = False
 
@@ -44,8 +56,12 @@ class _ActiveProducer:
         self.times.add(max_timestamp(batch))
         if header.is_control:
             self.epochs.add(coordinator_epoch(batch))
+            self.marked.add(header.producer_epoch)
         else:
             self.starts.add(base_offset)
+            span = header.last_offset - header.base_offset
+            sequence = (header.base_sequence + span) % _SEQUENCES
+            self.ends.add((header.producer_epoch, sequence))
 
 
 class ProducerState:
@@ -57,6 +73,8 @@ class ProducerState:
         self._described: list[tuple[Outcome, Body]] = []
         self._outcomes: list[Outcome] = []
         self._is_described = False
+        self._named: set[int] = set()  # producer ids in requests and answers
+        self._begun: set[tuple[str, int]] = set()  # logs whose first record is of the run
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
@@ -65,11 +83,13 @@ class ProducerState:
             self._is_described |= api_key == ApiKey.DESCRIBE_PRODUCERS
 
     def _add_facts(self, outcome: Outcome) -> None:
-        api_key, answer = outcome.step.exchange.api_key, None
-        if outcome.answer is not None:
-            answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-        if api_key == ApiKey.PRODUCE:
-            request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        api_key = outcome.step.exchange.api_key
+        request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+        if api_key in _NAMING:
+            for message in (request, answer):
+                self._name({} if message is None else message.body)
+        elif api_key == ApiKey.PRODUCE:
             if request is not None:
                 self._produce(request, answer)
         elif api_key == ApiKey.FETCH and answer is not None:
@@ -79,6 +99,10 @@ class ProducerState:
                     self._add(name, partition["partition_index"], partition["records"] or b"")
         elif answer is not None:
             self._described.append((outcome, answer.body))
+
+    def _name(self, body: Body) -> None:
+        for each in [body, *entries(body.get("transactions"))]:
+            self._named.add(each.get("producer_id", each.get("v3_and_below_producer_id", -1)))
 
     def _produce(self, request: Message, answer: Message | None) -> None:
         results = {
@@ -92,6 +116,9 @@ class ProducerState:
                 number, data = partition["index"], partition["records"] or b""
                 result = results.get((name, number), {"error_code": -1, "base_offset": -1})
                 is_timed = result.get("log_append_time_ms", -1) >= 0  # the broker sets times
+                self._named.update(each.producer_id for each in headers(data))
+                if result["base_offset"] == 0 and not result["error_code"]:
+                    self._begun.add((name, number))
                 if result["error_code"] <= 0 or result["error_code"] in MAYBE_APPENDED:
                     self._add(name, number, data, -1 if is_timed else result["base_offset"])
 
@@ -113,23 +140,37 @@ class ProducerState:
 
     def check(self, add: Add) -> None:
         for outcome in self._outcomes if self._is_described else ():
-            self._add_facts(outcome)
+            for each in outcome.by_answer():
+                self._add_facts(each)
         for outcome, answer in self._described:
             for i, topic in enumerate(entries(answer["topics"])):
                 for j, partition in enumerate(entries(topic["partitions"])):
-                    for k, each in enumerate(entries(partition["active_producers"])):
-                        key = topic["name"], partition["partition_index"], each["producer_id"]
-                        path = f"topics[{i}].partitions[{j}].active_producers[{k}]."
-                        if key in self._producers:
-                            _check(outcome, path, each, self._producers[key], add)
+                    log = topic["name"], partition["partition_index"]
+                    path = f"topics[{i}].partitions[{j}].active_producers"
+                    self._check(outcome, path, log, entries(partition["active_producers"]), add)
+
+    def _check(
+        self, outcome: Outcome, path: str, log: tuple[str, int], described: list[Body], add: Add
+    ) -> None:
+        """Check the producers of a log."""
+        listed: set[int] = set()
+        for at, each in enumerate(described):
+            number, here = each["producer_id"], f"{path}[{at}]."
+            if number in listed:
+                add(outcome, f"{here}producer_id", "each once", number, "it is listed twice")
+            elif log in self._begun and number not in self._named:
+                note = "no request of the run has it"
+                add(outcome, f"{here}producer_id", "a producer of the run", number, note)
+            listed.add(number)
+            producer = self._producers.get((*log, number))
+            if producer is not None and not producer.has_unknown:
+                _check(outcome, here, each, producer, add)
 
 
 def _check(
     outcome: Outcome, path: str, described: Body, producer: _ActiveProducer, add: Add
 ) -> None:
     start, epoch = described["current_txn_start_offset"], described["coordinator_epoch"]
-    if producer.has_unknown:
-        return
     if start >= 0 and start not in producer.starts:
         note = "no batch of this producer begins there"
         wanted = "-1 or the first offset of a batch"
@@ -144,3 +185,21 @@ def _check(
     if time not in producer.times and not may_be_marker:
         note = "no batch or marker of this producer has it"
         add(outcome, f"{path}last_timestamp", "the time of a batch", time, note)
+    if not may_be_marker:
+        _check_sequence(outcome, path, described, producer, add)
+
+
+def _check_sequence(
+    outcome: Outcome, path: str, described: Body, producer: _ActiveProducer, add: Add
+) -> None:
+    """The last sequence number is of a batch in the same epoch. A marker of a new epoch, which no
+    batch has yet, leaves none (KIP-890)."""
+    epoch, sequence = described["producer_epoch"], described["last_sequence"]
+    if epoch not in {each for each, _ in producer.ends} | producer.marked:
+        note = "no batch or marker of this producer has it"
+        add(outcome, f"{path}producer_epoch", "the epoch of a batch", epoch, note)
+    elif (epoch, sequence) not in producer.ends and not (
+        sequence == -1 and epoch in producer.marked
+    ):
+        note = "no batch of this producer ends there"
+        add(outcome, f"{path}last_sequence", "the last one of a batch", sequence, note)

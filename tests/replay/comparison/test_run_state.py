@@ -506,10 +506,10 @@ def test_a_transaction_is_listed_as_aborted_only_if_it_was(key: bytes) -> None:
 
 
 def test_a_producer_is_described_by_its_batches() -> None:
-    """A description has the times of the producer's batches, the epoch of its markers, and the
-    offset of its batch at which a transaction begins."""
+    """A description has the times and last sequence numbers of the producer's batches, the epochs
+    of its markers, and the offset of its batch at which a transaction begins."""
     run = Run()
-    own = {"producer_id": 9, "producer_epoch": 0, "is_transactional": True}
+    own = {"producer_id": 9, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
     run.produce(1, 0, batch(0, **own))
     run.fetch(2, 0, batch(0, **own) + marker(2, COMMIT), 3)
     run.produce(3, 3, batch(0, **own))
@@ -517,8 +517,8 @@ def test_a_producer_is_described_by_its_batches() -> None:
 
     def describe(**more: int) -> int:
         producer = {
-            "producer_id": 9, "producer_epoch": 0, "last_timestamp": 5, "coordinator_epoch": 0,
-            "current_txn_start_offset": 3, **more,
+            "producer_id": 9, "producer_epoch": 0, "last_sequence": 1, "last_timestamp": 5,
+            "coordinator_epoch": 0, "current_txn_start_offset": 3, **more,
         }  # fmt: skip
         partition = {"partition_index": 0, "active_producers": [producer]}
         return run.add(
@@ -529,7 +529,8 @@ def test_a_producer_is_described_by_its_batches() -> None:
 
     describe()
     describe(current_txn_start_offset=-1, last_timestamp=60)  # of its next marker
-    wrong = {"last_timestamp": 6, "coordinator_epoch": 1, "current_txn_start_offset": 2}
+    wrong = {"last_timestamp": 6, "coordinator_epoch": 1, "current_txn_start_offset": 2,
+             "producer_epoch": 1, "last_sequence": 2, "producer_id": 8}  # fmt: skip
     numbers = {describe(**{name: value}): (name, value) for name, value in wrong.items()}
     early = describe(current_txn_start_offset=-1, last_timestamp=0)
     numbers[early] = "last_timestamp", 0
