@@ -505,8 +505,10 @@ class Outcome:
     def by_answer(self) -> Iterator[Outcome]:
         """The outcome with each of its answers: those that were not final, then the final one."""
         for each in self.earlier:
-            times = {"sent_ns": each.sent_ns, "answered_ns": each.answered_ns}
-            yield replace(self, answer=each.answer, earlier=(), **times)
+            sent_ns, answered_ns = each.sent_ns, each.answered_ns
+            yield replace(
+                self, answer=each.answer, sent_ns=sent_ns, answered_ns=answered_ns, earlier=()
+            )
         yield self
 
 
