@@ -458,10 +458,12 @@ class Attempt:
 class EarlierAnswer:
     """An answer that was not final, so that the request was sent again.
 
-    reason: why. sent_ns, answered_ns: as in `Outcome`. The comparison sets the others. differences:
-    from the captured response. error_codes: without 0. is_explained: by the timing of the run.
+    reason: why. sent, sent_ns, answered_ns: as in `Outcome`. The comparison sets the others.
+    differences: from the captured response. error_codes: without 0. is_explained: by the timing of
+    the run.
     """
 
+    sent: bytes
     answer: bytes
     reason: str
     sent_ns: int
@@ -502,14 +504,14 @@ class Outcome:
     def latency_ns(self) -> int:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
 
-    def by_answer(self) -> Iterator[Outcome]:
-        """The outcome with each of its answers: those that were not final, then the final one."""
-        for each in self.earlier:
-            sent_ns, answered_ns = each.sent_ns, each.answered_ns
-            yield replace(
-                self, answer=each.answer, sent_ns=sent_ns, answered_ns=answered_ns, earlier=()
-            )
-        yield self
+    def with_answer(self, number: int) -> Outcome:
+        """The outcome as if the answer `number` (from 0) of `earlier` had been the final one."""
+        answer = self.earlier[number]
+        return replace(
+            self, sent=answer.sent, answer=answer.answer, sent_ns=answer.sent_ns,
+            answered_ns=answer.answered_ns, attempts=number + 1, earlier=self.earlier[:number],
+            followed=(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 - A node that answers the run is in Metadata and DescribeCluster, at one address and in one rack.
 - Leaders, replicas and controllers are brokers of the same answer; a leader is no offline replica.
-- A coordinator is a broker of Metadata, at its address.
+- Each requested key has one coordinator, which is a broker of Metadata, at its address.
 - Metadata and DescribeTopicPartitions list each requested topic once, with its partitions from 0
   on.
 - A topic that the run made is in Metadata a bounded time later, and never without a partition.
@@ -126,8 +126,8 @@ class ClusterState:
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_CLUSTER]:
             if not answer["error_code"] and answer.get("endpoint_type", 1) == 1:
                 self._check_brokers(outcome, answer, "broker_id", add)
-        for outcome, _, answer in self._by_api[ApiKey.FIND_COORDINATOR]:
-            self._check_coordinator(outcome, answer, add)
+        for outcome, request, answer in self._by_api[ApiKey.FIND_COORDINATOR]:
+            self._check_coordinators(outcome, request, answer, add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_LOG_DIRS]:
             self._check_log_dirs(outcome, answer, add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_QUORUM]:
@@ -189,9 +189,14 @@ class ClusterState:
                 add(outcome, "brokers", f"broker {node}", "not listed", "it answers the run")
         return listed
 
-    def _check_coordinator(self, outcome: Outcome, answer: Body, add: Add) -> None:
+    def _check_coordinators(self, outcome: Outcome, request: Body, answer: Body, add: Add) -> None:
         coordinators = [("", answer)]
         if "coordinators" in answer:  # KIP-699: from v4 on, one for each key
+            wanted = Counter(entries(request["coordinator_keys"]))
+            found = Counter(each["key"] for each in entries(answer["coordinators"]))
+            for key in sorted((wanted - found) | (found - wanted)):
+                note = "one for each requested key"
+                add(outcome, "coordinators", f"{key} {wanted[key]} times", found[key], note)
             coordinators = [
                 (f"coordinators[{at}].", coordinator)
                 for at, coordinator in enumerate(entries(answer["coordinators"]))

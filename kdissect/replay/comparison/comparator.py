@@ -7,7 +7,7 @@ contradict each other, and only all answers show which records did not come.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -23,6 +23,7 @@ from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
+from kdissect.replay.comparison.names_in_answers import AnswerNames
 from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rules, load_rules
@@ -33,6 +34,7 @@ from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.comparison.tree_diff import FETCH_APIS, DiffContext, RequestNames, TreeDiff
 from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import (
+    READ,
     Difference,
     EarlierAnswer,
     Judgement,
@@ -45,6 +47,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.messages import (
+    decoded,
     entries,
     error_codes,
     request_of,
@@ -58,6 +61,7 @@ STATES = (
     ClusterState, ConfigState, TargetClock, TokenState,
 )  # fmt: skip
 IN_RUN = "other answers of this run show it"
+_NOT_FINAL = Difference("answer", "final", "not final")
 
 Body = dict[str, Any]
 
@@ -73,7 +77,9 @@ class Comparator:
         self.ids = ids
         self.rules = rules
         self.ledger = RecordLedger(ids.offsets.to_target, self._producer)
-        self._context = DiffContext(ids, rules, Meaning(ids), self.ledger, RequestNames(ids))
+        names = RequestNames(ids)
+        self._context = DiffContext(ids, rules, Meaning(ids), self.ledger, names)
+        self._names = AnswerNames(ids, names)
         # Answers whose records are looked at again when all is known of where they are.
         self._kept: dict[int, tuple[Step, Message, Message]] = {}
         self._outcomes: list[Outcome] = []
@@ -250,11 +256,12 @@ class Comparator:
         timing = Timing(self._outcomes, has_one_node=len(self.ids.target.nodes) == 1)
         for outcome in retried:
             number, differences = outcome.step.number, []
-            for index, earlier in enumerate(outcome.earlier, 1):
-                earlier.is_explained = timing.explains(outcome, earlier)
+            for index, earlier in enumerate(outcome.earlier):
+                found = self._wrong_names(outcome, index)
+                earlier.is_explained = not found and timing.explains(outcome, earlier)
                 if not earlier.is_explained:
-                    note = f"answer {index} of {len(outcome.earlier) + 1}: {earlier.reason}"
-                    found = earlier.differences or [Difference("answer", "final", "not final")]
+                    found = found or earlier.differences or [_NOT_FINAL]
+                    note = f"{_place(index, len(outcome.earlier))}: {earlier.reason}"
                     differences += [replace(each, rule="", note=note) for each in found]
             judgement = changed.get(number) or outcome.judgement
             if judgement is None or judgement.verdict is Verdict.ERROR:
@@ -268,22 +275,41 @@ class Comparator:
                     differences=[*differences, *judgement.differences],
                 )
 
+    def _wrong_names(self, outcome: Outcome, index: int) -> list[Difference]:
+        """Differences by names in an earlier answer that no timing explains."""
+        exchange = outcome.step.exchange
+        if outcome.earlier[index].error_codes or exchange.api_key in FETCH_APIS:
+            return []
+        first, version = outcome.with_answer(index), outcome.api_version
+        request, response = request_of(exchange), response_of(exchange)
+        sent = decoded(first.sent or b"", "request", exchange.api_key, version)
+        answer = self.ids.answer_of(outcome.step, first.answer or b"")
+        final = self.ids.answer_of(outcome.step, outcome.answer or b"")
+        if request is None or response is None or sent is None or answer is None or final is None:
+            return []
+        wrong = self._names.wrong((request, response), sent, answer, final)
+        return [Difference(*each) for each in wrong]
+
     def _judge_contradictions(self, changed: dict[int, Judgement]) -> None:
         """Answers that contradict what the run knows to be true of the target are different,
         whatever the capture has and whichever rule allows it."""
         contradicted: dict[int, list[Difference]] = defaultdict(list)
+        by_number = {outcome.step.number: outcome for outcome in self._outcomes}
 
         def add(outcome: Outcome, path: str, expected: Any, answered: Any, note: str) -> None:
-            each = Difference(path, text_of(expected), text_of(answered), note=f"{note} ({IN_RUN})")
-            contradicted[outcome.step.number].append(each)
+            number, index = outcome.step.number, len(outcome.earlier)
+            count = len(by_number[number].earlier)
+            which = f"{_place(index, count)}: " if index < count else ""
+            texts = text_of(expected), text_of(answered)
+            contradicted[number].append(Difference(path, *texts, note=f"{which}{note} ({IN_RUN})"))
 
         states = [state(self.ids) for state in STATES]
-        for outcome in sorted(self._outcomes, key=lambda each: each.sent_ns):
+        answers = [each for outcome in self._outcomes for each in _answers(outcome)]
+        for outcome in sorted(answers, key=lambda each: each.sent_ns):
             for state in states:
                 state.collect(outcome)
         for state in states:
             state.check(add)
-        by_number = {outcome.step.number: outcome for outcome in self._outcomes}
         for number, contradictions in contradicted.items():
             judgement = changed.get(number) or by_number[number].judgement
             if judgement is None or judgement.verdict is Verdict.ERROR:
@@ -298,6 +324,19 @@ class Comparator:
                     *new.values(),
                 ],
             )
+
+
+def _answers(outcome: Outcome) -> Iterator[Outcome]:
+    """A read with each of its answers: earlier ones show a broker's state as well."""
+    for index, earlier in enumerate(outcome.earlier):
+        if outcome.step.step_class == READ and not earlier.error_codes:
+            yield outcome.with_answer(index)
+    yield outcome
+
+
+def _place(index: int, count: int) -> str:
+    """The place of an earlier answer; index from 0, count: of earlier answers."""
+    return f"answer {index + 1} of {count + 1}"
 
 
 def _record_path(path: str) -> str:

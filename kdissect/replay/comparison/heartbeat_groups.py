@@ -5,7 +5,8 @@ coordinator assigns their partitions or tasks.
 
 - A member's epoch does not fall before it joins again. It rises at most as often as the group
   changed.
-- An assignment names each partition of Metadata, or each task of the topology, once.
+- An assignment names partitions of Metadata, or tasks of the topology, each once, and no topic
+  without one.
 - The only member of a group has all partitions of each assigned topic.
 - A member that joins gets an assignment, and the first one of a streams group without a task gets
   the reason.
@@ -255,6 +256,11 @@ class HeartbeatGroups:
 
     def _check_assignment(self, heartbeat: _Heartbeat, add: Add) -> None:
         target = self._ids.target
+        assignment = (heartbeat.answer or {}).get("assignment") or {}
+        for topic in entries(assignment.get("topic_partitions")):
+            if not topic["partitions"]:
+                path, name = "assignment.topic_partitions", target.topic_name(topic)
+                add(heartbeat.outcome, path, f"partitions of {name}", "none", "its topic is listed")
         for (share, path), count in Counter(self._shares(heartbeat.answer)).items():
             name, number = share
             text = f"{name} partition {number}"

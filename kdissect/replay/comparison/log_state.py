@@ -6,8 +6,7 @@ target's answers with each other, and with what the target acknowledged:
 - An answer has each requested partition, but in a session those with news (KIP-227).
 - Batches of an answer begin at the fetched offset, ascend, and leave no offset out unless the topic
   is compacted. What was produced in this run comes back unchanged.
-- An answer has records if the high watermark says that there are some and no limit forbids them,
-  also one after which the replay asked again.
+- An answer has records if the high watermark says that there are some and no limit forbids them.
 - A high watermark never falls, is not below delivered or acknowledged records, and not above the
   last offset that anything else shows. The last stable offset is never above the high watermark.
 - A broker with room for one fetch session makes some (KIP-227).
@@ -22,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.codec.message import Message
@@ -184,11 +183,6 @@ class LogState:
         if epoch == INITIAL_EPOCH and answer.body.get("session_id", 0):
             self._sessions[outcome.node_id, answer.body["session_id"]] = named
         self._add_fetched(outcome, body, named, answer.body)
-        for earlier in outcome.earlier:
-            message = decoded(earlier.answer, "response", ApiKey.FETCH, outcome.api_version)
-            if message is not None and not message.body.get("error_code", 0):
-                attempt = replace(outcome, sent_ns=earlier.sent_ns, answered_ns=earlier.answered_ns)
-                self._add_fetched(attempt, body, named, message.body)
 
     def _add_fetched(
         self, outcome: Outcome, request: Body, named: dict[TargetLog, Body], answer: Body

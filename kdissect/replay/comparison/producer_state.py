@@ -140,8 +140,7 @@ class ProducerState:
 
     def check(self, add: Add) -> None:
         for outcome in self._outcomes if self._is_described else ():
-            for each in outcome.by_answer():
-                self._add_facts(each)
+            self._add_facts(outcome)
         for outcome, answer in self._described:
             for i, topic in enumerate(entries(answer["topics"])):
                 for j, partition in enumerate(entries(topic["partitions"])):

@@ -728,7 +728,8 @@ class Runner:
 
 def _keep_answer(outcome: Outcome, frame: bytes, reason: str, now: int) -> None:
     """An answer that is not final stays in the outcome."""
-    outcome.earlier = [*outcome.earlier, EarlierAnswer(frame, reason, outcome.sent_ns, now)]
+    earlier = EarlierAnswer(outcome.sent or b"", frame, reason, outcome.sent_ns, now)
+    outcome.earlier = [*outcome.earlier, earlier]
 
 
 def _bind(

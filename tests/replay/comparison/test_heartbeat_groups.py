@@ -54,8 +54,8 @@ class Group(Run):
         if self.api_key == STREAMS:
             tasks = None if given is None else [{"subtopology_id": "0", "partitions": given}]
             return {"active_tasks": tasks}
-        partitions = [{"topic_id": TOPIC, "partitions": given or []}]
-        return {"assignment": None if given is None else {"topic_partitions": partitions}}
+        topics = [{"topic_id": TOPIC, "partitions": given}] if given else []
+        return {"assignment": None if given is None else {"topic_partitions": topics}}
 
     def describe(self, at_s: float, state: str, epoch: int, assigned: int, *members: int) -> int:
         api_key, version = DESCRIBE[self.api_key]
@@ -82,6 +82,13 @@ def test_the_only_member_of_a_group_has_all_partitions_of_a_topic() -> None:
     grown.heartbeat(1, 0, 1, [0])
     grown.add(0, ApiKey.CREATE_PARTITIONS, 3, {"topics": []}, {"results": []})
     assert grown.said(HeartbeatGroups) == []
+
+
+def test_an_assigned_topic_has_partitions() -> None:
+    run = Group()
+    empty = {"topic_partitions": [{"topic_id": TOPIC, "partitions": []}]}
+    number = run.heartbeat(1, 0, 1, assignment=empty)
+    assert (number, "assignment.topic_partitions", "none") in run.said(HeartbeatGroups)
 
 
 def assigned(api_key: ApiKey, given: list[int], *, other: bool = False) -> Said:
@@ -114,9 +121,8 @@ def test_a_heartbeat_that_was_sent_again_without_an_assignment() -> None:
     number = run.heartbeat(1, 0, 1, [], [0, 1])
     outcome = run.outcomes[0]
     assert run.found() == []
-    outcome.earlier = [
-        EarlierAnswer(outcome.answer or b"", "", at * S, at * S + 1) for at in (1, 2, 3)
-    ]
+    frames = outcome.sent or b"", outcome.answer or b""
+    outcome.earlier = [EarlierAnswer(*frames, "", at * S, at * S + 1) for at in (1, 2, 3)]
     outcome.sent_ns, outcome.answered_ns = 4 * S, 4 * S + 1
     assert run.found() == [(number, "assignment", "not assigned")]
 

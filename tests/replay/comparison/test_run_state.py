@@ -23,7 +23,6 @@ from kdissect.replay.comparison.target_clock import TargetClock
 from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.model import (
     Connection,
-    EarlierAnswer,
     Exchange,
     Outcome,
     PlanOptions,
@@ -306,16 +305,6 @@ def test_records_that_an_answer_withholds() -> None:
     assert run.said(LogState) == [
         (number, RECORDS, "ends before offset 2"), (empty, RECORDS, "ends before offset 2"),
     ]  # fmt: skip
-
-
-def test_records_that_only_a_first_answer_withholds() -> None:
-    """The replay asked again, and the second answer has the records."""
-    run = Run()
-    empty = run.outcomes[run.fetch(1, 0, b"", 4)].answer
-    run.outcomes.clear()
-    number = run.fetch(2, 0, batch(0) + batch(2), 4)
-    run.outcomes[number].earlier = [EarlierAnswer(empty or b"", "no records yet", S, S + 1)]
-    assert run.said(LogState) == [(number, RECORDS, "ends before offset 0")]
 
 
 def test_a_fetch_response_without_a_requested_partition() -> None:
@@ -764,12 +753,18 @@ def test_a_coordinator_is_a_broker() -> None:
     )
 
 
-def test_a_response_without_coordinators() -> None:
-    """FindCoordinator from v4 on has a list (KIP-699), which may be empty."""
+def test_each_requested_key_has_one_coordinator() -> None:
+    """FindCoordinator from v4 on has a list (KIP-699)."""
     run = Run()
     metadata(run, 1)
-    run.add(2, ApiKey.FIND_COORDINATOR, 4, {"coordinator_keys": ["g"]}, {"coordinators": []})
-    assert run.said(ClusterState) == []
+    requested = {"coordinator_keys": ["g"]}
+    one = {"key": "g", "node_id": 1, "host": "broker", "port": 9092}
+    numbers = [
+        run.add(2, ApiKey.FIND_COORDINATOR, 4, requested, {"coordinators": [one] * count})
+        for count in (0, 1, 2)
+    ]
+    found = [(numbers[0], "coordinators", "0"), (numbers[2], "coordinators", "2")]
+    assert run.said(ClusterState) == found
 
 
 def test_topics_that_the_run_made() -> None:
@@ -974,25 +969,25 @@ def test_configs_of_a_broker(
     assert [each[:2] for each in run.said(ConfigState)] == expected
 
 
-@pytest.mark.parametrize(("is_changed", "brokers", "count"), [(0, 1, 1), (1, 1, 0), (0, 2, 0)])
-def test_a_config_of_a_topic_that_a_first_answer_has_wrong(
-    is_changed: bool, brokers: int, count: int
-) -> None:
-    """A topic's value does not change by itself; other brokers may have other defaults."""
-    run = Run()
+def test_a_config_that_no_request_alters_is_constant() -> None:
+    """An altered one of the same topic may change, and all do if a request replaces them. Several
+    brokers may have other defaults."""
+    names = "retention.ms", "segment.ms"
     resource = {"resource_type": 2, "resource_name": "t"}
-    if is_changed:
-        run.add(1, ApiKey.ALTER_CONFIGS, 1, {"resources": [resource]}, {})
 
-    def answer(value: str) -> Body:
-        config = {"name": "retention.ms", "value": value}
-        return {"results": [{**resource, "configs": [config]}]}
+    def changed(api_key: int, brokers: int = 1) -> Said:
+        run = Run()
+        for at, value in enumerate(("1", "1", "2")):
+            configs = [{"name": name, "value": value} for name in names]
+            answer = {"results": [{**resource, "configs": configs}]}
+            run.add(at, ApiKey.DESCRIBE_CONFIGS, 1, {}, answer)
+        altered = {"resources": [{**resource, "configs": [{"name": names[0]}]}]}
+        run.add(2, api_key, 1, altered, {})
+        return run.said(ConfigState, brokers)
 
-    number = run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, {}, answer("7"))
-    first = response(ApiKey.DESCRIBE_CONFIGS, 1, **answer(""))
-    run.outcomes[number].earlier = [EarlierAnswer(first, "it differs", S, S + 1)]
-    expected = [(number, "results[0].configs[0].value", "")] * count
-    assert run.said(ConfigState, brokers) == expected
+    incremental = changed(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+    assert incremental == [(2, "results[0].configs[1].value", "2")]
+    assert changed(ApiKey.INCREMENTAL_ALTER_CONFIGS, 2) == changed(ApiKey.ALTER_CONFIGS) == []
 
 
 def test_times_fit_one_clock() -> None:

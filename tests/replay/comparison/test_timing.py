@@ -34,6 +34,9 @@ NOT_AVAILABLE = 5  # LEADER_NOT_AVAILABLE
 DESCRIBE, ALTER, METADATA, CREATE = (
     ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.METADATA, ApiKey.CREATE_TOPICS,
 )  # fmt: skip
+PRODUCERS, TRANSACTIONS, END = (
+    ApiKey.DESCRIBE_PRODUCERS, ApiKey.LIST_TRANSACTIONS, ApiKey.END_TXN,
+)  # fmt: skip
 
 
 def metadata(error_code: int = 0) -> dict[str, Any]:
@@ -46,12 +49,27 @@ def configs(value: str) -> dict[str, Any]:
     return {"results": [{"resource_type": 2, "resource_name": "t", "configs": [config]}]}
 
 
+def producers(
+    name: str = "t", numbers: tuple[int, ...] = (0, 1), ids: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    active = [{"producer_id": each} for each in ids]
+    partitions = [{"partition_index": each, "active_producers": active} for each in numbers]
+    return {"topics": [{"name": name, "partitions": partitions}]}
+
+
+def transactions(*names: str) -> dict[str, Any]:
+    return {"transaction_states": [{"transactional_id": each} for each in names]}
+
+
 RESOURCES = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
 BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     METADATA: ({"topics": [{"name": "t"}]}, metadata()),
     DESCRIBE: (RESOURCES, configs("1")),
     ALTER: (RESOURCES, {"responses": [{"resource_type": 2, "resource_name": "t"}]}),
     CREATE: ({"topics": [{"name": "t"}]}, {"topics": [{"name": "t"}]}),
+    PRODUCERS: ({"topics": [{"name": "t", "partition_indexes": [0, 1]}]}, producers()),
+    TRANSACTIONS: ({}, transactions("x")),
+    END: ({"transactional_id": "x"}, {}),
 }
 
 
@@ -80,7 +98,9 @@ class Run:
         outcome = Outcome(step, request, response, at_ns - 1000, at_ns, api_version=version)
         if first is not None:
             answer = encode_message(Message(api_key, version, "response", {}, first))
-            outcome.earlier = [EarlierAnswer(answer, "because", at_ns - S - 1000, at_ns - S)]
+            outcome.earlier = [
+                EarlierAnswer(request, answer, "because", at_ns - S - 1000, at_ns - S)
+            ]
         self.steps.append(step)
         self.outcomes.append(outcome)
         return number
@@ -162,3 +182,41 @@ def test_a_write_explains_no_failure_and_no_throttle(api_key: int, first: dict[s
     run.add(CREATE, 99)
     number = run.add(api_key, 100, first=first)
     assert run.judgements()[number].verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("api_key", "first", "answered"),
+    [
+        (PRODUCERS, producers(numbers=(1,)), "none"),
+        (PRODUCERS, producers(numbers=(0, 1, 1)), "t 1"),
+        (PRODUCERS, producers(numbers=(0, 7)), "t 7"),
+        (PRODUCERS, producers("u"), "u"),
+        (PRODUCERS, producers(ids=(5,)), "t 0 5"),
+        (TRANSACTIONS, transactions("x", "x"), "x, 2 times"),
+        (TRANSACTIONS, transactions("y"), "y"),
+        (TRANSACTIONS, transactions(""), '""'),
+    ],
+)
+def test_no_change_explains_a_wrong_name(
+    api_key: int, first: dict[str, Any], answered: str
+) -> None:
+    """Soon after a write: other partitions than the request names, a name twice, and one that is in
+    no other answer."""
+    run = Run()
+    run.add(END, 99)
+    run.add(CREATE, 99)
+    number = run.add(api_key, 100, first=first)
+    found = run.judgements()[number]
+    assert found.verdict is Verdict.DIFFERENT
+    assert answered in [each.answered for each in found.differences]
+
+
+def test_a_change_explains_missing_elements() -> None:
+    """A transaction that is not listed yet, and a producer that the run knows."""
+    run = Run()
+    run.add(END, 99)
+    run.add(CREATE, 99)
+    numbers = [run.add(TRANSACTIONS, 100, first=transactions())]
+    numbers.append(run.add(PRODUCERS, 100, first=producers(ids=(-1,))))
+    found = run.judgements()
+    assert {found[number].verdict for number in numbers} == {Verdict.SAME}
