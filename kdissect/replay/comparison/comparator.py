@@ -278,7 +278,7 @@ class Comparator:
     def _wrong_names(self, outcome: Outcome, index: int) -> list[Difference]:
         """Differences by names in an earlier answer that no timing explains."""
         exchange = outcome.step.exchange
-        if outcome.earlier[index].error_codes or exchange.api_key in FETCH_APIS:
+        if not _shows_state(outcome, index) or exchange.api_key in FETCH_APIS:
             return []
         first, version = outcome.with_answer(index), outcome.api_version
         request, response = request_of(exchange), response_of(exchange)
@@ -328,10 +328,15 @@ class Comparator:
 
 def _answers(outcome: Outcome) -> Iterator[Outcome]:
     """A read with each of its answers: earlier ones show a broker's state as well."""
-    for index, earlier in enumerate(outcome.earlier):
-        if outcome.step.step_class == READ and not earlier.error_codes:
+    for index in range(len(outcome.earlier)):
+        if _shows_state(outcome, index):
             yield outcome.with_answer(index)
     yield outcome
+
+
+def _shows_state(outcome: Outcome, index: int) -> bool:
+    """Return whether an earlier answer of a read has no error."""
+    return outcome.step.step_class == READ and not outcome.earlier[index].error_codes
 
 
 def _place(index: int, count: int) -> str:

@@ -602,8 +602,10 @@ def _check_aborted(
 ) -> None:
     if not fetched.is_committed:
         return
-    path = f"{fetched.path}.aborted_transactions"
-    rows = entries(fetched.body.get("aborted_transactions"))
+    path, name = f"{fetched.path}.aborted_transactions", "aborted_transactions"
+    if fetched.batches and fetched.body.get(name, ()) is None:
+        add(fetched.outcome, path, "a list", "null", "read_committed answers have one")
+    rows = entries(fetched.body.get(name))
     listed = {(each["producer_id"], each["first_offset"]) for each in rows}
     if len(listed) < len(rows):
         add(fetched.outcome, path, "each once", "one twice", "a transaction is listed twice")

@@ -479,6 +479,14 @@ def test_an_epoch_of_old_records_is_no_later_one() -> None:
     assert run.said(LogBounds) == [(high, path, "8")]
 
 
+def test_a_read_committed_answer_has_a_list_of_aborted_transactions() -> None:
+    run = Run()
+    run.fetch(1, 0, batch(0), 2, aborted_transactions=[])
+    number = run.fetch(1, 0, batch(0), 2, aborted_transactions=None)
+    path = "responses[0].partitions[0].aborted_transactions"
+    assert run.said(LogState) == [(number, path, "null")]
+
+
 @pytest.mark.parametrize("key", [ABORT, COMMIT])
 def test_a_transaction_is_listed_as_aborted_only_if_it_was(key: bytes) -> None:
     """Listed if they were aborted, and only then."""
@@ -839,6 +847,15 @@ def test_partitions_of_an_ongoing_transaction(
                      {"transaction_states": [state]})  # fmt: skip
     path = "transaction_states[0].topics"
     assert run.said(ClusterState) == [(number, path, each) for each in answered]
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_TRANSACTIONS])
+@pytest.mark.parametrize(("state", "is_wrong"), [("Ongoing", False), ("Empty", False), ("", True)])
+def test_a_transaction_has_a_state(api_key: int, state: str, is_wrong: bool) -> None:
+    run = Run()
+    states = [{"transactional_id": "x", "transaction_state": state}]
+    run.add(1, api_key, 0, {}, {"transaction_states": states})
+    assert bool(run.said(ClusterState)) is is_wrong
 
 
 def test_a_transaction_that_does_not_end() -> None:

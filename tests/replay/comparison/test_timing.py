@@ -58,7 +58,8 @@ def producers(
 
 
 def transactions(*names: str) -> dict[str, Any]:
-    return {"transaction_states": [{"transactional_id": each} for each in names]}
+    states = [{"transactional_id": each, "transaction_state": "Ongoing"} for each in names]
+    return {"transaction_states": states}
 
 
 RESOURCES = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
