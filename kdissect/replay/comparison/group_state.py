@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from kdissect.codec.message import Message
@@ -119,8 +121,9 @@ def _rebalances(group: _Group) -> Iterator[tuple[int, int]]:
             yield begin, synced.get(exchange.answer["generation_id"], _FOREVER)
     ends = [each.outcome.sent_ns for each in group.by_api[ApiKey.LEAVE_GROUP]]
     ends += [seen + group.timeouts_ns.get(member, 0) // 2 for member, seen in group.seen.items()]
+    starts.append(_FOREVER)
     for begin in ends:
-        yield begin, next((start for start in starts if start > begin), _FOREVER)
+        yield begin, starts[bisect_right(starts, begin)]
 
 
 def _check_heartbeat(exchange: _Exchange, rebalances: list[tuple[int, int]], add: Add) -> None:
@@ -139,17 +142,16 @@ def _check_generations(group: _Group, add: Add) -> None:
     joined: dict[int, list[_Exchange]] = defaultdict(list)
     for exchange in group.by_api[ApiKey.JOIN_GROUP]:
         if exchange.is_taken and exchange.answer is not None:
-            number = exchange.answer["generation_id"]
-            joined[number].append(exchange)
-            earlier = [
-                each.answer["generation_id"]
-                for each in group.by_api[ApiKey.JOIN_GROUP]
-                if each.is_taken and each.answer and each.end_ns < exchange.outcome.sent_ns
-            ]
-            least = max(earlier, default=1)
-            if number < least:
-                note = "an earlier answer had a later one" if earlier else "generations begin at 1"
-                add(exchange.outcome, "generation_id", f"at least {least}", number, note)
+            joined[exchange.answer["generation_id"]].append(exchange)
+    ends = sorted((each.end_ns, number) for number, taken in joined.items() for each in taken)
+    times = [end_ns for end_ns, _ in ends]
+    highest = [1, *accumulate((number for _, number in ends), max)]
+    for number, exchanges in joined.items():
+        for exchange in exchanges:
+            place = bisect_left(times, exchange.outcome.sent_ns)
+            if number < highest[place]:
+                note = "an earlier answer had a later one" if place else "generations begin at 1"
+                add(exchange.outcome, "generation_id", f"at least {highest[place]}", number, note)
     for exchanges in joined.values():
         answers = [each.answer for each in exchanges if each.answer is not None]
         everyone = {answer["member_id"] for answer in answers}

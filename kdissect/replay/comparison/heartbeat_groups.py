@@ -7,7 +7,8 @@ coordinator assigns their partitions or tasks.
   changed.
 - An assignment names partitions of Metadata, or tasks of the topology, each once, and no topic
   without one.
-- The only member of a group has all partitions of each assigned topic.
+- The only member of a group has all partitions of each assigned topic. In a consumer group it gets
+  no more of them without a new epoch.
 - A member that joins gets an assignment, and the first one of a streams group without a task gets
   the reason.
 - After two seconds and three heartbeats of each member without a change of the group, its members
@@ -186,6 +187,8 @@ class HeartbeatGroups:
                     self._check_settled(group, begin, end, add)
             for heartbeats in group.members.values():
                 _check_epochs(group, heartbeats, add)
+                if len(group.members) == 1:
+                    self._check_gains(heartbeats, add)
                 for each in heartbeats:
                     _check_joined(each, add)
                     self._check_assignment(each, add)
@@ -281,6 +284,25 @@ class HeartbeatGroups:
             note = "the group has no other member"
             path = "assignment.topic_partitions"
             add(heartbeat.outcome, path, f"{name} partition {number}", "not assigned", note)
+
+    def _check_gains(self, heartbeats: list[_Heartbeat], add: Add) -> None:
+        """The assignment of an epoch is made as a whole (KIP-848). Its only member waits for no
+        other member to release a partition. A share group adds partitions when they are initialised
+        (KIP-932)."""
+        last: tuple[int, set[Share], _Heartbeat] | None = None
+        for each in heartbeats:
+            answer = each.answer
+            if answer is None or answer.get("assignment") is None:
+                continue
+            if each.outcome.step.exchange.api_key != ApiKey.CONSUMER_GROUP_HEARTBEAT:
+                return
+            epoch, shares = answer["member_epoch"], {share for share, _ in self._shares(answer)}
+            if last is not None and last[0] == epoch and shares > last[1]:
+                note = "the only member of the group has more of them in the same epoch"
+                text = f"{len(last[1])} partitions"
+                path = "assignment.topic_partitions"
+                add(last[2].outcome, path, f"{len(shares)} partitions", text, note)
+            last = epoch, shares, each
 
     def _check_described_shares(
         self, outcome: Outcome, path: str, described: Body, add: Add

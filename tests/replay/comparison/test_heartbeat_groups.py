@@ -91,6 +91,19 @@ def test_an_assigned_topic_has_partitions() -> None:
     assert (number, "assignment.topic_partitions", "none") in run.said(HeartbeatGroups)
 
 
+def test_the_only_member_of_a_group_gains_no_partition_in_an_epoch() -> None:
+    """It may lose some before its next epoch, and a share group adds those that are initialised."""
+    for api_key, epoch, said in (
+        (CONSUMER, 1, ["0 partitions"]), (CONSUMER, 2, []), (SHARE, 1, []),
+    ):  # fmt: skip
+        run = Group(api_key)
+        number = run.heartbeat(1, 0, 1, [])
+        run.heartbeat(2, 0, epoch, [0, 1])
+        run.heartbeat(3, epoch, epoch, [])
+        found = [each for each in run.said(HeartbeatGroups) if each[1] == LACKS[0]]
+        assert found == [(number, LACKS[0], each) for each in said]
+
+
 def assigned(api_key: ApiKey, given: list[int], *, other: bool = False) -> Said:
     """A member in a settled group for five seconds. The captured one had both partitions."""
     run = Group(api_key)
