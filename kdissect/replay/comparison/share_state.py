@@ -2,6 +2,7 @@
 
 - A member gets just the records that it acquires, each once and in their order.
 - A record that was delivered once in the run has the delivery count 1.
+- A response names a leader only with an error that sends its client there (KIP-951).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Body = dict[str, Any]
 
 
 class _Delivery(NamedTuple):
-    """Records that a member acquired. path: "" in an answer that was not final."""
+    """Records that a member acquired."""
 
     first: int
     last: int
@@ -36,7 +37,7 @@ class ShareState:
     """Deliveries of a run."""
 
     def __init__(self, ids: IdMap) -> None:
-        self._final: list[tuple[Outcome, str, Body]] = []
+        self._partitions: list[tuple[Outcome, str, Body]] = []
         # by group, topic id and partition
         self._deliveries: dict[tuple[str, Any, int], list[_Delivery]] = defaultdict(list)
         self._unknown: set[str] = set()  # groups with requests that have no answer
@@ -46,30 +47,27 @@ class ShareState:
         if api_key == ApiKey.SHARE_FETCH and outcome.sent is not None:
             request = decoded(outcome.sent, "request", api_key, outcome.api_version)
             if request is not None:
-                self._deliver(outcome, request.body["group_id"])
+                for each in outcome.by_answer():
+                    self._deliver(each, request.body["group_id"])
 
     def _deliver(self, outcome: Outcome, group: str) -> None:
-        frames = [each.answer for each in outcome.earlier]
-        for frame in [*frames, outcome.answer]:
-            version = outcome.api_version
-            answer = decoded(frame or b"", "response", ApiKey.SHARE_FETCH, version)
-            if answer is None:
-                self._unknown.add(group)
-                continue
-            for i, topic in enumerate(entries(answer.body["responses"])):
-                for j, partition in enumerate(entries(topic["partitions"])):
-                    path = f"responses[{i}].partitions[{j}]" if frame is outcome.answer else ""
-                    if not partition["error_code"]:
-                        key = group, topic["topic_id"], partition["partition_index"]
-                        self._add(outcome, path, key, partition)
+        answer = decoded(outcome.answer or b"", "response", ApiKey.SHARE_FETCH, outcome.api_version)
+        if answer is None:
+            self._unknown.add(group)
+            return
+        for i, topic in enumerate(entries(answer.body["responses"])):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                if not partition["error_code"]:
+                    path = f"responses[{i}].partitions[{j}]"
+                    key = group, topic["topic_id"], partition["partition_index"]
+                    self._add(outcome, path, key, partition)
 
     def _add(self, outcome: Outcome, path: str, key: tuple[str, Any, int], partition: Body) -> None:
-        if path:
-            self._final.append((outcome, path, partition))
+        self._partitions.append((outcome, path, partition))
         self._deliveries[key] += [
             _Delivery(
                 records["first_offset"], records["last_offset"], records["delivery_count"], outcome,
-                path and f"{path}.acquired_records[{at}].delivery_count",
+                f"{path}.acquired_records[{at}].delivery_count",
             )
             for at, records in enumerate(entries(partition["acquired_records"]))
         ]  # fmt: skip
@@ -77,8 +75,9 @@ class ShareState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        for outcome, path, partition in self._final:
+        for outcome, path, partition in self._partitions:
             _check_acquired(outcome, path, partition, add)
+            _check_leader(outcome, path, partition, add)
         for (group, _, _), deliveries in self._deliveries.items():
             if group not in self._unknown:
                 _check_counts(deliveries, add)
@@ -117,7 +116,16 @@ def _check_counts(deliveries: list[_Delivery], add: Add) -> None:
             following is not None and following.first <= delivery.last
         )
         is_wrong = delivery.delivery_count < 1 or (delivery.delivery_count > 1 and not is_again)
-        if is_wrong and delivery.path:
+        if is_wrong:
             wanted = "at least 1" if is_again else "1"
             note = "the number of answers that brought these records"
             add(delivery.outcome, delivery.path, wanted, delivery.delivery_count, note)
+
+
+def _check_leader(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
+    """A partition without an error has no leader: -1, or 0 as the version's default."""
+    for name in ("leader_id", "leader_epoch"):
+        number = partition["current_leader"][name]
+        if number > 0:
+            note = "a leader is named beside an error only"
+            add(outcome, f"{path}.current_leader.{name}", "none", number, note)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.share_state import ShareState
+from kdissect.replay.model import EarlierAnswer
 from tests.replay.comparison.test_run_state import Run, batch
 
 TOPIC = UUID(int=5)
@@ -15,13 +17,14 @@ PARTITION = "responses[0].partitions[0]"
 COUNT = f"{PARTITION}.acquired_records[0].delivery_count"
 
 
-def share(run: Run, acquired: list[tuple[int, int, int]], records: bytes) -> int:
-    """A ShareFetch of group g. acquired: first and last offset, delivery count."""
+def share(run: Run, acquired: list[tuple[int, int, int]], records: bytes, **more: Any) -> int:
+    """A ShareFetch of group g. acquired: first and last offset, delivery count. more: fields of the
+    partition."""
     rows = [
         {"first_offset": first, "last_offset": last, "delivery_count": count}
         for first, last, count in acquired
     ]
-    partition = {"partition_index": 0, "records": records, "acquired_records": rows}
+    partition = {"partition_index": 0, "records": records, "acquired_records": rows, **more}
     return run.add(
         1, ApiKey.SHARE_FETCH, 1, {"group_id": "g"},
         {"responses": [{"topic_id": TOPIC, "partitions": [partition]}]},
@@ -73,3 +76,23 @@ def test_a_delivery_count_needs_other_deliveries() -> None:
     assert (lost, COUNT, "2") in run.said(ShareState)
     run.outcomes[0].answer = None
     assert run.said(ShareState) == []
+
+
+def test_an_answer_that_was_not_final_is_checked_too() -> None:
+    """It acquires an offset without its record; the final one has all records."""
+    run = Run()
+    share(run, [(0, 2, 1)], batch(0, 2))
+    first = EarlierAnswer(run.outcomes.pop().answer or b"", "not all records", 0, 1)
+    number = share(run, [(3, 4, 1)], batch(3, 2))
+    run.outcomes[number].earlier = [first]
+    assert run.said(ShareState) == [(number, f"{PARTITION}.acquired_records", "0 to 2")]
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_a_leader_is_named_beside_an_error_only(code: int) -> None:
+    """Error 6 is NOT_LEADER_OR_FOLLOWER."""
+    run = Run()
+    leader = {"leader_id": 1, "leader_epoch": 0}
+    number = share(run, [(0, 1, 1)], batch(0, 2), current_leader=leader, error_code=code)
+    path = f"{PARTITION}.current_leader.leader_id"
+    assert run.said(ShareState) == ([] if code else [(number, path, "1")])
