@@ -47,7 +47,8 @@ class ShareState:
         if api_key == ApiKey.SHARE_FETCH and outcome.sent is not None:
             request = decoded(outcome.sent, "request", api_key, outcome.api_version)
             if request is not None:
-                for each in outcome.by_answer():
+                earlier = map(outcome.with_answer, range(len(outcome.earlier)))
+                for each in (*earlier, outcome):
                     self._deliver(each, request.body["group_id"])
 
     def _deliver(self, outcome: Outcome, group: str) -> None:

@@ -82,9 +82,10 @@ def test_an_answer_that_was_not_final_is_checked_too() -> None:
     """It acquires an offset without its record; the final one has all records."""
     run = Run()
     share(run, [(0, 2, 1)], batch(0, 2))
-    first = EarlierAnswer(run.outcomes.pop().answer or b"", "not all records", 0, 1)
+    answer = run.outcomes.pop().answer or b""
     number = share(run, [(3, 4, 1)], batch(3, 2))
-    run.outcomes[number].earlier = [first]
+    sent = run.outcomes[number].sent or b""
+    run.outcomes[number].earlier = [EarlierAnswer(sent, answer, "not all records", 0, 1)]
     assert run.said(ShareState) == [(number, f"{PARTITION}.acquired_records", "0 to 2")]
 
 
