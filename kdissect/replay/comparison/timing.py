@@ -9,7 +9,8 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 - the target has lost a fetch session: sessions there are the replay's own (KIP-227).
 
 Any other is a finding, even if a later answer is right. At any time, so is a longer throttle time,
-and UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet.
+UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet, and another value of a field
+that stays the same while its group, topic or broker exists.
 
 A read without an error sees a write as soon as that is answered. Only changes that others finish
 are late: transactions, the state of a group, metadata, and records that followers have to fetch.
@@ -45,6 +46,17 @@ _READS_OF_TIMERS = frozenset(
         ApiKey.SHARE_GROUP_DESCRIBE, ApiKey.STREAMS_GROUP_DESCRIBE,
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, ApiKey.DESCRIBE_TRANSACTIONS,
         ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_PRODUCERS,
+    }
+)  # fmt: skip
+# Fields in answers to reads that do not change with states, offsets, members or configs.
+_CONSTANT = frozenset(
+    {
+        "assignor_name", "authorized_operations", "client_host", "client_id",
+        "cluster_authorized_operations", "cluster_id", "config_type", "documentation",
+        "endpoint_type", "group_instance_id", "group_type", "instance_id", "is_classic",
+        "is_future_key", "is_internal", "is_sensitive", "log_dir", "member_type", "process_id",
+        "rack", "rack_id", "read_only",
+        "subtopologies", "topic_authorized_operations", "transaction_timeout_ms",
     }
 )  # fmt: skip
 _FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
@@ -87,6 +99,9 @@ class Timing:
         is_throttled = any(each.path == "throttle_time_ms" for each in answer.differences)
         if is_throttled or (has_failed and step.exchange.api_key not in SHARE_APIS):
             return False
+        if step.step_class == READ and not answer.error_codes:
+            if any(_is_constant(each.path) for each in answer.differences):
+                return False
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True
         resources = self._resources[step.number]
@@ -116,6 +131,10 @@ class Timing:
                 return int(WRITE_S * 1e9)
             return int(METADATA_S * 1e9) if writer.step_class == ADMIN else 0
         return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
+
+
+def _is_constant(path: str) -> bool:
+    return not _CONSTANT.isdisjoint(each.partition("[")[0] for each in path.split("."))
 
 
 def _interval(outcome: Outcome) -> Interval:

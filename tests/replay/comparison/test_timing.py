@@ -30,12 +30,14 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import step_class
 
 S = 1_000_000_000
+NEWEST = {ApiKey.LIST_GROUPS: 5}  # has types; of other APIs version 2 is enough
 NOT_AVAILABLE = 5  # LEADER_NOT_AVAILABLE
 DESCRIBE, ALTER, METADATA, CREATE = (
     ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.METADATA, ApiKey.CREATE_TOPICS,
 )  # fmt: skip
-PRODUCERS, TRANSACTIONS, END = (
-    ApiKey.DESCRIBE_PRODUCERS, ApiKey.LIST_TRANSACTIONS, ApiKey.END_TXN,
+PRODUCERS, TRANSACTIONS, END, GROUPS, LEAVE = (
+    ApiKey.DESCRIBE_PRODUCERS, ApiKey.LIST_TRANSACTIONS, ApiKey.END_TXN, ApiKey.LIST_GROUPS,
+    ApiKey.LEAVE_GROUP,
 )  # fmt: skip
 
 
@@ -62,6 +64,11 @@ def transactions(*names: str) -> dict[str, Any]:
     return {"transaction_states": states}
 
 
+def groups(group_state: str = "Stable", group_type: str = "classic") -> dict[str, Any]:
+    group = {"group_id": "g", "group_state": group_state, "group_type": group_type}
+    return {"groups": [group]}
+
+
 RESOURCES = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
 BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     METADATA: ({"topics": [{"name": "t"}]}, metadata()),
@@ -71,6 +78,8 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     PRODUCERS: ({"topics": [{"name": "t", "partition_indexes": [0, 1]}]}, producers()),
     TRANSACTIONS: ({}, transactions("x")),
     END: ({"transactional_id": "x"}, {}),
+    GROUPS: ({}, groups()),
+    LEAVE: ({"group_id": "g"}, {}),
 }
 
 
@@ -84,7 +93,10 @@ class Run:
 
     def add(self, api_key: int, at_s: float, *, first: dict[str, Any] | None = None) -> int:
         """A request answered at a time; first: the body of an answer a second before."""
-        number, version = len(self.steps), min(catalog.api(api_key).request.versions[1], 2)
+        number, version = (
+            len(self.steps),
+            min(catalog.api(api_key).request.versions[1], NEWEST.get(api_key, 2)),
+        )
         request, response = (
             encode_message(Message(api_key, version, side, {}, body))
             for side, body in zip(("request", "response"), BODIES[api_key], strict=True)
@@ -210,6 +222,15 @@ def test_no_change_explains_a_wrong_name(
     found = run.judgements()[number]
     assert found.verdict is Verdict.DIFFERENT
     assert answered in [each.answered for each in found.differences]
+
+
+@pytest.mark.parametrize(("name", "is_explained"), [("group_state", True), ("group_type", False)])
+def test_a_change_explains_only_what_changes(name: str, is_explained: bool) -> None:
+    """A group's state changes, its type does not."""
+    run = Run()
+    run.add(LEAVE, 99)
+    number = run.add(GROUPS, 100, first=groups(**{name: "other"}))
+    assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
 
 
 def test_a_change_explains_missing_elements() -> None:
