@@ -10,8 +10,7 @@
   voter.
 - The log dirs of a broker have each partition once. The only broker has those that the captured one
   had.
-- A transaction has a state of KIP-664. It is Ongoing only until its end, or until its timeout, in
-  partitions of the run.
+- A transaction is Ongoing only until its end, or until its timeout, in partitions of the run.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ _BOUND_NS = int(WRITE_S * 1e9)
 _EXPIRY_NS = 15_000_000_000  # coordinators look for expired transactions every ten seconds
 _ENDED = frozenset({"CompleteCommit", "CompleteAbort", "Empty", "Dead"})
 _ENDING = frozenset({"PrepareCommit", "PrepareAbort"})
-_STATES = _ENDED | _ENDING | {"Ongoing", "PrepareEpochFence"}  # KIP-664
 _APIS = frozenset(
     {
         ApiKey.METADATA, ApiKey.DESCRIBE_CLUSTER, ApiKey.FIND_COORDINATOR, ApiKey.CREATE_TOPICS,
         ApiKey.DELETE_TOPICS, ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN, ApiKey.DESCRIBE_TRANSACTIONS,
         ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS, ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-        ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_QUORUM, ApiKey.LIST_TRANSACTIONS,
+        ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_QUORUM,
     }
 )  # fmt: skip
 _OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
@@ -135,9 +133,6 @@ class ClusterState:
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_QUORUM]:
             if not answer["error_code"]:
                 _check_quorum(outcome, answer, add)
-        for api_key in (ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_TRANSACTIONS):
-            for outcome, _, answer in self._by_api[api_key]:
-                _check_states(outcome, answer, add)
         self._check_transactions(add)
 
     def _check_log_dirs(self, outcome: Outcome, answer: Body, add: Add) -> None:
@@ -387,14 +382,6 @@ _USING = (
     ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN,
     ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT, ApiKey.PRODUCE,
 )  # fmt: skip
-
-
-def _check_states(outcome: Outcome, answer: Body, add: Add) -> None:
-    for at, each in enumerate(entries(answer["transaction_states"])):
-        state = each["transaction_state"]
-        if not each.get("error_code") and state not in _STATES:
-            path = f"transaction_states[{at}].transaction_state"
-            add(outcome, path, "a state of transactions", state, "there is no such state")
 
 
 def _check_logs(

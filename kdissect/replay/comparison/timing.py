@@ -9,8 +9,8 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 - the target has lost a fetch session: sessions there are the replay's own (KIP-227).
 
 Any other is a finding, even if a later answer is right. At any time, so is a longer throttle time,
-UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet, and another value of a field
-that stays the same while its group, topic or broker exists.
+UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet, another value of a field that
+stays the same while its group, topic or broker exists, and a state that Kafka does not have.
 
 A read without an error sees a write as soon as that is answered. Only changes that others finish
 are late: transactions, the state of a group, metadata, and records that followers have to fetch.
@@ -25,6 +25,7 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import (
     ADMIN,
     READ,
+    Difference,
     EarlierAnswer,
     Mode,
     Outcome,
@@ -55,8 +56,16 @@ _CONSTANT = frozenset(
         "cluster_authorized_operations", "cluster_id", "config_type", "documentation",
         "endpoint_type", "group_instance_id", "group_type", "instance_id", "is_classic",
         "is_future_key", "is_internal", "is_sensitive", "log_dir", "member_type", "process_id",
-        "rack", "rack_id", "read_only",
-        "subtopologies", "topic_authorized_operations", "transaction_timeout_ms",
+        "rack", "rack_id", "read_only", "subtopologies", "topic_authorized_operations",
+        "transaction_timeout_ms",
+    }
+)  # fmt: skip
+# States of groups (KIP-518, KIP-848, KIP-1071) and transactions (KIP-664).
+_STATES = frozenset(
+    {
+        "Assigning", "CompleteAbort", "CompleteCommit", "CompletingRebalance", "Dead", "Empty",
+        "NotReady", "Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence",
+        "PreparingRebalance", "Reconciling", "Stable",
     }
 )  # fmt: skip
 _FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
@@ -100,7 +109,7 @@ class Timing:
         if is_throttled or (has_failed and step.exchange.api_key not in SHARE_APIS):
             return False
         if step.step_class == READ and not answer.error_codes:
-            if any(_is_constant(each.path) for each in answer.differences):
+            if not all(map(_is_change, answer.differences)):
                 return False
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True
@@ -133,8 +142,12 @@ class Timing:
         return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
 
 
-def _is_constant(path: str) -> bool:
-    return not _CONSTANT.isdisjoint(each.partition("[")[0] for each in path.split("."))
+def _is_change(difference: Difference) -> bool:
+    """Return whether a change of the resource can make this difference."""
+    fields = [each.partition("[")[0] for each in difference.path.split(".")]
+    if fields[-1].endswith("_state"):
+        return difference.answered in _STATES
+    return _CONSTANT.isdisjoint(fields)
 
 
 def _interval(outcome: Outcome) -> Interval:

@@ -849,15 +849,6 @@ def test_partitions_of_an_ongoing_transaction(
     assert run.said(ClusterState) == [(number, path, each) for each in answered]
 
 
-@pytest.mark.parametrize("api_key", [ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_TRANSACTIONS])
-@pytest.mark.parametrize(("state", "is_wrong"), [("Ongoing", False), ("Empty", False), ("", True)])
-def test_a_transaction_has_a_state(api_key: int, state: str, is_wrong: bool) -> None:
-    run = Run()
-    states = [{"transactional_id": "x", "transaction_state": state}]
-    run.add(1, api_key, 0, {}, {"transaction_states": states})
-    assert bool(run.said(ClusterState)) is is_wrong
-
-
 def test_a_transaction_that_does_not_end() -> None:
     """An ongoing transaction after its timeout, or after its end, contradicts the run."""
     run = Run()
