@@ -8,9 +8,12 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 - it says "not ready", and no request of that API for that resource had succeeded before; or
 - the target has lost a fetch session: sessions there are the replay's own (KIP-227).
 
-Any other is a finding, even if a later answer is right. At any time, so is a longer throttle time,
-UNKNOWN_SERVER_ERROR unless a share partition is not initialised yet, another value of a field that
-stays the same while its group, topic or broker exists, and a state that Kafka does not have.
+Any other is a finding, even if a later answer is right. At any time, so are
+
+- a longer throttle time;
+- UNKNOWN_SERVER_ERROR, unless a share partition is not initialised yet;
+- another value of a field that stays the same while its group, topic or broker exists;
+- a state that Kafka does not have.
 
 A read without an error sees a write as soon as that is answered. Only changes that others finish
 are late: transactions, the state of a group, metadata, and records that followers have to fetch.
