@@ -74,7 +74,9 @@ class Claims:
         self._open_groups: set[str] = set()  # with commits whose effect is unknown
         self._in_transaction: dict[str, list[tuple[Commit, int]]] = defaultdict(list)
         self._transactions: dict[str, str] = {}  # "" unknown
+        self._features_epoch = -1  # the latest one
         collect: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
+            ApiKey.API_VERSIONS: self._versions,
             ApiKey.PRODUCE: self._produce,
             ApiKey.DELETE_RECORDS: self._delete_records,
             ApiKey.METADATA: self._metadata,
@@ -133,6 +135,10 @@ class Claims:
             for topic in entries(None if body is None else body.get(topics))
             for partition in entries(topic[inner])
         }
+
+    def _versions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        epoch = (answer or {}).get("finalized_features_epoch", -1)
+        self._features_epoch = max(self._features_epoch, epoch)
 
     # -- topics and logs ------------------------------------------------------------------------
 
@@ -295,11 +301,19 @@ class Claims:
     def check(self, state: EndState, held: set[str]) -> list[RunFinding]:
         """Findings where the state is not as claimed. held: topics that had records before."""
         return [
+            *self._check_features(state),
             *self._check_topics(state),
             *self._check_logs(state, held),
             *self._check_commits(state),
             *self._check_transactions(state),
         ]
+
+    def _check_features(self, state: EndState) -> Iterator[RunFinding]:
+        """The epoch is the last offset of the metadata log that the broker has: it only grows."""
+        epoch, last = self._features_epoch, state.features_epoch
+        if len(self._ids.target.nodes) == 1 and 0 <= last < epoch:
+            subject = "epoch of the finalized features"
+            yield RunFinding(_KIND, subject, f"at least {epoch}", str(last), _BY_ANSWERS)
 
     def _check_topics(self, state: EndState) -> Iterator[RunFinding]:
         if "topics" in state.unread:

@@ -135,11 +135,17 @@ class Target:
         )
         return f"; does this port want {' or '.join(wanted)}?" if is_mute else ""
 
-    async def _learn_versions(self) -> None:
+    async def ask_versions(self) -> Message:
+        """The response to ApiVersions, with features if the target has them. Raises
+        ConnectFailed."""
         software = {"client_software_name": "kdissect", "client_software_version": "1"}
         answer = await self.ask(ApiKey.API_VERSIONS, 3, software)
         if answer.body["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
-            answer = await self.ask(ApiKey.API_VERSIONS, 0, {})
+            return await self.ask(ApiKey.API_VERSIONS, 0, {})
+        return answer
+
+    async def _learn_versions(self) -> None:
+        answer = await self.ask_versions()
         if answer.body["error_code"]:
             code = answer.body["error_code"]
             raise ConnectFailed("unreachable", f"ApiVersions was answered with error {code}")

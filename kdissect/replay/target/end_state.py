@@ -54,7 +54,7 @@ class EndState:
 
     topics: those that exist, with their number of partitions. commits: (group, topic, partition) ->
     offset. configs: of each topic, those that are set on the topic. unread: what could not be read,
-    with the reason.
+    with the reason. features_epoch: of the finalized features, -1 unknown.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
@@ -63,6 +63,7 @@ class EndState:
     transactions: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
+    features_epoch: int = -1
 
     def renamed(self, names: Mapping[tuple[str, str], str]) -> EndState:
         """The same state with other names. names: (kind, name here) -> new name."""
@@ -86,6 +87,7 @@ class EndState:
             },
             {topic(name): configs for name, configs in self.configs.items()},
             dict(self.unread),
+            self.features_epoch,
         )
 
 
@@ -105,6 +107,7 @@ async def read_end_state(
     """
     reader = _Reader(target)
     wanted = set(topics)
+    await reader.attempt("features", reader.features())
     await reader.attempt("topics", reader.topics(wanted, set(gone)))
     await reader.attempt("logs", reader.logs(wanted))
     if counts:
@@ -154,6 +157,11 @@ class _Reader:
             name = catalog.api(api_key).name
             raise ConnectFailed("unreachable", f"the target speaks no {name} that is used here")
         return version
+
+    async def features(self) -> None:
+        """The epoch of the finalized features (KIP-584)."""
+        answer = await self._target.ask_versions()
+        self.state.features_epoch = answer.body.get("finalized_features_epoch", -1)
 
     async def topics(self, wanted: set[str], gone: set[str]) -> None:
         """Return the topics that exist, after deleted ones have gone."""

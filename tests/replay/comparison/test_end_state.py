@@ -270,3 +270,18 @@ def test_a_state_has_to_be_that_of_a_reference() -> None:
     assert (offset.expected, offset.found) == ("5 records", "4 records")
     assert missing.found == "none"
     assert compare_states(one, [shifted, fewer]) == []
+
+
+def test_the_epoch_of_features_only_grows() -> None:
+    """It is an offset of the metadata log; brokers of a larger cluster lag each other."""
+    run = Run()
+    answer = {"finalized_features_epoch": 60}
+    run.add(ApiKey.API_VERSIONS, {"client_software_name": "c"}, answer, version=3)
+    ids = IdMap(run.maker.plan())
+    ids.target.nodes = {1: ("broker", 9092)}
+    claims = Claims(ids, run.outcomes)
+    assert claims.check(EndState(features_epoch=61), set()) == []
+    [found] = claims.check(EndState(features_epoch=59), set())
+    assert (found.expected, found.found) == ("at least 60", "59")
+    ids.target.nodes[2] = ("broker", 9093)
+    assert claims.check(EndState(features_epoch=59), set()) == []
