@@ -228,24 +228,27 @@ class Comparator:
 
     def _look_at(self, outcome: Outcome, earlier: EarlierAnswer) -> None:
         """Note how an answer that was not final differs. Records of a Fetch are compared in the
-        final answer; here only its error codes are."""
-        exchange = outcome.step.exchange
-        captured = response_of(exchange)
+        final answer; here only the error codes of its partitions are."""
+        captured = response_of(outcome.step.exchange)
         answer = self.ids.answer_of(outcome.step, earlier.answer)
         if captured is None or answer is None or answer.api_version != captured.api_version:
             return
-        codes = frozenset(error_codes(answer.body)) - {0}
-        earlier.error_codes = codes
-        if exchange.api_key in FETCH_APIS:
-            was = set(error_codes(captured.body))
-            earlier.differences = [
+        earlier.error_codes = frozenset(error_codes(answer.body)) - {0}
+        differences: list[Difference] = []
+        if outcome.step.exchange.api_key in FETCH_APIS:
+            was, codes = (
+                set(error_codes(each.body["responses"])) - {0} for each in (captured, answer)
+            )
+            differences = [
                 Difference("error_code", ", ".join(map(str, sorted(was))), str(code))
                 for code in sorted(codes - was)
             ] or [Difference("records", "all", "not all")]
-            return
+            captured, answer = (
+                replace(each, body={**each.body, "responses": []}) for each in (captured, answer)
+            )
         walk = TreeDiff(self._context, outcome.step)
         walk.run(captured, answer)
-        earlier.differences = [each for each in walk.differences if not each.rule]
+        earlier.differences = [each for each in walk.differences if not each.rule] + differences
 
     def _judge_earlier(self, changed: dict[int, Judgement]) -> None:
         """Answers that were not final and that timing does not explain are different, whatever the

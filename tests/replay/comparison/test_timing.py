@@ -78,6 +78,7 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     PRODUCERS: ({"topics": [{"name": "t", "partition_indexes": [0, 1]}]}, producers()),
     TRANSACTIONS: ({}, transactions("x")),
     END: ({"transactional_id": "x"}, {}),
+    ApiKey.FETCH: ({"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}, {}),
     GROUPS: ({}, groups()),
     LEAVE: ({"group_id": "g"}, {}),
 }
@@ -187,7 +188,11 @@ def test_a_write_before_explains_a_read(written_s: float, brokers: int, is_expla
 
 @pytest.mark.parametrize(
     ("api_key", "first"),
-    [(METADATA, metadata(-1)), (DESCRIBE, {**configs("1"), "throttle_time_ms": 30_000})],
+    [
+        (METADATA, metadata(-1)),
+        (DESCRIBE, {**configs("1"), "throttle_time_ms": 30_000}),
+        (ApiKey.FETCH, {"throttle_time_ms": 30_000}),
+    ],
 )
 def test_a_write_explains_no_failure_and_no_throttle(api_key: int, first: dict[str, Any]) -> None:
     """Neither UNKNOWN_SERVER_ERROR nor 30 s come from a change of the topic."""
