@@ -24,6 +24,7 @@ from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
 from kdissect.replay.comparison.names_in_answers import AnswerNames
+from kdissect.replay.comparison.producer_ids import ProducerIds
 from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rules, load_rules
@@ -58,7 +59,7 @@ from kdissect.replay.workload.messages import (
 # reports the answers that contradict the others.
 STATES = (
     LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
-    ClusterState, ConfigState, TargetClock, TokenState,
+    ClusterState, ConfigState, TargetClock, TokenState, ProducerIds,
 )  # fmt: skip
 IN_RUN = "other answers of this run show it"
 _NOT_FINAL = Difference("answer", "final", "not final")

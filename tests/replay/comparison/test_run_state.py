@@ -17,6 +17,7 @@ from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
+from kdissect.replay.comparison.producer_ids import ProducerIds
 from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.share_state import ShareState
 from kdissect.replay.comparison.target_clock import TargetClock
@@ -41,7 +42,7 @@ Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
 State = (
     LogState | LogBounds | ProducerState | ShareState | CommittedOffsets | GroupState
-    | HeartbeatGroups | ClusterState | ConfigState | TargetClock | TokenState
+    | HeartbeatGroups | ClusterState | ConfigState | TargetClock | TokenState | ProducerIds
 )  # fmt: skip
 
 
@@ -535,6 +536,35 @@ def test_a_producer_is_described_by_its_batches() -> None:
     assert run.said(ProducerState) == [
         (number, f"{path}.{name}", str(value)) for number, (name, value) in numbers.items()
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((7, 0), (7, 1), ""), ((7, 0), (7, 0), "producer_epoch"), ((8, 0), (7, 1), "producer_id"),
+        ((7, 5000), (7, 1), "producer_epoch"), ((7, 32_766), (9, 0), ""),
+    ],
+)  # fmt: skip
+def test_a_transactional_id_keeps_its_producer_id(
+    first: tuple[int, int], second: tuple[int, int], said: str
+) -> None:
+    """Each InitProducerId raises the epoch, until the epochs are exhausted."""
+    run = Run()
+    for at_s, (producer_id, epoch) in enumerate((first, second)):
+        answer = {"producer_id": producer_id, "producer_epoch": epoch}
+        number = run.add(at_s, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": "x"}, answer)
+    found = run.said(ProducerIds)
+    assert [each[:2] for each in found] == ([(number, said)] if said else [])
+
+
+def test_a_producer_without_a_transactional_id_gets_a_new_one() -> None:
+    """The only broker gives producer ids in ascending order; each of several has its own range."""
+    run = Run()
+    for at_s, producer_id in enumerate((4, 5, 5, 1000)):
+        answer = {"producer_id": producer_id, "producer_epoch": 0}
+        run.add(at_s, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": None}, answer)
+    assert run.said(ProducerIds) == [(2, "producer_id", "5")]
+    assert run.said(ProducerIds, brokers=2) == []
 
 
 def test_a_high_watermark_while_somebody_writes() -> None:

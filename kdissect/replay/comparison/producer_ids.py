@@ -1,0 +1,87 @@
+"""Finds producer ids and epochs in answers that contradict earlier ones of the run.
+
+- A transactional id keeps its producer id until the epochs are exhausted. Its epoch rises with each
+  InitProducerId, and does not fall with EndTxn (KIP-98, KIP-890).
+- A producer without a transactional id gets a new producer id. The only broker gives them in
+  ascending order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import Outcome
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import decoded
+
+Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+_EXHAUSTED = 0x7F00  # coordinators give another producer id before the last epoch
+_FIELDS = "producer_id", "producer_epoch"
+_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})
+
+
+class _Given(NamedTuple):
+    """The producer in an answer without an error. is_raised: its epoch is a new one."""
+
+    outcome: Outcome
+    producer_id: int
+    epoch: int
+    is_raised: bool
+
+
+class ProducerIds:
+    """Producers that a run has got, by transactional id; "" without one."""
+
+    def __init__(self, ids: IdMap) -> None:
+        self._has_one_node = len(ids.target.nodes) == 1
+        self._given: dict[str, list[_Given]] = defaultdict(list)
+
+    def collect(self, outcome: Outcome) -> None:
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is None or api_key not in _APIS:
+            return
+        request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+        answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+        if request is None or answer is None or answer.body["error_code"]:
+            return
+        producer_id, epoch = (answer.body.get(name, -1) for name in _FIELDS)
+        if api_key == ApiKey.INIT_PRODUCER_ID or producer_id >= 0:
+            is_raised = api_key == ApiKey.INIT_PRODUCER_ID and request.body.get(_FIELDS[0], -1) < 0
+            owner = request.body["transactional_id"] or ""
+            self._given[owner].append(_Given(outcome, producer_id, epoch, is_raised))
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def check(self, add: Add) -> None:
+        for owner, given in self._given.items():
+            done = sorted(given, key=lambda each: each.outcome.answered_ns)
+            times = [each.outcome.answered_ns for each in done]
+            highest = list(accumulate((each.producer_id for each in done), max))
+            for each in given:
+                before = bisect_left(times, each.outcome.sent_ns) - 1
+                if before < 0:
+                    continue
+                if owner:
+                    _check_owned(done[before], each, add)
+                elif self._has_one_node and each.producer_id <= highest[before]:
+                    note = "earlier answers have given those up to it"
+                    expected = f"above {highest[before]}"
+                    add(each.outcome, _FIELDS[0], expected, each.producer_id, note)
+
+
+def _check_owned(last: _Given, each: _Given, add: Add) -> None:
+    """Compare an answer about a transactional id with the last one before it."""
+    if last.epoch >= _EXHAUSTED:
+        return
+    least = last.epoch + each.is_raised
+    if each.producer_id != last.producer_id:
+        note = "the transactional id has had this one"
+        add(each.outcome, _FIELDS[0], last.producer_id, each.producer_id, note)
+    elif each.epoch < least:
+        note = "an earlier answer has given this epoch"
+        add(each.outcome, _FIELDS[1], f"at least {least}", each.epoch, note)
