@@ -12,6 +12,7 @@ target's answers with each other, and with what the target acknowledged:
 - A broker with room for one fetch session makes some (KIP-227).
 - A read_committed answer lists each aborted transaction that it has data of (KIP-98).
 - An epoch ends at an offset that the log can have, and the current one at its end (KIP-101).
+- A share group's records begin and end at offsets that the log can have.
 - A record that was looked up by its time is no older than that, and no newer than its batch.
 - A log starts no earlier than DeleteRecords has requested.
 """
@@ -22,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from kdissect.codec.message import Message
@@ -97,6 +99,26 @@ class _Log:
     is_transactional: bool = False
 
 
+class _Appends:
+    """Appends of a log, by time. intervals: (sent_ns, answered_ns, record count)."""
+
+    def __init__(self, intervals: Sequence[tuple[int, int, int]]) -> None:
+        self._begun, self._done = (
+            sorted((interval[at], interval[2]) for interval in intervals) for at in (0, 1)
+        )
+        self._sums = [
+            [0, *accumulate(count for _, count in events)] for events in (self._begun, self._done)
+        ]
+
+    def meanwhile(self, outcome: Outcome) -> int:
+        """The number of records that may have been appended while a broker made its answer. It
+        reads the high watermark, the last stable offset and the records one after the other."""
+        begin_ns = max(outcome.sent_ns, outcome.answered_ns - _READING_NS)
+        begun = bisect_right(self._begun, (outcome.answered_ns, _MANY))
+        done = bisect_left(self._done, (begin_ns, 0))
+        return self._sums[0][begun] - self._sums[1][done]
+
+
 class LogState:
     """Facts of a run about all logs."""
 
@@ -105,6 +127,7 @@ class LogState:
         self._logs: dict[TargetLog, _Log] = defaultdict(_Log)
         self._sessions: dict[tuple[int | None, int], dict[tuple[Any, int], Body]] = {}
         self._removed: set[str] = set()  # topics that the run deletes, or whose records
+        self._altered_groups: set[str] = set()  # share groups whose offsets the run sets
         self._sparse: set[str] | None = None
         self._odd: list[tuple[Outcome, str, Any, Any, str]] = []  # without any other response
         self._markers: list[tuple[int, int, int]] = []  # as appends, of any transactional log
@@ -116,6 +139,8 @@ class LogState:
             ApiKey.FETCH: self._fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
             ApiKey.OFFSET_FOR_LEADER_EPOCH: self._epoch_end,
+            ApiKey.ALTER_SHARE_GROUP_OFFSETS: self._alter_share_offsets,
+            ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: self._share_offsets,
             ApiKey.DELETE_TOPICS: self._remove,
             ApiKey.DELETE_RECORDS: self._remove,
         }
@@ -281,6 +306,26 @@ class LogState:
                     if 0 <= epoch == partition.get("leader_epoch", -1):
                         self._logs[key].latest.append(end)  # the current epoch ends with the log
 
+    def _alter_share_offsets(
+        self, outcome: Outcome, request: Message, answer: Message | None
+    ) -> None:
+        self._altered_groups.add(request.body["group_id"])
+
+    def _share_offsets(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
+        """Add the ends of logs that a share group's start offset and lag show (KIP-1226)."""
+        for g, group in enumerate(entries(None if answer is None else answer.body["groups"])):
+            if group["group_id"] in self._altered_groups:
+                continue  # a request may set any offset
+            for i, topic in enumerate(entries(group["topics"])):
+                for j, partition in enumerate(entries(topic["partitions"])):
+                    start, lag = partition["start_offset"], partition.get("lag", -1)
+                    path = f"groups[{g}].topics[{i}].partitions[{j}]"
+                    key = self._ids.target.topic_name(topic), partition["partition_index"]
+                    if start >= 0 and not partition["error_code"]:
+                        self._logs[key].ends.append((outcome, f"{path}.start_offset", start))
+                        end = outcome, f"{path}.lag", start + max(lag, 0)
+                        self._logs[key].ends.append(end)
+
     def _remove(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         self._removed.update(entries(request.body.get("topic_names")))
         self._removed.update(
@@ -364,12 +409,12 @@ class LogState:
             place = bisect_left(times, outcome.sent_ns) - 1
             if place >= 0 and offset < floors[place]:
                 add(outcome, path, f"at least {floors[place]}", offset, _SHOWED_MORE)
-        stable_floors = _StableFloors(log)
+        stable_floors, appends = _StableFloors(log), _Appends([*log.appends, *self._markers])
         for fetched in log.fetched:
-            self._check_watermarks(log, fetched, times, floors, stable_floors, add)
+            self._check_watermarks(appends, fetched, times, floors, stable_floors, add)
 
     def _check_watermarks(
-        self, log: _Log, fetched: _Fetched, times: Sequence[int], floors: Sequence[int],
+        self, appends: _Appends, fetched: _Fetched, times: Sequence[int], floors: Sequence[int],
         stable_floors: _StableFloors, add: Add,
     ) -> None:  # fmt: skip
         outcome, body = fetched.outcome, fetched.body
@@ -377,7 +422,7 @@ class LogState:
         start = body.get("log_start_offset", -1)
         ends_late = fetched.is_committed and 0 <= stable < fetched.end
         is_plain = max(fetched.end, stable, start) <= watermark and not ends_late
-        appended = 0 if is_plain else self._appended_meanwhile(log, outcome)
+        appended = 0 if is_plain else appends.meanwhile(outcome)
         path = f"{fetched.path}.high_watermark"
         if fetched.end > watermark + appended:
             add(outcome, path, f"at least {fetched.end}", watermark, "records after it are here")
@@ -393,7 +438,7 @@ class LogState:
             path = f"{fetched.path}.last_stable_offset"
             add(outcome, path, f"at least {fetched.end}", stable, note)
         floor = stable_floors.at(watermark) if stable >= 0 else -1
-        if stable < floor and stable < floor - self._appended_meanwhile(log, outcome):
+        if stable < floor and stable < floor - appends.meanwhile(outcome):
             note = "no transaction is open there"
             add(outcome, f"{fetched.path}.last_stable_offset", f"at least {floor}", stable, note)
         if start > watermark + appended:
@@ -413,16 +458,6 @@ class LogState:
             if _LEFT_OUT not in note or self._is_dense(topic):
                 path = f"{fetched.path}.records{inside}"
                 add(fetched.outcome, path, expected, answered, note)
-
-    def _appended_meanwhile(self, log: _Log, outcome: Outcome) -> int:
-        """Records that may have been appended while a broker made its answer. It reads the high
-        watermark, the last stable offset and the records one after the other."""
-        begin_ns = max(outcome.sent_ns, outcome.answered_ns - _READING_NS)
-        return sum(
-            count
-            for sent_ns, done_ns, count in [*log.appends, *self._markers]
-            if sent_ns <= outcome.answered_ns and done_ns >= begin_ns
-        )
 
     def _check_not_withheld(self, topic: str, log: _Log, fetched: _Fetched, add: Add) -> None:
         """Records that the answer itself says are there, and that no limit keeps back."""

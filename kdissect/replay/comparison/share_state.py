@@ -3,6 +3,8 @@
 - A member gets just the records that it acquires, each once and in their order.
 - A record that was delivered once in the run has the delivery count 1.
 - A response names a leader only with an error that sends its client there (KIP-951).
+- A description of a group's offsets has each partition of which a member has got records, until a
+  request changes them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ from kdissect.replay.workload.messages import decoded, entries
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
+_FOREVER = 1 << 62
+_CHANGES = frozenset(
+    {
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS, ApiKey.DELETE_GROUPS,
+        ApiKey.DELETE_TOPICS,
+    }
+)  # fmt: skip
 
 
 class _Delivery(NamedTuple):
@@ -37,19 +46,43 @@ class ShareState:
     """Deliveries of a run."""
 
     def __init__(self, ids: IdMap) -> None:
+        self._ids = ids
         self._partitions: list[tuple[Outcome, str, Body]] = []
         # by group, topic id and partition
         self._deliveries: dict[tuple[str, Any, int], list[_Delivery]] = defaultdict(list)
         self._unknown: set[str] = set()  # groups with requests that have no answer
+        self._described: list[tuple[Outcome, str, Body]] = []  # groups with all topics
+        self._changed_ns = _FOREVER  # when the first request changes the offsets of groups
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
-        if api_key == ApiKey.SHARE_FETCH and outcome.sent is not None:
+        if outcome.sent is None:
+            return
+        if api_key in _CHANGES:
+            self._changed_ns = min(self._changed_ns, outcome.sent_ns)
+        elif api_key == ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS:
+            self._describe(outcome)
+        elif api_key == ApiKey.SHARE_FETCH:
             request = decoded(outcome.sent, "request", api_key, outcome.api_version)
             if request is not None:
                 earlier = map(outcome.with_answer, range(len(outcome.earlier)))
                 for each in (*earlier, outcome):
                     self._deliver(each, request.body["group_id"])
+
+    def _describe(self, outcome: Outcome) -> None:
+        frames = (outcome.sent or b"", "request"), (outcome.answer or b"", "response")
+        request, answer = (
+            decoded(frame, side, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, outcome.api_version)
+            for frame, side in frames
+        )
+        if request is None or answer is None:
+            return
+        names = {each["group_id"] for each in request.body["groups"] if each["topics"] is None}
+        self._described += [
+            (outcome, f"groups[{at}].topics", group)
+            for at, group in enumerate(entries(answer.body["groups"]))
+            if group["group_id"] in names and not group["error_code"]
+        ]
 
     def _deliver(self, outcome: Outcome, group: str) -> None:
         answer = decoded(outcome.answer or b"", "response", ApiKey.SHARE_FETCH, outcome.api_version)
@@ -79,9 +112,25 @@ class ShareState:
         for outcome, path, partition in self._partitions:
             _check_acquired(outcome, path, partition, add)
             _check_leader(outcome, path, partition, add)
+        for outcome, path, group in self._described:
+            self._check_described(outcome, path, group, add)
         for (group, _, _), deliveries in self._deliveries.items():
             if group not in self._unknown:
                 _check_counts(deliveries, add)
+
+    def _check_described(self, outcome: Outcome, path: str, group: Body, add: Add) -> None:
+        listed = {
+            (group["group_id"], topic["topic_id"], partition["partition_index"])
+            for topic in entries(group["topics"])
+            for partition in entries(topic["partitions"])
+        }
+        for key, deliveries in self._deliveries.items():
+            is_known = any(each.outcome.answered_ns < outcome.sent_ns for each in deliveries)
+            is_same = outcome.answered_ns < self._changed_ns
+            if is_known and is_same and key[0] == group["group_id"] and key not in listed:
+                note = "a member of the group has got records of it"
+                topic_name = self._ids.target.names.get(key[1], key[1])
+                add(outcome, path, f"{topic_name} partition {key[2]}", "not listed", note)
 
 
 def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:

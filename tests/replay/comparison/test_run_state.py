@@ -1105,6 +1105,24 @@ def test_the_epoch_of_features_is_an_offset_of_the_metadata_log(
     assert [each[0] for each in run.said(LogBounds)] == wrong
 
 
+@pytest.mark.parametrize(
+    ("start", "lag", "said"),
+    [(2, 0, []), (0, 2, []), (3, 0, [("start_offset", "3"), ("lag", "3")]), (1, 2, [("lag", "3")])],
+)
+def test_offsets_of_a_share_group(start: int, lag: int, said: list[tuple[str, str]]) -> None:
+    """The log has two records."""
+    run = TwoPartitions()
+    run.produce(1, 0, batch(0))
+    partition = {"partition_index": 0, "start_offset": start, "lag": lag}
+    topic = {"topic_name": "t", "topic_id": UUID(int=5), "partitions": [partition]}
+    number = run.add(
+        2, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1, {"groups": [{"group_id": "g", "topics": None}]},
+        {"groups": [{"group_id": "g", "topics": [topic]}]},
+    )  # fmt: skip
+    path = "groups[0].topics[0].partitions[0]"
+    assert run.said(LogState) == [(number, f"{path}.{name}", end) for name, end in said]
+
+
 def test_a_record_found_by_its_time() -> None:
     """It is no older than the requested time, and no newer than its batch."""
     run = Run()

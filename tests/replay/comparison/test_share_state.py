@@ -97,3 +97,25 @@ def test_a_leader_is_named_beside_an_error_only(code: int) -> None:
     number = share(run, [(0, 1, 1)], batch(0, 2), current_leader=leader, error_code=code)
     path = f"{PARTITION}.current_leader.leader_id"
     assert run.said(ShareState) == ([] if code else [(number, path, "1")])
+
+
+def test_a_description_has_the_partitions_of_deliveries() -> None:
+    """A member has got records of partition 0, before and after the request for all topics."""
+    run = Run()
+    share(run, [(0, 1, 1)], batch(0, 2))
+
+    def describe(at_s: float, *numbers: int) -> int:
+        partitions = [{"partition_index": each, "start_offset": 0} for each in numbers]
+        topic = {"topic_name": "t", "topic_id": TOPIC, "partitions": partitions}
+        return run.add(
+            at_s, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1,
+            {"groups": [{"group_id": "g", "topics": None}]},
+            {"groups": [{"group_id": "g", "topics": [topic]}]},
+        )  # fmt: skip
+
+    describe(0.5)
+    describe(2, 0, 1)
+    number = describe(3, 1)
+    assert run.said(ShareState) == [(number, "groups[0].topics", "not listed")]
+    run.add(2.5, ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]}, {"results": []})
+    assert run.said(ShareState) == []
