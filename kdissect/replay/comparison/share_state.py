@@ -112,8 +112,8 @@ class ShareState:
         for outcome, path, partition in self._partitions:
             _check_acquired(outcome, path, partition, add)
             _check_leader(outcome, path, partition, add)
-        for outcome, path, group in self._described:
-            self._check_described(outcome, path, group, add)
+        for outcome, path, described in self._described:
+            self._check_described(outcome, path, described, add)
         for (group, _, _), deliveries in self._deliveries.items():
             if group not in self._unknown:
                 _check_counts(deliveries, add)
