@@ -2,8 +2,8 @@
 
 Brokers take some times from their clock while they handle a request of the run: those of appends,
 markers, starts of transactions, new delegation tokens, and the last contact of a quorum's leader.
-Each shows how far the target's clock is from that of the run. Most of them agree; clocks of several
-brokers may be one second apart.
+DescribeProducers has the time of a producer's last marker. Each shows how far the target's clock is
+from that of the run. Most of them agree; clocks of several brokers may be one second apart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENDS = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})
 _TIMED = frozenset(
     {
         ApiKey.PRODUCE, ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_QUORUM, ApiKey.FETCH,
-        ApiKey.DESCRIBE_TRANSACTIONS,
+        ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.DESCRIBE_PRODUCERS,
     }
 )  # fmt: skip
 
@@ -128,6 +128,8 @@ class TargetClock:
             yield from self._contacts(outcome, answer)
         elif api_key == ApiKey.FETCH:
             yield from self._markers(outcome, answer)
+        elif api_key == ApiKey.DESCRIBE_PRODUCERS:
+            yield from self._last_markers(outcome, answer)
 
     def _contacts(self, outcome: Outcome, answer: Body) -> Iterator[_BrokerTime]:
         """The leader of a quorum has contact with itself at any time."""
@@ -148,6 +150,18 @@ class TargetClock:
                     if batch.is_control and not batch.is_partial and begin_ns is not None:
                         path = f"responses[{i}].partitions[{j}].records"
                         time = max_timestamp(data[batch.pos : batch.pos + batch.size])
+                        yield _BrokerTime(outcome, path, time, begin_ns, outcome.answered_ns)
+
+    def _last_markers(self, outcome: Outcome, answer: Body) -> Iterator[_BrokerTime]:
+        """Times of producers whose last transaction has ended: the broker wrote a marker then."""
+        for i, topic in enumerate(entries(answer["topics"])):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                for k, each in enumerate(entries(partition["active_producers"])):
+                    begin_ns = self._producers.get(each["producer_id"])
+                    has_marker = each["current_txn_start_offset"] < 0 <= each["coordinator_epoch"]
+                    if has_marker and begin_ns is not None:
+                        path = f"topics[{i}].partitions[{j}].active_producers[{k}].last_timestamp"
+                        time = each["last_timestamp"]
                         yield _BrokerTime(outcome, path, time, begin_ns, outcome.answered_ns)
 
     # -- contradictions -------------------------------------------------------------------------

@@ -1029,7 +1029,8 @@ def test_a_config_that_no_request_alters_is_constant() -> None:
 
 
 def test_times_fit_one_clock() -> None:
-    """A transaction starts between its first request and the last, by the clock of the appends."""
+    """A transaction starts between its first request and the last, by the clock of the appends, and
+    has ended before an answer that describes its producer."""
     run, clock_ms = Run(), 5_000_000
 
     def append(at_s: float) -> None:
@@ -1044,14 +1045,21 @@ def test_times_fit_one_clock() -> None:
 
     append(1)
     append(2)
-    run.add(3, ApiKey.ADD_OFFSETS_TO_TXN, 3, {"transactional_id": "x", "group_id": "g"}, {})
+    named = {"transactional_id": "x", "group_id": "g", "producer_id": 9}
+    run.add(3, ApiKey.ADD_OFFSETS_TO_TXN, 3, named, {})
     describe(4, 3)
     numbers = [describe(5, 33), describe(5, 0)]
     run.add(40, ApiKey.END_TXN, 3, {"transactional_id": "x", "committed": True}, {})
     describe(41, 3)
+    for end_s in (40, 46):
+        producer = {"producer_id": 9, "last_timestamp": clock_ms + end_s * 1000,
+                    "coordinator_epoch": 0, "current_txn_start_offset": -1}  # fmt: skip
+        partition = {"partition_index": 0, "active_producers": [producer]}
+        topics = [{"name": "t", "partitions": [partition]}]
+        described = run.add(41, ApiKey.DESCRIBE_PRODUCERS, 0, {}, {"topics": topics})
     run.add(42, ApiKey.ADD_OFFSETS_TO_TXN, 3, {"transactional_id": "x", "group_id": "g"}, {})
     describe(43, 42)
-    numbers.append(describe(43, 3))
+    numbers += [described, describe(43, 3)]
     assert [each[0] for each in run.said(TargetClock)] == numbers
 
 
