@@ -10,6 +10,10 @@ a lost response leaves a gap. A client's FIN ends only its own direction (RFC 92
 broker's FIN is lost as well, a lost response leaves no gap. So if any packet is missing, another
 close than the broker's FIN proves nothing. And a stream without SYN has no known beginning:
 responses lost before the first captured one leave no gap.
+
+A missing packet concerns the stretch of time in which capturing went on without a break: rotated
+files are one stretch, recordings of two days are two. Within it, it does not concern a host pair
+that another capture took at that time.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
 def unanswered(prefix: str = "") -> str:
     """Return SQL for `exchange_id` and `may_be_lost` (bool) of each request without its response.
 
-    prefix: of the views `exchanges`, `connections` and `anomalies`.
+    prefix: of the views `exchanges`, `connections`, `captures` and `anomalies`.
     """
     return f"""
         with due as (
@@ -43,13 +47,51 @@ def unanswered(prefix: str = "") -> str:
         ), among_holes as (
             select distinct exchange_id from placed join holes using (connection_id)
             where holes.stop > low and holes.pos < coalesce(high, holes.stop)
-        )
+        ), {_exposed(prefix)}
         select exchange_id,
             exchange_id in (from among_holes)
                 or (low = 0 and not handshake_seen)
                 or (high is null and not (close_reason = 'fin' and closed_by = 'broker')
                     and (close_reason not in ('fin', 'rst')
-                        or exists (from {prefix}anomalies where kind = 'gap'))) as may_be_lost
+                        or connection_id in (from exposed))) as may_be_lost
         from due join placed using (exchange_id, connection_id)
             join {prefix}connections using (connection_id)
+    """
+
+
+def _exposed(prefix: str) -> str:
+    """Return SQL of `exposed`: the connections of `due` whose packets may be missing unseen.
+
+    A capture with a gap lies in the connection's stretch of time. It has messages of the same
+    client and broker, or no capture that has them was taken at the same time.
+    """
+    return f"""
+        spans as (
+            select first_time, last_time from {prefix}captures where first_time is not null
+            union all select first_time, last_time from {prefix}connections
+        ), stretches as (
+            select first_time as stretch from spans
+            qualify first_time > coalesce(max(last_time) over (
+                order by first_time, last_time
+                rows between unbounded preceding and 1 preceding), '-infinity')
+        ), lossy as (
+            select stretch, capture_id, c.first_time, c.last_time
+            from {prefix}captures c asof join stretches on c.first_time >= stretch
+            where capture_id in (select capture_id from {prefix}anomalies where kind = 'gap')
+        ), carriers as (
+            select distinct client_ip, broker_ip, capture_id, c.first_time, c.last_time
+            from (
+                select client_ip, broker_ip,
+                    unnest([request_capture_id, response_capture_id]) as capture_id
+                from {prefix}exchanges
+            ) join {prefix}captures c using (capture_id)
+        ), exposed as (
+            select connection_id
+            from {prefix}connections k asof join stretches on k.first_time >= stretch
+                join lossy g using (stretch) join carriers using (client_ip, broker_ip)
+            where connection_id in (select connection_id from due)
+            group by connection_id, g.capture_id
+            having bool_or(carriers.capture_id = g.capture_id) or not bool_or(
+                carriers.first_time < g.last_time and carriers.last_time > g.first_time)
+        )
     """

@@ -1,6 +1,7 @@
 """Requests without a response, checked against captures before packets were removed."""
 
 import gzip
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,14 @@ from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
 from tests.damage import lose_packets
-from tests.report.made import exchange
+from tests.report.made import SECOND_US, START_US, exchange
 from tests.report.made import tables as made
 
 KEY = ("client_port", "correlation_id", "api_key", "request_time_ns")
 
 
 def judged(tables: Tables) -> dict[int, bool]:
-    names = ("exchanges", "connections", "anomalies")
+    names = ("captures", "exchanges", "connections", "anomalies")
     with Database({name: tables[name].dataset for name in names}) as database:
         rows = database.rows(unanswered())
     return {row["exchange_id"]: row["may_be_lost"] for row in rows}
@@ -52,6 +53,40 @@ def test_answers_that_never_came(captures: Path) -> None:
     assert list(judged(tables).values()) == [False, False]
 
 
+def at(second: int) -> datetime:
+    return datetime.fromtimestamp(START_US / SECOND_US + second, UTC)
+
+
+def made_set(gaps: list[int], files: dict[int, tuple[int, int]], **closed: object) -> Tables:
+    """Files with their seconds, of which some have a gap. A client at 10.0.0.1 sends a request to
+    10.0.0.9 in second 1, which file 7 has, and the connection ends in second 3."""
+    return made(
+        captures=[
+            {"capture_id": ident, "first_time": at(first), "last_time": at(last)}
+            for ident, (first, last) in files.items()
+        ],
+        exchanges=[
+            exchange(1, at_us=SECOND_US, status="connection_closed", request_pos=0),
+            exchange(2, connection_id=2, client_ip="10.0.0.2", request_capture_id=8),
+        ],
+        connections=[
+            {
+                "connection_id": 1,
+                "client_ip": "10.0.0.1",
+                "broker_ip": "10.0.0.9",
+                "first_time": at(1),
+                "last_time": at(3),
+                "handshake_seen": True,
+                **closed,
+            }
+        ],
+        anomalies=[
+            {"kind": "gap", "connection_id": 2, "capture_id": ident, "pos": 0, "byte_count": 9}
+            for ident in gaps
+        ],
+    )
+
+
 @pytest.mark.parametrize(
     ("closed_by", "close_reason", "may_be_lost"),
     [("broker", "fin", False), ("client", "fin", True), ("broker", "rst", True)],
@@ -59,13 +94,29 @@ def test_answers_that_never_came(captures: Path) -> None:
 def test_a_fin_of_the_broker_ends_its_answers(
     closed_by: str, close_reason: str, may_be_lost: bool
 ) -> None:
-    """Packets are missing elsewhere; before a FIN of the broker none is."""
-    closed = {"closed_by": closed_by, "close_reason": close_reason, "handshake_seen": True}
-    tables = made(
-        exchanges=[exchange(1, status="connection_closed", response_pos=None, request_pos=0)],
-        connections=[{"connection_id": 1, **closed}],
-        anomalies=[
-            {"kind": "gap", "connection_id": 2, "direction": "request", "pos": 0, "byte_count": 9}
-        ],
-    )
-    assert judged(tables) == {1: may_be_lost}
+    """Packets are missing elsewhere in the file; before a FIN of the broker none is."""
+    tables = made_set([7], {7: (0, 9)}, closed_by=closed_by, close_reason=close_reason)
+    assert judged(tables)[1] == may_be_lost
+
+
+@pytest.mark.parametrize(
+    ("files", "may_be_lost"),
+    [
+        pytest.param({7: (0, 9), 8: (10, 20)}, False, id="a recording of a later time"),
+        pytest.param({7: (0, 9), 8: (2, 20)}, False, id="another host's at the same time"),
+        pytest.param({7: (0, 2), 8: (3, 20)}, True, id="the next part of a rotated file"),
+    ],
+)
+def test_loss_in_another_file(files: dict[int, tuple[int, int]], may_be_lost: bool) -> None:
+    """File 8 lacks packets. The request without a response is in file 7."""
+    tables = made_set([8], files, closed_by="client", close_reason="fin")
+    assert judged(tables)[1] == may_be_lost
+
+
+def test_loss_in_one_of_two_recordings(captures: Path, tmp_path: Path) -> None:
+    """A lossy recording of another time leaves the requests of a whole one decided."""
+    lossy, whole = tmp_path / "lossy.pcap", captures / "librdkafka.pcap"
+    lose_packets(gzip.decompress((captures / "sarama.pcap.gz").read_bytes()), lossy, 0.02, 1)
+    alone, both = judged(kdissect.read(whole)), judged(kdissect.read([whole, lossy]))
+    assert {ident: both[ident] for ident in alone} == alone
+    assert any(both.values())

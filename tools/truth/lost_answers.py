@@ -30,7 +30,7 @@ def _statuses(tables: Tables) -> dict[tuple[object, ...], tuple[int, str]]:
 
 def judge(whole: Tables, damaged: Tables) -> Counter[str]:
     """Unanswered requests of the damaged capture: `lost`, `missing`, `undecided`, `wrong`."""
-    names = ("exchanges", "connections", "anomalies")
+    names = ("captures", "exchanges", "connections", "anomalies")
     with Database({name: damaged[name].dataset for name in names}) as database:
         rows = database.rows(unanswered())
     may_be_lost = {row["exchange_id"]: row["may_be_lost"] for row in rows}
