@@ -43,6 +43,7 @@ _EPOCH_ERRORS = (
     ErrorCode.STALE_MEMBER_EPOCH,
 )  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
 
+_FIRST_GENERATION = 1  # an empty group has 0, so all members joined
 # Reasons by which a client only follows others.
 _FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
 
@@ -360,6 +361,8 @@ def _count(members: list[str]) -> str:
 def _why(generation: _Generation, before: _Generation | None, left: list[_Event]) -> str:
     """The events since the previous generation: joins, leaves, missing members, reasons."""
     members = generation.members
+    if generation.number == _FIRST_GENERATION:
+        return ", ".join(f"{member} joined" for member in members)
     follows = before is not None and before.number == generation.number - 1
     members_before = before.members if before is not None and follows and before.is_whole else None
     gone = {leave.member_id or "": leave.data["reason"] for leave in left}

@@ -76,3 +76,10 @@ def test_members_without_a_message_of_the_leader_are_a_lower_bound() -> None:
     assert "generation 2 of at least 2 members: a, b;" in details[2]
     assert "did not come back" not in details[2]
     assert details[3].endswith("why: the generation before was not captured whole")
+
+
+def test_all_members_of_a_first_generation_joined() -> None:
+    """A group starts without members, so that only later generations need earlier history."""
+    details = _rebalances(*_whole(1), *_whole(7))
+    assert details[1].endswith("why: a joined, b joined, c joined")
+    assert details[7].endswith("why: the generation before was not captured")

@@ -61,7 +61,9 @@ def compare(tables: Tables, log: Path) -> tuple[Counter[str], list[str]]:
         else:
             wrong.append(f"{key[0]} generation {key[1]}: {match[1]} members for {members}")
         why = seen[key].partition("why: ")[2]
-        if key not in causes or not re.search(r" (joined|left)", why):
+        member = causes.get(key, "").partition(" ")[0]
+        is_open = f"{member} did not come back" in why or not re.search(r" (joined|left)", why)
+        if key not in causes or is_open:
             counts["cause undecided"] += key in causes
         elif causes[key] in why:
             counts["cause right"] += 1
@@ -90,8 +92,7 @@ def section(_: Path) -> str:
             "",
             "Rebalances of classic groups in `group_events` beside the coordinator's log: each "
             "generation with its number of members, and the member that joined or left. The same "
-            f"with {LOST:.0%} of the packets removed. The cause of a group's first generation is "
-            "always undecided: its earlier history is not in the capture.",
+            f"with {LOST:.0%} of the packets removed.",
             *(["", f"Wrong: {'; '.join(all_wrong)}."] if all_wrong else []),
             "",
             f"| recording | {heads} | with loss: {heads} |",
