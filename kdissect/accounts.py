@@ -37,6 +37,7 @@ _GENERATIONS = (
     ("JoinGroup", "rebalance", "response.generation_id"),
     ("SyncGroup", "stable", "request.generation_id"),
 )
+_EPOCH_GROUPS = {"Consumer": "consumer", "Share": "share", "Streams": "streams"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,11 @@ def accounts(tables: Tables) -> Iterator[Account]:
         """,
     )
     yield from _groups(tables)
+    for name, group_type in _EPOCH_GROUPS.items():
+        if f"apis/{name}GroupHeartbeat" in tables.names:
+            yield from _epochs(view_name(f"apis/{name}GroupHeartbeat"), group_type)
+    if "apis/Fetch" in tables.names:
+        yield from _fetch_sessions()
     yield _transactions()
     yield from _metadata(tables)
     for name in tables.names:
@@ -271,6 +277,98 @@ def _groups(tables: Tables) -> Iterator[Account]:
                 using (group_id, generation)
                 """,
             )
+
+
+def _epochs(heartbeats: str, group_type: str) -> Iterator[Account]:
+    """Yield the accounts of member epochs: a group's epoch is the highest that a member was given.
+
+    It is stable if all members have it when one leaves, or when the next epoch begins.
+    """
+    epochs = f"""
+        with given as (
+            select request.group_id as group_id, request.member_epoch as sent_epoch,
+                coalesce(nullif(response.member_id, ''), request.member_id) as member_id,
+                response.member_epoch as epoch, e.response_end_time as time
+            from {heartbeats} join exchanges e using (exchange_id)
+            where response.error_code = 0
+                and (sent_epoch <> response.member_epoch or sent_epoch < 0)
+        ), epochs as (
+            select group_id, epoch, time from given where sent_epoch >= 0
+            qualify epoch > coalesce(max(epoch) over (partition by group_id order by time
+                rows between unbounded preceding and 1 preceding), 0)
+        )
+    """
+    rows = f"select * from group_events where group_type = '{group_type}'"
+    place = "select concat_ws(' ', 'group', group_id, 'epoch', epoch), 1, 0"
+    yield Account(
+        "member epochs that groups reach have a rebalance in group_events",
+        f"""
+        {epochs} {place} from epochs
+        anti join ({rows} and event = 'rebalance') r
+            on (r.group_id, r.generation) = (epochs.group_id, epochs.epoch)
+        """,
+    )
+    yield Account(
+        "member epochs that all members reach are stable in group_events",
+        f"""
+        {epochs}, held as (
+            select group_id, member_id, sent_epoch, epoch, time, coalesce(lead(time) over (
+                partition by group_id, member_id order by time), 'infinity') as until
+            from given
+        ), instants as (
+            select group_id, time as instant from epochs
+            union select group_id, time from given where sent_epoch < 0
+            union select group_id, 'infinity'::timestamptz from given
+        ), reached as (
+            select group_id, instant, min(epoch) as epoch from instants join held using (group_id)
+            where time < instant and until >= instant and sent_epoch >= 0
+            group by all having min(epoch) = max(epoch)
+        ), stable as (
+            select distinct r.group_id, r.epoch
+            from reached r asof join epochs e
+                on r.group_id = e.group_id and r.instant > e.time
+            where r.epoch = e.epoch
+        )
+        {place} from stable
+        anti join ({rows} and event = 'stable') r
+            on (r.group_id, r.generation) = (stable.group_id, stable.epoch)
+        """,
+    )
+
+
+def _fetch_sessions() -> Iterator[Account]:
+    """Yield the accounts of partitions that a Fetch lists; without a session its id is 0."""
+    listed = f"""
+        with fetches as (
+            select exchange_id, broker_ip, broker_port, e.request_time, unnest(request.topics) t,
+                request.session_epoch as epoch, case when epoch = 0 then response.session_id
+                    else request.session_id end as session_id
+            from {view_name("apis/Fetch")} join exchanges e using (exchange_id)
+            where epoch >= 0 and coalesce(response.error_code, 0) = 0 and session_id <> 0
+        ), listed as (
+            select f.* exclude t, unnest(t.partitions).partition as partition,
+                coalesce(nullif(t.topic, ''), topics.topic, t.topic_id) as topic
+            from fetches f left join topics on t.topic_id = topics.topic_id
+        )
+    """
+    yield Account(
+        "partitions of a Fetch are in fetch_sessions at its epoch",
+        f"""
+        {listed} select concat_ws(' ', 'exchange', exchange_id, topic, partition), 1, 0
+        from listed l anti join fetch_sessions s
+            on (l.broker_ip, l.broker_port, l.session_id, l.topic, l.partition)
+                = (s.broker_ip, s.broker_port, s.session_id, s.topic, s.partition)
+            and epoch between first_epoch and last_epoch
+            and request_time between first_time and last_time
+        """,
+    )
+    yield Account(
+        "rows of fetch_sessions are partitions of their Fetch",
+        f"""
+        {listed} select concat_ws(' ', 'exchange', exchange_id, topic, partition), 1, 0
+        from fetch_sessions anti join listed using (exchange_id, session_id, topic, partition)
+        """,
+    )
 
 
 def _transactions() -> Account:

@@ -65,6 +65,12 @@ def without(column: str, value: str) -> Change:
     return lambda table: table.filter(pc.not_equal(table[column], value))
 
 
+def without_epochs(event: str) -> Change:
+    """Without one kind of rows of groups with member epochs."""
+    chosen = (pads.field("group_type") != "classic") & (pads.field("event") == event)
+    return lambda table: table.filter(~chosen)
+
+
 def no_reasons(table: pa.Table) -> pa.Table:
     table = plus_one("tcp_packet_count")(table)
     place = table.schema.get_field_index("ignored_packet_count")
@@ -81,6 +87,10 @@ PACKETS = "TCP packets are segments of connections or duplicates"
 EVENTS = "joins, syncs, leaves and refusals of groups are in group_events"
 GENERATIONS = "generations of groups have a rebalance and become stable in group_events"
 TRANSACTIONS = "requests that a transaction consists of are in transactions"
+SESSIONS = "partitions of a Fetch are in fetch_sessions at its epoch"
+LISTED = "rows of fetch_sessions are partitions of their Fetch"
+EPOCHS = "member epochs that groups reach have a rebalance in group_events"
+STABLE_EPOCHS = "member epochs that all members reach are stable in group_events"
 BROKEN: list[tuple[str, Change, str]] = [
     ("connections", plus_one("request_byte_count"), "captured bytes are framed and unframed ones"),
     ("connections", plus_one("response_missing_byte_count"), GAPS),
@@ -111,6 +121,8 @@ BROKEN: list[tuple[str, Change, str]] = [
     ("group_events", without("event", "rebalance"), GENERATIONS),
     ("group_events", without("event", "stable"), GENERATIONS),
     ("transactions", without_first, TRANSACTIONS),
+    ("fetch_sessions", without_first, SESSIONS),
+    ("fetch_sessions", plus_one("session_id"), LISTED),
     ("topics", no_row, "topics in Metadata are in topics"),
     ("topics", no_row, "topic ids of record batches are in topics"),
     ("brokers", without_first, "brokers in Metadata are in brokers"),
@@ -180,6 +192,17 @@ def test_each_account_fails(damaged: Tables, name: str, change: Change, account:
                 for row in database.rows(each.sql)
             ]
         assert bool(faults) == is_broken
+
+
+@pytest.mark.parametrize(("event", "account"), [("rebalance", EPOCHS), ("stable", STABLE_EPOCHS)])
+def test_member_epochs_without_a_row(captures: Path, event: str, account: str) -> None:
+    """Two epochs of a consumer group have rows that are derived from all its heartbeats."""
+    tables = package.read(captures / "librdkafka.pcap")
+    faults = check(broken(tables, "group_events", without_epochs(event)))["faults"]
+    assert [fault["place"] for fault in faults if fault["account"] == account] == [
+        "group rd-new epoch 2",
+        "group rd-new epoch 3",
+    ]
 
 
 def test_offsets_of_a_batch_with_a_wrong_crc(damaged: Tables) -> None:
