@@ -8,7 +8,6 @@ Fetch that outlasts its max_wait_ms is an answer: the broker was late.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +19,13 @@ import kdissect
 from kdissect import Tables
 from kdissect.protocol.api_keys import ApiKey
 from tools.truth import logged
+from tools.truth.logged import Key, read_requests
 
 RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
 POLL_MIN_MS = 1.0  # a shorter wait is none
 POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # as in docs/report.md
 POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 GROUP_WAITS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
-_REQUEST = "Completed request:"
-Key = tuple[int, int, int]  # client port, correlation id, API key
 
 
 class Fetch(NamedTuple):
@@ -66,14 +64,8 @@ def _tuples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 def read_waits(log: Path, fetches: dict[Key, Fetch]) -> Iterator[tuple[Key, str]]:
     """The true wait of each request in a log."""
-    for line in log.read_text(errors="replace").splitlines():
-        if _REQUEST not in line:
-            continue
-        row = json.loads(line.partition(_REQUEST)[2])
-        api_key = row["requestHeader"]["requestApiKey"]
-        port = int(row["connection"].split("-")[1].rpartition(":")[2])
-        key = (port, row["requestHeader"]["correlationId"], api_key)
-        wait = "group" if api_key in GROUP_WAITS else "answer"
+    for key, _, row in read_requests(log):
+        wait = "group" if key[2] in GROUP_WAITS else "answer"
         if key in fetches:
             fetch = fetches[key]
             is_late = row["totalTimeMs"] > fetch.max_wait_ms * POLL_LATE + POLL_LATE_MS
