@@ -2,6 +2,7 @@
 
 - A transactional id keeps its producer id until the epochs are exhausted. Its epoch rises with each
   InitProducerId, and does not fall with EndTxn (KIP-98, KIP-890).
+- ListTransactions and DescribeTransactions have a producer id that the transactional id has got.
 - A producer without a transactional id gets a new producer id. The only broker gives them in
   ascending order.
 """
@@ -17,12 +18,14 @@ from typing import Any, NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded
+from kdissect.replay.workload.messages import decoded, entries
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
+Body = dict[str, Any]
 _EXHAUSTED = 0x7F00  # coordinators give another producer id before the last epoch
 _FIELDS = "producer_id", "producer_epoch"
 _APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})
+_READS = frozenset({ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_TRANSACTIONS})
 
 
 class _Given(NamedTuple):
@@ -40,20 +43,37 @@ class ProducerIds:
     def __init__(self, ids: IdMap) -> None:
         self._has_one_node = len(ids.target.nodes) == 1
         self._given: dict[str, list[_Given]] = defaultdict(list)
+        self._unknown: set[str] = set()  # transactional ids of requests without an answer
+        self._described: list[tuple[Outcome, str, Body]] = []  # transactions
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
-        if outcome.sent is None or api_key not in _APIS:
+        if outcome.sent is None or api_key not in _APIS | _READS:
             return
         request = decoded(outcome.sent, "request", api_key, outcome.api_version)
         answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
-        if request is None or answer is None or answer.body["error_code"]:
-            return
-        producer_id, epoch = (answer.body.get(name, -1) for name in _FIELDS)
-        if api_key == ApiKey.INIT_PRODUCER_ID or producer_id >= 0:
-            is_raised = api_key == ApiKey.INIT_PRODUCER_ID and request.body.get(_FIELDS[0], -1) < 0
-            owner = request.body["transactional_id"] or ""
-            self._given[owner].append(_Given(outcome, producer_id, epoch, is_raised))
+        if api_key in _READS:
+            self._described += [
+                (outcome, f"transaction_states[{at}].{_FIELDS[0]}", each)
+                for at, each in enumerate(
+                    entries(None if answer is None else answer.body["transaction_states"])
+                )
+                if not each.get("error_code", 0)
+            ]
+        elif request is not None:
+            self._give(outcome, request.body, None if answer is None else answer.body)
+
+    def _give(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        """Add the producer in an answer to InitProducerId, or to EndTxn from v5 on."""
+        owner = request["transactional_id"] or ""
+        if answer is None:
+            self._unknown.add(owner)
+        elif not answer["error_code"]:
+            producer_id, epoch = (answer.get(name, -1) for name in _FIELDS)
+            is_first = outcome.step.exchange.api_key == ApiKey.INIT_PRODUCER_ID
+            is_raised = is_first and request.get(_FIELDS[0], -1) < 0
+            if is_first or producer_id >= 0:
+                self._given[owner].append(_Given(outcome, producer_id, epoch, is_raised))
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -72,6 +92,17 @@ class ProducerIds:
                     note = "earlier answers have given those up to it"
                     expected = f"above {highest[before]}"
                     add(each.outcome, _FIELDS[0], expected, each.producer_id, note)
+        self._check_described(add)
+
+    def _check_described(self, add: Add) -> None:
+        for outcome, path, described in self._described:
+            owner, number = described["transactional_id"], described[_FIELDS[0]]
+            given = self._given.get(owner, ())
+            known = sorted({each.producer_id for each in given})
+            is_exhausted = any(each.epoch >= _EXHAUSTED for each in given)
+            if known and number not in known and owner not in self._unknown and not is_exhausted:
+                note = "answers have given this one to the transactional id"
+                add(outcome, path, " or ".join(map(str, known)), number, note)
 
 
 def _check_owned(last: _Given, each: _Given, add: Add) -> None:

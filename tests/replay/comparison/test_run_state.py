@@ -557,6 +557,19 @@ def test_a_transactional_id_keeps_its_producer_id(
     assert [each[:2] for each in found] == ([(number, said)] if said else [])
 
 
+def test_a_transaction_has_the_producer_id_that_the_run_got() -> None:
+    """InitProducerId has given 7; another transactional id is not of the run."""
+    run = Run()
+    answer = {"producer_id": 7, "producer_epoch": 0}
+    run.add(1, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": "x"}, answer)
+    numbers = [
+        run.add(2, ApiKey.LIST_TRANSACTIONS, 0, {}, {"transaction_states": [
+            {"transactional_id": owner, "producer_id": producer_id, "transaction_state": "Empty"}
+        ]}) for owner, producer_id in (("x", 7), ("x", 8), ("y", 9))
+    ]  # fmt: skip
+    assert run.said(ProducerIds) == [(numbers[1], "transaction_states[0].producer_id", "8")]
+
+
 def test_a_producer_without_a_transactional_id_gets_a_new_one() -> None:
     """The only broker gives producer ids in ascending order; each of several has its own range."""
     run = Run()
