@@ -17,6 +17,7 @@ coordinator assigns their partitions or tasks.
 - A streams group whose members have no endpoint has no endpoint information.
 - A description has the epochs that its state and the heartbeats before it imply. That of a consumer
   group has the members' assignments, and each partition once.
+- ListGroups has the protocol type of the group's members.
 """
 
 from __future__ import annotations
@@ -65,6 +66,12 @@ _WITHOUT_ASSIGNMENT = ("Assigning", "Empty")  # that of the last change is not m
 _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignment is delayed
 
 
+_PROTOCOL_TYPES = {
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: "consumer", ApiKey.SHARE_GROUP_HEARTBEAT: "share",
+    ApiKey.STREAMS_GROUP_HEARTBEAT: "streams",
+}  # fmt: skip
+
+
 class _Heartbeat(NamedTuple):
     """A heartbeat, or one time that it was sent. request: as captured, or the replay's own one.
     answer: None without one, or with an error. captured: the same of the capture."""
@@ -105,6 +112,8 @@ class HeartbeatGroups:
         self._ids = ids
         self._groups: dict[str, _HeartbeatGroup] = defaultdict(_HeartbeatGroup)
         self._described: list[tuple[Outcome, Body]] = []
+        self._listed: list[tuple[Outcome, Body]] = []  # before any group is deleted
+        self._are_deleted = False
         self._topic_changes_ns: list[int] = []
         self._are_partitions_added = False
 
@@ -117,10 +126,14 @@ class HeartbeatGroups:
             self._are_partitions_added |= api_key == ApiKey.CREATE_PARTITIONS
         elif api_key in MEMBER_HEARTBEATS:
             self._heartbeat(outcome, api_key)
-        elif api_key in _DESCRIPTIONS and outcome.answer is not None:
+        elif api_key == ApiKey.DELETE_GROUPS:
+            self._are_deleted = True
+        elif api_key in _DESCRIPTIONS | {ApiKey.LIST_GROUPS} and outcome.answer is not None:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
-            if answer is not None:
+            if answer is not None and api_key in _DESCRIPTIONS:
                 self._described.append((outcome, answer.body))
+            elif answer is not None and not self._are_deleted:
+                self._listed.append((outcome, answer.body))
 
     def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
         sent = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
@@ -198,6 +211,8 @@ class HeartbeatGroups:
             _check_status(group, add)
             _check_first_member(group, add)
             _check_endpoint_epochs(group, add)
+        for outcome, answer in self._listed:
+            self._check_listed(outcome, answer, add)
         for outcome, answer in self._described:
             for at, described in enumerate(entries(answer["groups"])):
                 name = described["group_id"]
@@ -206,6 +221,17 @@ class HeartbeatGroups:
                     _check_description(outcome, path, described, self._groups[name], add)
                     if outcome.step.exchange.api_key == ApiKey.CONSUMER_GROUP_DESCRIBE:
                         self._check_described_shares(outcome, path, described, add)
+
+    def _check_listed(self, outcome: Outcome, answer: Body, add: Add) -> None:
+        for at, listed in enumerate(entries(answer["groups"])):
+            group = self._groups.get(listed["group_id"])
+            for each in () if group is None else group.heartbeats:
+                protocol_type = _PROTOCOL_TYPES[ApiKey(each.outcome.step.exchange.api_key)]
+                if _is_before(each, outcome) and each.answer is not None:
+                    if listed["protocol_type"] != protocol_type:
+                        path, note = f"groups[{at}].protocol_type", "its members have another one"
+                        add(outcome, path, protocol_type, listed["protocol_type"], note)
+                    break
 
     def _shares(self, answer: Body | None) -> Iterator[tuple[Share, str]]:
         """Assigned partitions and tasks of an answer, with the path of their list."""

@@ -104,6 +104,24 @@ def test_the_only_member_of_a_group_gains_no_partition_in_an_epoch() -> None:
         assert found == [(number, LACKS[0], each) for each in said]
 
 
+def test_a_listed_group_has_the_protocol_type_of_its_members() -> None:
+    """Before a group is deleted, and only if the run knows a member."""
+    run = Group(SHARE)
+    run.heartbeat(1, 0, 1)
+
+    def listed(at_s: float, group: str, protocol_type: str) -> int:
+        groups = [{"group_id": group, "protocol_type": protocol_type}]
+        return run.add(at_s, ApiKey.LIST_GROUPS, 3, {}, {"groups": groups})
+
+    listed(2, "g", "share")
+    listed(2, "other", "consumer")
+    number = listed(2, "g", "")
+    path = "groups[0].protocol_type"
+    assert [each for each in run.said(HeartbeatGroups) if each[1] == path] == [(number, path, "")]
+    run.add(1.5, ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]}, {"results": []})
+    assert path not in {each[1] for each in run.said(HeartbeatGroups)}
+
+
 def assigned(api_key: ApiKey, given: list[int], *, other: bool = False) -> Said:
     """A member in a settled group for five seconds. The captured one had both partitions."""
     run = Group(api_key)
