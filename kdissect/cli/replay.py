@@ -95,7 +95,7 @@ def replay_command(
     workload, plan = _plan(
         source,
         quiet,
-        _plan_options(guard, selection, options.run.pace),
+        _plan_options(guard, selection, options.run.pace, access.principal),
         ports=port or (),
         keylog=keylog or (),
         limits=limits,
@@ -149,7 +149,9 @@ def _session_options(
     )
 
 
-def _plan_options(guard: opt.GuardOptions, selection: Selection, pace: Pace) -> PlanOptions:
+def _plan_options(
+    guard: opt.GuardOptions, selection: Selection, pace: Pace, principal: str
+) -> PlanOptions:
     from kdissect.replay.model import PlanOptions
     from kdissect.replay.target.guard import parse_allow
 
@@ -158,6 +160,7 @@ def _plan_options(guard: opt.GuardOptions, selection: Selection, pace: Pace) -> 
         apis=selection.apis,
         topics=frozenset(selection.topics),
         groups=frozenset(selection.groups),
+        principal=principal,
         wait_for_data=pace.speed != 1,
     )
 

@@ -17,6 +17,9 @@ WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
 DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the run did not make
 
 
+ANONYMOUS = "User:ANONYMOUS"  # Kafka's principal of a client without TLS and SASL
+
+
 # -- the capture ------------------------------------------------------------------------------
 
 
@@ -66,7 +69,8 @@ class Exchange:
 class Connection:
     """A captured connection; its exchanges in the order of their requests.
 
-    node_id: of its broker, from captured metadata; None if unknown.
+    node_id: of its broker, from captured metadata; None if unknown. principal: of its client,
+    "User:alice" or `ANONYMOUS`; "" if unknown.
     """
 
     connection_id: int
@@ -78,6 +82,7 @@ class Connection:
     node_id: int | None = None
     is_tls: bool = False
     sasl_mechanism: str | None = None
+    principal: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
 
 
@@ -169,6 +174,7 @@ class SkipCode(Enum):
     NOT_CAPTURED = "not_captured"  # the request is not there whole, or cannot be rebuilt
     UNKNOWN_API = "unknown_api"  # no definition: it cannot be translated
     API_VERSION = "api_version"  # the target does not speak this api_version: a finding
+    OTHER_PRINCIPAL = "other_principal"  # refused to another user than the replay logs in as
     NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
     NOT_READY = "not_ready"  # refused in the capture, without effect; the client sent it again
     FILTERED = "filtered"  # left out by an option
@@ -251,6 +257,7 @@ class PlanOptions:
     allow: writing classes that may be sent. apis: when not empty, only these API keys (-1: raw SASL
         tokens). topics, groups, client_ids: when not empty, only these names, or what patterns with
         * and ? match.
+    principal: of the replay at the target; "" if unknown.
     keep_log_order: requests in flight at the same time on several connections, writing the same
         partition, wait for each other so that the log gets its captured order.
     wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
@@ -262,6 +269,7 @@ class PlanOptions:
     topics: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
     client_ids: frozenset[str] = frozenset()
+    principal: str = ""
     keep_log_order: bool = True
     wait_for_data: bool = False
 

@@ -31,8 +31,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.pipeline.filters import fits
@@ -93,6 +94,9 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     for number, exchange in enumerate(order):
         at_ns = times[exchange.connection][exchange.index] - start_ns
         step = _step(number, exchange, at_ns, options)
+        if step.skipped is None:
+            principal = workload.connections[exchange.connection].principal
+            step.skipped = _refused_to_another(exchange, principal, options.principal)
         if not exchange.internal_reason:
             step.accesses = accesses.of(exchange)
         if step.skipped is None and not (
@@ -199,6 +203,29 @@ def _had_no_effect(exchange: Exchange) -> bool:
         return False
     codes = set(api.error_codes(response.body))
     return bool(codes) and codes <= api.REFUSED
+
+
+def _codes_of_elements(body: Mapping[str, Any]) -> Iterator[int]:
+    """The ``error_code`` of each element in the arrays of a response."""
+    for value in body.values():
+        for element in value if isinstance(value, list) else ():
+            if isinstance(element, dict):
+                if "error_code" in element:
+                    yield element["error_code"]
+                yield from _codes_of_elements(element)
+
+
+def _refused_to_another(exchange: Exchange, principal: str, own: str) -> Skipped | None:
+    """For a request that the captured broker refused to its client's principal, if the replay has
+    another one: the target may permit it."""
+    response = response_of(exchange)
+    if response is None or not principal or own in ("", principal):
+        return None
+    codes = set(_codes_of_elements(response.body)) or {response.body.get("error_code", 0)}
+    if not codes <= api.NOT_PERMITTED:
+        return None
+    reason = f"the captured broker refused it to {principal}, and the replay is {own}"
+    return Skipped(SkipCode.OTHER_PRINCIPAL, reason)
 
 
 def _is_chosen(step: Step, options: PlanOptions) -> bool:

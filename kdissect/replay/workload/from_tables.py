@@ -26,7 +26,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Type
-from kdissect.replay.model import Connection, Exchange
+from kdissect.replay.model import ANONYMOUS, Connection, Exchange
 from kdissect.replay.workload.messages import NO_API, entries
 from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT
 
@@ -91,7 +91,8 @@ def _ns(moment: datetime | None) -> int:
 def _connections(tables: Tables) -> dict[int, Connection]:
     connections = {}
     columns = ["connection_id", "client_ip", "client_port", "broker_ip", "broker_port",
-               "first_time", "last_time", "is_kafka", "is_tls", "sasl_mechanism"]  # fmt: skip
+               "first_time", "last_time", "is_kafka", "is_tls", "sasl_mechanism", "principal",
+               "handshake_seen"]  # fmt: skip
     for row in _rows(tables.connections.to_arrow(columns)):
         if row["is_kafka"]:
             connections[row["connection_id"]] = Connection(
@@ -103,8 +104,14 @@ def _connections(tables: Tables) -> dict[int, Connection]:
                 end_time_ns=_ns(row["last_time"]),
                 is_tls=bool(row["is_tls"]),
                 sasl_mechanism=row["sasl_mechanism"],
+                principal=row["principal"] or (ANONYMOUS if _is_anonymous(row) else ""),
             )
     return connections
+
+
+def _is_anonymous(row: Row) -> bool:
+    """Return whether a connection, captured from its start, has neither TLS nor SASL."""
+    return row["handshake_seen"] and not row["is_tls"] and not row["sasl_mechanism"]
 
 
 def _exchange(row: Row, frames: _FrameRows, captures: dict[int, str]) -> Exchange:

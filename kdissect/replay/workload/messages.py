@@ -92,6 +92,15 @@ REFUSED = frozenset(
         ErrorCode.OFFSET_NOT_AVAILABLE,
     }
 )  # fmt: skip
+# The principal of the client must not do that.
+NOT_PERMITTED = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    }
+)  # fmt: skip
 NO_TOPIC = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

@@ -141,6 +141,8 @@ def _connection_line(connection: Connection) -> dict[str, Any]:
         line["tls"] = True
     if connection.sasl_mechanism:
         line["sasl"] = connection.sasl_mechanism
+    if connection.principal:
+        line["principal"] = connection.principal
     return line
 
 
@@ -223,6 +225,7 @@ def _read_connection(line: dict[str, Any]) -> Connection:
         end_time_ns=int(line["end_ns"]),
         is_tls=bool(line.get("tls")),
         sasl_mechanism=line.get("sasl"),
+        principal=line.get("principal", ""),
     )
 
 

@@ -14,17 +14,19 @@ from kdissect.api import open_tables
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
+from kdissect.pipeline.facts import principal_of
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.replay.model import Connection, Exchange, StartingState, Workload
+from kdissect.replay.model import ANONYMOUS, Connection, Exchange, StartingState, Workload
 from kdissect.replay.workload import from_tables, saved_file
 from kdissect.replay.workload.facts import gather_facts
-from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response
+from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_of
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.schemas import FIXED_TABLES
@@ -34,6 +36,7 @@ _GATHER_BYTES = 64 * MB
 _MANIFEST = "_kdissect.json"
 _NOT_WHOLE = "bytes of it are missing in the capture"
 _NEVER_SEEN = "it is not in the capture"
+_DELEGATION_TOKEN = b"tokenauth=true"  # an extension of SCRAM
 
 
 def load_workload(
@@ -178,7 +181,24 @@ def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connec
         if len(chosen):
             frames = FrameBuffer.gather(assembly, sources, chosen)
             _add_exchanges(frames, connections, paths)
+    for row, connection in connections.items():
+        connection.principal = _principal(connection, bool(rows["handshake_seen"][row]))
     return list(connections.values())
+
+
+def _principal(connection: Connection, is_from_start: bool) -> str:
+    """The principal by the first SASL token. With a delegation token it is unknown: the user is the
+    token's id (KIP-48)."""
+    for exchange in connection.exchanges:
+        token = None
+        if exchange.api_key == NO_API:
+            token = exchange.request
+        elif exchange.api_key == ApiKey.SASL_AUTHENTICATE:
+            request = request_of(exchange)
+            token = None if request is None else request.body["auth_bytes"]
+        if token is not None:
+            return "" if _DELEGATION_TOKEN in token else principal_of(token) or ""
+    return ANONYMOUS if is_from_start and not connection.is_tls else ""
 
 
 def _add_exchanges(

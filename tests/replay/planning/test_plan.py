@@ -1,5 +1,6 @@
 """Plans: steps to send, steps to skip, and the order between them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
+    ANONYMOUS,
     WRITING_CLASSES,
     Connection,
     Exchange,
@@ -302,6 +304,34 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     skipped = plan.steps[0].skipped
     assert skipped is not None
     assert skipped.code is SkipCode.NOT_READY
+
+
+@pytest.mark.parametrize(
+    ("principal", "own", "codes", "is_skipped"),
+    [
+        ("User:alice", "User:admin", [29], True),
+        (ANONYMOUS, "User:admin", [29, 29], True),
+        ("User:admin", "User:admin", [29], False),
+        ("User:alice", "User:admin", [29, 0], False),
+        ("User:alice", "User:admin", [3], False),
+        ("User:alice", "", [29], False),
+        ("", "User:admin", [29], False),
+    ],
+)
+def test_a_request_refused_to_another_user_is_skipped(
+    principal: str, own: str, codes: list[int], is_skipped: bool
+) -> None:
+    """If all that it named was refused, and both users are known."""
+    topics = [{"name": "t", "error_code": code} for code in codes]
+    request = Message(ApiKey.CREATE_TOPICS, 5, "request", {}, {"topics": []})
+    answer = Message(ApiKey.CREATE_TOPICS, 5, "response", {}, {"topics": topics})
+    captured = workload([exchange(0, request, 0, 5, answer)])
+    captured.connections[0].principal = principal
+    skipped = make_plan(captured, replace(everything(), principal=own)).steps[0].skipped
+    assert (skipped is not None) is is_skipped
+    if skipped is not None:
+        assert skipped.code is SkipCode.OTHER_PRINCIPAL
+        assert f"refused it to {principal}" in skipped.reason
 
 
 def test_a_read_while_somebody_writes_is_a_race() -> None:
