@@ -227,8 +227,7 @@ class Step:
     is_racing: it reads what another request was changing at that moment; either order is right.
     expired: the transactional id whose transaction had run out of time, so that the captured broker
         refused this request; "" none. The target has to have ended its transaction before.
-    expired_sessions: (number, ns) of last requests of group members whose sessions had run out.
-        This is sent at least that long after the answers.
+    pauses: (number, ns) of steps. This is sent at least that long after their answers.
     """
 
     number: int
@@ -243,7 +242,7 @@ class Step:
     creates: bool = False
     is_racing: bool = False
     expired: str = ""
-    expired_sessions: tuple[tuple[int, int], ...] = ()
+    pauses: tuple[tuple[int, int], ...] = ()
     skipped: Skipped | None = None
     accesses: tuple[ResourceAccess, ...] = ()
     depends_on: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ _SHOWN = (
     "log.cleaner.", "log.segment.bytes", "message.max.bytes", "num.", "socket.request.max.bytes",
     "super.users", "telemetry.max.bytes", "transaction.abort.",
 )  # fmt: skip
+_OWN = ("controller.quorum.", "listener.security.", "listeners", "log.dirs")
 # transactions that ran out of time are ended at once, not up to ten seconds later
 _SOON = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
 # of the brokers of the shipped captures of old clients
@@ -31,17 +32,18 @@ _OLDER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
-_SASL = {
-    "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.sasl.plain.sasl.jaas.config": (
+_SASL = "SASL_PLAINTEXT"  # listener and protocol
+_LOGIN = {
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
         'org.apache.kafka.common.security.plain.PlainLoginModule required user_admin="of-tests";'
     ),
+    "log.initial.task.delay.ms": "",  # answers show it
 }
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A capture and its broker. clients: for people. listener: "SASL" where its requests need a
+    """A capture and its broker. clients: for people. listener: `_SASL` where its requests need a
     connection that is logged in. shipped: what is set where no manifest is beside the capture;
     more: what is set beside that."""
 
@@ -68,7 +70,12 @@ class Recorded:
         shown |= self.more
         if self.listener == "PLAINTEXT":
             return {"settings": shown}
-        return {"settings": shown | _SASL, "listeners": {self.listener: "SASL_PLAINTEXT"}}
+        shown = {key: value for key, value in told.items() if not key.startswith(_OWN)}
+        plugins = [told["metric.reporters"]] if "metric.reporters" in told else []
+        return {
+            "settings": shown | _LOGIN, "listeners": {_SASL: _SASL}, "plugins": plugins,
+            "request_log": "trace",
+        }  # fmt: skip
 
     def options(self) -> list[str]:
         """Of the replay: what makes the capture readable, the target's topics, a login."""
@@ -96,7 +103,7 @@ RECORDED = (
     Recorded(MATERIAL / "transactions" / "transactions.pcap", "Java 4.3.1, transactions"),
     Recorded(MATERIAL / "share_streams" / "share.pcap", "Java 4.3.1, share groups"),
     Recorded(MATERIAL / "share_streams" / "streams.pcap", "Kafka Streams 4.3.1", more=_SOON),
-    Recorded(MATERIAL / "admin" / "admin.pcap", "Java 4.3.1, admin calls", listener="SASL"),
+    Recorded(MATERIAL / "admin" / "admin.pcap", "Java 4.3.1, admin calls", listener=_SASL),
     Recorded(MATERIAL / "sasl" / "sasl.pcap", "Java 4.3.1 and aiokafka, SASL"),
     Recorded(MATERIAL / "tls" / "tls12.pcap", "Java 4.3.1 and aiokafka, TLS 1.2"),
     Recorded(MATERIAL / "tls" / "tls13.pcap", "aiokafka, TLS 1.3"),

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,7 @@ rootLogger.level=info
 rootLogger.appenderRef.file.ref=file
 """
 _LOG4J2_REQUESTS = """logger.requests.name=kafka.request.logger
-logger.requests.level=debug
+logger.requests.level={level}
 """
 _LOG4J = """log4j.rootLogger=INFO, file
 log4j.appender.file=org.apache.log4j.FileAppender
@@ -108,6 +108,20 @@ def java() -> str:
     return found
 
 
+def plugin(name: str, kafka_version: str) -> Path:
+    """The folder with the compiled class of ``java/NAME.java``."""
+    folder = cache() / f"{kafka_version}-{name}"
+    if not (folder / f"{name}.class").exists():
+        compiler = shutil.which("javac")
+        if compiler is None:
+            raise Unavailable("javac is not installed")
+        source = Path(__file__).parent / "java" / f"{name}.java"
+        classes = f"{jars(kafka_version)}/*"
+        command = [compiler, "-cp", classes, "-d", str(folder), str(source)]
+        subprocess.run(command, check=True, capture_output=True, timeout=START_S)
+    return folder
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback interface without a listener.
 
@@ -133,8 +147,10 @@ class Broker:
 
     settings: further lines of server.properties. scram: user -> password, made while formatting.
     node_id, voters: of a node of a cluster (see `start_cluster`).
-    logs_requests: server.log has a line per request with its times (releases from 4.0 on).
+    request_log: a level; from "debug" on, server.log has a line per request with its times
+    (releases from 4.0 on).
     listeners: further listeners, name -> security protocol (all on 127.0.0.1, ports in `ports`).
+    plugins: classes of ``java/`` in its class path. An empty setting leaves that of tests out.
     """
 
     def __init__(
@@ -149,7 +165,8 @@ class Broker:
         port: int | None = None,
         node_id: int = 1,
         voters: str = "",
-        logs_requests: bool = False,
+        request_log: str = "",
+        plugins: Sequence[str] = (),
     ) -> None:
         self.folder, self.kafka_version = folder, kafka_version
         self.cluster_id = cluster_id or _uuid()
@@ -160,7 +177,7 @@ class Broker:
         if port is not None:
             self.ports["PLAINTEXT"] = port
         self.node_id, self.voters = node_id, voters
-        self.logs_requests = logs_requests
+        self.request_log, self.plugins = request_log, plugins
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -215,7 +232,7 @@ class Broker:
             lines["controller.quorum.bootstrap.servers"] = ",".join(controllers)
         else:
             lines["controller.quorum.bootstrap.servers"] = quorum
-        return lines | self.settings
+        return {name: value for name, value in (lines | self.settings).items() if value}
 
     @property
     def _is_old(self) -> bool:
@@ -224,15 +241,16 @@ class Broker:
     def _java(self, *options: str) -> list[str]:
         config = self.folder / "log4j.properties"
         text = _LOG4J if self._is_old else _LOG4J2
-        if self.logs_requests:
+        if self.request_log:
             text += _LOG4J2_REQUESTS
-        config.write_text(text.format(log=self.folder / "server.log"))
+        config.write_text(text.format(log=self.folder / "server.log", level=self.request_log))
         logging = (
             f"-Dlog4j.configuration=file:{config}"
             if self._is_old
             else f"-Dlog4j2.configurationFile={config}"
         )
-        classes = f"{jars(self.kafka_version)}/*"
+        folders = [plugin(name, self.kafka_version) for name in self.plugins]
+        classes = os.pathsep.join([f"{jars(self.kafka_version)}/*", *map(str, folders)])
         unpacked = self.folder / "tmp"  # native libraries: of this broker, and gone with it
         unpacked.mkdir(exist_ok=True)
         return [

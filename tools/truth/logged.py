@@ -50,7 +50,7 @@ def record(out: Path, workload: Workload, seed: int, is_busy: bool = False) -> N
         capture = Path(folder, "capture.pcap")
         with (
             scheduled(not is_busy),
-            Broker(Path(folder, "broker"), logs_requests=True) as broker,
+            Broker(Path(folder, "broker"), request_log="debug") as broker,
             recording(capture, [broker.ports["PLAINTEXT"]]),
             _busy(BUSY_PROCESSES if is_busy else 0),
         ):

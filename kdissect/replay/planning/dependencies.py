@@ -338,7 +338,7 @@ _SINGLE: tuple[tuple[str, frozenset[int], frozenset[int]], ...] = (
     ),
     (
         "config-names",
-        frozenset({ApiKey.LIST_CONFIG_RESOURCES}),
+        frozenset({ApiKey.LIST_CONFIG_RESOURCES, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS}),
         frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}),
     ),
     (

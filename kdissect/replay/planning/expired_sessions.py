@@ -37,7 +37,7 @@ class _Session:
 
 
 def mark_expired_sessions(steps: Iterable[Step]) -> None:
-    """Set `Step.expired_sessions` of steps, which are in order of time, and let them wait for the
+    """Set `Step.pauses` of steps, which are in order of time, and let them wait for the
     last requests of these sessions."""
     groups: dict[str, dict[str, _Session]] = {}
     for step in steps:
@@ -54,10 +54,10 @@ def mark_expired_sessions(steps: Iterable[Step]) -> None:
                 sessions[member].last = step
         elif api_key in _OTHER_APIS and groups:
             names = groups if api_key == ApiKey.LIST_GROUPS else group_names(step.exchange)
-            step.expired_sessions = tuple(
+            step.pauses = tuple(
                 wait for name in names for wait in _ended(step, groups.get(name, {}))
             )
-            last_steps = {number for number, _ in step.expired_sessions}
+            last_steps = {number for number, _ in step.pauses}
             step.depends_on = tuple(sorted(last_steps.union(step.depends_on)))
 
 

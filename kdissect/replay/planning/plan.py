@@ -63,6 +63,7 @@ from kdissect.replay.planning.dependencies import (
 )
 from kdissect.replay.planning.expired_sessions import mark_expired_sessions
 from kdissect.replay.planning.expired_transactions import mark_expired
+from kdissect.replay.planning.telemetry_intervals import mark_telemetry_intervals
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries, request_of, response_of
 
@@ -111,6 +112,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     plan = ReplayPlan(workload, options, steps, lanes)
     _Ordering(plan, accesses, start_ns).run()
     mark_expired_sessions(steps)
+    mark_telemetry_intervals(steps)
     return plan
 
 

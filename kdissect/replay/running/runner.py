@@ -285,7 +285,7 @@ class Runner:
             if self._completion.waits[number] or lane.busy or self._is_stopping:
                 return
             step, now = steps[number], self._now()
-            due = self._due_ns(step) if step.expired_sessions else self.due[number]
+            due = self._due_ns(step) if step.pauses else self.due[number]
             if due - CONNECT_AHEAD_NS > now:
                 self._wake(lane, due - CONNECT_AHEAD_NS)
                 return
@@ -329,8 +329,8 @@ class Runner:
         self._finish(lane)
 
     def _due_ns(self, step: Step) -> int:
-        """When a step is due: by the schedule, and after the sessions that had run out before."""
-        for number, wait_ns in step.expired_sessions:
+        """When a step is due: by the schedule, and after its pauses."""
+        for number, wait_ns in step.pauses:
             last = self.outcomes[number]
             if last is not None and last.answered_ns >= 0:
                 self.due[step.number] = max(self.due[step.number], last.answered_ns + wait_ns)

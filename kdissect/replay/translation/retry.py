@@ -44,7 +44,7 @@ READ_ATTEMPTS, READS_MAX = 5, 4
 FETCH_ATTEMPTS, FETCHES_MAX = 6, 16
 SHARE_ATTEMPTS, SHARES_MAX = 4, 8
 MEMBER_ATTEMPTS, MEMBERS_MAX = 8, 4
-# Writes do not change these answers; Fetch has a rule of its own.
+# Answers with fresh ids, or that writes do not change; Fetch has a rule of its own.
 _NEVER_AGAIN = frozenset(
     {ApiKey.FETCH, ApiKey.API_VERSIONS, ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS}
 )

@@ -1,8 +1,10 @@
-"""Requests that came after the sessions of a group's members had run out wait for that again."""
+"""Requests wait for sessions that had run out, and for intervals between two of them."""
 
 from __future__ import annotations
 
-from kdissect.codec.message import Message
+from uuid import UUID
+
+from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.planning.plan import make_plan
@@ -37,6 +39,18 @@ def heartbeat(at_ms: int, member: str) -> Exchange:
     return ask(ApiKey.HEARTBEAT, 3, at_ms, 0, group_id="g", generation_id=1, member_id=member)
 
 
+def test_a_push_of_telemetry_waits_for_the_interval() -> None:
+    """After the push before it, if that was taken and is not the last one of the client."""
+    client = {"client_instance_id": UUID(int=7)}
+    told = {**client, "push_interval_ms": 500}
+    got = ask(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, 0)
+    got.response = encode_message(Message(got.api_key, 0, "response", {}, told))
+    pushes = [ask(ApiKey.PUSH_TELEMETRY, 0, at_ms, **client) for at_ms in (1, 2)]
+    last = ask(ApiKey.PUSH_TELEMETRY, 0, 3, **client, terminating=True)
+    steps = make_plan(workload([got, *pushes, last]), everything()).steps
+    assert [step.pauses for step in steps] == [(), (), ((1, 500_000_000),), ()]
+
+
 def last_step(*exchanges: Exchange) -> Step:
     by_connection: dict[int, list[Exchange]] = {}
     for each in exchanges:
@@ -51,19 +65,19 @@ def test_a_read_after_the_session_waits_for_it() -> None:
     before = join(0, 0, "m"), heartbeat(1000, "m")
     describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
     step = last_step(*before, describe)
-    assert step.expired_sessions == ((1, WAIT_NS),)
+    assert step.pauses == ((1, WAIT_NS),)
     assert 1 in step.depends_on
     listed = last_step(*before, ask(ApiKey.LIST_GROUPS, 3, 9000))
-    assert listed.expired_sessions == ((1, WAIT_NS),)
+    assert listed.pauses == ((1, WAIT_NS),)
     early = last_step(*before, ask(ApiKey.DESCRIBE_GROUPS, 3, 5000, groups=["g"]))
-    assert early.expired_sessions == ()
+    assert early.pauses == ()
 
 
 def test_a_group_with_a_living_member_is_not_waited_for() -> None:
     """One member has gone, the other one still sends heartbeats."""
     describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
     exchanges = join(0, 0, "m"), join(1, 1, "n"), heartbeat(8000, "m"), describe
-    assert last_step(*exchanges).expired_sessions == ()
+    assert last_step(*exchanges).pauses == ()
 
 
 def test_members_that_left_or_came_back_have_no_session() -> None:
@@ -71,6 +85,6 @@ def test_members_that_left_or_came_back_have_no_session() -> None:
     leave = ask(ApiKey.LEAVE_GROUP, 3, 1000, 0, group_id="g",
                 members=[{"member_id": "m", "group_instance_id": None}])  # fmt: skip
     describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
-    assert last_step(join(0, 0, "m"), leave, describe).expired_sessions == ()
+    assert last_step(join(0, 0, "m"), leave, describe).pauses == ()
     exchanges = join(0, 0, "m", "static"), join(1, 1000, "n", "static"), describe
-    assert last_step(*exchanges).expired_sessions == ((1, WAIT_NS),)
+    assert last_step(*exchanges).pauses == ((1, WAIT_NS),)
