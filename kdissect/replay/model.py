@@ -17,7 +17,7 @@ WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
 DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the run did not make
 
 
-ANONYMOUS = "User:ANONYMOUS"  # Kafka's principal of a client without TLS and SASL
+ANONYMOUS_PRINCIPAL = "User:ANONYMOUS"  # Kafka's principal of a client without TLS and SASL
 
 
 # -- the capture ------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Connection:
     """A captured connection; its exchanges in the order of their requests.
 
     node_id: of its broker, from captured metadata; None if unknown. principal: of its client,
-    "User:alice" or `ANONYMOUS`; "" if unknown.
+    "User:alice" or `ANONYMOUS_PRINCIPAL`; "" if unknown.
     """
 
     connection_id: int

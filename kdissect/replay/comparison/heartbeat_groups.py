@@ -316,11 +316,11 @@ class HeartbeatGroups:
         other member to release a partition. A share group adds partitions when they are initialised
         (KIP-932)."""
         last: tuple[int, set[Share], _Heartbeat] | None = None
-        for each in heartbeats:
-            answer = each.answer
+        for heartbeat in heartbeats:
+            answer = heartbeat.answer
             if answer is None or answer.get("assignment") is None:
                 continue
-            if each.outcome.step.exchange.api_key != ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            if heartbeat.outcome.step.exchange.api_key != ApiKey.CONSUMER_GROUP_HEARTBEAT:
                 return
             epoch, shares = answer["member_epoch"], {share for share, _ in self._shares(answer)}
             if last is not None and last[0] == epoch and shares > last[1]:
@@ -328,7 +328,7 @@ class HeartbeatGroups:
                 text = f"{len(last[1])} partitions"
                 path = "assignment.topic_partitions"
                 add(last[2].outcome, path, f"{len(shares)} partitions", text, note)
-            last = epoch, shares, each
+            last = epoch, shares, heartbeat
 
     def _check_described_shares(
         self, outcome: Outcome, path: str, described: Body, add: Add

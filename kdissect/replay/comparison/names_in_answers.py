@@ -53,14 +53,15 @@ class AnswerNames:
     ) -> Iterator[WrongName]:
         """The wrong names of an answer to the request `sent`. captured: request and response."""
         request, response = (_names(each, self._ids.topic_name) for each in captured)
-        wanted, found = (_names(each, self._target_name) for each in (sent, answer))
+        wanted, answered = (_names(each, self._target_name) for each in (sent, answer))
         for kind in _REQUESTED:
-            if response[kind] and request[kind] == response[kind] and wanted[kind] != found[kind]:
-                missing, other = wanted[kind] - found[kind], found[kind] - wanted[kind]
+            missing, other = wanted[kind] - answered[kind], answered[kind] - wanted[kind]
+            is_about_request = response[kind] and request[kind] == response[kind]
+            if is_about_request and (missing or other):
                 yield WrongName(_path(kind), _texts(missing) or "no other", _texts(other) or "none")
         last = _names(final, self._target_name)
         for kind in _ONCE:
-            for name, count in found[kind].items():
+            for name, count in answered[kind].items():
                 if count > max(response[kind].values(), default=1):
                     yield WrongName(_path(kind), "each once", f"{_text(name)}, {count} times")
                 if name not in last[kind] and not self._is_known(kind, name):
@@ -78,7 +79,7 @@ class AnswerNames:
 def _names(message: Message, topic_name: TopicName) -> Names:
     """The names of each kind in a message, a topic by its name. A partition and a producer have
     those around them in front."""
-    found: Names = defaultdict(Counter)
+    names: Names = defaultdict(Counter)
     for field in iter_fields(message):
         kind, around = field.kind, field.around
         if kind not in _KINDS or (kind is FieldKind.TOPIC_ID and around.topic):
@@ -86,14 +87,14 @@ def _names(message: Message, topic_name: TopicName) -> Names:
         topic = topic_name(around.topic, around.topic_id)
         for value in field.values:
             if kind is FieldKind.PARTITION:
-                found[kind][topic, value] += 1
+                names[kind][topic, value] += 1
             elif kind is FieldKind.PRODUCER_ID:
-                found[kind][topic, around.partition, value] += 1
+                names[kind][topic, around.partition, value] += 1
             elif kind is FieldKind.TOPIC_ID:
-                found[FieldKind.TOPIC][topic_name("", value)] += 1
+                names[FieldKind.TOPIC][topic_name("", value)] += 1
             else:
-                found[kind][value] += 1
-    return found
+                names[kind][value] += 1
+    return names
 
 
 def _path(kind: FieldKind) -> str:

@@ -28,7 +28,7 @@ _APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})
 _READS = frozenset({ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_TRANSACTIONS})
 
 
-class _Given(NamedTuple):
+class _GivenProducer(NamedTuple):
     """The producer in an answer without an error. is_raised: its epoch is a new one."""
 
     outcome: Outcome
@@ -42,7 +42,7 @@ class ProducerIds:
 
     def __init__(self, ids: IdMap) -> None:
         self._has_one_node = len(ids.target.nodes) == 1
-        self._given: dict[str, list[_Given]] = defaultdict(list)
+        self._given: dict[str, list[_GivenProducer]] = defaultdict(list)
         self._unknown: set[str] = set()  # transactional ids of requests without an answer
         self._described: list[tuple[Outcome, str, Body]] = []  # transactions
 
@@ -73,7 +73,7 @@ class ProducerIds:
             is_first = outcome.step.exchange.api_key == ApiKey.INIT_PRODUCER_ID
             is_raised = is_first and request.get(_FIELDS[0], -1) < 0
             if is_first or producer_id >= 0:
-                self._given[owner].append(_Given(outcome, producer_id, epoch, is_raised))
+                self._given[owner].append(_GivenProducer(outcome, producer_id, epoch, is_raised))
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -82,16 +82,16 @@ class ProducerIds:
             done = sorted(given, key=lambda each: each.outcome.answered_ns)
             times = [each.outcome.answered_ns for each in done]
             highest = list(accumulate((each.producer_id for each in done), max))
-            for each in given:
-                before = bisect_left(times, each.outcome.sent_ns) - 1
+            for producer in given:
+                before = bisect_left(times, producer.outcome.sent_ns) - 1
                 if before < 0:
                     continue
                 if owner:
-                    _check_owned(done[before], each, add)
-                elif self._has_one_node and each.producer_id <= highest[before]:
+                    _check_owned(done[before], producer, add)
+                elif self._has_one_node and producer.producer_id <= highest[before]:
                     note = "earlier answers have given those up to it"
                     expected = f"above {highest[before]}"
-                    add(each.outcome, _FIELDS[0], expected, each.producer_id, note)
+                    add(producer.outcome, _FIELDS[0], expected, producer.producer_id, note)
         self._check_described(add)
 
     def _check_described(self, add: Add) -> None:
@@ -105,14 +105,14 @@ class ProducerIds:
                 add(outcome, path, " or ".join(map(str, known)), number, note)
 
 
-def _check_owned(last: _Given, each: _Given, add: Add) -> None:
+def _check_owned(last: _GivenProducer, producer: _GivenProducer, add: Add) -> None:
     """Compare an answer about a transactional id with the last one before it."""
     if last.epoch >= _EXHAUSTED:
         return
-    least = last.epoch + each.is_raised
-    if each.producer_id != last.producer_id:
+    least = last.epoch + producer.is_raised
+    if producer.producer_id != last.producer_id:
         note = "the transactional id has had this one"
-        add(each.outcome, _FIELDS[0], last.producer_id, each.producer_id, note)
-    elif each.epoch < least:
+        add(producer.outcome, _FIELDS[0], last.producer_id, producer.producer_id, note)
+    elif producer.epoch < least:
         note = "an earlier answer has given this epoch"
-        add(each.outcome, _FIELDS[1], f"at least {least}", each.epoch, note)
+        add(producer.outcome, _FIELDS[1], f"at least {least}", producer.epoch, note)

@@ -153,17 +153,17 @@ class ProducerState:
     ) -> None:
         """Check the producers of a log."""
         listed: set[int] = set()
-        for at, each in enumerate(described):
-            number, here = each["producer_id"], f"{path}[{at}]."
+        for at, producer in enumerate(described):
+            number, here = producer["producer_id"], f"{path}[{at}]."
             if number in listed:
                 add(outcome, f"{here}producer_id", "each once", number, "it is listed twice")
             elif log in self._begun and number not in self._named:
                 note = "no request of the run has it"
                 add(outcome, f"{here}producer_id", "a producer of the run", number, note)
             listed.add(number)
-            producer = self._producers.get((*log, number))
-            if producer is not None and not producer.has_unknown:
-                _check(outcome, here, each, producer, add)
+            known = self._producers.get((*log, number))
+            if known is not None and not known.has_unknown:
+                _check(outcome, here, producer, known, add)
 
 
 def _check(

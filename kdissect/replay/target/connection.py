@@ -21,7 +21,7 @@ from typing import TypeVar
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import ANONYMOUS
+from kdissect.replay.model import ANONYMOUS_PRINCIPAL
 from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions
 
 ANSWER_SIZE_MAX = 1 << 30  # a broker's own limits are far below
@@ -55,7 +55,7 @@ class Access:
         """Kafka's default principal; "" if a token or a certificate names it."""
         if self.sasl is not None:
             return f"User:{self.sasl.user}" if self.sasl.user else ""
-        return "" if self.tls is not None and self.tls.cert is not None else ANONYMOUS
+        return "" if self.tls is not None and self.tls.cert is not None else ANONYMOUS_PRINCIPAL
 
 
 class Link(asyncio.Protocol):

@@ -26,7 +26,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.model import Type
-from kdissect.replay.model import ANONYMOUS, Connection, Exchange
+from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange
 from kdissect.replay.workload.messages import NO_API, entries
 from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT
 
@@ -104,7 +104,7 @@ def _connections(tables: Tables) -> dict[int, Connection]:
                 end_time_ns=_ns(row["last_time"]),
                 is_tls=bool(row["is_tls"]),
                 sasl_mechanism=row["sasl_mechanism"],
-                principal=row["principal"] or (ANONYMOUS if _is_anonymous(row) else ""),
+                principal=row["principal"] or (ANONYMOUS_PRINCIPAL if _is_anonymous(row) else ""),
             )
     return connections
 

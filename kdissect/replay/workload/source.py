@@ -23,7 +23,7 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.replay.model import ANONYMOUS, Connection, Exchange, StartingState, Workload
+from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange, StartingState, Workload
 from kdissect.replay.workload import from_tables, saved_file
 from kdissect.replay.workload.facts import gather_facts
 from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_of
@@ -198,7 +198,7 @@ def _principal(connection: Connection, is_from_start: bool) -> str:
             token = None if request is None else request.body["auth_bytes"]
         if token is not None:
             return "" if _DELEGATION_TOKEN in token else principal_of(token) or ""
-    return ANONYMOUS if is_from_start and not connection.is_tls else ""
+    return ANONYMOUS_PRINCIPAL if is_from_start and not connection.is_tls else ""
 
 
 def _add_exchanges(

@@ -12,7 +12,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
-    ANONYMOUS,
+    ANONYMOUS_PRINCIPAL,
     WRITING_CLASSES,
     Connection,
     Exchange,
@@ -310,7 +310,7 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     ("principal", "own", "codes", "is_skipped"),
     [
         ("User:alice", "User:admin", [29], True),
-        (ANONYMOUS, "User:admin", [29, 29], True),
+        (ANONYMOUS_PRINCIPAL, "User:admin", [29, 29], True),
         ("User:admin", "User:admin", [29], False),
         ("User:alice", "User:admin", [29, 0], False),
         ("User:alice", "User:admin", [3], False),
