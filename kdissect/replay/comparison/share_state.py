@@ -1,7 +1,8 @@
 """Finds ShareFetch answers that contradict themselves or the other deliveries of the run (KIP-932).
 
 - A member gets just the records that it acquires, each once and in their order.
-- A record that was delivered once in the run has the delivery count 1.
+- A member acknowledges only records that it has acquired.
+- The deliveries of a record have the counts from 1 to their number, at most.
 - A response names a leader only with an error that sends its client there (KIP-951).
 - A description of a group's offsets has each partition of which a member has got records, until a
   request changes them.
@@ -9,20 +10,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.comparison.records import merged_ranges
 from kdissect.replay.model import Outcome
+from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, entries
+from kdissect.replay.workload.messages import SHARE_APIS, decoded, entries
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
+_Member = tuple[str, str]  # group, member id
+_Partition = tuple[str, Any, int]  # group, topic id, number
 _FOREVER = 1 << 62
 _CHANGES = frozenset(
     {
@@ -33,8 +37,9 @@ _CHANGES = frozenset(
 
 
 class _Delivery(NamedTuple):
-    """Records that a member acquired."""
+    """Records that a member acquired. number: of this delivery of the partition."""
 
+    number: int
     first: int
     last: int
     delivery_count: int
@@ -48,10 +53,11 @@ class ShareState:
     def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._partitions: list[tuple[Outcome, str, Body]] = []
-        # by group, topic id and partition
-        self._deliveries: dict[tuple[str, Any, int], list[_Delivery]] = defaultdict(list)
+        self._deliveries: dict[_Partition, list[_Delivery]] = defaultdict(list)
         self._unknown: set[str] = set()  # groups with requests that have no answer
-        self._described: list[tuple[Outcome, str, Body]] = []  # groups with all topics
+        self._acquired: dict[_Member, AcquiredOffsets] = defaultdict(AcquiredOffsets)
+        self._odd: list[tuple[Outcome, str, int]] = []  # with the group and the offset
+        self._described: list[tuple[Outcome, str, Body, bool]] = []  # groups; with all topics?
         self._changed_ns = _FOREVER  # when the first request changes the offsets of groups
 
     def collect(self, outcome: Outcome) -> None:
@@ -62,12 +68,10 @@ class ShareState:
             self._changed_ns = min(self._changed_ns, outcome.sent_ns)
         elif api_key == ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS:
             self._describe(outcome)
-        elif api_key == ApiKey.SHARE_FETCH:
-            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-            if request is not None:
-                earlier = map(outcome.with_answer, range(len(outcome.earlier)))
-                for each in (*earlier, outcome):
-                    self._deliver(each, request.body["group_id"])
+        elif api_key in SHARE_APIS:
+            earlier = map(outcome.with_answer, range(len(outcome.earlier)))
+            for each in (*earlier, outcome):
+                self._share(each)
 
     def _describe(self, outcome: Outcome) -> None:
         frames = (outcome.sent or b"", "request"), (outcome.answer or b"", "response")
@@ -79,29 +83,58 @@ class ShareState:
             return
         names = {each["group_id"] for each in request.body["groups"] if each["topics"] is None}
         self._described += [
-            (outcome, f"groups[{at}].topics", group)
+            (outcome, f"groups[{at}].topics", group, group["group_id"] in names)
             for at, group in enumerate(entries(answer.body["groups"]))
-            if group["group_id"] in names and not group["error_code"]
+            if not group["error_code"]
         ]
 
-    def _deliver(self, outcome: Outcome, group: str) -> None:
-        answer = decoded(outcome.answer or b"", "response", ApiKey.SHARE_FETCH, outcome.api_version)
+    def _share(self, outcome: Outcome) -> None:
+        """Add the acknowledgements and deliveries of a member."""
+        api_key, version = outcome.step.exchange.api_key, outcome.api_version
+        request = decoded(outcome.sent or b"", "request", api_key, version)
+        answer = decoded(outcome.answer or b"", "response", api_key, version)
+        if request is None:
+            return
+        group = request.body["group_id"]
         if answer is None:
             self._unknown.add(group)
             return
+        member = group, request.body["member_id"] or ""
+        self._acknowledge(outcome, member, request.body, answer.body)
         for i, topic in enumerate(entries(answer.body["responses"])):
             for j, partition in enumerate(entries(topic["partitions"])):
-                if not partition["error_code"]:
+                if api_key == ApiKey.SHARE_FETCH and not partition["error_code"]:
                     path = f"responses[{i}].partitions[{j}]"
-                    key = group, topic["topic_id"], partition["partition_index"]
-                    self._add(outcome, path, key, partition)
+                    place = topic["topic_id"], partition["partition_index"]
+                    self._add(outcome, path, (group, *place), partition)
+                    for each in entries(partition["acquired_records"]):
+                        ends = each["first_offset"], each["last_offset"]
+                        self._acquired[member].add((str(place[0]), place[1]), *ends)
 
-    def _add(self, outcome: Outcome, path: str, key: tuple[str, Any, int], partition: Body) -> None:
+    def _acknowledge(self, outcome: Outcome, member: _Member, request: Body, answer: Body) -> None:
+        """Note acknowledgements that the broker takes, of records that the member has not got."""
+        codes = {
+            (str(topic["topic_id"]), partition["partition_index"]): partition.get(
+                "acknowledge_error_code", partition["error_code"]
+            )
+            for topic in entries(answer["responses"])
+            for partition in entries(topic["partitions"])
+        }
+        for topic in entries(request["topics"]):
+            for partition in entries(topic["partitions"]):
+                log = str(topic["topic_id"]), partition["partition_index"]
+                batches = entries(partition["acknowledgement_batches"])
+                for batch in batches if codes.get(log) == 0 else ():
+                    for offset in sorted({batch["first_offset"], batch["last_offset"]}):
+                        if not self._acquired[member].covers(log, offset, offset):
+                            self._odd.append((outcome, member[0], offset))
+
+    def _add(self, outcome: Outcome, path: str, key: _Partition, partition: Body) -> None:
         self._partitions.append((outcome, path, partition))
         self._deliveries[key] += [
             _Delivery(
-                records["first_offset"], records["last_offset"], records["delivery_count"], outcome,
-                f"{path}.acquired_records[{at}].delivery_count",
+                len(self._deliveries[key]) + at, records["first_offset"], records["last_offset"],
+                records["delivery_count"], outcome, f"{path}.acquired_records[{at}].delivery_count",
             )
             for at, records in enumerate(entries(partition["acquired_records"]))
         ]  # fmt: skip
@@ -112,25 +145,38 @@ class ShareState:
         for outcome, path, partition in self._partitions:
             _check_acquired(outcome, path, partition, add)
             _check_leader(outcome, path, partition, add)
-        for outcome, path, described in self._described:
-            self._check_described(outcome, path, described, add)
+        for outcome, path, described, is_whole in self._described:
+            listed = Counter(
+                (described["group_id"], topic["topic_id"], partition["partition_index"])
+                for topic in entries(described["topics"])
+                for partition in entries(topic["partitions"])
+            )
+            for (_, topic_id, number), count in listed.items():
+                if count > 1:
+                    text = f"{self._name(topic_id)} partition {number}"
+                    add(outcome, path, "each partition once", text, "it is listed twice")
+            if is_whole and outcome.answered_ns < self._changed_ns:
+                self._check_listed(outcome, path, described["group_id"], listed, add)
+        for outcome, group, offset in self._odd:
+            if group not in self._unknown:
+                note = "it is acknowledged without an error"
+                add(outcome, "responses", f"offset {offset} acquired", "not acquired", note)
         for (group, _, _), deliveries in self._deliveries.items():
             if group not in self._unknown:
                 _check_counts(deliveries, add)
 
-    def _check_described(self, outcome: Outcome, path: str, group: Body, add: Add) -> None:
-        listed = {
-            (group["group_id"], topic["topic_id"], partition["partition_index"])
-            for topic in entries(group["topics"])
-            for partition in entries(topic["partitions"])
-        }
+    def _name(self, topic_id: Any) -> str:
+        return self._ids.target.names.get(topic_id, str(topic_id))
+
+    def _check_listed(
+        self, outcome: Outcome, path: str, group: str, listed: Counter[_Partition], add: Add
+    ) -> None:
         for key, deliveries in self._deliveries.items():
             is_known = any(each.outcome.answered_ns < outcome.sent_ns for each in deliveries)
-            is_same = outcome.answered_ns < self._changed_ns
-            if is_known and is_same and key[0] == group["group_id"] and key not in listed:
+            if is_known and key[0] == group and key not in listed:
                 note = "a member of the group has got records of it"
-                topic_name = self._ids.target.names.get(key[1], key[1])
-                add(outcome, path, f"{topic_name} partition {key[2]}", "not listed", note)
+                text = f"{self._name(key[1])} partition {key[2]}"
+                add(outcome, path, text, "not listed", note)
 
 
 def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:
@@ -158,18 +204,24 @@ def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> N
 
 
 def _check_counts(deliveries: list[_Delivery], add: Add) -> None:
-    ordered = sorted(deliveries, key=lambda delivery: delivery[:3])
-    ends = [-1, *accumulate((delivery.last for delivery in ordered), max)]
-    for at, delivery in enumerate(ordered):
-        following = ordered[at + 1] if at + 1 < len(ordered) else None
-        is_again = delivery.first <= ends[at] or (
-            following is not None and following.first <= delivery.last
-        )
-        is_wrong = delivery.delivery_count < 1 or (delivery.delivery_count > 1 and not is_again)
-        if is_wrong:
-            wanted = "at least 1" if is_again else "1"
-            note = "the number of answers that brought these records"
-            add(delivery.outcome, delivery.path, wanted, delivery.delivery_count, note)
+    """The deliveries of a record have counts from 1 on, none above their number. Some have the same
+    one, if a session has ended in between."""
+    starts: dict[int, list[_Delivery]] = defaultdict(list)
+    for each in deliveries:
+        starts[each.first].append(each)
+    open_now: list[_Delivery] = []
+    wrong: dict[int, tuple[_Delivery, int]] = {}  # with the number of deliveries
+    for offset in sorted({*starts, *(each.last + 1 for each in deliveries)}):
+        open_now = [each for each in open_now if each.last >= offset] + starts.get(offset, [])
+        count = len(open_now)
+        lowest = min(open_now, key=lambda each: each.delivery_count, default=None)
+        if lowest is not None and lowest.delivery_count != 1:
+            wrong[lowest.number] = lowest, count
+        wrong |= {each.number: (each, count) for each in open_now if each.delivery_count > count}
+    for each, count in wrong.values():
+        note = "the number of answers that brought these records"
+        wanted = "1" if count == 1 else f"1 to {count}"
+        add(each.outcome, each.path, wanted, each.delivery_count, note)
 
 
 def _check_leader(outcome: Outcome, path: str, partition: Body, add: Add) -> None:

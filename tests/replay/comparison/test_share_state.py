@@ -68,7 +68,7 @@ def test_a_delivery_count_needs_other_deliveries() -> None:
     run = Run()
     number = share(run, [(0, 1, 2)], batch(0, 2))
     assert run.said(ShareState) == [(number, COUNT, "2")]
-    share(run, [(0, 0, 1)], batch(0, 1))
+    share(run, [(0, 1, 1)], batch(0, 2))
     assert run.said(ShareState) == []
     never = share(run, [(2, 3, 0)], batch(2, 2))
     assert run.said(ShareState) == [(never, COUNT, "0")]
@@ -117,5 +117,31 @@ def test_a_description_has_the_partitions_of_deliveries() -> None:
     describe(2, 0, 1)
     number = describe(3, 1)
     assert run.said(ShareState) == [(number, "groups[0].topics", "not listed")]
+    run.outcomes.pop()
+    number = describe(3, 0, 0)
+    assert run.said(ShareState) == [(number, "groups[0].topics", f"{TOPIC} partition 0")]
+    run.outcomes.pop()
+    describe(3)
     run.add(2.5, ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]}, {"results": []})
     assert run.said(ShareState) == []
+
+
+@pytest.mark.parametrize(("code", "count"), [(0, 1), (121, 0)])
+def test_a_member_acknowledges_what_it_has_acquired(code: int, count: int) -> None:
+    """It has got the offsets 0 and 1. Error 121 is INVALID_RECORD_STATE."""
+    run = Run()
+    share(run, [(0, 1, 1)], batch(0, 2))
+
+    def acknowledge(first: int, last: int, code: int) -> int:
+        sent = {"first_offset": first, "last_offset": last, "acknowledge_types": [1]}
+        partition = {"partition_index": 0, "acknowledgement_batches": [sent]}
+        return run.add(
+            2, ApiKey.SHARE_ACKNOWLEDGE, 1,
+            {"group_id": "g", "topics": [{"topic_id": TOPIC, "partitions": [partition]}]},
+            {"responses": [{"topic_id": TOPIC, "partitions": [
+                {"partition_index": 0, "error_code": code}]}]},
+        )  # fmt: skip
+
+    acknowledge(0, 1, 0)
+    number = acknowledge(1, 2, code)
+    assert run.said(ShareState) == [(number, "responses", "not acquired")] * count
