@@ -5,7 +5,8 @@
 - Each requested key has one coordinator, which is a broker of Metadata, at its address.
 - Metadata and DescribeTopicPartitions list each requested topic once, with its partitions from 0
   on.
-- A topic that the run made is in Metadata a bounded time later, and never without a partition.
+- A topic that the target had, or that the run made a bounded time before, is in Metadata, and never
+  without a partition.
 - A controller quorum has one log, and its leader is a voter at the end of it. An observer is no
   voter.
 - The log dirs of a broker have each partition once. The only broker has those that the captured one
@@ -110,7 +111,7 @@ class ClusterState:
 
     def check(self, add: Add) -> None:
         self._learn_cluster()
-        made, constants = self._topics_made(), self._constants()
+        made, constants = self._topics_before() | self._topics_made(), self._constants()
         for outcome, request, answer in self._by_api[ApiKey.METADATA]:
             brokers = self._check_brokers(outcome, answer, "node_id", add)
             _check_placement(outcome, answer, brokers, add)
@@ -229,6 +230,13 @@ class ClusterState:
                 count = -1 if name in grown else topic.get("num_partitions", -1)
                 made.setdefault(name, (outcome.answered_ns, count))
         return made
+
+    def _topics_before(self) -> dict[str, tuple[int, int]]:
+        """As `_topics_made`, of topics that the target had before the first request."""
+        deleted = self._topics_deleted()
+        begin_ns = -_BOUND_NS if len(self._ids.target.nodes) == 1 else 0
+        first = () if None in deleted else self._ids.target.first_topics - deleted
+        return dict.fromkeys(first, (begin_ns, -1))
 
     def _topics_deleted(self) -> set[str | None]:
         """Names in requests of the run; None for a topic that a request names by its id."""
@@ -492,11 +500,11 @@ def _check_topics_made(
         is_due = outcome.sent_ns >= made_ns + _BOUND_NS and (asked is None or name in asked)
         if topic is None:
             if is_due:
-                add(outcome, "topics", f"topic {name}", "not listed", "the run has made it")
+                add(outcome, "topics", f"topic {name}", "not listed", "it was made before")
         elif topic["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             if is_due:
                 path = f"topics[{at}].error_code"
-                add(outcome, path, 0, topic["error_code"], "the run has made the topic")
+                add(outcome, path, 0, topic["error_code"], "it was made before")
         elif not topic["error_code"] and 0 <= count != len(topic["partitions"]) > 0:
             said = f"{len(topic['partitions'])} partitions"
             path = f"topics[{at}].partitions"

@@ -2,6 +2,7 @@
 
 - A transactional id keeps its producer id until the epochs are exhausted. Its epoch rises with each
   InitProducerId, and does not fall with EndTxn (KIP-98, KIP-890).
+- Beside an error there is no producer id; its epoch is -1 or, as others of the run, 0.
 - ListTransactions and DescribeTransactions have a producer id that the transactional id has got.
 - A producer without a transactional id gets a new producer id. The only broker gives them in
   ascending order.
@@ -10,7 +11,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ _READS = frozenset({ApiKey.LIST_TRANSACTIONS, ApiKey.DESCRIBE_TRANSACTIONS})
 
 
 class _GivenProducer(NamedTuple):
-    """The producer in an answer without an error. is_raised: its epoch is a new one."""
+    """The producer in an answer. is_raised: its epoch is a new one."""
 
     outcome: Outcome
     producer_id: int
@@ -45,35 +46,43 @@ class ProducerIds:
         self._given: dict[str, list[_GivenProducer]] = defaultdict(list)
         self._unknown: set[str] = set()  # transactional ids of requests without an answer
         self._described: list[tuple[Outcome, str, Body]] = []  # transactions
+        self._refused: list[_GivenProducer] = []  # beside errors
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
-        if outcome.sent is None or api_key not in _APIS | _READS:
+        if outcome.sent is None:
             return
-        request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-        answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
         if api_key in _READS:
+            answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+            states = None if answer is None else answer.body["transaction_states"]
             self._described += [
                 (outcome, f"transaction_states[{at}].{_FIELDS[0]}", each)
-                for at, each in enumerate(
-                    entries(None if answer is None else answer.body["transaction_states"])
-                )
+                for at, each in enumerate(entries(states))
                 if not each.get("error_code", 0)
             ]
-        elif request is not None:
-            self._give(outcome, request.body, None if answer is None else answer.body)
+        elif api_key in _APIS:
+            earlier = map(outcome.with_answer, range(len(outcome.earlier)))
+            for each in (*earlier, outcome):
+                self._give(each, api_key)
 
-    def _give(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+    def _give(self, outcome: Outcome, api_key: int) -> None:
         """Add the producer in an answer to InitProducerId, or to EndTxn from v5 on."""
-        owner = request["transactional_id"] or ""
+        request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+        if request is None:
+            return
+        owner = request.body["transactional_id"] or ""
         if answer is None:
             self._unknown.add(owner)
-        elif not answer["error_code"]:
-            producer_id, epoch = (answer.get(name, -1) for name in _FIELDS)
-            is_first = outcome.step.exchange.api_key == ApiKey.INIT_PRODUCER_ID
-            is_raised = is_first and request.get(_FIELDS[0], -1) < 0
-            if is_first or producer_id >= 0:
-                self._given[owner].append(_GivenProducer(outcome, producer_id, epoch, is_raised))
+        elif _FIELDS[0] in answer.body:
+            producer_id, epoch = (answer.body[name] for name in _FIELDS)
+            is_first = api_key == ApiKey.INIT_PRODUCER_ID
+            is_raised = is_first and request.body.get(_FIELDS[0], -1) < 0
+            given = _GivenProducer(outcome, producer_id, epoch, is_raised)
+            if answer.body["error_code"]:
+                self._refused.append(given)
+            elif is_first or producer_id >= 0:
+                self._given[owner].append(given)
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -93,6 +102,16 @@ class ProducerIds:
                     expected = f"above {highest[before]}"
                     add(producer.outcome, _FIELDS[0], expected, producer.producer_id, note)
         self._check_described(add)
+        self._check_refused(add)
+
+    def _check_refused(self, add: Add) -> None:
+        epochs = Counter(each.epoch for each in self._refused).most_common(1)
+        known = {epochs[0][0]} if epochs and epochs[0][1] > 1 else {-1, 0}
+        for each in self._refused:
+            if each.producer_id != -1:
+                add(each.outcome, _FIELDS[0], -1, each.producer_id, "beside an error")
+            if each.epoch not in known:
+                add(each.outcome, _FIELDS[1], min(known), each.epoch, "beside an error")
 
     def _check_described(self, add: Add) -> None:
         for outcome, path, described in self._described:

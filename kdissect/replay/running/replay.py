@@ -33,6 +33,7 @@ from kdissect.replay.running.control_runs import ControlRun, FinishedRun, Planne
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.deletion import delete_names
 from kdissect.replay.target.effects import (
     Effects,
@@ -338,10 +339,12 @@ async def _run(
         translator.learn_metadata(target.metadata)
         translator.learn_log_starts(await target.learn_log_starts())
         coordinators = await target.find_coordinators(translator.coordinator_keys())
-    except EnvironmentFailed as error:
+        translator.learn_metadata(await target.learn_metadata(None))  # with internal topics
+    except (ConnectFailed, EnvironmentFailed) as error:
         return FinishedRun(not_begun(plan, str(error), time.time_ns()), prepared)
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
+    ids.target.first_topics = frozenset(target.topic_names())
     runner = Runner(plan, translator, comparator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:

@@ -24,6 +24,7 @@ class TargetFacts:
         self.missing: set[str] = set()  # topics that the target said it has not
         self.being_made: set[str] = set()  # topics that Metadata requests make
         self.coordinators: dict[tuple[int, str], int] = {}
+        self.first_topics: frozenset[str] = frozenset()  # those before the first request
         self.changes = 0  # how often an answer changed one of these
 
     def topic_name(self, topic: Mapping[str, Any]) -> str:

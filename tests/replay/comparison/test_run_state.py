@@ -24,6 +24,7 @@ from kdissect.replay.comparison.target_clock import TargetClock
 from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.model import (
     Connection,
+    EarlierAnswer,
     Exchange,
     Outcome,
     PlanOptions,
@@ -557,6 +558,31 @@ def test_a_transactional_id_keeps_its_producer_id(
     assert [each[:2] for each in found] == ([(number, said)] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([(-1, -1)], []), ([(-1, 0)], []),
+        ([(-1, -1), (-1, 0), (-1, -1)], [("producer_epoch", "0")]),
+        ([(0, -1)], [("producer_id", "0")]), ([(-1, 4999)], [("producer_epoch", "4999")]),
+    ],
+)  # fmt: skip
+def test_an_error_comes_without_a_producer(
+    answers: list[tuple[int, int]], said: list[tuple[str, str]]
+) -> None:
+    """Error 14 is COORDINATOR_LOAD_IN_PROGRESS; the last answer has none."""
+    run = Run()
+    bodies = [
+        {"error_code": 14, "producer_id": producer_id, "producer_epoch": epoch}
+        for producer_id, epoch in answers
+    ]
+    final = {"producer_id": 7, "producer_epoch": 0}
+    number = run.add(1, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": "x"}, final)
+    sent = run.outcomes[0].sent or b""
+    frames = [response(ApiKey.INIT_PRODUCER_ID, 1, **body) for body in bodies]
+    run.outcomes[0].earlier = [EarlierAnswer(sent, frame, "", 0, 1) for frame in frames]
+    assert run.said(ProducerIds) == [(number, *each) for each in said]
+
+
 def test_a_transaction_has_the_producer_id_that_the_run_got() -> None:
     """InitProducerId has given 7; another transactional id is not of the run."""
     run = Run()
@@ -833,6 +859,25 @@ def test_topics_that_the_run_made() -> None:
         (more, "topics[0].partitions", "2 partitions"),
         (number, "topics", "not listed"), (fewer, "topics[0].partitions", "none"),
     ]  # fmt: skip
+
+
+class WithTopics(Run):
+    """The target had topic t, and an internal one, before the first request."""
+
+    def ids(self, brokers: int) -> IdMap:
+        ids = super().ids(brokers)
+        ids.target.first_topics = frozenset({"t", "__transaction_state"})
+        return ids
+
+
+def test_topics_that_the_target_had() -> None:
+    """A response about all topics has them; of several brokers, one may learn of them later."""
+    run = WithTopics()
+    number = metadata(run, 1)
+    assert run.said(ClusterState) == [(number, "topics", "not listed")]
+    assert run.said(ClusterState, brokers=2) == []
+    run.add(0, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["__transaction_state"]}, {})
+    assert run.said(ClusterState) == []
 
 
 @pytest.mark.parametrize(
