@@ -1,4 +1,4 @@
-"""Finds committed offsets that differ from what the run has committed.
+"""Finds committed offsets, and their metadata, that differ from what the run has committed.
 
 A group's committed offset of a partition is the one of the last OffsetCommit that the target
 accepted. While commits are in flight, each of them may be the last one. A transaction commits its
@@ -31,12 +31,14 @@ class _Commit(NamedTuple):
     sent_ns: int
     end_ns: int
     offset: int
+    metadata: str
 
 
 class _FetchedCommit(NamedTuple):
     outcome: Outcome
     path: str
     offset: int
+    metadata: str
 
 
 class CommittedOffsets:
@@ -81,11 +83,11 @@ class CommittedOffsets:
                 is_done = code == 0 and api_key == ApiKey.OFFSET_COMMIT
                 end_ns = outcome.answered_ns if is_done else _FOREVER
                 if code <= 0:
-                    offset = partition["committed_offset"]
-                    commits.append(_Commit(outcome.sent_ns, end_ns, offset))
+                    offset, metadata = partition["committed_offset"], _metadata_of(partition)
+                    commits.append(_Commit(outcome.sent_ns, end_ns, offset, metadata))
                 times = partition.get("commit_timestamp", -1), request.get("retention_time_ms", -1)
                 if max(times) >= 0:  # it expires by its own times
-                    commits.append(_Commit(outcome.sent_ns, _FOREVER, -1))
+                    commits.append(_Commit(outcome.sent_ns, _FOREVER, -1, ""))
 
     def _fetch(self, outcome: Outcome, request: Body, answer: Body) -> None:
         groups = [("", request.get("group_id") or "", answer)]
@@ -98,14 +100,15 @@ class CommittedOffsets:
             for i, topic in enumerate(entries(body.get("topics"))):
                 for j, partition in enumerate(entries(topic["partitions"])):
                     if not partition["error_code"]:
-                        path = f"{start}topics[{i}].partitions[{j}].committed_offset"
+                        path = f"{start}topics[{i}].partitions[{j}]"
                         key = (
                             group,
                             self._ids.target.topic_name(topic),
                             partition["partition_index"],
                         )
+                        offset, metadata = partition["committed_offset"], partition["metadata"]
                         self._fetched[key].append(
-                            _FetchedCommit(outcome, path, partition["committed_offset"])
+                            _FetchedCommit(outcome, path, offset, metadata or "")
                         )
 
     # -- contradictions -------------------------------------------------------------------------
@@ -122,7 +125,26 @@ class CommittedOffsets:
                 if is_known and fetch.offset not in possible:
                     wanted = " or ".join(map(str, sorted(possible)))
                     note = "the last offset that the run has committed"
-                    add(fetch.outcome, fetch.path, wanted, fetch.offset, note)
+                    path = f"{fetch.path}.committed_offset"
+                    add(fetch.outcome, path, wanted, fetch.offset, note)
+                _check_metadata(fetch, commits, add)
+
+
+def _metadata_of(committed: Body) -> str:
+    """The metadata in a request: brokers take null for an empty text."""
+    return committed.get("committed_metadata") or ""
+
+
+def _check_metadata(fetch: _FetchedCommit, commits: list[_Commit], add: Add) -> None:
+    texts = {
+        each.metadata
+        for each in commits
+        if each.offset == fetch.offset >= 0 and each.sent_ns <= fetch.outcome.answered_ns
+    }
+    if texts and fetch.metadata not in texts:
+        note = "the run has committed this offset with other metadata"
+        wanted = " or ".join(sorted(texts))
+        add(fetch.outcome, f"{fetch.path}.metadata", wanted, fetch.metadata, note)
 
 
 def _possible(commits: list[_Commit], fetch: Outcome) -> Iterator[int]:

@@ -15,8 +15,9 @@ coordinator assigns their partitions or tasks.
   have all partitions that the captured members had then. A share group needs 1.5 seconds.
 - A status of a streams group is one that the captured group had, or one that passes.
 - A streams group whose members have no endpoint has no endpoint information.
-- A description has the epochs that its state and the heartbeats before it imply. That of a consumer
-  group has the members' assignments, and each partition once.
+- A description has the epochs that its state and the heartbeats before it imply. Its target
+  assignment has each partition or active task once, and that of a consumer group the members'
+  assignments. Its topology has an epoch that a member has sent.
 - ListGroups has the protocol type of the group's members.
 """
 
@@ -62,6 +63,8 @@ _DESCRIPTIONS = frozenset(
 # Requests that change the metadata of a group's topics, and so the group's epoch.
 _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
+_OWNED = ("assignment.topic_partitions", "active_tasks")  # each has one owner; no standby task
+_NOT_READY = "NotReady"  # a streams group whose internal topics are missing
 _WITHOUT_ASSIGNMENT = ("Assigning", "Empty")  # that of the last change is not made
 _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignment is delayed
 
@@ -219,8 +222,10 @@ class HeartbeatGroups:
                 if not described["error_code"] and name in self._groups:
                     path = f"groups[{at}]."
                     _check_description(outcome, path, described, self._groups[name], add)
-                    if outcome.step.exchange.api_key == ApiKey.CONSUMER_GROUP_DESCRIBE:
+                    if outcome.step.exchange.api_key != ApiKey.SHARE_GROUP_DESCRIBE:
                         self._check_described_shares(outcome, path, described, add)
+                    if outcome.step.exchange.api_key == ApiKey.STREAMS_GROUP_DESCRIBE:
+                        _check_topology(outcome, path, described, self._groups[name], add)
 
     def _check_listed(self, outcome: Outcome, answer: Body, add: Add) -> None:
         for at, listed in enumerate(entries(answer["groups"])):
@@ -333,13 +338,14 @@ class HeartbeatGroups:
     def _check_described_shares(
         self, outcome: Outcome, path: str, described: Body, add: Add
     ) -> None:
-        """Members of a consumer group have what heartbeats gave them, and the group's target
-        assignment has each partition once."""
+        """Members of a consumer group have what heartbeats gave them. The target assignment has
+        each partition, or active task, once."""
         targets: Counter[Share] = Counter()
         for at, member in enumerate(described["members"]):
             heartbeats = self._groups[described["group_id"]].members.get(member["member_id"], [])
             begun = [each for each in heartbeats if each.sent_ns < outcome.answered_ns]
             is_known = all(_is_before(each, outcome) for each in begun)
+            is_known &= "topic_partitions" in member["assignment"]  # no tasks
             given = _last_assignment(each.answer for each in begun)
             listed = {share for share, _ in self._shares(member)}
             if is_known and given and listed != {share for share, _ in self._shares(given)}:
@@ -347,9 +353,9 @@ class HeartbeatGroups:
                 wanted = f"{sum(1 for _ in self._shares(given))} partitions"
                 found = f"{len(listed)} partitions"
                 add(outcome, f"{path}members[{at}].assignment", wanted, found, note)
-            target = {"assignment": member["target_assignment"]}
-            targets.update(share for share, _ in self._shares(target))
-        is_made = described["group_state"] not in _WITHOUT_ASSIGNMENT
+            target = _as_answer(member["target_assignment"])
+            targets.update(share for share, where in self._shares(target) if where in _OWNED)
+        is_made = described["group_state"] not in (*_WITHOUT_ASSIGNMENT, _NOT_READY)
         missing = self._captured_targets(outcome, described) - targets.keys() if is_made else set()
         for (name, number), note in (
             *((share, "it is assigned twice") for share, count in targets.items() if count > 1),
@@ -366,7 +372,7 @@ class HeartbeatGroups:
             for group in entries(None if captured is None else captured.body["groups"])
             if self._ids.group(group["group_id"]) == described["group_id"]
             for member in group["members"]
-            for share in self._captured_shares({"assignment": member["target_assignment"]})
+            for share in self._captured_shares(_as_answer(member["target_assignment"]))
         }
 
     def _check_settled(self, group: _HeartbeatGroup, begin: int, end: int, add: Add) -> None:
@@ -519,6 +525,27 @@ def _check_description(
         if not low <= own <= assigned:
             note = "heartbeats and the assignment show other epochs"
             add(outcome, f"{path}members[{at}].member_epoch", f"{low} to {assigned}", own, note)
+
+
+def _as_answer(assignment: Body) -> Body:
+    """A described assignment as a heartbeat's answer has it: partitions in a field, tasks not."""
+    return {"assignment": assignment, **assignment}
+
+
+def _check_topology(
+    outcome: Outcome, path: str, described: Body, group: _HeartbeatGroup, add: Add
+) -> None:
+    """The epoch of a topology is one that a member has sent (KIP-1071)."""
+    sent = [each.request.get("topology") for each in group.heartbeats]
+    known = {topology["epoch"] for topology in sent if topology is not None}
+    named = [(f"{path}topology.epoch", (described["topology"] or {}).get("epoch"))]
+    named += [
+        (f"{path}members[{at}].topology_epoch", member["topology_epoch"])
+        for at, member in enumerate(described["members"])
+    ]
+    for where, epoch in named:
+        if known and epoch not in known | {None}:
+            add(outcome, where, _either(known), epoch, "the members have sent no such topology")
 
 
 def _share_epoch_limit(group: _HeartbeatGroup, outcome: Outcome, limit: int) -> int:

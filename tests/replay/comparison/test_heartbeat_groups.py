@@ -122,6 +122,37 @@ def test_a_listed_group_has_the_protocol_type_of_its_members() -> None:
     assert path not in {each[1] for each in run.said(HeartbeatGroups)}
 
 
+@pytest.mark.parametrize(
+    ("tasks", "epoch", "state", "said"),
+    [
+        ([0, 1], 3, "Stable", []), ([], 3, "NotReady", []),
+        ([0], 3, "Stable", ["0 partition 1"]), ([0, 1, 1], 3, "Stable", ["0 partition 1"]),
+        ([0, 1], 4, "Stable", ["4", "4"]),
+    ],
+)  # fmt: skip
+def test_a_description_of_a_streams_group(
+    tasks: list[int], epoch: int, state: str, said: list[str]
+) -> None:
+    """The captured group had two active tasks, and its member sent the topology in epoch 3."""
+    run = Group(STREAMS)
+    topology = {"epoch": 3, "subtopologies": []}
+    sent = {"group_id": "g", "member_id": "m", "member_epoch": 0, "topology": topology}
+    run.add(1, STREAMS, 0, sent, {"member_id": "m", "member_epoch": 1})
+    run.heartbeat(1.1, 1, 1)
+
+    def describe(tasks: list[int], epoch: int, state: str) -> Body:
+        active = [{"subtopology_id": "0", "partitions": tasks}]
+        member = {"member_id": "m", "member_epoch": 1, "topology_epoch": epoch,
+                  "target_assignment": {"active_tasks": active}}  # fmt: skip
+        group = {"group_id": "g", "group_state": state, "group_epoch": 1, "assignment_epoch": 1,
+                 "topology": {"epoch": epoch}, "members": [member]}  # fmt: skip
+        return {"groups": [group]}
+
+    answers = describe(tasks, epoch, state), describe([0, 1], 3, "Stable")
+    run.add(2, *DESCRIBE[STREAMS], {"group_ids": ["g"]}, *answers)
+    assert [each[2] for each in run.said(HeartbeatGroups)] == said
+
+
 def assigned(api_key: ApiKey, given: list[int], *, other: bool = False) -> Said:
     """A member in a settled group for five seconds. The captured one had both partitions."""
     run = Group(api_key)

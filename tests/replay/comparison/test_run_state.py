@@ -489,6 +489,21 @@ def test_a_read_committed_answer_has_a_list_of_aborted_transactions() -> None:
     assert run.said(LogState) == [(number, path, "null")]
 
 
+def test_metadata_of_a_committed_offset() -> None:
+    """An answer has the metadata with which the run has committed its offset."""
+    run = Run()
+    partition = {"partition_index": 0, "committed_offset": 5}
+    sent = [{"name": "t", "partitions": [partition | {"committed_metadata": "m"}]}]
+    run.add(1, ApiKey.OFFSET_COMMIT, 2, {"group_id": "g", "topics": sent}, {"topics": []})
+    numbers = [
+        run.add(at_s, ApiKey.OFFSET_FETCH, 5, {"group_id": "g"}, {
+            "topics": [{"name": "t", "partitions": [partition | {"metadata": metadata}]}]})
+        for at_s, metadata in ((0, ""), (2, "m"), (3, ""))
+    ]  # fmt: skip
+    path = "topics[0].partitions[0].metadata"
+    assert run.said(CommittedOffsets) == [(numbers[2], path, "")]
+
+
 @pytest.mark.parametrize("key", [ABORT, COMMIT])
 def test_a_transaction_is_listed_as_aborted_only_if_it_was(key: bytes) -> None:
     """Listed if they were aborted, and only then."""
