@@ -151,6 +151,12 @@ class ShareState:
                 for topic in entries(described["topics"])
                 for partition in entries(topic["partitions"])
             )
+            for at, topic in enumerate(entries(described["topics"])):
+                name = self._name(topic["topic_id"])
+                if topic["topic_id"] in self._ids.target.names and topic["topic_name"] != name:
+                    note = "the topic with this id has another name"
+                    where = f"{path}[{at}].topic_name"
+                    add(outcome, where, name, topic["topic_name"], note)
             for (_, topic_id, number), count in listed.items():
                 if count > 1:
                     text = f"{self._name(topic_id)} partition {number}"
