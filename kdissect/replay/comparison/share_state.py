@@ -4,14 +4,14 @@
 - A member acknowledges only records that it has acquired.
 - The deliveries of a record have the counts from 1 to their number, at most.
 - A response names a leader only with an error that sends its client there (KIP-951).
-- A description of a group's offsets has each partition of which a member has got records, until a
-  request changes them.
+- A description of a group's offsets has each partition of which a member has got records, and
+  starts after those that members had finished, until a request changes the offsets.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ Body = dict[str, Any]
 _Member = tuple[str, str]  # group, member id
 _Partition = tuple[str, Any, int]  # group, topic id, number
 _FOREVER = 1 << 62
+_FINISHING = frozenset({0, 1, 3})  # acknowledge types: gap, accept, reject
 _CHANGES = frozenset(
     {
         ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS, ApiKey.DELETE_GROUPS,
@@ -47,6 +48,14 @@ class _Delivery(NamedTuple):
     path: str
 
 
+class _FinishedRecords(NamedTuple):
+    """Records that a member has accepted or rejected, with its request."""
+
+    first: int
+    last: int
+    outcome: Outcome
+
+
 class ShareState:
     """Deliveries of a run."""
 
@@ -55,6 +64,7 @@ class ShareState:
         self._partitions: list[tuple[Outcome, str, Body]] = []
         self._deliveries: dict[_Partition, list[_Delivery]] = defaultdict(list)
         self._unknown: set[str] = set()  # groups with requests that have no answer
+        self._finished: dict[_Partition, list[_FinishedRecords]] = defaultdict(list)
         self._acquired: dict[_Member, AcquiredOffsets] = defaultdict(AcquiredOffsets)
         self._odd: list[tuple[Outcome, str, int]] = []  # with the group and the offset
         self._described: list[tuple[Outcome, str, Body, bool]] = []  # groups; with all topics?
@@ -124,7 +134,11 @@ class ShareState:
             for partition in entries(topic["partitions"]):
                 log = str(topic["topic_id"]), partition["partition_index"]
                 batches = entries(partition["acknowledgement_batches"])
+                key = member[0], topic["topic_id"], partition["partition_index"]
                 for batch in batches if codes.get(log) == 0 else ():
+                    self._finished[key] += [
+                        _FinishedRecords(*ends, outcome) for ends in _finished_ends(batch)
+                    ]
                     for offset in sorted({batch["first_offset"], batch["last_offset"]}):
                         if not self._acquired[member].covers(log, offset, offset):
                             self._odd.append((outcome, member[0], offset))
@@ -163,6 +177,7 @@ class ShareState:
                     add(outcome, path, "each partition once", text, "it is listed twice")
             if is_whole and outcome.answered_ns < self._changed_ns:
                 self._check_listed(outcome, path, described["group_id"], listed, add)
+                self._check_starts(outcome, path, described, add)
         for outcome, group, offset in self._odd:
             if group not in self._unknown:
                 note = "it is acknowledged without an error"
@@ -183,6 +198,37 @@ class ShareState:
                 note = "a member of the group has got records of it"
                 text = f"{self._name(key[1])} partition {key[2]}"
                 add(outcome, path, text, "not listed", note)
+
+    def _check_starts(self, outcome: Outcome, path: str, described: Body, add: Add) -> None:
+        """A group starts after all records that its members had finished when they sent the last
+        acknowledgement: the broker stores the start offset beside that (KIP-932)."""
+        for i, topic in enumerate(entries(described["topics"])):
+            for j, partition in enumerate(entries(topic["partitions"])):
+                key = described["group_id"], topic["topic_id"], partition["partition_index"]
+                known = [
+                    each
+                    for each in self._finished.get(key, ())
+                    if each.outcome.answered_ns < outcome.sent_ns
+                ]
+                last_ns = max((each.outcome.sent_ns for each in known), default=-1)
+                ranges = merged_ranges(
+                    each[:2] for each in known if each.outcome.answered_ns < last_ns
+                )
+                start, least = partition["start_offset"], ranges[0][1] + 1 if ranges else 0
+                if ranges and ranges[0][0] == 0 and start < least and key[0] not in self._unknown:
+                    note = "members have finished the records before it"
+                    where = f"{path}[{i}].partitions[{j}].start_offset"
+                    add(outcome, where, f"at least {least}", start, note)
+
+
+def _finished_ends(batch: Body) -> Iterator[tuple[int, int]]:
+    """(first, last) offsets of the records that an acknowledgement finishes. It has one type for
+    all records, or one for each."""
+    first, types = batch["first_offset"], batch["acknowledge_types"]
+    if len(types) == 1 and types[0] in _FINISHING:
+        yield first, batch["last_offset"]
+    elif len(types) > 1:
+        yield from ((first + at,) * 2 for at, kind in enumerate(types) if kind in _FINISHING)
 
 
 def _check_acquired(outcome: Outcome, path: str, partition: Body, add: Add) -> None:

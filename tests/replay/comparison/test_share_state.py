@@ -145,3 +145,26 @@ def test_a_member_acknowledges_what_it_has_acquired(code: int, count: int) -> No
     acknowledge(0, 1, 0)
     number = acknowledge(1, 2, code)
     assert run.said(ShareState) == [(number, "responses", "not acquired")] * count
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (1, 1), (2, 0), (3, 0)])
+def test_a_group_starts_after_finished_records(start: int, count: int) -> None:
+    """Offsets 0 and 1 were finished before the acknowledgement of 2; 3 is released."""
+    run = Run()
+    share(run, [(0, 3, 1)], batch(0, 4))
+    for at_s, first, types in ((2, 0, [1, 3]), (3, 2, [1, 2])):
+        sent = {"first_offset": first, "last_offset": first + 1, "acknowledge_types": types}
+        partition = {"partition_index": 0, "acknowledgement_batches": [sent]}
+        run.add(
+            at_s, ApiKey.SHARE_ACKNOWLEDGE, 1,
+            {"group_id": "g", "topics": [{"topic_id": TOPIC, "partitions": [partition]}]},
+            {"responses": [{"topic_id": TOPIC, "partitions": [{"partition_index": 0}]}]},
+        )  # fmt: skip
+    described = {"partition_index": 0, "start_offset": start}
+    topic = {"topic_name": "t", "topic_id": TOPIC, "partitions": [described]}
+    number = run.add(
+        4, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1, {"groups": [{"group_id": "g", "topics": None}]},
+        {"groups": [{"group_id": "g", "topics": [topic]}]},
+    )  # fmt: skip
+    path = "groups[0].topics[0].partitions[0].start_offset"
+    assert run.said(ShareState) == [(number, path, str(start))] * count
