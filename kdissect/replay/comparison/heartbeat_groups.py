@@ -17,7 +17,8 @@ coordinator assigns their partitions or tasks.
 - A streams group whose members have no endpoint has no endpoint information.
 - A description has the epochs that its state and the heartbeats before it imply. Its target
   assignment has each partition or active task once, and that of a consumer group the members'
-  assignments. Its topology has an epoch that a member has sent.
+  assignments and the names of topics. In a stable group it is the assignment. Its topology has an
+  epoch that a member has sent.
 - ListGroups has the protocol type of the group's members.
 """
 
@@ -64,6 +65,7 @@ _DESCRIPTIONS = frozenset(
 _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
 _OWNED = ("assignment.topic_partitions", "active_tasks")  # each has one owner; no standby task
+_STABLE = "Stable"
 _NOT_READY = "NotReady"  # a streams group whose internal topics are missing
 _WITHOUT_ASSIGNMENT = ("Assigning", "Empty")  # that of the last change is not made
 _PASSING = frozenset({3, 5})  # codes: internal topics are missing, the assignment is delayed
@@ -344,8 +346,8 @@ class HeartbeatGroups:
         for at, member in enumerate(described["members"]):
             heartbeats = self._groups[described["group_id"]].members.get(member["member_id"], [])
             begun = [each for each in heartbeats if each.sent_ns < outcome.answered_ns]
-            is_known = all(_is_before(each, outcome) for each in begun)
-            is_known &= "topic_partitions" in member["assignment"]  # no tasks
+            has_partitions = "topic_partitions" in member["assignment"]  # no tasks
+            is_known = has_partitions and all(_is_before(each, outcome) for each in begun)
             given = _last_assignment(each.answer for each in begun)
             listed = {share for share, _ in self._shares(member)}
             if is_known and given and listed != {share for share, _ in self._shares(given)}:
@@ -353,8 +355,14 @@ class HeartbeatGroups:
                 wanted = f"{sum(1 for _ in self._shares(given))} partitions"
                 found = f"{len(listed)} partitions"
                 add(outcome, f"{path}members[{at}].assignment", wanted, found, note)
+            self._check_topic_names(outcome, f"{path}members[{at}].", member, add)
             target = _as_answer(member["target_assignment"])
-            targets.update(share for share, where in self._shares(target) if where in _OWNED)
+            aims = [share for share, where in self._shares(target) if where in _OWNED]
+            if has_partitions and described["group_state"] == _STABLE and set(aims) != listed:
+                here, text = f"{path}members[{at}].target_assignment", f"{len(aims)} partitions"
+                note = "the group is stable, so it is the assignment"
+                add(outcome, here, f"{len(listed)} partitions", text, note)
+            targets.update(aims)
         is_made = described["group_state"] not in (*_WITHOUT_ASSIGNMENT, _NOT_READY)
         missing = self._captured_targets(outcome, described) - targets.keys() if is_made else set()
         for (name, number), note in (
@@ -363,6 +371,14 @@ class HeartbeatGroups:
         ):
             text = f"{name} partition {number}"
             add(outcome, f"{path}members[].target_assignment", "each once", text, note)
+
+    def _check_topic_names(self, outcome: Outcome, path: str, member: Body, add: Add) -> None:
+        for name in ("assignment", "target_assignment"):
+            for topic in entries(member[name].get("topic_partitions")):
+                wanted = self._ids.target.names.get(topic["topic_id"], topic["topic_name"])
+                if topic["topic_name"] != wanted:
+                    here = f"{path}{name}.topic_partitions[].topic_name"
+                    add(outcome, here, wanted, topic["topic_name"], "the topic of this id")
 
     def _captured_targets(self, outcome: Outcome, described: Body) -> set[Share]:
         """Partitions in the captured description of a group."""

@@ -1,7 +1,8 @@
 """Finds times of delegation tokens that contradict each other (KIP-48).
 
-A token lives as long as the captured one, and a description has the times that the answers to
-CreateDelegationToken, RenewDelegationToken and ExpireDelegationToken gave.
+A token lives as long as the captured one, and never longer than its maximum. A description has the
+times that the answers to CreateDelegationToken, RenewDelegationToken and ExpireDelegationToken
+gave.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TokenState:
     """Tokens of a run, by their HMAC: the times that answers gave, by field."""
 
     def __init__(self, ids: IdMap) -> None:
-        self._answers: list[tuple[Outcome, Body]] = []
+        self._answers: list[tuple[Outcome, Body, bytes]] = []  # with the HMAC
         self._times: dict[bytes, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
 
     def collect(self, outcome: Outcome) -> None:
@@ -42,8 +43,8 @@ class TokenState:
         answer = decoded(outcome.answer or b"", "response", api_key, version)
         if request is None or answer is None or answer.body["error_code"]:
             return
-        self._answers.append((outcome, answer.body))
         hmac = answer.body.get("hmac") or request.body.get("hmac") or b""
+        self._answers.append((outcome, answer.body, hmac))
         for name in _TIMES:
             if f"{name}_ms" in answer.body:
                 self._times[hmac][name].add(answer.body[f"{name}_ms"])
@@ -51,7 +52,11 @@ class TokenState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        for outcome, answer in self._answers:
+        for outcome, answer, hmac in self._answers:
+            path, most = f"{_EXPIRY}_ms", max(self._times[hmac][_MAX], default=-1)
+            if 0 <= most < answer.get(path, -1):
+                note = "the token's maximum, as the answer that made it says"
+                add(outcome, path, f"at most {most}", answer[path], note)
             if f"{_MAX}_ms" in answer:
                 _check_lifetime(outcome, answer, add)
             for at, token in enumerate(entries(answer.get("tokens"))):

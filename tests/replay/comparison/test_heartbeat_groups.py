@@ -423,25 +423,31 @@ def test_a_share_group_is_stable_before_its_assignment_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "target", "other", "path"),
+    ("has", "target", "other", "topic", "paths"),
     [
-        ([0], [0], [1], ""),
-        ([1], [0], [1], "members[0].assignment"),
-        ([0], [0], [0, 1], "members[].target_assignment"),
-        ([0], [0], [], "members[].target_assignment"),
+        ([0], [0], [1], "t", []),
+        ([1], [0], [1], "t", ["members[0].assignment", "members[0].target_assignment"]),
+        ([0], [0], [0, 1], "t", ["members[].target_assignment"]),
+        ([0], [0], [], "t", ["members[].target_assignment"]),
+        ([0], [0], [1], "", [
+            f"members[{member}].{name}.topic_partitions[].topic_name"
+            for member in (0, 1) for name in ("assignment", "target_assignment")
+        ]),
     ],
-)
+)  # fmt: skip
 def test_assignments_in_a_description(
-    has: list[int], target: list[int], other: list[int], path: str
+    has: list[int], target: list[int], other: list[int], topic: str, paths: list[str]
 ) -> None:
-    """As heartbeats gave them, and each partition of the captured description once."""
+    """As heartbeats gave them, each partition of the captured description once, and topics by their
+    names."""
     run = Group()
     run.heartbeat(1, 0, 1, [0])
 
     def body(name: str, has: list[int], target: list[int]) -> Body:
         given = {"target_assignment" if each else "assignment": numbers
                  for each, numbers in enumerate((has, target))}  # fmt: skip
-        parts = {name: {"topic_partitions": [{"topic_id": TOPIC, "partitions": numbers}]}
+        one = {"topic_id": TOPIC, "topic_name": topic}
+        parts = {name: {"topic_partitions": [{**one, "partitions": numbers}]}
                  for name, numbers in given.items()}  # fmt: skip
         return {"member_id": name, "member_epoch": 1, **parts}
 
@@ -456,4 +462,4 @@ def test_assignments_in_a_description(
         groups(body("m", [0, 1], [0, 1])),
     )  # fmt: skip
     found = [each[1].partition(".")[2] for each in run.found()]
-    assert found == ([path] if path else [])
+    assert found == paths
