@@ -61,6 +61,9 @@ EXCUSED = {
     "finalized_features_epoch plus 1": "an offset of the metadata log, which soon reaches it",
     "TxnOffsetCommit topics[].partitions[].error_code no error": "one try was refused, and nothing "
     "reads the offset before a later commit of the group replaces it",
+    "DescribeLogDirs results[].log_dir": "a folder of the target's machine",
+    "DescribeQuorum nodes[].listeners[]": "an address of controllers, to which the replay does not "
+    "connect",
     "status_detail": "text for people; the status code beside it is compared",
 }
 

@@ -140,11 +140,15 @@ class ClusterState:
         ids, response = self._ids, response_of(outcome.step.exchange)
         captured = {} if response is None else response.body
         known_codes = {log_dir["error_code"] for log_dir in entries(captured.get("results"))}
+        is_any_cordoned = any(each.get("is_cordoned") for each in entries(captured.get("results")))
         is_alone = len(ids.target.nodes) == 1 and len(ids.captured_nodes) <= 1
         for at, log_dir in enumerate(entries(answer["results"])):
             path, total = f"results[{at}]", log_dir.get("total_bytes", -1)
             if log_dir["error_code"] and log_dir["error_code"] not in known_codes:
                 add(outcome, f"{path}.error_code", 0, log_dir["error_code"], "a log dir has failed")
+            if log_dir.get("is_cordoned") and not is_any_cordoned:
+                note = "no captured log dir is"
+                add(outcome, f"{path}.is_cordoned", "false", "true", note)
             if 0 <= total < log_dir.get("usable_bytes", -1):
                 note, usable = "more than the dir has", log_dir["usable_bytes"]
                 add(outcome, f"{path}.usable_bytes", f"at most {total}", usable, note)
@@ -337,6 +341,11 @@ class ClusterState:
 
 def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
     nodes = [each["node_id"] for each in entries(answer.get("nodes"))]
+    for at, node in enumerate(entries(answer.get("nodes"))):
+        for listener in node["listeners"] or [{"host": "", "port": 0}]:
+            if not listener["host"] or not listener["port"]:
+                note = "voters connect to each other there"
+                add(outcome, f"nodes[{at}].listeners", "an address", "none", note)
     if len(set(nodes)) < len(nodes):
         add(outcome, "nodes", "each node once", nodes, "a node is listed twice")
     logs = [(topic["topic_name"], each) for topic in entries(answer["topics"])

@@ -1,6 +1,7 @@
 """Finds answers of DescribeConfigs that contradict themselves or each other.
 
-- The first synonym of a config is the one in effect: it has the config's value and source.
+- The first synonym of a config is the one in effect: it has the config's value and source. The last
+  one is the default, if it is so in the capture.
 - A config has the same value in all answers of a run if it is read-only, or if the only broker gets
   no request to change it. A broker's node.id is its own.
 """
@@ -14,13 +15,14 @@ from typing import Any
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
+from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries, response_of
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
 _Key = tuple[int, str, str]  # type and name of a resource, name of a config
 _ALL = ""  # configs of a resource
 _BROKER, _NODE_ID = 4, "node.id"
+_DEFAULT = 5  # a source
 _CHANGES = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.DELETE_TOPICS})
 
 
@@ -80,6 +82,7 @@ class ConfigState:
         values: dict[_Key, Counter[Any]] = defaultdict(Counter)
         for _, _, key, config in reversed(list(self._configs())):  # of equals, the later one
             values[key][config["value"]] += 1
+        with_default = {each.step.number: _with_default(each) for each, _ in self._answers}
         for outcome, path, key, config in self._configs():
             kind, resource, name = key
             value, wanted = config["value"], values[key].most_common(1)[0][0]
@@ -88,8 +91,25 @@ class ConfigState:
             if value != wanted and not self._can_change(key, config):
                 note = f"as other answers say of {resource}"
                 add(outcome, f"{path}.value", wanted, value, note)
-            for first in entries(config.get("synonyms"))[:1]:
-                for name, own in (("value", value), ("source", config.get("config_source"))):
-                    if first[name] != own:
+            synonyms, path = entries(config.get("synonyms")), f"{path}.synonyms"
+            for first in synonyms[:1]:
+                for field, own in (("value", value), ("source", config.get("config_source"))):
+                    if first[field] != own:
                         note = "the first synonym is the one in effect"
-                        add(outcome, f"{path}.synonyms", own, first[name], note)
+                        add(outcome, path, own, first[field], note)
+            is_due = bool(synonyms) and name in with_default[outcome.step.number]
+            if is_due and synonyms[-1]["source"] != _DEFAULT:
+                note = "the captured list ends with it"
+                add(outcome, path, "the default at the end", "no default", note)
+
+
+def _with_default(outcome: Outcome) -> set[str]:
+    """The configs in the captured response whose list of synonyms ends with the default."""
+    captured = response_of(outcome.step.exchange)
+    return {
+        config["name"]
+        for result in entries(None if captured is None else captured.body["results"])
+        for config in entries(result["configs"])
+        for last in entries(config.get("synonyms"))[-1:]
+        if last["source"] == _DEFAULT
+    }

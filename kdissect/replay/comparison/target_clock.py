@@ -1,9 +1,10 @@
 """Finds times in answers that do not fit the target's clock.
 
 Brokers take some times from their clock while they handle a request of the run: those of appends,
-markers, starts of transactions, new delegation tokens, and the last contact of a quorum's leader.
-DescribeProducers has the time of a producer's last marker. Each shows how far the target's clock is
-from that of the run. Most of them agree; clocks of several brokers may be one second apart.
+markers, starts of transactions, new and expired delegation tokens, and the last contact of a
+quorum's leader. DescribeProducers has the time of a producer's last marker. Each shows how far the
+target's clock is from that of the run. Most of them agree; clocks of several brokers may be one
+second apart.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, max_timestamp
 from kdissect.replay.model import Outcome
@@ -33,7 +35,7 @@ _ENDS = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})
 _TIMED = frozenset(
     {
         ApiKey.PRODUCE, ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_QUORUM, ApiKey.FETCH,
-        ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.DESCRIBE_PRODUCERS,
+        ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.DESCRIBE_PRODUCERS, ApiKey.EXPIRE_DELEGATION_TOKEN,
     }
 )  # fmt: skip
 
@@ -81,7 +83,7 @@ class TargetClock:
         if request is not None and (is_done or answer is None):
             self._use(outcome, request.body)
         if answer is not None and api_key in _TIMED:
-            self._stated += self._times(outcome, answer.body)
+            self._stated += self._times(outcome, request, answer.body)
 
     def _use(self, outcome: Outcome, request: Body) -> None:
         """Note the transactions of a request that the target took, or may have taken."""
@@ -103,12 +105,19 @@ class TargetClock:
             producer_id = named.get("producer_id", named.get("v3_and_below_producer_id", -1))
             self._producers.setdefault(producer_id, outcome.sent_ns)
 
-    def _times(self, outcome: Outcome, answer: Body) -> Iterator[_BrokerTime]:
+    def _times(
+        self, outcome: Outcome, request: Message | None, answer: Body
+    ) -> Iterator[_BrokerTime]:
         """The times in an answer."""
         moments = outcome.sent_ns, outcome.answered_ns
         api_key = outcome.step.exchange.api_key
         if api_key == ApiKey.CREATE_DELEGATION_TOKEN and not answer["error_code"]:
             yield _BrokerTime(outcome, "issue_timestamp_ms", answer["issue_timestamp_ms"], *moments)
+        elif api_key == ApiKey.EXPIRE_DELEGATION_TOKEN:
+            is_now = request is not None and request.body["expiry_time_period_ms"] < 0
+            if is_now and not answer["error_code"]:
+                time = answer["expiry_timestamp_ms"]
+                yield _BrokerTime(outcome, "expiry_timestamp_ms", time, *moments)
         elif api_key == ApiKey.DESCRIBE_TRANSACTIONS:
             for at, each in enumerate(entries(answer["transaction_states"])):
                 owner, time = each["transactional_id"], each["transaction_start_time_ms"]

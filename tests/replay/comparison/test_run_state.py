@@ -986,7 +986,7 @@ class TwoPartitions(Run):
         in one."""
         captured = {"results": [log_dir([0, 1])]}
         self.outcomes.clear()
-        self.add(1, ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}, {"results": [*dirs]}, captured)
+        self.add(1, ApiKey.DESCRIBE_LOG_DIRS, 5, {"topics": None}, {"results": [*dirs]}, captured)
         return [each[1:] for each in self.said(ClusterState)]
 
 
@@ -1011,6 +1011,8 @@ def test_log_dirs_have_each_partition_once() -> None:
     assert run.log_dirs(log_dir([0, 1], 3)) == [lag, lag]
     full = log_dir([0, 1], total_bytes=5, usable_bytes=6)
     assert run.log_dirs(full) == [("results[0].usable_bytes", "6")]
+    cordoned = log_dir([0, 1], is_cordoned=True)
+    assert run.log_dirs(cordoned) == [("results[0].is_cordoned", "true")]
 
 
 @pytest.mark.parametrize(
@@ -1022,6 +1024,8 @@ def test_log_dirs_have_each_partition_once() -> None:
         ({"voters": [1, 1]}, "topics[].partitions[].current_voters"),
         ({"voters": [1, 4]}, "topics[].partitions[].current_voters"),
         ({"nodes": [1, 2, 2]}, "nodes"),
+        ({"listeners": []}, "nodes[0].listeners"),
+        ({"listeners": [{"name": "C", "host": "", "port": 1}]}, "nodes[0].listeners"),
         ({"name": "t"}, "topics"),
         ({"observers": [4]}, ""),
         ({"observers": [4, 4]}, "topics[].partitions[].observers"),
@@ -1032,15 +1036,18 @@ def test_log_dirs_have_each_partition_once() -> None:
 def test_a_quorum_has_a_leader_at_the_end_of_its_log(changed: Body, path: str) -> None:
     """The leader is a voter, voters are nodes, and the log of the quorum is in the answer once."""
     ends = {1: 9, 2: 8, 4: 8, 5: 10}
+    own = [1] if "listeners" in changed else [1, 2]
     voters, observers = (
         [{"replica_id": each, "log_end_offset": ends[each]} for each in changed.get(name, usual)]
-        for name, usual in (("voters", [1, 2]), ("observers", []))
+        for name, usual in (("voters", own), ("observers", []))
     )
     log = {"partition_index": 0, "leader_id": changed.get("leader_id", 1), "leader_epoch": 1,
            "high_watermark": changed.get("high_watermark", 9), "current_voters": voters,
            "observers": observers}  # fmt: skip
     topic = {"topic_name": changed.get("name", "__cluster_metadata"), "partitions": [log]}
-    nodes = [{"node_id": each, "listeners": []} for each in changed.get("nodes", [1, 2])]
+    ids = changed.get("nodes", own)
+    listeners = changed.get("listeners", [{"name": "C", "host": "h", "port": 1}])
+    nodes = [{"node_id": each, "listeners": listeners} for each in ids]
     run = Run()
     run.add(1, ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}, {"topics": [topic], "nodes": nodes})
     assert [each[1] for each in run.said(ClusterState)] == ([path] if path else [])
@@ -1078,6 +1085,21 @@ def test_configs_of_a_broker(
     number = describe(3, name, value, first)
     expected = [(number, f"results[0].configs[0].{each}") for each in paths]
     assert [each[:2] for each in run.said(ConfigState)] == expected
+
+
+def test_the_last_synonym_of_a_config_is_the_default() -> None:
+    """If the captured list ends with it."""
+    run = Run()
+
+    def described(*sources: int) -> Body:
+        synonyms = [{"name": "n", "value": "1", "source": each} for each in sources]
+        config = {"name": "n", "value": "1", "config_source": 4, "synonyms": synonyms}
+        return {"results": [{"resource_type": 4, "resource_name": "1", "configs": [config]}]}
+
+    number = run.add(1, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4), described(4, 5))
+    run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4), described(4))
+    run.add(3, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4, 5), described(4, 5))
+    assert run.said(ConfigState) == [(number, "results[0].configs[0].synonyms", "no default")]
 
 
 def test_a_config_that_no_request_alters_is_constant() -> None:
@@ -1155,6 +1177,18 @@ def test_times_of_a_token(changed: Body, path: str) -> None:
              "hmac": b"h", **changed}  # fmt: skip
     number = run.add(3, ApiKey.DESCRIBE_DELEGATION_TOKEN, 1, {}, {"tokens": [token]})
     assert [each[:2] for each in run.said(TokenState)] == ([(number, path)] if path else [])
+
+
+def test_a_token_is_not_renewed_beyond_its_maximum() -> None:
+    """9 s, which the answer that made it has."""
+    run = Run()
+    made = {"issue_timestamp_ms": 1_000, "expiry_timestamp_ms": 5_000, "max_timestamp_ms": 9_000,
+            "hmac": b"h"}  # fmt: skip
+    run.add(1, ApiKey.CREATE_DELEGATION_TOKEN, 1, {}, made)
+    for time_ms in (9_000, 9_001):
+        answer = {"expiry_timestamp_ms": time_ms}
+        number = run.add(2, ApiKey.RENEW_DELEGATION_TOKEN, 1, {"hmac": b"h"}, answer)
+    assert run.said(TokenState) == [(number, "expiry_timestamp_ms", "9001")]
 
 
 def test_a_token_lives_as_long_as_the_captured_one() -> None:
