@@ -551,8 +551,14 @@ def _as_answer(assignment: Body) -> Body:
 def _check_topology(
     outcome: Outcome, path: str, described: Body, group: _HeartbeatGroup, add: Add
 ) -> None:
-    """The epoch of a topology is one that a member has sent (KIP-1071)."""
+    """A group has a topology once a member has sent one, in the epoch of such a request
+    (KIP-1071)."""
     sent = [each.request.get("topology") for each in group.heartbeats]
+    if described["topology"] is None and any(
+        each.answer is not None and _is_before(each, outcome) and each.request.get("topology")
+        for each in group.heartbeats
+    ):
+        add(outcome, f"{path}topology", "a topology", "null", "a member has sent one")
     known = {topology["epoch"] for topology in sent if topology is not None}
     named = [(f"{path}topology.epoch", (described["topology"] or {}).get("epoch"))]
     named += [

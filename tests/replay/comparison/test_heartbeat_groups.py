@@ -127,11 +127,11 @@ def test_a_listed_group_has_the_protocol_type_of_its_members() -> None:
     [
         ([0, 1], 3, "Stable", []), ([], 3, "NotReady", []),
         ([0], 3, "Stable", ["0 partition 1"]), ([0, 1, 1], 3, "Stable", ["0 partition 1"]),
-        ([0, 1], 4, "Stable", ["4", "4"]),
+        ([0, 1], 4, "Stable", ["4", "4"]), ([0, 1], None, "Stable", ["null"]),
     ],
 )  # fmt: skip
 def test_a_description_of_a_streams_group(
-    tasks: list[int], epoch: int, state: str, said: list[str]
+    tasks: list[int], epoch: int | None, state: str, said: list[str]
 ) -> None:
     """The captured group had two active tasks, and its member sent the topology in epoch 3."""
     run = Group(STREAMS)
@@ -140,12 +140,12 @@ def test_a_description_of_a_streams_group(
     run.add(1, STREAMS, 0, sent, {"member_id": "m", "member_epoch": 1})
     run.heartbeat(1.1, 1, 1)
 
-    def describe(tasks: list[int], epoch: int, state: str) -> Body:
+    def describe(tasks: list[int], epoch: int | None, state: str) -> Body:
         active = [{"subtopology_id": "0", "partitions": tasks}]
-        member = {"member_id": "m", "member_epoch": 1, "topology_epoch": epoch,
+        member = {"member_id": "m", "member_epoch": 1, "topology_epoch": epoch or 3,
                   "target_assignment": {"active_tasks": active}}  # fmt: skip
         group = {"group_id": "g", "group_state": state, "group_epoch": 1, "assignment_epoch": 1,
-                 "topology": {"epoch": epoch}, "members": [member]}  # fmt: skip
+                 "topology": epoch and {"epoch": epoch}, "members": [member]}  # fmt: skip
         return {"groups": [group]}
 
     answers = describe(tasks, epoch, state), describe([0, 1], 3, "Stable")
