@@ -5,9 +5,10 @@ those of the answered requests before and after it. If bytes are missing or unfr
 response may be among them.
 
 If no later response was captured, the response may have come after the last packet, unless the
-connection was seen to close. A FIN of the broker gives the length of the response stream, so that
-a lost response leaves a gap. A client's FIN ends only its own direction (RFC 9293, 3.6): if the
-broker's FIN is lost as well, a lost response leaves no gap. So if any packet is missing, another
+broker's side was seen to end. A client's FIN ends only its own direction (RFC 9293, 3.6): the
+broker may still answer, unless the capture goes on long enough. A FIN of the broker gives the
+length of the response stream, so that a lost response leaves a gap. If it came second it may be
+lost as well, and before an RST a lost response leaves no gap. So if any packet is missing, another
 close than the broker's FIN proves nothing. And a stream without SYN has no known beginning:
 responses lost before the first captured one leave no gap.
 
@@ -21,6 +22,10 @@ from __future__ import annotations
 # runs of response bytes that hold no known frame
 HOLES = "('gap', 'unframed_bytes', 'limit', 'not_decrypted')"
 
+# A client that has closed its side may still get an answer so long after its request. Clients let
+# a Fetch wait 0.5 s by default.
+_LATE_S = 10
+
 
 def unanswered(prefix: str = "") -> str:
     """Return SQL for `exchange_id` and `may_be_lost` (bool) of each request without its response.
@@ -29,7 +34,7 @@ def unanswered(prefix: str = "") -> str:
     """
     return f"""
         with due as (
-            select exchange_id, connection_id from {prefix}exchanges
+            select exchange_id, connection_id, request_end_time from {prefix}exchanges
             where status in ('response_missing', 'connection_closed')
         ), placed as (
             select exchange_id, connection_id,
@@ -52,10 +57,14 @@ def unanswered(prefix: str = "") -> str:
             exchange_id in (from among_holes)
                 or (low = 0 and not handshake_seen)
                 or (high is null and not (close_reason = 'fin' and closed_by = 'broker')
-                    and (close_reason not in ('fin', 'rst')
-                        or connection_id in (from exposed))) as may_be_lost
+                    and (connection_id in (from exposed) or not response_ended
+                        and (close_reason <> 'fin'
+                            or coalesce(captured_until
+                                < request_end_time + interval {_LATE_S} seconds, true)))
+                ) as may_be_lost
         from due join placed using (exchange_id, connection_id)
             join {prefix}connections using (connection_id)
+            left join watched using (connection_id)
     """
 
 
@@ -64,6 +73,8 @@ def _exposed(prefix: str) -> str:
 
     A capture with a gap lies in the connection's stretch of time. It has messages of the same
     client and broker, or no capture that has them was taken at the same time.
+
+    Also SQL of `watched`: until when the captures of the connections' last packets go on.
     """
     return f"""
         spans as (
@@ -85,6 +96,12 @@ def _exposed(prefix: str) -> str:
                     unnest([request_capture_id, response_capture_id]) as capture_id
                 from {prefix}exchanges
             ) join {prefix}captures c using (capture_id)
+        ), watched as (
+            select connection_id, max(carriers.last_time) as captured_until
+            from {prefix}connections k join carriers using (client_ip, broker_ip)
+            where connection_id in (select connection_id from due)
+                and k.last_time between carriers.first_time and carriers.last_time
+            group by all
         ), exposed as (
             select connection_id
             from {prefix}connections k asof join stretches on k.first_time >= stretch

@@ -66,6 +66,7 @@ SIDE_COLUMNS = (
     ("rtt_ms_p50", _f64),
     ("rtt_ms_p99", _f64),
     ("last_time", TIME),
+    ("ended", _bool),
 )
 
 CONNECTIONS = pa.schema(

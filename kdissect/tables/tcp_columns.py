@@ -76,6 +76,7 @@ def _side_columns(own: Any, peer: Any, last_time: Any) -> dict[str, pa.Array]:
         "rtt_ms_p50": pa.array(own["rtt_p50_ns"] / 1e6, mask=own["rtt_p50_ns"] == UNKNOWN),
         "rtt_ms_p99": pa.array(own["rtt_p99_ns"] / 1e6, mask=own["rtt_p99_ns"] == UNKNOWN),
         "last_time": times_from_ns(own["data_time"], own["data_time"] != NO_TIME),
+        "ended": pa.array(own["has_ended"] != 0),
     }
 
 

@@ -87,6 +87,7 @@ SIDE_FACTS = np.dtype(
         ("timed_end", "<i8"),  # after the segment whose round trip is measured
         ("timed_since", "<i8"),  # or NO_TIME
         ("has_fin", "u1"),
+        ("has_ended", "u1"),  # it sent a FIN, or either side an RST
     ]
 )
 
@@ -369,6 +370,10 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
     if flags & FIN:
         own["has_fin"] = 1
         _open_window(time, own)
+    if flags & (FIN | RST):
+        own["has_ended"] = 1
+    if flags & RST:  # RFC 9293, 3.5.3: it ends both directions
+        peer["has_ended"] = 1
     if is_outside or not (has_data or flags & SYN):
         return sample
     if own["next"] >= 0 and _distance(begin, own["next"]) < 0:

@@ -170,6 +170,10 @@ def side_facts(segments: Sequence[Segment], side: int) -> dict[str, Any]:
     count, total = zero_windows(segments, side)
     rtts = round_trips(segments, side)
     return {
+        "ended": any(
+            segment.flags & RST or (segment.side == side and segment.flags & FIN)
+            for segment in segments
+        ),
         "syn_seen": bool(known),
         "mss": mss,
         "window_scale": scale,

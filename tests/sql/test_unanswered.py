@@ -1,6 +1,7 @@
 """Requests without a response, checked against captures before packets were removed."""
 
 import gzip
+import struct
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,6 +46,22 @@ def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: 
     answered = [ident for ident in may_be_lost if (there[ident] or (0, ""))[1] == "paired"]
     assert answered
     assert all(may_be_lost[ident] for ident in answered)
+
+
+def test_a_capture_that_ends_before_an_answer(captures: Path, tmp_path: Path) -> None:
+    """A client closes its side during a long poll. The capture ends before the broker's answer."""
+    data = (captures / "librdkafka.pcap").read_bytes()
+    place = 24
+    for _ in range(948):
+        place += 16 + struct.unpack_from("<I", data, place + 8)[0]
+    (tmp_path / "cut.pcap").write_bytes(data[:place])
+    before = statuses(kdissect.read(captures / "librdkafka.pcap"))
+    tables = kdissect.read(tmp_path / "cut.pcap")
+    may_be_lost = judged(tables)
+    there = {ident: before[key][1] for key, (ident, _) in statuses(tables).items()}
+    assert [there[ident] for ident, lost in may_be_lost.items() if not lost] == [
+        "connection_closed"
+    ]
 
 
 def test_answers_that_never_came(captures: Path) -> None:
@@ -95,8 +112,20 @@ def test_a_fin_of_the_broker_ends_its_answers(
     closed_by: str, close_reason: str, may_be_lost: bool
 ) -> None:
     """Packets are missing elsewhere in the file; before a FIN of the broker none is."""
-    tables = made_set([7], {7: (0, 9)}, closed_by=closed_by, close_reason=close_reason)
-    assert judged(tables)[1] == may_be_lost
+    closed = {"closed_by": closed_by, "close_reason": close_reason, "response_ended": True}
+    assert judged(made_set([7], {7: (0, 9)}, **closed))[1] == may_be_lost
+
+
+@pytest.mark.parametrize(
+    ("has_ended", "last_second", "may_be_lost"),
+    [(True, 9, False), (False, 9, True), (False, 20, False)],
+)
+def test_a_broker_may_answer_after_a_fin_of_the_client(
+    has_ended: bool, last_second: int, may_be_lost: bool
+) -> None:
+    """The FIN ends the client's direction. The capture goes on for some time, without loss."""
+    closed = {"closed_by": "client", "close_reason": "fin", "response_ended": has_ended}
+    assert judged(made_set([], {7: (0, last_second)}, **closed))[1] == may_be_lost
 
 
 @pytest.mark.parametrize(
@@ -109,8 +138,8 @@ def test_a_fin_of_the_broker_ends_its_answers(
 )
 def test_loss_in_another_file(files: dict[int, tuple[int, int]], may_be_lost: bool) -> None:
     """File 8 lacks packets. The request without a response is in file 7."""
-    tables = made_set([8], files, closed_by="client", close_reason="fin")
-    assert judged(tables)[1] == may_be_lost
+    closed = {"closed_by": "client", "close_reason": "fin", "response_ended": True}
+    assert judged(made_set([8], files, **closed))[1] == may_be_lost
 
 
 def test_loss_in_one_of_two_recordings(captures: Path, tmp_path: Path) -> None:
