@@ -17,7 +17,7 @@ _PRODUCER = struct.Struct(">qhi")  # producer id, epoch, base sequence
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 BATCH_HEADER_SIZE = _HEADER.size  # 61
 _LENGTH_MIN = 14
-_TRANSACTIONAL, _CONTROL = 16, 32
+_LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 8, 16, 32
 _MAX_TIMESTAMP_AT, _TIMESTAMP = 35, struct.Struct(">q")
 
 
@@ -72,6 +72,11 @@ def max_timestamp(batch: bytes) -> int:
     """The latest time of a batch's records (magic 2)."""
     time: int = _TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)[0]
     return time
+
+
+def has_append_time(batch: bytes) -> bool:
+    """Return whether the broker set the times of a batch (magic 2)."""
+    return bool(batch[_SPAN_AT + 1] & _LOG_APPEND_TIME)
 
 
 def last_data(data: bytes) -> int:

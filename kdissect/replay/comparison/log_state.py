@@ -4,6 +4,7 @@ A captured response says what another broker answered at another moment. This mo
 target's answers with each other, and with what the target acknowledged:
 
 - An answer has each requested partition, but in a session those with news (KIP-227).
+- A batch has the append time of its Produce response.
 - Batches of an answer begin at the fetched offset, ascend, and leave no offset out unless the topic
   is compacted. What was produced in this run comes back unchanged.
 - An answer has records if the high watermark says that there are some and no limit forbids them.
@@ -28,7 +29,13 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers, max_timestamp
+from kdissect.replay.batch_headers import (
+    BATCH_HEADER_SIZE,
+    BatchHeader,
+    has_append_time,
+    headers,
+    max_timestamp,
+)
 from kdissect.replay.comparison.records import is_abort_marker, merged_ranges
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH
@@ -79,7 +86,8 @@ class _Fetched:
 @dataclass(slots=True)
 class _Log:
     """Facts of one log. acknowledged: base offset -> the batch, or b"" of several.
-    claims: (first, last offset, outcome, path) by Produce responses.
+    claims: (first, last offset, outcome, path) by Produce responses. times: by base offset, when
+    the broker appended a batch.
     floors: (answered_ns, offset) that the log end had reached, visible to consumers. stated:
     (API, offset): log ends by answers. appends: (sent_ns, answered_ns, record count). batches: by
     base offset, delivered. unknown_records: written without an offset in an answer.
@@ -87,6 +95,7 @@ class _Log:
 
     acknowledged: dict[int, bytes] = field(default_factory=dict)
     claims: list[tuple[int, int, Outcome, str]] = field(default_factory=list)
+    times: dict[int, tuple[Outcome, str, int]] = field(default_factory=dict)
     fetched: list[_Fetched] = field(default_factory=list)
     floors: list[tuple[int, int]] = field(default_factory=list)
     stated: list[tuple[int, int]] = field(default_factory=list)
@@ -186,6 +195,9 @@ class LogState:
                     continue
                 log.acknowledged[base] = data if len(batches) == 1 else b""
                 log.claims.append((base, base + count - 1, outcome, path))
+                time = response.get("log_append_time_ms", -1)
+                if time >= 0:
+                    log.times[base] = outcome, f"{path.rpartition('.')[0]}.log_append_time_ms", time
                 log.stated.append((ApiKey.PRODUCE, base + count))
                 if request.body["acks"] == _ACKS_ALL or self._has_one_node:
                     log.floors.append((outcome.answered_ns, base + count))
@@ -361,6 +373,7 @@ class LogState:
                 continue
             self._check_ends(log, add)
             _check_claims(log, add)
+            _check_times(log, add)
             _check_found(log, add)
             aborted, committed = _transactions(log)
             for fetched in log.fetched:
@@ -561,6 +574,16 @@ def _check_claims(log: _Log, add: Add) -> None:
         elif place >= 0 and base <= ranges[place][1] and base not in log.batches:
             add(outcome, path, "the first of a batch", base, "it is inside of a delivered batch")
         end = max(end, last)
+
+
+def _check_times(log: _Log, add: Add) -> None:
+    """A batch that is delivered has the time at which the broker appended it, if that sets it."""
+    for base, (outcome, path, time) in log.times.items():
+        header, batch = log.batches.get(base, (None, b""))
+        if header is not None and len(batch) >= BATCH_HEADER_SIZE and has_append_time(batch):
+            if time != max_timestamp(batch):
+                note = "the batch is delivered with this time"
+                add(outcome, path, max_timestamp(batch), time, note)
 
 
 def _transactions(log: _Log) -> tuple[list[tuple[int, int, int]], set[tuple[int, int]]]:

@@ -15,7 +15,13 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers, max_timestamp
+from kdissect.replay.batch_headers import (
+    BATCH_HEADER_SIZE,
+    BatchHeader,
+    has_append_time,
+    headers,
+    max_timestamp,
+)
 from kdissect.replay.comparison.end_state import MAYBE_APPENDED
 from kdissect.replay.comparison.records import coordinator_epoch
 from kdissect.replay.model import Outcome
@@ -26,8 +32,6 @@ Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered,
 Body = dict[str, Any]
 _Key = tuple[str, int, int]  # the target's name of a topic, partition, producer id
 
-_LOG_APPEND_TIME = 8  # a bit of the attributes
-_ATTRIBUTES_AT = 22
 _SEQUENCES = 1 << 31  # they wrap to 0
 _NAMING = frozenset(
     {
@@ -129,7 +133,7 @@ class ProducerState:
                 continue
             producer = self._producers[topic, number, batch.producer_id]
             content = data[batch.pos : batch.pos + batch.size]
-            if len(content) < BATCH_HEADER_SIZE or content[_ATTRIBUTES_AT] & _LOG_APPEND_TIME:
+            if len(content) < BATCH_HEADER_SIZE or has_append_time(content):
                 producer.has_unknown = True
             elif base is None or base >= 0:
                 producer.add(batch, content, batch.base_offset if base is None else base)

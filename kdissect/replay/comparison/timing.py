@@ -12,7 +12,8 @@ Any other is a finding, even if a later answer is right. At any time, so are
 
 - a longer throttle time;
 - UNKNOWN_SERVER_ERROR, unless a share partition is not initialised yet;
-- another value of a field that stays the same while its group, topic or broker exists;
+- another value of a field that stays the same while its group, topic or broker exists, unless the
+  answer has an error and the field its default;
 - a state that Kafka does not have.
 
 A read without an error sees a write as soon as that is answered. Only changes that others finish
@@ -36,6 +37,7 @@ from kdissect.replay.model import (
     Step,
     Verdict,
 )
+from kdissect.replay.translation.target_facts import ZERO_UUID
 from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIENT
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
@@ -71,6 +73,7 @@ _STATES = frozenset(
         "PreparingRebalance", "Reconciling", "Stable",
     }
 )  # fmt: skip
+_DEFAULTS = frozenset({"", "null", "[]", "false", "0", "-1", "-2147483648", str(ZERO_UUID)})
 _FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _LATE_WRITES = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})  # markers come after answers
 
@@ -111,8 +114,9 @@ class Timing:
         is_throttled = any(each.path == "throttle_time_ms" for each in answer.differences)
         if is_throttled or (has_failed and step.exchange.api_key not in SHARE_APIS):
             return False
-        if step.step_class == READ and not answer.error_codes:
-            if not all(map(_is_change, answer.differences)):
+        if step.step_class == READ:
+            has_error = bool(answer.error_codes)
+            if not all(_is_change(each, has_error) for each in answer.differences):
                 return False
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True
@@ -145,12 +149,16 @@ class Timing:
         return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
 
 
-def _is_change(difference: Difference) -> bool:
-    """Return whether a change of the resource can make this difference."""
+def _is_change(difference: Difference, has_error: bool) -> bool:
+    """Return whether a change of the resource can make this difference, or an error in the answer,
+    beside which brokers leave fields at their defaults."""
+    if has_error and difference.answered in _DEFAULTS:
+        return True
     fields = [each.partition("[")[0] for each in difference.path.split(".")]
     if fields[-1].endswith("_state"):
         return difference.answered in _STATES
-    return _CONSTANT.isdisjoint(fields)
+    is_list_null = difference.captured.startswith("[") and difference.answered == "null"
+    return not is_list_null and _CONSTANT.isdisjoint(fields)
 
 
 def _interval(outcome: Outcome) -> Interval:

@@ -106,9 +106,12 @@ class Run:
 
     # -- logs -------------------------------------------------------------------------------
 
-    def produce(self, at_s: float, base: int, records: bytes, code: int = 0) -> int:
+    def produce(
+        self, at_s: float, base: int, records: bytes, code: int = 0, append_ms: int = -1
+    ) -> int:
         partition = {"index": 0, "records": records}
-        answered = {"index": 0, "error_code": code, "base_offset": base}
+        answered = {"index": 0, "error_code": code, "base_offset": base,
+                    "log_append_time_ms": append_ms}  # fmt: skip
         return self.add(
             at_s, ApiKey.PRODUCE, 8,
             {"acks": -1, "topic_data": [{"name": "t", "partition_data": [partition]}]},
@@ -295,6 +298,17 @@ def test_bounds_of_a_log_with_replicas() -> None:
     run.metadata(10, 3)
     path = "topics[0].partitions[0].leader_epoch"
     assert run.said(LogBounds, brokers=3) == [(late, path, "4")]
+
+
+def test_a_batch_has_the_append_time_of_its_response() -> None:
+    """If the broker sets the times of the topic's records."""
+    run = Run()
+    run.produce(1, 0, batch(0), append_ms=5)
+    number = run.produce(1, 2, batch(2), append_ms=6)
+    appended = batch(2, timestamp_type="LogAppendTime")
+    run.fetch(2, 0, batch(0) + appended, 4)
+    path = "responses[0].partition_responses[0].log_append_time_ms"
+    assert (number, path, "6") in run.said(LogState)
 
 
 def test_records_that_an_answer_withholds() -> None:

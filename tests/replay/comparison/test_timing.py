@@ -236,6 +236,8 @@ def test_no_change_explains_a_wrong_name(
         (groups(group_state="Stable-x"), False),
         (groups(group_state=""), False),
         (groups(group_type="consumer"), False),
+        ({**groups(group_type="consumer"), "error_code": 14}, False),
+        ({**groups(group_type=""), "error_code": 14}, True),
     ],
 )
 def test_a_change_explains_only_what_changes(first: dict[str, Any], is_explained: bool) -> None:
