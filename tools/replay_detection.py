@@ -62,6 +62,10 @@ EXCUSED = {
     "TxnOffsetCommit topics[].partitions[].error_code no error": "one try was refused, and nothing "
     "reads the offset before a later commit of the group replaces it",
     "DescribeLogDirs results[].log_dir": "a folder of the target's machine",
+    "partition_size": "bytes on the target's disks, which its retention may have deleted",
+    "DescribeLogDirs results[].total_bytes": "the space of the target's disks",
+    "DescribeLogDirs results[].usable_bytes": "the space of the target's disks",
+    "error_message other text": "text for people; the error code beside it is compared",
     "DescribeQuorum nodes[].listeners[]": "an address of controllers, to which the replay does not "
     "connect",
     "status_detail": "text for people; the status code beside it is compared",

@@ -42,6 +42,7 @@ _APIS = frozenset(
         ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.TXN_OFFSET_COMMIT,
         ApiKey.PRODUCE, ApiKey.CREATE_PARTITIONS, ApiKey.DESCRIBE_TOPIC_PARTITIONS,
         ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_QUORUM,
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
     }
 )  # fmt: skip
 _OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
@@ -131,6 +132,8 @@ class ClusterState:
             self._check_coordinators(outcome, request, answer, add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_LOG_DIRS]:
             self._check_log_dirs(outcome, answer, add)
+        if len(self._ids.target.nodes) == 1:
+            self._check_moves(add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_QUORUM]:
             if not answer["error_code"]:
                 _check_quorum(outcome, answer, add)
@@ -149,6 +152,8 @@ class ClusterState:
             if log_dir.get("is_cordoned") and not is_any_cordoned:
                 note = "no captured log dir is"
                 add(outcome, f"{path}.is_cordoned", "false", "true", note)
+            if log_dir.get("usable_bytes", -1) == 0 < total:
+                add(outcome, f"{path}.usable_bytes", "some", 0, "the disk is full")
             if 0 <= total < log_dir.get("usable_bytes", -1):
                 note, usable = "more than the dir has", log_dir["usable_bytes"]
                 add(outcome, f"{path}.usable_bytes", f"at most {total}", usable, note)
@@ -172,6 +177,24 @@ class ClusterState:
             if topic in topics:
                 note = "the captured broker had no such partition"
                 add(outcome, "results", f"{topic}", f"partition {number}", note)
+
+    def _check_moves(self, add: Add) -> None:
+        """The only broker moves no replica to a log dir that it does not have."""
+        dirs = {
+            log_dir["log_dir"]
+            for _, _, answer in self._by_api[ApiKey.DESCRIBE_LOG_DIRS]
+            for log_dir in entries(answer["results"])
+        }
+        for outcome, request, answer in self._by_api[ApiKey.ALTER_REPLICA_LOG_DIRS]:
+            wanted = {each["path"] for each in entries(request["dirs"])}
+            codes = [
+                partition["error_code"]
+                for topic in entries(answer["results"])
+                for partition in entries(topic["partitions"])
+            ]
+            if dirs and dirs.isdisjoint(wanted) and 0 in codes:
+                path, note = "results[].partitions[].error_code", "DescribeLogDirs has no such dir"
+                add(outcome, path, "an error", 0, note)
 
     def _check_brokers(self, outcome: Outcome, answer: Body, id_name: str, add: Add) -> set[int]:
         known_id, cluster_id = self._cluster_id, answer.get("cluster_id")
@@ -359,6 +382,8 @@ def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
         leader = log["leader_id"]
         if log["error_code"] or leader < 0:
             continue
+        if not log["leader_epoch"]:
+            add(outcome, f"{path}.leader_epoch", "at least 1", 0, "the first election has epoch 1")
         if leader not in ends or len(ends) < len(log["current_voters"]):
             note = "the leader is a voter, and each voter is listed once"
             add(outcome, f"{path}.current_voters", f"leader {leader}", [*ends], note)

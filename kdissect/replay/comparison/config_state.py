@@ -97,6 +97,8 @@ class ConfigState:
                     if first[field] != own:
                         note = "the first synonym is the one in effect"
                         add(outcome, path, own, first[field], note)
+            if len({(each["name"], each["source"]) for each in synonyms}) < len(synonyms):
+                add(outcome, path, "each once", f"{len(synonyms)} synonyms", "one is listed twice")
             is_due = bool(synonyms) and name in with_default[outcome.step.number]
             if is_due and synonyms[-1]["source"] != _DEFAULT:
                 note = "the captured list ends with it"

@@ -349,7 +349,13 @@ class HeartbeatGroups:
             has_partitions = "topic_partitions" in member["assignment"]  # no tasks
             is_known = has_partitions and all(_is_before(each, outcome) for each in begun)
             given = _last_assignment(each.answer for each in begun)
-            listed = {share for share, _ in self._shares(member)}
+            counts = Counter(share for share, _ in self._shares(member))
+            for (name, number), count in counts.items():
+                if count > 1:
+                    text = f"{name} partition {number}"
+                    here = f"{path}members[{at}].assignment"
+                    add(outcome, here, "each once", text, "it is assigned twice")
+            listed = set(counts)
             if is_known and given and listed != {share for share, _ in self._shares(given)}:
                 note = "heartbeats have given it another assignment"
                 wanted = f"{sum(1 for _ in self._shares(given))} partitions"

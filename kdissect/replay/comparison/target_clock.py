@@ -145,10 +145,12 @@ class TargetClock:
         for topic in entries(answer["topics"]):
             for log in entries(topic["partitions"]):
                 for voter in entries(log["current_voters"]):
-                    time = voter.get("last_caught_up_timestamp", -1)
-                    if voter["replica_id"] == log["leader_id"] and time >= 0:
-                        path = "topics[].partitions[].current_voters"
-                        yield _BrokerTime(outcome, path, time, outcome.sent_ns, outcome.answered_ns)
+                    for name in ("last_caught_up_timestamp", "last_fetch_timestamp"):
+                        time = voter.get(name, -1)
+                        if voter["replica_id"] == log["leader_id"] and time >= 0:
+                            path = f"topics[].partitions[].current_voters[].{name}"
+                            moments = outcome.sent_ns, outcome.answered_ns
+                            yield _BrokerTime(outcome, path, time, *moments)
 
     def _markers(self, outcome: Outcome, answer: Body) -> Iterator[_BrokerTime]:
         for i, topic in enumerate(entries(answer["responses"])):

@@ -1025,14 +1025,31 @@ def test_log_dirs_have_each_partition_once() -> None:
     assert run.log_dirs(log_dir([0, 1], 3)) == [lag, lag]
     full = log_dir([0, 1], total_bytes=5, usable_bytes=6)
     assert run.log_dirs(full) == [("results[0].usable_bytes", "6")]
+    assert run.log_dirs(log_dir([0, 1], total_bytes=5, usable_bytes=0)) == [
+        ("results[0].usable_bytes", "0")
+    ]
     cordoned = log_dir([0, 1], is_cordoned=True)
     assert run.log_dirs(cordoned) == [("results[0].is_cordoned", "true")]
+
+
+@pytest.mark.parametrize(("path", "count"), [("/a", 0), ("/b", 1)])
+def test_a_replica_moves_to_a_log_dir_of_the_broker(path: str, count: int) -> None:
+    run = TwoPartitions()
+    run.add(1, ApiKey.DESCRIBE_LOG_DIRS, 5, {"topics": None}, {"results": [log_dir([0, 1])]})
+    moved = {"topic_name": "t", "partitions": [{"partition_index": 0, "error_code": 0}]}
+    number = run.add(
+        2, ApiKey.ALTER_REPLICA_LOG_DIRS, 2, {"dirs": [{"path": path, "topics": []}]},
+        {"results": [moved]},
+    )  # fmt: skip
+    found = [(number, "results[].partitions[].error_code", "0")] * count
+    assert run.said(ClusterState) == found
 
 
 @pytest.mark.parametrize(
     ("changed", "path"),
     [
         ({}, ""),
+        ({"leader_epoch": 0}, "topics[].partitions[].leader_epoch"),
         ({"leader_id": 3}, "topics[].partitions[].current_voters"),
         ({"high_watermark": 10}, "topics[].partitions[].high_watermark"),
         ({"voters": [1, 1]}, "topics[].partitions[].current_voters"),
@@ -1055,7 +1072,8 @@ def test_a_quorum_has_a_leader_at_the_end_of_its_log(changed: Body, path: str) -
         [{"replica_id": each, "log_end_offset": ends[each]} for each in changed.get(name, usual)]
         for name, usual in (("voters", own), ("observers", []))
     )
-    log = {"partition_index": 0, "leader_id": changed.get("leader_id", 1), "leader_epoch": 1,
+    log = {"partition_index": 0, "leader_id": changed.get("leader_id", 1),
+           "leader_epoch": changed.get("leader_epoch", 1),
            "high_watermark": changed.get("high_watermark", 9), "current_voters": voters,
            "observers": observers}  # fmt: skip
     topic = {"topic_name": changed.get("name", "__cluster_metadata"), "partitions": [log]}
