@@ -1,7 +1,6 @@
 """Requests without a response, checked against captures before packets were removed."""
 
 import gzip
-import struct
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
-from tests.damage import lose_packets
+from tests.damage import cut_capture, lose_packets
 from tests.report.made import SECOND_US, START_US, exchange
 from tests.report.made import tables as made
 
@@ -50,11 +49,7 @@ def test_answers_that_were_lost(name: str, seed: int, captures: Path, tmp_path: 
 
 def test_a_capture_that_ends_before_an_answer(captures: Path, tmp_path: Path) -> None:
     """A client closes its side during a long poll. The capture ends before the broker's answer."""
-    data = (captures / "librdkafka.pcap").read_bytes()
-    place = 24
-    for _ in range(948):
-        place += 16 + struct.unpack_from("<I", data, place + 8)[0]
-    (tmp_path / "cut.pcap").write_bytes(data[:place])
+    cut_capture((captures / "librdkafka.pcap").read_bytes(), tmp_path / "cut.pcap", 0.75)
     before = statuses(kdissect.read(captures / "librdkafka.pcap"))
     tables = kdissect.read(tmp_path / "cut.pcap")
     may_be_lost = judged(tables)

@@ -1,4 +1,4 @@
-"""Requests without an answer in captures of which packets were taken out.
+"""Requests without an answer in captures of which packets were taken out, or that end early.
 
 The whole capture knows whether an answer came. An answer that was taken out must not be called
 missing: such a request could not be judged.
@@ -14,11 +14,13 @@ import kdissect
 from kdissect import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
-from tests.damage import lose_packets
+from tests.damage import cut_capture, lose_packets
 from tools.truth.latency import read_capture
 
 SHARE = 0.02  # of the packets
 SEEDS = (1, 2)
+ENDS = (0.25, 0.5, 0.75)  # of the packets, after which a capture ends
+OUTCOMES = ("lost", "missing", "undecided", "wrong")
 LITTLE_ENDIAN = (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1")
 KEY = ("client_ip", "client_port", "correlation_id", "api_key", "request_time_ns")
 
@@ -48,37 +50,44 @@ def judge(whole: Tables, damaged: Tables) -> Counter[str]:
 
 def section(captures: Path) -> str:
     """The section of the page."""
-    by_capture = {}
+    lines = []
+    totals = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         damaged = Path(folder) / "damaged.pcap"
         for path in sorted(captures.glob("*/*.pcap")):
             data = path.read_bytes()
             if path.parent.name == "shapes" or data[:4] not in LITTLE_ENDIAN:
                 continue
-            whole, found = read_capture(path), Counter[str]()
+            whole, found = read_capture(path), (Counter[str](), Counter[str]())
             key_log = path.with_suffix(".keylog")
+            keys = key_log if key_log.is_file() else ()
             for seed in SEEDS:
                 lose_packets(data, damaged, SHARE, seed)
-                keys = key_log if key_log.is_file() else ()
-                found += judge(whole, kdissect.read(damaged, keylog=keys))
-            by_capture[f"{path.parent.name}/{path.stem}"] = found
-    total = sum(by_capture.values(), Counter[str]())
+                found[0].update(judge(whole, kdissect.read(damaged, keylog=keys)))
+            for share in ENDS:
+                cut_capture(data, damaged, share)
+                found[1].update(judge(whole, kdissect.read(damaged, keylog=keys)))
+            for total, counts in zip(totals, found, strict=True):
+                total.update(counts)
+            lines.append(f"| {path.parent.name}/{path.stem} | {_cells(found)} |")
+    ends = " and ".join([", ".join(f"{share:.0%}" for share in ENDS[:-1]), f"{ENDS[-1]:.0%}"])
     return "\n".join(
         [
             "## Loss",
             "",
             f"Requests without an answer once {SHARE:.0%} of the packets are taken out of a "
-            f"capture, {len(SEEDS)} times. The whole capture knows whether an answer came. Right: "
-            "*lost*, it came and could not be judged; *missing*, it never came and is said to be "
-            "missing. *Undecided*: it never came and could not be judged. *Wrong*: it came and is "
-            "said to be missing.",
+            f"capture, {len(SEEDS)} times, and if it ends after {ends} of them. The whole "
+            "capture knows whether an answer came. Right: *lost*, it came and could not be judged; "
+            "*missing*, it never came and is said to be missing. *Undecided*: it never came and "
+            "could not be judged. *Wrong*: it came and is said to be missing.",
             "",
-            "| capture | lost | missing | undecided | wrong |",
-            "|---|---:|---:|---:|---:|",
-            *(
-                f"| {name} | {found['lost']} | {found['missing']} | {found['undecided']} | "
-                f"{found['wrong']} |"
-                for name, found in {**by_capture, "all": total}.items()
-            ),
+            f"| capture | {' | '.join(OUTCOMES)} | ends early: {' | '.join(OUTCOMES)} |",
+            f"|---|{'---:|' * 2 * len(OUTCOMES)}",
+            *lines,
+            f"| all | {_cells(totals)} |",
         ]
     )
+
+
+def _cells(counts: tuple[Counter[str], ...]) -> str:
+    return " | ".join(str(one[outcome]) for one in counts for outcome in OUTCOMES)
