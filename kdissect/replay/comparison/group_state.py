@@ -1,7 +1,8 @@
 """Finds answers that contradict what the run has shown of the target's classic groups.
 
 - A group rebalances from a JoinGroup, a LeaveGroup or the end of a member's session until
-  its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong.
+  its members have their assignments. REBALANCE_IN_PROGRESS (27) at any other time is wrong, and so
+  is no error while a JoinGroup waits for the other members.
 - The leader of a generation gets its members, among them all that joined it; others get none.
 - Members of the same generation have the same leader, one of them, and the same protocol.
 """
@@ -27,6 +28,7 @@ Body = dict[str, Any]
 
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
+_WAITING_NS = 500_000_000  # a JoinGroup that long has reached the coordinator
 _FOREVER = 1 << 62
 
 
@@ -54,6 +56,21 @@ class _Group:
     by_api: dict[int, list[_Exchange]] = field(default_factory=lambda: defaultdict(list))
     seen: dict[str, int] = field(default_factory=dict)
     timeouts_ns: dict[str, int] = field(default_factory=dict)
+
+
+class _Waiting:
+    """Times in which a JoinGroup waited at the coordinator, so that the group was rebalancing."""
+
+    def __init__(self, group: _Group) -> None:
+        joins = [each for each in group.by_api[ApiKey.JOIN_GROUP] if each.is_taken]
+        joins.sort(key=lambda each: each.outcome.sent_ns)
+        self._starts = [each.outcome.sent_ns + _WAITING_NS for each in joins]
+        self._ends = list(accumulate((each.end_ns for each in joins), max))
+
+    def is_one(self, exchange: _Exchange) -> bool:
+        """Return whether one waited during a whole exchange."""
+        place = bisect_right(self._starts, exchange.outcome.sent_ns) - 1
+        return place >= 0 and exchange.end_ns < self._ends[place]
 
 
 class GroupState:
@@ -88,9 +105,9 @@ class GroupState:
 
     def check(self, add: Add) -> None:
         for group in self._groups.values():
-            rebalances = list(_rebalances(group))
+            rebalances, waiting = list(_rebalances(group)), _Waiting(group)
             for exchange in group.by_api[ApiKey.HEARTBEAT]:
-                _check_heartbeat(exchange, rebalances, add)
+                _check_heartbeat(exchange, waiting, rebalances, add)
             _check_generations(group, add)
 
 
@@ -126,14 +143,19 @@ def _rebalances(group: _Group) -> Iterator[tuple[int, int]]:
         yield begin, starts[bisect_right(starts, begin)]
 
 
-def _check_heartbeat(exchange: _Exchange, rebalances: list[tuple[int, int]], add: Add) -> None:
+def _check_heartbeat(
+    exchange: _Exchange, waiting: _Waiting, rebalances: list[tuple[int, int]], add: Add
+) -> None:
     if exchange.answer is None:
         return
-    if exchange.answer["error_code"] != ErrorCode.REBALANCE_IN_PROGRESS:
+    code = int(ErrorCode.REBALANCE_IN_PROGRESS)
+    if not exchange.answer["error_code"] and waiting.is_one(exchange):
+        note = "a JoinGroup was waiting for the other members"
+        add(exchange.outcome, "error_code", code, 0, note)
+    if exchange.answer["error_code"] != code:
         return
     begin, end = exchange.outcome.sent_ns - _SLACK_NS, exchange.end_ns + _SLACK_NS
     if not any(first <= end and begin <= last for first, last in rebalances):
-        code = int(ErrorCode.REBALANCE_IN_PROGRESS)
         add(exchange.outcome, "error_code", 0, code, "no member joins or leaves at that time")
 
 

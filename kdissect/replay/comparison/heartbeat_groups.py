@@ -565,15 +565,15 @@ def _check_topology(
         for each in group.heartbeats
     ):
         add(outcome, f"{path}topology", "a topology", "null", "a member has sent one")
-    known = {topology["epoch"] for topology in sent if topology is not None}
+    epochs = {topology["epoch"] for topology in sent if topology is not None}
     named = [(f"{path}topology.epoch", (described["topology"] or {}).get("epoch"))]
     named += [
         (f"{path}members[{at}].topology_epoch", member["topology_epoch"])
         for at, member in enumerate(described["members"])
     ]
     for where, epoch in named:
-        if known and epoch not in known | {None}:
-            add(outcome, where, _either(known), epoch, "the members have sent no such topology")
+        if epochs and epoch not in epochs | {None}:
+            add(outcome, where, _either(epochs), epoch, "the members have sent no such topology")
 
 
 def _share_epoch_limit(group: _HeartbeatGroup, outcome: Outcome, limit: int) -> int:

@@ -205,14 +205,14 @@ class ShareState:
         for i, topic in enumerate(entries(described["topics"])):
             for j, partition in enumerate(entries(topic["partitions"])):
                 key = described["group_id"], topic["topic_id"], partition["partition_index"]
-                known = [
+                done = [
                     each
                     for each in self._finished.get(key, ())
                     if each.outcome.answered_ns < outcome.sent_ns
                 ]
-                last_ns = max((each.outcome.sent_ns for each in known), default=-1)
+                last_ns = max((each.outcome.sent_ns for each in done), default=-1)
                 ranges = merged_ranges(
-                    each[:2] for each in known if each.outcome.answered_ns < last_ns
+                    each[:2] for each in done if each.outcome.answered_ns < last_ns
                 )
                 start, least = partition["start_offset"], ranges[0][1] + 1 if ranges else 0
                 if ranges and ranges[0][0] == 0 and start < least and key[0] not in self._unknown:

@@ -676,6 +676,18 @@ def heartbeat(run: Run, at_s: float, member: str, code: int) -> int:
     return run.add(at_s, ApiKey.HEARTBEAT, 3, sent, {"error_code": code})
 
 
+@pytest.mark.parametrize(
+    ("at_s", "code", "is_wrong"),
+    [(1.2, 0, False), (2, 0, True), (2, 27, False), (2.9999, 0, False), (4, 0, False)],
+)
+def test_a_group_rebalances_while_a_member_waits(at_s: float, code: int, is_wrong: bool) -> None:
+    """Its JoinGroup waits from 1 s to 3 s."""
+    run = Run()
+    run.outcomes[join(run, 1, "b", ["a", "b"], leader="b")].answered_ns = 3 * S
+    number = heartbeat(run, at_s, "a", code)
+    assert run.said(GroupState) == ([(number, "error_code", "0")] if is_wrong else [])
+
+
 def test_a_rebalance_ends_when_all_members_joined() -> None:
     """27 while members join or after one has left; never in between."""
     run = Run()
