@@ -301,6 +301,8 @@ class ClusterState:
     ) -> None:
         for at, topic in enumerate(entries(answer["topics"])):
             known = constants.get(topic.get("name") or "")
+            if known is not None:
+                self._check_id(outcome, f"topics[{at}].topic_id", topic, add)
             if known is None or topic["error_code"] or not topic["partitions"]:
                 continue
             names = "is_internal", "partitions"
@@ -308,6 +310,12 @@ class ClusterState:
                 if wanted != found:
                     note = "other answers have another value"
                     add(outcome, f"topics[{at}].{name}", wanted, found, note)
+
+    def _check_id(self, outcome: Outcome, path: str, topic: Body, add: Add) -> None:
+        """A topic that the run does not change keeps its id; with an error it may have none."""
+        known_id, topic_id = self._ids.target.topic_ids.get(topic["name"]), topic.get("topic_id")
+        if None not in (known_id, topic_id) and topic_id not in (known_id, ZERO_UUID):
+            add(outcome, path, known_id, topic_id, "the topic has had another id")
 
     # -- transactions ---------------------------------------------------------------------------
 

@@ -1002,6 +1002,27 @@ def test_a_transaction_that_does_not_end() -> None:
     assert run.said(ClusterState)[1:] == [(ended, path, "Ongoing"), (stuck, path, "PrepareCommit")]
 
 
+@pytest.mark.parametrize(
+    ("topic_id", "code", "said"),
+    [(5, 0, []), (5, 3, []), (0, 3, []), (6, 0, ["6"]), (6, 3, ["6"])],
+)
+def test_a_topic_keeps_its_id(topic_id: int, code: int, said: list[str]) -> None:
+    """Beside an error a response may have no id of the topic."""
+    run = TwoPartitions()
+
+    def describe(at_s: float, topic_id: int, code: int) -> int:
+        topic = {"name": "t", "topic_id": UUID(int=topic_id), "error_code": code,
+                 "partitions": [] if code else [PARTITION]}  # fmt: skip
+        broker = {"node_id": 1, "host": "broker", "port": 9092}
+        body = {"topics": [topic], "brokers": [broker], "controller_id": 1}
+        return run.add(at_s, ApiKey.METADATA, 10, {"topics": [{"name": "t"}]}, body)
+
+    describe(1, 5, 0)
+    number = describe(2, topic_id, code)
+    expected = [(number, "topics[0].topic_id", str(UUID(int=int(each)))) for each in said]
+    assert run.said(ClusterState) == expected
+
+
 class TwoPartitions(Run):
     """The target's topic t has two partitions."""
 

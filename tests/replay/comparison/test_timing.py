@@ -248,6 +248,16 @@ def test_a_change_explains_only_what_changes(first: dict[str, Any], is_explained
     assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
 
 
+@pytest.mark.parametrize(("name", "is_explained"), [("t", True), ("t-x", False)])
+def test_an_error_stands_beside_a_requested_topic(name: str, is_explained: bool) -> None:
+    """The topic is just being created; error 3 is UNKNOWN_TOPIC_OR_PARTITION."""
+    run = Run()
+    run.add(CREATE, 99)
+    first = {"topics": [{"name": name, "error_code": 3, "partitions": []}]}
+    number = run.add(METADATA, 100, first=first)
+    assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
+
+
 def test_a_change_explains_missing_elements() -> None:
     """A transaction that is not listed yet, and a producer that the run knows."""
     run = Run()
