@@ -47,6 +47,7 @@ _APIS = frozenset(
 )  # fmt: skip
 _OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
 _METADATA_TOPIC = "__cluster_metadata"
+_UNCOMMITTED = 1_000  # records of the metadata log that a controller is writing
 _NOT_EMPTY = "not empty"
 _NO_TOPIC = frozenset({None, "", ZERO_UUID})
 _Decoded = tuple[Outcome, Body, Body]  # with the request and the answer
@@ -401,6 +402,10 @@ def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
             note = "the leader has all records"
             add(outcome, f"{path}.high_watermark", f"at most {ends[leader]}",
                 log["high_watermark"], note)  # fmt: skip
+        elif len(ends) == 1 and ends[leader] > log["high_watermark"] + _UNCOMMITTED:
+            note, most = "the only voter commits alone", log["high_watermark"] + _UNCOMMITTED
+            here = f"{path}.current_voters[].log_end_offset"
+            add(outcome, here, f"at most {most}", ends[leader], note)
         else:
             _check_observers(outcome, f"{path}.observers", log["observers"], ends, add)
 
