@@ -226,6 +226,15 @@ def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
     assert found["title"] == "2 TLS connections not decrypted"
 
 
+def test_a_refused_tls_handshake_has_nothing_to_decrypt() -> None:
+    """The broker closed without a ServerHello, so that a key log would not help."""
+    tls = _COUNTS | {"is_kafka": False, "is_tls": True, "protocol": "tls"}
+    refused = tls | {"connection_id": 2, "request_byte_count": 450, "response_segment_count": 3}
+    unread = refused | {"connection_id": 3, "tls_cipher": "TLS_AES_256_GCM_SHA384"}
+    document = _document(exchange(1), connections=(_KAFKA, refused, unread))
+    assert document["overview"]["read"]["unread_tls_connections"] == 1
+
+
 def test_figures_agree_on_the_page(document: dict[str, Any]) -> None:
     """Tiles and tables show the same numbers."""
     tiles = {tile["label"]: tile for tile in _tiles(document)}

@@ -242,12 +242,13 @@ def _retransmitted(scene: Scene, _: Finding, count: str, __: str) -> bool | None
 
 
 def _undecrypted(scene: Scene, _: Finding, count: str) -> bool:
-    """Connections whose client begins with a TLS handshake, without a key log."""
+    """Connections of which both sides begin with a TLS handshake, without a key log."""
     first: dict[tuple[Any, ...], bytes] = {}
     for flow, segment in scene.packets:
-        if segment.data and (flow[2:] + flow[:2]) not in first:
+        if segment.data:
             first.setdefault(flow, bytes(segment.data[:2]))
-    return sum(data == TLS_HANDSHAKE for data in first.values()) == _number(count)
+    sides = [flow for flow, data in first.items() if data == TLS_HANDSHAKE]
+    return sum(flow[2:] + flow[:2] in sides for flow in sides) == 2 * _number(count)
 
 
 def _no_kafka(scene: Scene, finding: Finding) -> bool:

@@ -75,7 +75,10 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
                 + response_missing_byte_count), 0)::BIGINT AS byte_count,
               coalesce(sum(request_byte_count) FILTER (is_kafka), 0)::BIGINT AS request_bytes,
               coalesce(sum(response_byte_count) FILTER (is_kafka), 0)::BIGINT AS response_bytes
-            FROM connections WHERE is_kafka OR is_tls
+            FROM connections
+            -- a broker that answered a ClientHello without a ServerHello encrypted nothing
+            WHERE is_kafka OR is_tls AND (tls_cipher IS NOT NULL
+              OR response_segment_count = 0 OR response_missing_byte_count > 0)
             """
         ),
         "protocols": database.rows(
