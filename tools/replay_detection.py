@@ -62,6 +62,7 @@ EXCUSED = {
     "TxnOffsetCommit topics[].partitions[].error_code no error": "one try was refused, and nothing "
     "reads the offset before a later commit of the group replaces it",
     "DescribeLogDirs results[].log_dir": "a folder of the target's machine",
+    "_timestamp plus 1": "a millisecond, and clocks agree to a second",
     "partition_size": "bytes on the target's disks, which its retention may have deleted",
     "DescribeLogDirs results[].total_bytes": "the space of the target's disks",
     "DescribeLogDirs results[].usable_bytes": "the space of the target's disks",

@@ -301,13 +301,13 @@ class ClusterState:
         self, outcome: Outcome, answer: Body, constants: dict[str, tuple[bool, int]], add: Add
     ) -> None:
         for at, topic in enumerate(entries(answer["topics"])):
-            known = constants.get(topic.get("name") or "")
-            if known is not None:
+            usual = constants.get(topic.get("name") or "")
+            if usual is not None:
                 self._check_id(outcome, f"topics[{at}].topic_id", topic, add)
-            if known is None or topic["error_code"] or not topic["partitions"]:
+            if usual is None or topic["error_code"] or not topic["partitions"]:
                 continue
             names = "is_internal", "partitions"
-            for name, wanted, found in zip(names, known, _constants_of(topic), strict=True):
+            for name, wanted, found in zip(names, usual, _constants_of(topic), strict=True):
                 if wanted != found:
                     note = "other answers have another value"
                     add(outcome, f"topics[{at}].{name}", wanted, found, note)
@@ -374,6 +374,9 @@ class ClusterState:
 def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
     nodes = [each["node_id"] for each in entries(answer.get("nodes"))]
     for at, node in enumerate(entries(answer.get("nodes"))):
+        listeners = [listener["name"] for listener in node["listeners"]]
+        if len(set(listeners)) < len(listeners):
+            add(outcome, f"nodes[{at}].listeners", "each once", listeners, "one is listed twice")
         for listener in node["listeners"] or [{"host": "", "port": 0}]:
             if not listener["host"] or not listener["port"]:
                 note = "voters connect to each other there"

@@ -99,17 +99,20 @@ class ConfigState:
                         add(outcome, path, own, first[field], note)
             if len({(each["name"], each["source"]) for each in synonyms}) < len(synonyms):
                 add(outcome, path, "each once", f"{len(synonyms)} synonyms", "one is listed twice")
-            is_due = bool(synonyms) and name in with_default[outcome.step.number]
-            if is_due and synonyms[-1]["source"] != _DEFAULT:
+            default = with_default[outcome.step.number].get(name)
+            last = synonyms[-1] if synonyms else {}
+            if default and synonyms and (last["source"], last["name"]) != (_DEFAULT, default):
                 note = "the captured list ends with it"
-                add(outcome, path, "the default at the end", "no default", note)
+                found = f"{last['name']} of source {last['source']}"
+                add(outcome, path, f"the default of {default} at the end", found, note)
 
 
-def _with_default(outcome: Outcome) -> set[str]:
-    """The configs in the captured response whose list of synonyms ends with the default."""
+def _with_default(outcome: Outcome) -> dict[str, str]:
+    """The configs in the captured response whose list of synonyms ends with the default, and the
+    name of that."""
     captured = response_of(outcome.step.exchange)
     return {
-        config["name"]
+        config["name"]: last["name"]
         for result in entries(None if captured is None else captured.body["results"])
         for config in entries(result["configs"])
         for last in entries(config.get("synonyms"))[-1:]

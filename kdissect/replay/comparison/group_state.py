@@ -188,6 +188,11 @@ def _check_generations(group: _Group, add: Add) -> None:
             for join in exchanges
             if join.answer is not None
         }
+        instances = {
+            join.answer["member_id"]: join.request.get("group_instance_id")
+            for join in exchanges
+            if join.answer is not None
+        }
         for exchange, answer in zip(exchanges, answers, strict=True):
             listed = {member["member_id"] for member in answer["members"]}
             offered = {each["name"] for each in exchange.request["protocols"]}
@@ -204,15 +209,21 @@ def _check_generations(group: _Group, add: Add) -> None:
                     note = "only the leader gets the members"
                     add(exchange.outcome, "members", "none", f"{len(listed)} members", note)
                 continue
-            _check_members(exchange, subscriptions, add)
+            _check_members(exchange, subscriptions, instances, add)
             if not answer.get("skip_assignment") and not everyone <= listed:
                 note = "members that joined this generation are not listed"
                 said = f"{len(listed)} of {len(everyone)}"
                 add(exchange.outcome, "members", f"{len(everyone)} members", said, note)
 
 
-def _check_members(exchange: _Exchange, subscriptions: dict[str, set[bytes]], add: Add) -> None:
-    """The leader gets each member once, with the subscription that the member joined with."""
+def _check_members(
+    exchange: _Exchange,
+    subscriptions: dict[str, set[bytes]],
+    instances: dict[str, str | None],
+    add: Add,
+) -> None:
+    """The leader gets each member once, with the subscription and the instance id that the member
+    joined with."""
     seen: set[str] = set()
     for at, described in enumerate(entries((exchange.answer or {})["members"])):
         member, path = described["member_id"], f"members[{at}]"
@@ -220,6 +231,10 @@ def _check_members(exchange: _Exchange, subscriptions: dict[str, set[bytes]], ad
             note = "it is listed twice"
             add(exchange.outcome, f"{path}.member_id", "each member once", member, note)
         seen.add(member)
+        instance = described.get("group_instance_id")
+        if instance != instances.get(member, instance):
+            note = "not the one that this member joined with"
+            add(exchange.outcome, f"{path}.group_instance_id", instances[member], instance, note)
         if described["metadata"] not in subscriptions.get(member, {described["metadata"]}):
             note = "not the subscription that this member joined with"
             add(exchange.outcome, f"{path}.metadata", "as joined", "other bytes", note)

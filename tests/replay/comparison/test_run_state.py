@@ -676,6 +676,19 @@ def heartbeat(run: Run, at_s: float, member: str, code: int) -> int:
     return run.add(at_s, ApiKey.HEARTBEAT, 3, sent, {"error_code": code})
 
 
+@pytest.mark.parametrize(("listed", "is_wrong"), [("i", False), ("j", True), (None, True)])
+def test_the_leader_gets_the_instance_ids_of_members(listed: str | None, is_wrong: bool) -> None:
+    run = Run()
+    sent = {"group_id": "g", "member_id": "a", "session_timeout_ms": 9, "group_instance_id": "i",
+            "protocols": [{"name": "range", "metadata": b""}]}  # fmt: skip
+    member = {"member_id": "a", "group_instance_id": listed, "metadata": b""}
+    answer = {"generation_id": 1, "protocol_name": "range", "leader": "a", "member_id": "a",
+              "members": [member]}  # fmt: skip
+    number = run.add(1, ApiKey.JOIN_GROUP, 5, sent, answer)
+    found = [(number, "members[0].group_instance_id", str(listed))] * is_wrong
+    assert run.said(GroupState) == found
+
+
 @pytest.mark.parametrize(
     ("at_s", "code", "is_wrong"),
     [(1.2, 0, False), (2, 0, True), (2, 27, False), (2.9999, 0, False), (4, 0, False)],
@@ -1091,6 +1104,7 @@ def test_a_replica_moves_to_a_log_dir_of_the_broker(path: str, count: int) -> No
         ({"voters": [1, 4]}, "topics[].partitions[].current_voters"),
         ({"nodes": [1, 2, 2]}, "nodes"),
         ({"listeners": []}, "nodes[0].listeners"),
+        ({"listeners": [{"name": "C", "host": "h", "port": 1}] * 2}, "nodes[0].listeners"),
         ({"listeners": [{"name": "C", "host": "", "port": 1}]}, "nodes[0].listeners"),
         ({"name": "t"}, "topics"),
         ({"observers": [4]}, ""),
@@ -1166,7 +1180,8 @@ def test_the_last_synonym_of_a_config_is_the_default() -> None:
     number = run.add(1, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4), described(4, 5))
     run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4), described(4))
     run.add(3, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4, 5), described(4, 5))
-    assert run.said(ConfigState) == [(number, "results[0].configs[0].synonyms", "no default")]
+    found = "n of source 4"
+    assert run.said(ConfigState) == [(number, "results[0].configs[0].synonyms", found)]
 
 
 def test_a_config_that_no_request_alters_is_constant() -> None:
