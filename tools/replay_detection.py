@@ -57,10 +57,6 @@ Result = dict[str, Any]
 Finding = tuple[str, str]
 # Lies that may pass, by a part of their text, with the reason.
 EXCUSED = {
-    "last_timestamp plus 1": "a later time, which may be that of a marker that no answer brought",
-    "finalized_features_epoch plus 1": "an offset of the metadata log, which soon reaches it",
-    "TxnOffsetCommit topics[].partitions[].error_code no error": "one try was refused, and nothing "
-    "reads the offset before a later commit of the group replaces it",
     "DescribeLogDirs results[].log_dir": "a folder of the target's machine",
     "_timestamp plus 1": "a millisecond, and clocks agree to a second",
     "partition_size": "bytes on the target's disks, which its retention may have deleted",
