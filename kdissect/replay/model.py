@@ -466,8 +466,8 @@ class EarlierAnswer:
     """An answer that was not final, so that the request was sent again.
 
     reason: why. sent, sent_ns, answered_ns: as in `Outcome`. The comparison sets the others.
-    differences: from the captured response. error_codes: without 0. is_explained: by the timing of
-    the run.
+    differences: from the captured response. error_codes: those that it does not have. is_explained:
+    by the timing of the run.
     """
 
     sent: bytes

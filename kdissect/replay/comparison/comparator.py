@@ -236,7 +236,9 @@ class Comparator:
         answer = self.ids.answer_of(outcome.step, earlier.answer)
         if captured is None or answer is None or answer.api_version != captured.api_version:
             return
-        earlier.error_codes = frozenset(error_codes(answer.body)) - {0}
+        earlier.error_codes = frozenset(error_codes(answer.body)) - {
+            0, *error_codes(captured.body)
+        }  # fmt: skip
         differences: list[Difference] = []
         if outcome.step.exchange.api_key in FETCH_APIS:
             was, codes = (

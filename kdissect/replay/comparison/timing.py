@@ -14,6 +14,7 @@ Any other is a finding, even if a later answer is right. At any time, so are
 - UNKNOWN_SERVER_ERROR, unless a share partition is not initialised yet;
 - another value of a field that stays the same while its group, topic or broker exists, unless the
   answer has an error and the field its default;
+- an element too many in a list, if the change only adds some;
 - a state that Kafka does not have.
 
 A read without an error sees a write as soon as that is answered. Only changes that others finish
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.comparison.tree_diff import ABSENT
 from kdissect.replay.model import (
     ADMIN,
     READ,
@@ -38,7 +40,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIENT
+from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIENT, request_of
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
 # by timers of the broker too, up to a minute after the last request.
@@ -59,10 +61,12 @@ _CONSTANT = frozenset(
     {
         "assignor_name", "authorized_operations", "client_host", "client_id",
         "cluster_authorized_operations", "cluster_id", "config_type", "documentation",
-        "endpoint_type", "group_instance_id", "group_type", "instance_id", "is_classic",
-        "is_future_key", "is_internal", "is_sensitive", "log_dir", "member_type", "process_id",
-        "rack", "rack_id", "read_only", "subtopologies", "topic_authorized_operations",
-        "transaction_timeout_ms",
+        "endpoint_type", "entity", "group_instance_id", "group_type", "hmac", "instance_id",
+        "is_classic", "is_future_key", "is_internal", "is_sensitive", "log_dir", "member_type",
+        "operation", "pattern_type", "permission_type", "principal_name", "principal_type",
+        "process_id", "rack", "rack_id", "read_only", "renewers", "subtopologies", "token_id",
+        "token_requester_principal_name", "token_requester_principal_type",
+        "topic_authorized_operations", "transaction_timeout_ms",
     }
 )  # fmt: skip
 # States of groups (KIP-518, KIP-848, KIP-1071) and transactions (KIP-664).
@@ -71,6 +75,12 @@ _STATES = frozenset(
         "Assigning", "CompleteAbort", "CompleteCommit", "CompletingRebalance", "Dead", "Empty",
         "NotReady", "Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence",
         "PreparingRebalance", "Reconciling", "Stable",
+    }
+)  # fmt: skip
+_ADDING = frozenset(
+    {
+        ApiKey.CREATE_ACLS, ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.CREATE_PARTITIONS,
+        ApiKey.CREATE_TOPICS,
     }
 )  # fmt: skip
 _DEFAULTS = frozenset({"", "null", "[]", "false", "0", "-1", "-2147483648", str(ZERO_UUID)})
@@ -133,6 +143,7 @@ class Timing:
             writer.number != step.number
             and sent_ns <= answer.answered_ns
             and answered_ns >= answer.sent_ns - self._bound_ns(resource, writer, step, answer)
+            and (writer.step_class != ADMIN or _removes(writer) or not _has_more(answer))
             for writer, (sent_ns, answered_ns) in self._writes.get(resource, ())
         )
 
@@ -147,6 +158,23 @@ class Timing:
                 return int(WRITE_S * 1e9)
             return int(METADATA_S * 1e9) if writer.step_class == ADMIN else 0
         return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
+
+
+def _has_more(answer: EarlierAnswer) -> bool:
+    """Return whether an answer has elements that the captured response does not have."""
+    return any(each.captured == ABSENT for each in answer.differences)
+
+
+def _removes(writer: Step) -> bool:
+    """Return whether an administrative request may remove something; unknown ones may."""
+    request, api_key = request_of(writer.exchange), writer.exchange.api_key
+    if request is None:
+        return True
+    if api_key == ApiKey.ALTER_CLIENT_QUOTAS:
+        return any(op["remove"] for entry in request.body["entries"] for op in entry["ops"])
+    if api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
+        return bool(request.body["deletions"])
+    return api_key not in _ADDING
 
 
 def _is_change(difference: Difference, has_error: bool) -> bool:

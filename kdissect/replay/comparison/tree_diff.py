@@ -33,7 +33,7 @@ from kdissect.replay.workload.field_kinds import (
 from kdissect.replay.workload.messages import entries, request_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
-_ABSENT = "absent"
+ABSENT = "absent"
 
 Body = dict[str, Any]
 
@@ -341,7 +341,7 @@ class TreeDiff:
             if self._goes_with(here, "error_code", element, {"error_code": 0}):
                 return
         said = element_text(element)
-        texts = (said, _ABSENT) if captured_at >= 0 else (_ABSENT, said)
+        texts = (said, ABSENT) if captured_at >= 0 else (ABSENT, said)
         self._judge_texts(here, *texts, element)
 
     def _fetched_one_sided(self, element: Body, is_captured: bool, place: DiffPosition) -> bool:

@@ -35,6 +35,9 @@ NOT_AVAILABLE = 5  # LEADER_NOT_AVAILABLE
 DESCRIBE, ALTER, METADATA, CREATE = (
     ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.METADATA, ApiKey.CREATE_TOPICS,
 )  # fmt: skip
+ACLS, CREATE_ACLS, DELETE_ACLS = (
+    ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS,
+)  # fmt: skip
 PRODUCERS, TRANSACTIONS, END, GROUPS, LEAVE = (
     ApiKey.DESCRIBE_PRODUCERS, ApiKey.LIST_TRANSACTIONS, ApiKey.END_TXN, ApiKey.LIST_GROUPS,
     ApiKey.LEAVE_GROUP,
@@ -64,6 +67,13 @@ def transactions(*names: str) -> dict[str, Any]:
     return {"transaction_states": states}
 
 
+def acls(*operations: int) -> dict[str, Any]:
+    resource = {"resource_type": 2, "resource_name": "t", "pattern_type": 3}
+    entry = {"principal": "User:a", "host": "*", "permission_type": 3}
+    listed = [{**entry, "operation": each} for each in operations]
+    return {"resources": [{**resource, "acls": listed}]}
+
+
 def groups(group_state: str = "Stable", group_type: str = "classic") -> dict[str, Any]:
     group = {"group_id": "g", "group_state": group_state, "group_type": group_type}
     return {"groups": [group]}
@@ -80,6 +90,9 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     END: ({"transactional_id": "x"}, {}),
     ApiKey.FETCH: ({"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}, {}),
     GROUPS: ({}, groups()),
+    ACLS: ({"resource_type_filter": 1}, acls(2)),
+    CREATE_ACLS: ({"creations": []}, {"results": []}),
+    DELETE_ACLS: ({"filters": []}, {"filter_results": []}),
     LEAVE: ({"group_id": "g"}, {}),
 }
 
@@ -92,15 +105,21 @@ class Run:
         self.steps: list[Step] = []
         self.outcomes: list[Outcome] = []
 
-    def add(self, api_key: int, at_s: float, *, first: dict[str, Any] | None = None) -> int:
-        """A request answered at a time; first: the body of an answer a second before."""
+    def add(
+        self, api_key: int, at_s: float, *, first: dict[str, Any] | None = None,
+        captured: dict[str, Any] | None = None,
+    ) -> int:  # fmt: skip
+        """A request answered at a time; first: the body of an answer a second before. captured:
+        further fields of both responses."""
         number, version = (
             len(self.steps),
             min(catalog.api(api_key).request.versions[1], NEWEST.get(api_key, 2)),
         )
+        sent, answered = BODIES[api_key]
+        bodies = sent, {**answered, **(captured or {})}
         request, response = (
             encode_message(Message(api_key, version, side, {}, body))
-            for side, body in zip(("request", "response"), BODIES[api_key], strict=True)
+            for side, body in zip(("request", "response"), bodies, strict=True)
         )
         exchange = Exchange(
             number, 0, number, api_key, version, 0, "c", request, response, number, number, number,
@@ -258,12 +277,30 @@ def test_an_error_stands_beside_a_requested_topic(name: str, is_explained: bool)
     assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
 
 
-def test_a_change_explains_missing_elements() -> None:
-    """A transaction that is not listed yet, and a producer that the run knows."""
+@pytest.mark.parametrize(
+    ("writer", "first", "is_explained"),
+    [
+        (END, transactions(), True),
+        (CREATE_ACLS, acls(), True),
+        (CREATE_ACLS, acls(2, 3), False),
+        (DELETE_ACLS, acls(2, 3), True),
+        (DELETE_ACLS, acls(4), False),
+    ],
+)
+def test_a_change_explains_elements_that_it_adds_or_removes(
+    writer: int, first: dict[str, Any], is_explained: bool
+) -> None:
+    """An element is missing before it is added, and is one too many before it is removed."""
     run = Run()
-    run.add(END, 99)
-    run.add(CREATE, 99)
-    numbers = [run.add(TRANSACTIONS, 100, first=transactions())]
-    numbers.append(run.add(PRODUCERS, 100, first=producers(ids=(-1,))))
-    found = run.judgements()
-    assert {found[number].verdict for number in numbers} == {Verdict.SAME}
+    run.add(writer, 98.99)
+    number = run.add(TRANSACTIONS if writer == END else ACLS, 100, first=first)
+    assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
+
+
+def test_an_error_of_the_captured_response_is_no_failure() -> None:
+    """Beside it the other groups have their types."""
+    run = Run()
+    run.add(LEAVE, 99)
+    both = {"error_code": 14}
+    number = run.add(GROUPS, 100, first={**groups(group_type="consumer"), **both}, captured=both)
+    assert run.judgements()[number].verdict is Verdict.DIFFERENT
