@@ -14,7 +14,7 @@ Any other is a finding, even if a later answer is right. At any time, so are
 - UNKNOWN_SERVER_ERROR, unless a share partition is not initialised yet;
 - another value of a field that stays the same while its group, topic or broker exists, unless the
   answer has an error and the field its default;
-- an element too many in a list, if the change only adds some;
+- an element too many in a list if changes only add some, and one too few if they only remove some;
 - a state that Kafka does not have.
 
 A read without an error sees a write as soon as that is answered. Only changes that others finish
@@ -23,7 +23,7 @@ are late: transactions, the state of a group, metadata, and records that followe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
@@ -83,6 +83,12 @@ _ADDING = frozenset(
         ApiKey.CREATE_TOPICS,
     }
 )  # fmt: skip
+_REMOVING = frozenset(
+    {
+        ApiKey.DELETE_ACLS, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS,
+        ApiKey.EXPIRE_DELEGATION_TOKEN,
+    }
+)  # fmt: skip
 _DEFAULTS = frozenset({"", "null", "[]", "false", "0", "-1", "-2147483648", str(ZERO_UUID)})
 _FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _LATE_WRITES = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})  # markers come after answers
@@ -131,21 +137,21 @@ class Timing:
         if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
             return True
         resources = self._resources[step.number]
-        if any(self._was_changing(each, step, answer) for each in resources):
+        writers = [each for resource in resources for each in self._writers(resource, step, answer)]
+        if writers and _can_make(writers, answer):
             return True
         if not answer.error_codes & TRANSIENT:
             return False
         firsts = [self._successes.get((step.exchange.api_key, each)) for each in resources]
         return any(first is None or first > answer.sent_ns for first in firsts)
 
-    def _was_changing(self, resource: Resource, step: Step, answer: EarlierAnswer) -> bool:
-        return any(
-            writer.number != step.number
-            and sent_ns <= answer.answered_ns
-            and answered_ns >= answer.sent_ns - self._bound_ns(resource, writer, step, answer)
-            and (writer.step_class != ADMIN or _removes(writer) or not _has_more(answer))
-            for writer, (sent_ns, answered_ns) in self._writes.get(resource, ())
-        )
+    def _writers(self, resource: Resource, step: Step, answer: EarlierAnswer) -> Iterator[Step]:
+        """The requests whose change of a resource the answer may not show yet."""
+        for writer, (sent_ns, answered_ns) in self._writes.get(resource, ()):
+            bound_ns = self._bound_ns(resource, writer, step, answer)
+            is_late = answered_ns >= answer.sent_ns - bound_ns
+            if writer.number != step.number and sent_ns <= answer.answered_ns and is_late:
+                yield writer
 
     def _bound_ns(self, resource: Resource, writer: Step, step: Step, answer: EarlierAnswer) -> int:
         """The time after the answer of a write in which a request may not see it."""
@@ -160,19 +166,21 @@ class Timing:
         return int((TIMER_S if resource[0] in _BY_TIMER else WRITE_S) * 1e9)
 
 
-def _has_more(answer: EarlierAnswer) -> bool:
-    """Return whether an answer has elements that the captured response does not have."""
-    return any(each.captured == ABSENT for each in answer.differences)
+def _can_make(writers: Sequence[Step], answer: EarlierAnswer) -> bool:
+    """Return whether an answer from before these changes can have the elements that it has."""
+    has_more = any(each.captured == ABSENT for each in answer.differences)
+    has_fewer = any(each.answered == ABSENT for each in answer.differences)
+    return (not has_more or any(map(_removes, writers))) and (
+        not has_fewer or any(each.exchange.api_key not in _REMOVING for each in writers)
+    )
 
 
 def _removes(writer: Step) -> bool:
-    """Return whether an administrative request may remove something; unknown ones may."""
+    """Return whether a request may remove something."""
     request, api_key = request_of(writer.exchange), writer.exchange.api_key
-    if request is None:
-        return True
-    if api_key == ApiKey.ALTER_CLIENT_QUOTAS:
+    if api_key == ApiKey.ALTER_CLIENT_QUOTAS and request is not None:
         return any(op["remove"] for entry in request.body["entries"] for op in entry["ops"])
-    if api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS:
+    if api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS and request is not None:
         return bool(request.body["deletions"])
     return api_key not in _ADDING
 
