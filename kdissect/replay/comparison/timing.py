@@ -14,6 +14,7 @@ Any other is a finding, even if a later answer is right. At any time, so are
 - UNKNOWN_SERVER_ERROR, unless a share partition is not initialised yet;
 - another value of a field that stays the same while its group, topic or broker exists, unless the
   answer has an error and the field its default;
+- an element that is listed twice;
 - an element too many in a list if changes only add some, and one too few if they only remove some;
 - a state that Kafka does not have.
 
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Sequence
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.comparison.tree_diff import ABSENT
+from kdissect.replay.comparison.tree_diff import ABSENT, TWICE
 from kdissect.replay.model import (
     ADMIN,
     READ,
@@ -188,6 +189,8 @@ def _removes(writer: Step) -> bool:
 def _is_change(difference: Difference, has_error: bool) -> bool:
     """Return whether a change of the resource can make this difference, or an error in the answer,
     beside which brokers leave fields at their defaults."""
+    if difference.note == TWICE:
+        return False
     if has_error and difference.answered in _DEFAULTS:
         return True
     fields = [each.partition("[")[0] for each in difference.path.split(".")]

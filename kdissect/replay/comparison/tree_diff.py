@@ -34,6 +34,7 @@ from kdissect.replay.workload.messages import entries, request_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 ABSENT = "absent"
+TWICE = "it is listed twice"
 
 Body = dict[str, Any]
 
@@ -342,7 +343,7 @@ class TreeDiff:
                 return
         said = element_text(element)
         texts = (said, ABSENT) if captured_at >= 0 else (ABSENT, said)
-        self._judge_texts(here, *texts, element)
+        self._judge_texts(here, *texts, element, TWICE if is_second else "")
 
     def _fetched_one_sided(self, element: Body, is_captured: bool, place: DiffPosition) -> bool:
         """An incremental answer names only partitions with something new: one that is not named

@@ -285,6 +285,7 @@ def test_an_error_stands_beside_a_requested_topic(name: str, is_explained: bool)
         (CREATE_ACLS, acls(2, 3), False),
         (DELETE_ACLS, acls(2, 3), True),
         (DELETE_ACLS, acls(4), False),
+        (DELETE_ACLS, acls(2, 2), False),
     ],
 )
 def test_a_change_explains_elements_that_it_adds_or_removes(
