@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -245,18 +245,26 @@ def _is_chosen(step: Step, options: PlanOptions) -> bool:
     return True
 
 
-def _place_silent(written: dict[int, tuple[int, int]], silent: list[tuple[int, int]]) -> None:
-    """Put (step, record count) that no answer places into the gaps of a log, in their order."""
-    gaps: list[list[int]] = []
+def _place_silent(
+    written: dict[int, tuple[int, int]],
+    silent: list[tuple[int, int]],
+    can_precede: Callable[[int, int], bool],
+) -> None:
+    """Put (step, record count) that no answer places into the gaps of a log, in their order.
+
+    can_precede: whether one step was sent before another one was answered.
+    """
+    gaps: list[list[int]] = []  # first offset, end, the step that wrote after it
     at = 0
     for offset in sorted(written):
         if offset > at and (written or at):
-            gaps.append([at, offset])
+            gaps.append([at, offset, written[offset][0]])
         at = max(at, offset + written[offset][1])
-    gaps.append([at, at + sum(count for _, count in silent)])
+    gaps.append([at, at + sum(count for _, count in silent), -1])
     for number, count in silent:
         for gap in gaps:
-            if count and gap[1] - gap[0] >= count:
+            is_possible = gap[2] < 0 or can_precede(number, gap[2])
+            if count and is_possible and gap[1] - gap[0] >= count:
                 written.setdefault(gap[0], (number, count))
                 gap[0] += count
                 break
@@ -425,8 +433,8 @@ class _Ordering:
     def _read_logs(self, active: Iterable[Step]) -> None:
         """Find the steps that wrote each partition, in the order of their offsets.
 
-        Nobody says where the records of a Produce with acks 0 went; the gaps between the others'
-        do, as far as they are large enough.
+        No answer shows where the records of a Produce with acks 0 are. They fill a large enough gap
+        between those of others, before a request that was answered later.
         """
         written: dict[Resource, dict[int, tuple[int, int]]] = defaultdict(dict)
         silent: dict[Resource, list[tuple[int, int]]] = defaultdict(list)
@@ -448,9 +456,12 @@ class _Ordering:
                         written[log].setdefault(partition["base_offset"], entry)
         for log in {*written, *silent}:
             by_offset = written.get(log, {})
-            _place_silent(by_offset, silent.get(log, []))
+            _place_silent(by_offset, silent.get(log, []), self._can_precede)
             offsets = sorted(by_offset)
             self.logs[log] = (offsets, [by_offset[offset][0] for offset in offsets])
+
+    def _can_precede(self, number: int, other: int) -> bool:
+        return self.steps[number].at_ns < self.answered_ns.get(other, -1)
 
     def _record_counts(self, step: Step) -> dict[Resource, int]:
         request = request_of(step.exchange)
