@@ -31,6 +31,7 @@ _OLDER = {
     "socket.request.max.bytes": "104857600",
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
+    "log.initial.task.delay.ms": "",  # answers show it
 }
 _SASL = "SASL_PLAINTEXT"  # listener and protocol
 _LOGIN = {
