@@ -66,13 +66,13 @@ class Recorded:
         if not manifest.exists():
             return {"settings": {**self.shipped, **self.more}}
         brokers = json.loads(manifest.read_text())["brokers"]
-        told: dict[str, str] = brokers[0]["config"]
-        shown = {key: value for key, value in told.items() if key.startswith(_SHOWN)}
+        captured: dict[str, str] = brokers[0]["config"]
+        shown = {key: value for key, value in captured.items() if key.startswith(_SHOWN)}
         shown |= self.more
         if self.listener == "PLAINTEXT":
             return {"settings": shown}
-        shown = {key: value for key, value in told.items() if not key.startswith(_OWN)}
-        plugins = [told["metric.reporters"]] if "metric.reporters" in told else []
+        shown = {key: value for key, value in captured.items() if not key.startswith(_OWN)}
+        plugins = [captured["metric.reporters"]] if "metric.reporters" in captured else []
         return {
             "settings": shown | _LOGIN, "listeners": {_SASL: _SASL}, "plugins": plugins,
             "request_log": "trace",

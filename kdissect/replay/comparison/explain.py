@@ -310,4 +310,4 @@ def _why_untaken(outcome: Outcome) -> str:
 
 
 # Requests skipped for these reasons changed nothing in the capture, or are not for the target.
-_AS_CAPTURED = frozenset({"not_ready", "target_own", "internal"})
+_AS_CAPTURED = frozenset({"not_ready", "other_principal", "target_own", "internal"})

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 
 from kdissect.protocol.releases import releases_offering, spoken_versions
 from kdissect.replay.comparison.grouping import plain_path
+from kdissect.replay.comparison.tree_diff import ABSENT
 from kdissect.replay.model import Difference, Outcome, Step
 from kdissect.replay.workload.messages import entries, response_of
 from kdissect.text import plural
 
 RULE = "other-release"
 _NAMES_MAX = 12  # of APIs and configs in a note
-_ABSENT = "absent"
 _INDEX = re.compile(r"^api_keys\[(\d+)\]")
 _KEY = re.compile(r"^\{api_key=(-?\d+), min_version=(-?\d+), max_version=(-?\d+)")
 _NAME = re.compile(r"name=([^,}]+)")
@@ -48,7 +48,7 @@ class OtherRelease:
         return True
 
     def _allows_api(self, one: Difference) -> bool:
-        is_gone = one.answered == _ABSENT
+        is_gone = one.answered == ABSENT
         found = _KEY.match(one.captured if is_gone else one.answered)
         if found is None:
             return False

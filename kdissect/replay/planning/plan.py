@@ -208,7 +208,8 @@ def _had_no_effect(exchange: Exchange) -> bool:
 
 
 def _codes_of_elements(body: Mapping[str, Any]) -> Iterator[int]:
-    """The ``error_code`` of each element in the arrays of a response."""
+    """The ``error_code`` of each element in the arrays of a response, without those of fields: a
+    created topic may lack its configs (KIP-525)."""
     for value in body.values():
         for element in value if isinstance(value, list) else ():
             if isinstance(element, dict):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from kdissect.codec.message import Message
 from kdissect.protocol import releases
 from kdissect.protocol.api_keys import ApiKey
@@ -152,6 +154,23 @@ def test_beside_an_error_code() -> None:
     _, [outcome] = run(plan, {0: found})
     assert notes(outcome)[0].endswith("the captured broker says: not for you")
     assert notes(outcome)[2] == "beside an error code that is another one"
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        (SkipCode.NOT_ALLOWED, "may follow from exchange 0: Produce v9 was not sent (not_allowed)"),
+        (SkipCode.OTHER_PRINCIPAL, ""),
+    ],
+)
+def test_what_follows_from_a_request_that_was_not_sent(code: SkipCode, note: str) -> None:
+    """Nothing, if the captured broker refused it as well."""
+    wrote = exchange(0, produce(0), 0, 1, produced(0, 0))
+    read = exchange(1, fetch(0), 2, 3, fetched(0))
+    plan = make_plan(workload([wrote], [read]), everything())
+    less = Difference("responses[0].partitions[0].records", "1 record", "none")
+    _, outcomes = run(plan, {0: Skipped(code, "because"), 1: [less]})
+    assert notes(outcomes[1]) == [note]
 
 
 def test_later_answers_of_a_session() -> None:

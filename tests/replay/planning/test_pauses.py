@@ -42,9 +42,9 @@ def heartbeat(at_ms: int, member: str) -> Exchange:
 def test_a_push_of_telemetry_waits_for_the_interval() -> None:
     """After the push before it, if that was taken and is not the last one of the client."""
     client = {"client_instance_id": UUID(int=7)}
-    told = {**client, "push_interval_ms": 500}
+    answered = {**client, "push_interval_ms": 500}
     got = ask(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, 0)
-    got.response = encode_message(Message(got.api_key, 0, "response", {}, told))
+    got.response = encode_message(Message(got.api_key, 0, "response", {}, answered))
     pushes = [ask(ApiKey.PUSH_TELEMETRY, 0, at_ms, **client) for at_ms in (1, 2)]
     last = ask(ApiKey.PUSH_TELEMETRY, 0, 3, **client, terminating=True)
     steps = make_plan(workload([got, *pushes, last]), everything()).steps
