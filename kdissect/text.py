@@ -184,8 +184,8 @@ def unread(protocols: dict[str, int]) -> str | None:
     parts = []
     if tls:
         parts.append(
-            f"{plural(tls, 'TLS connection')} not decrypted: Kafka requests in them are missing "
-            "here (--keylog FILE decrypts)"
+            f"{plural(tls, 'TLS connection')} not decrypted: any Kafka requests in them are "
+            "missing here (--keylog FILE decrypts them)"
         )
     if others:
         named = ", ".join(f"{count(number)} {name}" for name, number in sorted(others.items()))

@@ -73,5 +73,5 @@ def test_unread_connections_are_counted() -> None:
     assert unread({"kafka": 5, "none": 2}) is None
     line = unread({"kafka": 5, "tls": 30, "http": 1, "other": 1_200})
     assert line is not None
-    assert line.startswith("not read: 30 TLS connections not decrypted: Kafka requests in them")
+    assert line.startswith("not read: 30 TLS connections not decrypted: any Kafka requests")
     assert line.endswith("1,201 connections without known Kafka traffic (1 http, 1,200 other)")
