@@ -18,6 +18,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.config_state import ConfigState
+from kdissect.replay.comparison.described_rows import DescribedRows
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
@@ -261,11 +262,13 @@ class Comparator:
         retried = [each for each in self._outcomes if each.earlier]
         if not retried:
             return
-        timing = Timing(self._outcomes, has_one_node=len(self.ids.target.nodes) == 1)
+        has_one_node = len(self.ids.target.nodes) == 1
+        timing = Timing(self._outcomes, has_one_node=has_one_node)
+        rows = DescribedRows(self._outcomes, has_one_node=has_one_node)
         for outcome in retried:
             number, differences = outcome.step.number, []
             for index, earlier in enumerate(outcome.earlier):
-                found = self._wrong_names(outcome, index)
+                found = self._wrong_names(outcome, index) or rows.wrong(outcome, index)
                 earlier.is_explained = not found and timing.explains(outcome, earlier)
                 if not earlier.is_explained:
                     found = found or earlier.differences or [_NOT_FINAL]

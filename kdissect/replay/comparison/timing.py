@@ -41,7 +41,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIENT, request_of
+from kdissect.replay.workload.messages import SESSION_LOST, SHARE_APIS, TRANSIENT
 
 # Seconds until a write is seen everywhere. Members, transactions and locks of share groups change
 # by timers of the broker too, up to a minute after the last request.
@@ -80,16 +80,10 @@ _STATES = frozenset(
 )  # fmt: skip
 _ADDING = frozenset(
     {
-        ApiKey.CREATE_ACLS, ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.CREATE_PARTITIONS,
-        ApiKey.CREATE_TOPICS,
+        ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.CREATE_PARTITIONS, ApiKey.CREATE_TOPICS,
     }
 )  # fmt: skip
-_REMOVING = frozenset(
-    {
-        ApiKey.DELETE_ACLS, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS,
-        ApiKey.EXPIRE_DELEGATION_TOKEN,
-    }
-)  # fmt: skip
+_REMOVING = frozenset({ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS, ApiKey.EXPIRE_DELEGATION_TOKEN})
 _DEFAULTS = frozenset({"", "null", "[]", "false", "0", "-1", "-2147483648", str(ZERO_UUID)})
 _FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _LATE_WRITES = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})  # markers come after answers
@@ -114,7 +108,7 @@ class Timing:
                 continue
             resources = [resource for resource, _ in step.accesses] or [("api", api_key)]
             self._resources[step.number] = resources
-            interval = _interval(outcome)
+            interval = interval_of(outcome)
             for resource, mode in step.accesses:
                 if not is_read and mode in (Mode.WRITE, Mode.COMMUTING_WRITE):
                     self._writes.setdefault(resource, []).append((step, interval))
@@ -171,19 +165,8 @@ def _can_make(writers: Sequence[Step], answer: EarlierAnswer) -> bool:
     """Return whether an answer from before these changes can have the elements that it has."""
     has_more = any(each.captured == ABSENT for each in answer.differences)
     has_fewer = any(each.answered == ABSENT for each in answer.differences)
-    return (not has_more or any(map(_removes, writers))) and (
-        not has_fewer or any(each.exchange.api_key not in _REMOVING for each in writers)
-    )
-
-
-def _removes(writer: Step) -> bool:
-    """Return whether a request may remove something."""
-    request, api_key = request_of(writer.exchange), writer.exchange.api_key
-    if api_key == ApiKey.ALTER_CLIENT_QUOTAS and request is not None:
-        return any(op["remove"] for entry in request.body["entries"] for op in entry["ops"])
-    if api_key == ApiKey.ALTER_USER_SCRAM_CREDENTIALS and request is not None:
-        return bool(request.body["deletions"])
-    return api_key not in _ADDING
+    apis = {each.exchange.api_key for each in writers}
+    return (not has_more or not apis <= _ADDING) and (not has_fewer or not apis <= _REMOVING)
 
 
 def _is_change(difference: Difference, has_error: bool) -> bool:
@@ -200,7 +183,7 @@ def _is_change(difference: Difference, has_error: bool) -> bool:
     return not is_list_null and _CONSTANT.isdisjoint(fields)
 
 
-def _interval(outcome: Outcome) -> Interval:
+def interval_of(outcome: Outcome) -> Interval:
     """From the first time a request was sent; up to where it may still have been under way."""
     first = outcome.earlier[0].sent_ns if outcome.earlier else outcome.sent_ns
     last = outcome.answered_ns

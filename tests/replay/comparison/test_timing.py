@@ -35,8 +35,9 @@ NOT_AVAILABLE = 5  # LEADER_NOT_AVAILABLE
 DESCRIBE, ALTER, METADATA, CREATE = (
     ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.METADATA, ApiKey.CREATE_TOPICS,
 )  # fmt: skip
-ACLS, CREATE_ACLS, DELETE_ACLS = (
-    ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS,
+TOKENS, CREATE_TOKEN, EXPIRE_TOKEN = (
+    ApiKey.DESCRIBE_DELEGATION_TOKEN, ApiKey.CREATE_DELEGATION_TOKEN,
+    ApiKey.EXPIRE_DELEGATION_TOKEN,
 )  # fmt: skip
 PRODUCERS, TRANSACTIONS, END, GROUPS, LEAVE = (
     ApiKey.DESCRIBE_PRODUCERS, ApiKey.LIST_TRANSACTIONS, ApiKey.END_TXN, ApiKey.LIST_GROUPS,
@@ -67,11 +68,8 @@ def transactions(*names: str) -> dict[str, Any]:
     return {"transaction_states": states}
 
 
-def acls(*operations: int) -> dict[str, Any]:
-    resource = {"resource_type": 2, "resource_name": "t", "pattern_type": 3}
-    entry = {"principal": "User:a", "host": "*", "permission_type": 3}
-    listed = [{**entry, "operation": each} for each in operations]
-    return {"resources": [{**resource, "acls": listed}]}
+def tokens(*codes: bytes) -> dict[str, Any]:
+    return {"tokens": [{"token_id": each.hex(), "hmac": each} for each in codes]}
 
 
 def groups(group_state: str = "Stable", group_type: str = "classic") -> dict[str, Any]:
@@ -90,9 +88,9 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     END: ({"transactional_id": "x"}, {}),
     ApiKey.FETCH: ({"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}, {}),
     GROUPS: ({}, groups()),
-    ACLS: ({"resource_type_filter": 1}, acls(2)),
-    CREATE_ACLS: ({"creations": []}, {"results": []}),
-    DELETE_ACLS: ({"filters": []}, {"filter_results": []}),
+    TOKENS: ({"owners": None}, tokens(b"a")),
+    CREATE_TOKEN: ({}, {"hmac": b"c"}),
+    EXPIRE_TOKEN: ({"hmac": b"c"}, {}),
     LEAVE: ({"group_id": "g"}, {}),
 }
 
@@ -281,11 +279,11 @@ def test_an_error_stands_beside_a_requested_topic(name: str, is_explained: bool)
     ("writer", "first", "is_explained"),
     [
         (END, transactions(), True),
-        (CREATE_ACLS, acls(), True),
-        (CREATE_ACLS, acls(2, 3), False),
-        (DELETE_ACLS, acls(2, 3), True),
-        (DELETE_ACLS, acls(4), False),
-        (DELETE_ACLS, acls(2, 2), False),
+        (CREATE_TOKEN, tokens(), True),
+        (CREATE_TOKEN, tokens(b"a", b"b"), False),
+        (EXPIRE_TOKEN, tokens(b"a", b"b"), True),
+        (EXPIRE_TOKEN, tokens(), False),
+        (EXPIRE_TOKEN, tokens(b"a", b"a"), False),
     ],
 )
 def test_a_change_explains_elements_that_it_adds_or_removes(
@@ -294,7 +292,7 @@ def test_a_change_explains_elements_that_it_adds_or_removes(
     """An element is missing before it is added, and is one too many before it is removed."""
     run = Run()
     run.add(writer, 98.99)
-    number = run.add(TRANSACTIONS if writer == END else ACLS, 100, first=first)
+    number = run.add(TRANSACTIONS if writer == END else TOKENS, 100, first=first)
     assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
 
 
