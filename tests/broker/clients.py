@@ -108,11 +108,20 @@ RECORDED = (
     Recorded(MATERIAL / "sasl" / "sasl.pcap", "Java 4.3.1 and aiokafka, SASL"),
     Recorded(MATERIAL / "tls" / "tls12.pcap", "Java 4.3.1 and aiokafka, TLS 1.2"),
     Recorded(MATERIAL / "tls" / "tls13.pcap", "aiokafka, TLS 1.3"),
+    Recorded(MATERIAL / "shapes" / "any_sll2.pcap", "librdkafka, all of a host's interfaces"),
+    Recorded(MATERIAL / "shapes" / "ipv6.pcap", "librdkafka, IPv6"),
+    Recorded(MATERIAL / "odd" / "odd_conversations.pcap", "hand-made conversations"),
     Recorded(MATERIAL / "perf" / "perf_small.pcap", "Java 4.3.1, many small requests in groups"),
     Recorded(MATERIAL / "cluster" / "cluster.pcap", "Java 4.3.1, cluster of three brokers"),
     Recorded(CAPTURES / "java_2_0_1.pcap", "Java 2.0.1", BEFORE, shipped=_OLDER),
     Recorded(CAPTURES / "java_0_10_2_2.pcap", "Java 0.10.2.2", BEFORE, shipped=_OLDER),
     Recorded(MATERIAL / "old_clients" / "java_0_8_2_2.pcap", "Java 0.8.2.2", BEFORE),
+    Recorded(MATERIAL / "perf" / "perf_tshark.pcap", "Java 2.0.1, large batches", BEFORE),
+    Recorded(
+        MATERIAL / "zookeeper" / "zk_3_9_1_ibp_2_4.pcap",
+        "Java 3.9.1, brokers with ZooKeeper",
+        BEFORE,
+    ),
     Recorded(
         MATERIAL / "sasl" / "sasl_handshake_v0.pcap", "Java 0.10.2.2, SaslHandshake v0", BEFORE
     ),

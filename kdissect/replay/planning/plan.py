@@ -63,9 +63,11 @@ from kdissect.replay.planning.dependencies import (
 )
 from kdissect.replay.planning.expired_sessions import mark_expired_sessions
 from kdissect.replay.planning.expired_transactions import mark_expired
+from kdissect.replay.planning.refused_batches import without_refused
 from kdissect.replay.planning.telemetry_intervals import mark_telemetry_intervals
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries, request_of, response_of
+from kdissect.text import plural
 
 # brokers announce new and deleted topics some time after they answered that it is done
 _ANNOUNCE_NS = 2_000_000_000
@@ -92,7 +94,10 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     start_ns = times[order[0].connection][order[0].index] if order else 0
     steps = []
     accesses = ResourceAccesses(workload.facts)
-    for number, exchange in enumerate(order):
+    refused = 0
+    for number, captured in enumerate(order):
+        exchange, count = without_refused(captured)
+        refused += count
         at_ns = times[exchange.connection][exchange.index] - start_ns
         step = _step(number, exchange, at_ns, options)
         if step.skipped is None:
@@ -110,6 +115,11 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         lanes[exchange.connection].append(number)
     mark_expired(steps)
     plan = ReplayPlan(workload, options, steps, lanes)
+    if refused:
+        plan.notes.append(
+            f"left out of Produce requests: {plural(refused, 'batch', 'batches')} that the "
+            "captured broker refused without effect, and that clients sent again"
+        )
     _Ordering(plan, accesses, start_ns).run()
     mark_expired_sessions(steps)
     mark_telemetry_intervals(steps)

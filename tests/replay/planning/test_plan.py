@@ -316,6 +316,30 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     assert skipped.code is SkipCode.NOT_READY
 
 
+@pytest.mark.parametrize(("code", "sent"), [(6, [1]), (19, [1]), (20, [0, 1]), (0, [0, 1])])
+def test_batches_refused_without_effect_are_left_out(code: int, sent: list[int]) -> None:
+    """Error 20 is NOT_ENOUGH_REPLICAS_AFTER_APPEND: the broker has written the batch."""
+    request, answer = produce(0), produced(0, -1)
+    request.body["topic_data"][0]["partition_data"] += (
+        produce(1).body["topic_data"][0]["partition_data"]
+    )  # fmt: skip
+    answer.body["responses"][0]["partition_responses"][0]["error_code"] = code
+    answer.body["responses"][0]["partition_responses"] += (
+        produced(1, 7).body["responses"][0]["partition_responses"]
+    )  # fmt: skip
+    plan = make_plan(workload([exchange(0, request, 0, 5, answer)]), everything())
+    [step] = plan.steps
+    messages = api.request_of(step.exchange), api.response_of(step.exchange)
+    for message, partitions in zip(
+        messages, ("partition_data", "partition_responses"), strict=True
+    ):
+        assert message is not None
+        [topic] = message.body.get("topic_data") or message.body["responses"]
+        assert [each["index"] for each in topic[partitions]] == sent
+    assert step.skipped is None
+    assert bool(plan.notes) is (len(sent) == 1)
+
+
 @pytest.mark.parametrize(
     ("principal", "own", "codes", "is_skipped"),
     [
