@@ -19,6 +19,7 @@ from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.config_state import ConfigState
 from kdissect.replay.comparison.described_rows import DescribedRows
+from kdissect.replay.comparison.descriptions import Descriptions
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
@@ -60,7 +61,7 @@ from kdissect.replay.workload.messages import (
 # reports the answers that contradict the others.
 STATES = (
     LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
-    ClusterState, ConfigState, TargetClock, TokenState, ProducerIds,
+    ClusterState, ConfigState, TargetClock, TokenState, ProducerIds, Descriptions,
 )  # fmt: skip
 # Each topic in their responses has an error code of its own.
 _TOPIC_READS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})

@@ -13,6 +13,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.config_state import ConfigState
+from kdissect.replay.comparison.descriptions import Descriptions
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
@@ -44,6 +45,7 @@ Said = list[tuple[int, str, str]]  # exchange, path, answered
 State = (
     LogState | LogBounds | ProducerState | ShareState | CommittedOffsets | GroupState
     | HeartbeatGroups | ClusterState | ConfigState | TargetClock | TokenState | ProducerIds
+    | Descriptions
 )  # fmt: skip
 
 
