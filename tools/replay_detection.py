@@ -62,7 +62,7 @@ EXCUSED = {
     "partition_size": "bytes on the target's disks, which its retention may have deleted",
     "DescribeLogDirs results[].total_bytes": "the space of the target's disks",
     "DescribeLogDirs results[].usable_bytes": "the space of the target's disks",
-    "error_message other text": "text for people; the error code beside it is compared",
+    "error_message": "text for people; the error code beside it is compared",
     "DescribeQuorum nodes[].listeners[]": "an address of controllers, to which the replay does not "
     "connect",
     "status_detail": "text for people; the status code beside it is compared",

@@ -84,10 +84,10 @@ class Comparator:
         self.ledger = RecordLedger(ids.offsets.to_target, self._producer)
         names = RequestNames(ids)
         self._context = DiffContext(ids, rules, Meaning(ids), self.ledger, names)
-        self._names = AnswerNames(ids, names)
         # Answers whose records are looked at again when all is known of where they are.
         self._kept: dict[int, tuple[Step, Message, Message]] = {}
         self._outcomes: list[Outcome] = []
+        self._names = AnswerNames(ids, names, self._outcomes)
         self._acks_0: dict[Log, set[int]] | None = None  # digests of records, if they were needed
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.comparison.timing import METADATA_S, WRITE_S, Interval, interval_of
 from kdissect.replay.comparison.tree_diff import ABSENT, TWICE
 from kdissect.replay.model import Difference, Outcome
@@ -146,16 +147,17 @@ def _altered_quotas(request: Body, _: Body) -> Iterator[DescribedRow]:
 
 def _credentials(body: Body) -> Iterator[DescribedRow]:
     for user in entries(body["results"]):
-        if not user["error_code"]:
-            for one in entries(user["credential_infos"]) or [{}]:
-                yield DescribedRow(
-                    (user["user"], one.get("mechanism", _NOTHING)), one.get("iterations")
-                )
+        if user["error_code"]:
+            yield DescribedRow((user["user"], error_name(user["error_code"])))
+            continue
+        for one in entries(user["credential_infos"]) or [{"mechanism": _NOTHING}]:
+            yield DescribedRow((user["user"], one["mechanism"]), one.get("iterations"))
 
 
 def _altered_credentials(request: Body, _: Body) -> Iterator[DescribedRow]:
     for one in (*entries(request.get("deletions")), *entries(request.get("upsertions"))):
         yield DescribedRow((one["name"], one["mechanism"]), one.get("iterations"))
+        yield DescribedRow((one["name"], ErrorCode.RESOURCE_NOT_FOUND.name))  # before or after it
 
 
 def _resources(body: Body) -> Iterator[DescribedRow]:

@@ -523,7 +523,8 @@ def _check_description(
     epoch, assigned = described["group_epoch"], described["assignment_epoch"]
     state, members = described["group_state"], described["members"]
     seen = {name: _last_epoch(each, outcome) for name, each in group.members.items()}
-    least = max(1, *(_epoch_of(each) for each in group.heartbeats if _is_before(each, outcome)))
+    before = (each for each in group.heartbeats if _is_before(each, outcome))
+    least = max([1, *map(_epoch_of, before)])
     limit = group.epoch_limit(outcome.answered_ns)
     is_share = outcome.step.exchange.api_key == ApiKey.SHARE_GROUP_DESCRIBE
     if is_share:

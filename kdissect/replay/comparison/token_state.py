@@ -2,7 +2,7 @@
 
 A token lives as long as the captured one, and never longer than its maximum. A description has the
 times that the answers to CreateDelegationToken, RenewDelegationToken and ExpireDelegationToken
-gave.
+gave, and the id that the first of them gave.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class TokenState:
     def __init__(self, ids: IdMap) -> None:
         self._answers: list[tuple[Outcome, Body, bytes]] = []  # with the HMAC
         self._times: dict[bytes, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self._token_ids: dict[bytes, str] = {}
 
     def collect(self, outcome: Outcome) -> None:
         api_key, version = outcome.step.exchange.api_key, outcome.api_version
@@ -45,6 +46,8 @@ class TokenState:
             return
         hmac = answer.body.get("hmac") or request.body.get("hmac") or b""
         self._answers.append((outcome, answer.body, hmac))
+        if "token_id" in answer.body:
+            self._token_ids[hmac] = answer.body["token_id"]
         for name in _TIMES:
             if f"{name}_ms" in answer.body:
                 self._times[hmac][name].add(answer.body[f"{name}_ms"])
@@ -60,6 +63,10 @@ class TokenState:
             if f"{_MAX}_ms" in answer:
                 _check_lifetime(outcome, answer, add)
             for at, token in enumerate(entries(answer.get("tokens"))):
+                token_id = self._token_ids.get(token["hmac"], token["token_id"])
+                if token["token_id"] != token_id:
+                    note = "as the answer that made it"
+                    add(outcome, f"tokens[{at}].token_id", token_id, token["token_id"], note)
                 for name, times in self._times.get(token["hmac"], {}).items():
                     if _ISSUE in self._times[token["hmac"]] and token[name] not in times:
                         wanted = " or ".join(map(str, sorted(times)))

@@ -72,6 +72,14 @@ def tokens(*codes: bytes) -> dict[str, Any]:
     return {"tokens": [{"token_id": each.hex(), "hmac": each} for each in codes]}
 
 
+def described(*members: str, topics: tuple[str, ...] = ("t",)) -> dict[str, Any]:
+    assignment: dict[str, Any] = {"topic_partitions": []}
+    rest = {"subscribed_topic_names": topics, "assignment": assignment, "member_epoch": 1}
+    listed = [{"member_id": each, **rest, "target_assignment": assignment} for each in members]
+    epochs = {"group_epoch": 1, "assignment_epoch": 1}
+    return {"groups": [{"group_id": "g", "group_state": "Stable", **epochs, "members": listed}]}
+
+
 def groups(group_state: str = "Stable", group_type: str = "classic") -> dict[str, Any]:
     group = {"group_id": "g", "group_state": group_state, "group_type": group_type}
     return {"groups": [group]}
@@ -92,6 +100,11 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     CREATE_TOKEN: ({}, {"hmac": b"c"}),
     EXPIRE_TOKEN: ({"hmac": b"c"}, {}),
     LEAVE: ({"group_id": "g"}, {}),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: (
+        {"group_id": "g", "member_id": "m"},
+        {"member_id": "m", "member_epoch": 1},
+    ),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: ({"group_ids": ["g"]}, described("m")),
 }
 
 
@@ -244,6 +257,26 @@ def test_no_change_explains_a_wrong_name(
     found = run.judgements()[number]
     assert found.verdict is Verdict.DIFFERENT
     assert answered in [each.answered for each in found.differences]
+
+
+@pytest.mark.parametrize(
+    ("first", "wanted"),
+    [
+        (described("m"), None),
+        (described(), None),
+        (described("m-x"), "g m-x"),
+        (described("m", topics=("t", "t")), "t, t"),
+        (described("m", topics=("t-x",)), "t-x"),
+    ],
+)
+def test_members_of_a_description(first: dict[str, Any], wanted: str | None) -> None:
+    """Soon after a heartbeat: a member that never joined, and its topics."""
+    run = Run()
+    run.add(ApiKey.CONSUMER_GROUP_HEARTBEAT, 99)
+    number = run.add(ApiKey.CONSUMER_GROUP_DESCRIBE, 100, first=first)
+    found = run.judgements()[number]
+    assert found.verdict is (Verdict.SAME if wanted is None else Verdict.DIFFERENT)
+    assert wanted is None or wanted in [each.answered for each in found.differences]
 
 
 @pytest.mark.parametrize(
