@@ -173,6 +173,20 @@ def test_new_scram_credentials(first: Body, is_right: bool) -> None:
     assert (wrong(alter_users, read) == []) is is_right
 
 
+@pytest.mark.parametrize(("name", "is_right"), [("a", True), ("b", False)])
+def test_a_user_without_credentials(name: str, is_right: bool) -> None:
+    """User a may have none yet. No request is about user b, whom the final answer does not have."""
+    secret = {"mechanism": 1, "iterations": 4096, "salt": b"", "salted_password": b""}
+    request = {"deletions": [], "upsertions": [{"name": "a", **secret}]}
+    alter_users = exchange(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 5_000, request, {"results": []})
+    first = {"results": [{"user": name, "error_code": 91, "credential_infos": []}]}
+    read = exchange(
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 5_100, {"users": None}, first,
+        credentials((1, 4096)),
+    )  # fmt: skip
+    assert (wrong(alter_users, read) == []) is is_right
+
+
 def resources(*names: str, resource_type: int = 2) -> Body:
     listed = [{"resource_type": resource_type, "resource_name": each} for each in names]
     return {"config_resources": listed}

@@ -1247,18 +1247,18 @@ def test_times_fit_one_clock() -> None:
     [
         ({}, ""), ({"issue_timestamp": 1_007}, "tokens[0].issue_timestamp"),
         ({"expiry_timestamp": 9_000}, "tokens[0].expiry_timestamp"),
-        ({"expiry_timestamp": 7_000}, ""),
+        ({"expiry_timestamp": 7_000}, ""), ({"token_id": "i-x"}, "tokens[0].token_id"),
     ],
 )  # fmt: skip
-def test_times_of_a_token(changed: Body, path: str) -> None:
+def test_id_and_times_of_a_token(changed: Body, path: str) -> None:
     """A description has them as the answers that created and renewed the token."""
     run = Run()
     made = {"issue_timestamp_ms": 1_000, "expiry_timestamp_ms": 5_000, "max_timestamp_ms": 9_000,
-            "hmac": b"h"}  # fmt: skip
+            "hmac": b"h", "token_id": "i"}  # fmt: skip
     run.add(1, ApiKey.CREATE_DELEGATION_TOKEN, 1, {}, made)
     run.add(2, ApiKey.RENEW_DELEGATION_TOKEN, 1, {"hmac": b"h"}, {"expiry_timestamp_ms": 7_000})
     token = {"issue_timestamp": 1_000, "expiry_timestamp": 5_000, "max_timestamp": 9_000,
-             "hmac": b"h", **changed}  # fmt: skip
+             "hmac": b"h", "token_id": "i", **changed}  # fmt: skip
     number = run.add(3, ApiKey.DESCRIBE_DELEGATION_TOKEN, 1, {}, {"tokens": [token]})
     assert [each[:2] for each in run.said(TokenState)] == ([(number, path)] if path else [])
 
