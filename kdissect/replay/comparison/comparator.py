@@ -32,6 +32,7 @@ from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rules, load_rules
 from kdissect.replay.comparison.share_state import ShareState
 from kdissect.replay.comparison.target_clock import TargetClock
+from kdissect.replay.comparison.telemetry_state import TelemetryState
 from kdissect.replay.comparison.timing import Timing
 from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.comparison.tree_diff import FETCH_APIS, DiffContext, RequestNames, TreeDiff
@@ -61,7 +62,7 @@ from kdissect.replay.workload.messages import (
 # reports the answers that contradict the others.
 STATES = (
     LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
-    ClusterState, ConfigState, TargetClock, TokenState, ProducerIds, Descriptions,
+    ClusterState, ConfigState, TargetClock, TokenState, ProducerIds, Descriptions, TelemetryState,
 )  # fmt: skip
 # Each topic in their responses has an error code of its own.
 _TOPIC_READS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
