@@ -8,7 +8,7 @@
 - A topic that the target had, or that the run made a bounded time before, is in Metadata, and never
   without a partition.
 - A controller quorum has one log, and its leader is a voter at the end of it. An observer is no
-  voter.
+  voter. Each voter is among the nodes.
 - The log dirs of a broker have each partition once. The only broker has those that the captured one
   had.
 - A transaction is Ongoing only until its end, or until its timeout, in partitions of the run.
@@ -47,6 +47,7 @@ _APIS = frozenset(
 )  # fmt: skip
 _OFFSETS_TOPIC = "__consumer_offsets"  # brokers add it for TxnOffsetCommit
 _METADATA_TOPIC = "__cluster_metadata"
+_QUORUM_NODES = 2  # DescribeQuorum has the voters' addresses from this version on (KIP-853)
 _UNCOMMITTED = 1_000  # records of the metadata log that a controller is writing
 _NOT_EMPTY = "not empty"
 _NO_TOPIC = frozenset({None, "", ZERO_UUID})
@@ -399,6 +400,8 @@ def _check_quorum(outcome: Outcome, answer: Body, add: Add) -> None:
         if leader not in ends or len(ends) < len(log["current_voters"]):
             note = "the leader is a voter, and each voter is listed once"
             add(outcome, f"{path}.current_voters", f"leader {leader}", [*ends], note)
+        elif not nodes and outcome.api_version >= _QUORUM_NODES:
+            add(outcome, "nodes", [*ends], "none", "the addresses of the voters")
         elif nodes and not ends.keys() <= set(nodes):
             add(outcome, f"{path}.current_voters", f"of {nodes}", [*ends], "a voter is no node")
         elif not 0 <= log["high_watermark"] <= ends[leader] == max(ends.values()):
