@@ -1,9 +1,10 @@
 """Finds log starts, log ends and epochs that a later answer of the run contradicts.
 
 These numbers only grow while a topic exists, so an answer with a higher number than that of a later
-request is different. Brokers lag each other: offsets are compared if the target has one broker, and
-leader epochs on several brokers only a bounded time later. The epoch of finalized features is the
-last offset of the metadata log that a broker has, so it is below the quorum's high watermark.
+request is different. Nothing counts that was answered after the topic's first deletion was sent.
+Brokers lag each other: offsets are compared if the target has one broker, and leader epochs on
+several brokers only a bounded time later. The epoch of finalized features is the last offset of the
+metadata log that a broker has, so it is below the quorum's high watermark.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _METADATA_END, _METADATA_LOG = "end of the metadata log", "metadata log of a bro
 _PAST_EPOCH = "epoch of records"  # any that the log has had: it may be lower than earlier answers
 _CURRENT_EPOCH = "current_leader.leader_epoch"  # KIP-951
 _SLACK_NS = int(WRITE_S * 1e9)
+_FOREVER = 1 << 62
 _METADATA_APIS = frozenset({ApiKey.API_VERSIONS, ApiKey.DESCRIBE_QUORUM})
 
 
@@ -97,18 +99,18 @@ class LogBounds:
     def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._stated: dict[tuple[str, TargetLog], list[_Stated]] = defaultdict(list)
-        self._deleted: set[str] = set()
+        self._deleted_ns: dict[str, int] = {}  # topic -> when its first deletion was requested
         self._has_one_node = len(ids.target.nodes) == 1
         self._is_connected = True  # all the time: the broker was not restarted
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
         self._is_connected &= not outcome.error
+        if outcome.sent is not None and api_key == ApiKey.DELETE_TOPICS:
+            self._delete(outcome)
         if outcome.answer is None or outcome.sent is None:
             return
-        if api_key == ApiKey.DELETE_TOPICS:
-            self._delete(outcome)
-        elif api_key in _PARTITION_FIELDS or api_key in _METADATA_APIS:
+        if api_key in _PARTITION_FIELDS or api_key in _METADATA_APIS:
             answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
             if answer is not None and api_key in _METADATA_APIS:
                 self._add_metadata_ends(outcome, answer)
@@ -118,8 +120,10 @@ class LogBounds:
     def _delete(self, outcome: Outcome) -> None:
         request = decoded(outcome.sent, "request", ApiKey.DELETE_TOPICS, outcome.api_version)
         body = {} if request is None else request.body
-        self._deleted.update(entries(body.get("topic_names")))
-        self._deleted.update(map(self._ids.target.topic_name, entries(body.get("topics"))))
+        named = map(self._ids.target.topic_name, entries(body.get("topics")))
+        first_ns = outcome.earlier[0].sent_ns if outcome.earlier else outcome.sent_ns
+        for topic in (*entries(body.get("topic_names")), *named):
+            self._deleted_ns.setdefault(topic, first_ns)
 
     def _add_metadata_ends(self, outcome: Outcome, answer: Message) -> None:
         """Add the metadata log's last offset at a broker, or the high watermark of its quorum."""
@@ -175,7 +179,9 @@ class LogBounds:
 
     def check(self, add: Add) -> None:
         for (bound, (topic, number)), stated in self._stated.items():
-            if not topic or topic in self._deleted:
+            end_ns = self._deleted_ns.get(topic, _FOREVER)
+            stated = [each for each in stated if each.answered_ns < end_ns]
+            if not topic or "" in self._deleted_ns or not stated:
                 continue
             are_epochs = bound in (_EPOCH, _PAST_EPOCH)
             is_own = bound == _METADATA_LOG and number >= 0
@@ -187,11 +193,11 @@ class LogBounds:
                 evidence += self._stated.get((_END, (topic, number)), [])
             if bound == _PAST_EPOCH:
                 evidence = self._stated.get((_EPOCH, (topic, number)), [])
+            evidence = [each for each in evidence if each.answered_ns < end_ns]
             if are_epochs:
                 self._check_epochs((topic, number), stated, add)
             for each, later in _contradicted(stated, evidence, slack_ns):
-                note = f"a later answer to {api_name(later.api_key)} is lower"
-                add(each.outcome, each.path, f"at most {later.value}", each.value, note)
+                _blame(each, later, add)
         self._check_quorum(add)
 
     def _check_quorum(self, add: Add) -> None:
@@ -231,6 +237,16 @@ def _asked(outcome: Outcome) -> dict[TargetLog, dict[str, str]]:
         for topic in entries(body["topics"])
         for partition in entries(topic["partitions"])
     }
+
+
+def _blame(claim: _Stated, later: _Stated, add: Add) -> None:
+    """Report the answer that is more likely to be wrong: DeleteRecords sets its number itself."""
+    if claim.api_key == ApiKey.DELETE_RECORDS:
+        note = "DeleteRecords has answered this log start"
+        add(later.outcome, later.path, f"at least {claim.value}", later.value, note)
+    else:
+        note = f"a later answer to {api_name(later.api_key)} is lower"
+        add(claim.outcome, claim.path, f"at most {later.value}", claim.value, note)
 
 
 def _contradicted(
