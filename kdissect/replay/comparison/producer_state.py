@@ -30,6 +30,7 @@ from kdissect.replay.workload.messages import decoded, entries
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
+_Log = tuple[str, int]
 _Key = tuple[str, int, int]  # the target's name of a topic, partition, producer id
 
 _SEQUENCES = 1 << 31  # they wrap to 0
@@ -40,23 +41,34 @@ _NAMING = frozenset(
     }
 )  # fmt: skip
 _APIS = _NAMING | {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.DESCRIBE_PRODUCERS}
+_FOREVER = 1 << 62
+
+
+@dataclass(slots=True)
+class _BatchEnd:
+    """offset: where a batch begins. done_ns: from when on the log is sure to have it."""
+
+    offset: int
+    done_ns: int
+    epoch: int
+    sequence: int
 
 
 @dataclass(slots=True)
 class _ActiveProducer:
     """A producer in a log. starts: offsets of its batches. times: of its batches and markers.
-    ends: (producer epoch, last sequence number) of its batches. marked: producer epochs of its
+    ends: last sequence numbers of its batches. marked: producer epochs of its
     markers. epochs: of coordinators, by its markers. has_unknown: batches of other offsets or
     times."""
 
     starts: set[int] = field(default_factory=set)
     times: set[int] = field(default_factory=set)
-    ends: set[tuple[int, int]] = field(default_factory=set)
+    ends: list[_BatchEnd] = field(default_factory=list)
     marked: set[int] = field(default_factory=set)
     epochs: set[int] = field(default_factory=set)
     has_unknown: bool = False
 
-    def add(self, header: BatchHeader, batch: bytes, base_offset: int) -> None:
+    def add(self, header: BatchHeader, batch: bytes, base_offset: int, done_ns: int) -> None:
         self.times.add(max_timestamp(batch))
         if header.is_control:
             self.epochs.add(coordinator_epoch(batch))
@@ -65,7 +77,13 @@ class _ActiveProducer:
             self.starts.add(base_offset)
             span = header.last_offset - header.base_offset
             sequence = (header.base_sequence + span) % _SEQUENCES
-            self.ends.add((header.producer_epoch, sequence))
+            self.ends.append(_BatchEnd(base_offset, done_ns, header.producer_epoch, sequence))
+
+    def ends_after(self, at_ns: int) -> set[tuple[int, int]]:
+        """(producer epoch, sequence number) of the batches that may be the last one after a moment:
+        none before a batch that the log had then."""
+        least = max((each.offset for each in self.ends if each.done_ns <= at_ns), default=-1)
+        return {(each.epoch, each.sequence) for each in self.ends if each.offset >= least}
 
 
 class ProducerState:
@@ -77,12 +95,17 @@ class ProducerState:
         self._described: list[tuple[Outcome, Body]] = []
         self._outcomes: list[Outcome] = []
         self._is_described = False
+        self._has_one_node = len(ids.target.nodes) == 1
+        self._deleted_ns = _FOREVER  # when the first deletion of a topic was requested
         self._named: set[int] = set()  # producer ids in requests and answers
         self._begun: set[tuple[str, int]] = set()  # logs whose first record is of the run
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
-        if outcome.sent is not None and api_key in _APIS:
+        if outcome.sent is not None and api_key == ApiKey.DELETE_TOPICS:
+            first_ns = outcome.earlier[0].sent_ns if outcome.earlier else outcome.sent_ns
+            self._deleted_ns = min(self._deleted_ns, first_ns)
+        elif outcome.sent is not None and api_key in _APIS:
             self._outcomes.append(outcome)
             self._is_described |= api_key == ApiKey.DESCRIBE_PRODUCERS
 
@@ -95,12 +118,13 @@ class ProducerState:
                 self._name({} if message is None else message.body)
         elif api_key == ApiKey.PRODUCE:
             if request is not None:
-                self._produce(request, answer)
+                self._produce(outcome, request, answer)
         elif api_key == ApiKey.FETCH and answer is not None:
             for topic in entries(answer.body["responses"]):
                 name = self._ids.target.topic_name(topic)
                 for partition in entries(topic["partitions"]):
-                    self._add(name, partition["partition_index"], partition["records"] or b"")
+                    log = name, partition["partition_index"]
+                    self._add(log, partition["records"] or b"", outcome.answered_ns)
         elif answer is not None:
             self._described.append((outcome, answer.body))
 
@@ -108,7 +132,7 @@ class ProducerState:
         for each in [body, *entries(body.get("transactions"))]:
             self._named.add(each.get("producer_id", each.get("v3_and_below_producer_id", -1)))
 
-    def _produce(self, request: Message, answer: Message | None) -> None:
+    def _produce(self, outcome: Outcome, request: Message, answer: Message | None) -> None:
         results = {
             (self._ids.target.topic_name(topic), partition["index"]): partition
             for topic in entries(None if answer is None else answer.body["responses"])
@@ -124,19 +148,24 @@ class ProducerState:
                 if result["base_offset"] == 0 and not result["error_code"]:
                     self._begun.add((name, number))
                 if result["error_code"] <= 0 or result["error_code"] in MAYBE_APPENDED:
-                    self._add(name, number, data, -1 if is_timed else result["base_offset"])
+                    base = -1 if is_timed else result["base_offset"]
+                    self._add((name, number), data, outcome.answered_ns, base)
 
-    def _add(self, topic: str, number: int, data: bytes, base: int | None = None) -> None:
-        """Add the batches of a log. base: the offset of the first one, if not its own."""
+    def _add(
+        self, log: tuple[str, int], data: bytes, done_ns: int, base: int | None = None
+    ) -> None:
+        """Add the batches that a log has from a moment on. base: the offset of the first one, if
+        not its own."""
         for batch in headers(data):
             if batch.magic != 2 or batch.is_partial or batch.producer_id < 0:
                 continue
-            producer = self._producers[topic, number, batch.producer_id]
+            producer = self._producers[*log, batch.producer_id]
             content = data[batch.pos : batch.pos + batch.size]
             if len(content) < BATCH_HEADER_SIZE or has_append_time(content):
                 producer.has_unknown = True
             elif base is None or base >= 0:
-                producer.add(batch, content, batch.base_offset if base is None else base)
+                offset = batch.base_offset if base is None else base
+                producer.add(batch, content, offset, done_ns)
             else:
                 producer.has_unknown = True
 
@@ -168,6 +197,8 @@ class ProducerState:
             known = self._producers.get((*log, number))
             if known is not None and not known.has_unknown:
                 _check(outcome, here, producer, known, add)
+                if self._has_one_node and outcome.answered_ns < self._deleted_ns:
+                    _check_last(outcome, here, producer, known, add)
 
 
 def _check(
@@ -198,11 +229,23 @@ def _check_sequence(
     """The last sequence number is of a batch in the same epoch. A marker of a new epoch, which no
     batch has yet, leaves none (KIP-890)."""
     epoch, sequence = described["producer_epoch"], described["last_sequence"]
-    if epoch not in {each for each, _ in producer.ends} | producer.marked:
+    ends = producer.ends_after(-1)
+    if epoch not in {each for each, _ in ends} | producer.marked:
         note = "no batch or marker of this producer has it"
         add(outcome, f"{path}producer_epoch", "the epoch of a batch", epoch, note)
-    elif (epoch, sequence) not in producer.ends and not (
-        sequence == -1 and epoch in producer.marked
-    ):
+    elif (epoch, sequence) not in ends and not (sequence == -1 and epoch in producer.marked):
         note = "no batch of this producer ends there"
         add(outcome, f"{path}last_sequence", "the last one of a batch", sequence, note)
+
+
+def _check_last(
+    outcome: Outcome, path: str, described: Body, producer: _ActiveProducer, add: Add
+) -> None:
+    """The only broker describes no batch before one that it had acknowledged, or shown, before the
+    request. A topic that was deleted begins anew, so only the time before any deletion counts."""
+    last = described["producer_epoch"], described["last_sequence"]
+    ends = producer.ends_after(outcome.sent_ns)
+    if last in producer.ends_after(-1) - ends:
+        note = "the producer had a later batch"
+        wanted = " or ".join(str(sequence) for _, sequence in sorted(ends))
+        add(outcome, f"{path}last_sequence", wanted, last[1], note)

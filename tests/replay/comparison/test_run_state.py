@@ -22,6 +22,7 @@ from kdissect.replay.comparison.producer_ids import ProducerIds
 from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.share_state import ShareState
 from kdissect.replay.comparison.target_clock import TargetClock
+from kdissect.replay.comparison.telemetry_state import TelemetryState
 from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.model import (
     Connection,
@@ -45,7 +46,7 @@ Said = list[tuple[int, str, str]]  # exchange, path, answered
 State = (
     LogState | LogBounds | ProducerState | ShareState | CommittedOffsets | GroupState
     | HeartbeatGroups | ClusterState | ConfigState | TargetClock | TokenState | ProducerIds
-    | Descriptions
+    | Descriptions | TelemetryState
 )  # fmt: skip
 
 
@@ -250,6 +251,28 @@ def test_bounds_of_a_log_that_a_later_answer_contradicts() -> None:
     run.fetch(5, 4, b"", 4, log_start_offset=0)
     run.metadata(6, 2)
     assert run.said(LogBounds) == [(start, offset, "1"), (end, offset, "5"), (end, epoch, "3")]
+
+
+def test_bounds_of_a_log_until_its_topic_is_deleted() -> None:
+    """The topic may be made again, with other offsets."""
+    run = Run()
+    start = run.list_offsets(1, -2, 3, 0)
+    run.list_offsets(2, -2, 2, 0)
+    run.add(3, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
+    run.list_offsets(4, -2, 0, 0)
+    assert run.said(LogBounds) == [(start, "topics[0].partitions[0].offset", "3")]
+
+
+def test_a_log_start_before_the_one_that_delete_records_has_answered() -> None:
+    """A Fetch that was sent before the answer may have the old one."""
+    run = Run()
+    topic = {"name": "t", "partitions": [{"partition_index": 0, "low_watermark": 3}]}
+    run.add(1, ApiKey.DELETE_RECORDS, 1, {"topics": []}, {"topics": [topic]})
+    run.fetch(1.0005, 4, b"", 4, log_start_offset=0)
+    assert run.said(LogBounds) == []
+    number = run.fetch(2, 4, b"", 4, log_start_offset=0)
+    path = "responses[0].partitions[0].log_start_offset"
+    assert run.said(LogBounds) == [(number, path, "0")]
 
 
 def test_a_low_answer_does_not_contradict_those_before_it() -> None:
@@ -533,6 +556,38 @@ def test_a_transaction_is_listed_as_aborted_only_if_it_was(key: bytes) -> None:
         (with_it, path, "producer 9 from offset 0")
     )  # fmt: skip
     assert run.said(LogState) == [wrong]
+
+
+@pytest.mark.parametrize(
+    ("at_s", "brokers", "is_wrong"),
+    [(2, 1, False), (2.0005, 1, False), (3, 1, True), (3, 3, False)],
+)
+def test_a_producer_is_described_by_its_last_batch(
+    at_s: float, brokers: int, is_wrong: bool
+) -> None:
+    """The second batch is acknowledged a millisecond after second 2."""
+    run, own = Run(), {"producer_id": 9, "producer_epoch": 0}
+    run.produce(1, 0, batch(0, base_sequence=0, **own))
+    run.produce(2, 2, batch(0, base_sequence=2, **own))
+    numbers = [describe_producer(run, at_s, sequence) for sequence in (3, 1)]
+    run.add(4, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
+    describe_producer(run, 5, 1)
+    path = "topics[0].partitions[0].active_producers[0].last_sequence"
+    found = [(numbers[1], path, "1")] if is_wrong else []
+    assert run.said(ProducerState, brokers) == found
+
+
+def describe_producer(run: Run, at_s: float, sequence: int) -> int:
+    producer = {
+        "producer_id": 9, "producer_epoch": 0, "last_sequence": sequence, "last_timestamp": 5,
+        "coordinator_epoch": -1, "current_txn_start_offset": -1,
+    }  # fmt: skip
+    partition = {"partition_index": 0, "active_producers": [producer]}
+    return run.add(
+        at_s, ApiKey.DESCRIBE_PRODUCERS, 0,
+        {"topics": [{"name": "t", "partition_indexes": [0]}]},
+        {"topics": [{"name": "t", "partitions": [partition]}]},
+    )  # fmt: skip
 
 
 def test_a_producer_is_described_by_its_batches() -> None:
@@ -1105,6 +1160,8 @@ def test_a_replica_moves_to_a_log_dir_of_the_broker(path: str, count: int) -> No
         ({"voters": [1, 1]}, "topics[].partitions[].current_voters"),
         ({"voters": [1, 4]}, "topics[].partitions[].current_voters"),
         ({"nodes": [1, 2, 2]}, "nodes"),
+        ({"nodes": []}, "nodes"),
+        ({"nodes": [], "version": 1}, ""),
         ({"listeners": []}, "nodes[0].listeners"),
         ({"listeners": [{"name": "C", "host": "h", "port": 1}] * 2}, "nodes[0].listeners"),
         ({"listeners": [{"name": "C", "host": "", "port": 1}]}, "nodes[0].listeners"),
@@ -1131,8 +1188,9 @@ def test_a_quorum_has_a_leader_at_the_end_of_its_log(changed: Body, path: str) -
     ids = changed.get("nodes", own)
     listeners = changed.get("listeners", [{"name": "C", "host": "h", "port": 1}])
     nodes = [{"node_id": each, "listeners": listeners} for each in ids]
-    run = Run()
-    run.add(1, ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}, {"topics": [topic], "nodes": nodes})
+    run, version = Run(), changed.get("version", 2)
+    answer = {"topics": [topic]} | ({"nodes": nodes} if version > 1 else {})
+    run.add(1, ApiKey.DESCRIBE_QUORUM, version, {"topics": []}, answer)
     assert [each[1] for each in run.said(ClusterState)] == ([path] if path else [])
 
 
