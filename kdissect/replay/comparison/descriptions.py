@@ -1,10 +1,12 @@
 """Finds descriptions of groups and transactions that contradict themselves or later answers.
 
-- A group or transaction that is described without an error has a state.
+- A group or transaction that is described without an error has a state. A dead group has an error
+  since DescribeGroups v6 (KIP-1043).
 - Beside an error there is no epoch, no member and no partition: brokers leave fields at their
   defaults.
 - The epochs of a group do not fall while no member joins it (KIP-848). A group that was deleted has
-  no description before a member joins, or a request sets its offsets.
+  no description before a member joins, or a request sets its offsets. Nor does the epoch of a
+  producer in transactions fall (KIP-98).
 - ListGroups without a filter has each group that has members later, if no member joins in between.
 """
 
@@ -33,6 +35,9 @@ _DESCRIBED = {
     ApiKey.DESCRIBE_TRANSACTIONS: ("transaction_states", "transactional_id", "transaction_state"),
 }
 _EPOCHS = ("group_epoch", "assignment_epoch")
+_RISING = (*_EPOCHS, "producer_epoch")
+_DEAD = "Dead"
+_DEAD_IS_ERROR = 6  # versions of DescribeGroups
 _ABSENT_BESIDE_ERRORS = (*_EPOCHS, "members", "topics")
 # Requests that may make a group, or give it a member.
 _JOINING = MEMBER_HEARTBEATS | {ApiKey.JOIN_GROUP, ApiKey.ALTER_SHARE_GROUP_OFFSETS}
@@ -93,7 +98,7 @@ class Descriptions:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        groups: dict[tuple[int, str], list[_GroupDescription]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[_GroupDescription]] = defaultdict(list)
         for outcome, answer in self._described:
             api_key = ApiKey(outcome.step.exchange.api_key)
             array, name, state = _DESCRIBED[api_key]
@@ -104,8 +109,9 @@ class Descriptions:
                 else:
                     _check_state(outcome, path, described, state, add)
                     group = _GroupDescription(outcome, path, described)
-                    groups[api_key, described[name]].append(group)
-        for (_, group_id), descriptions in groups.items():
+                    producer = described.get("producer_id")
+                    groups[api_key, described[name], producer].append(group)
+        for (_, group_id, _), descriptions in groups.items():
             for first, second in pairwise(descriptions):
                 times = first.outcome.sent_ns, second.outcome.answered_ns
                 is_later = first.outcome.answered_ns <= second.outcome.sent_ns
@@ -146,6 +152,9 @@ def _check_beside_error(outcome: Outcome, path: str, described: Body, add: Add) 
 
 
 def _check_state(outcome: Outcome, path: str, described: Body, name: str, add: Add) -> None:
+    is_classic = outcome.step.exchange.api_key == ApiKey.DESCRIBE_GROUPS
+    if described[name] == _DEAD and is_classic and outcome.api_version >= _DEAD_IS_ERROR:
+        add(outcome, f"{path}error_code", "an error", 0, "the group is dead")
     if described[name]:
         return
     is_empty = not any(described.get(each) for each in _ABSENT_BESIDE_ERRORS)
@@ -156,7 +165,7 @@ def _check_state(outcome: Outcome, path: str, described: Body, name: str, add: A
 
 
 def _check_epochs(first: _GroupDescription, second: _GroupDescription, add: Add) -> None:
-    for name in _EPOCHS:
+    for name in _RISING:
         before, after = first.body.get(name, 0), second.body.get(name, 0)
         if before > after:
             note = "a later answer is lower, and no member has joined in between"

@@ -74,7 +74,7 @@ class AnswerNames:
             for message in (request, *found):
                 for field in () if message is None else iter_fields(message):
                     if field.kind is FieldKind.MEMBER:
-                        members[request.body["group_id"]].update(field.values)
+                        members[request.body["group_id"]].update(filter(None, field.values))
         return members
 
     def wrong(

@@ -46,11 +46,29 @@ def list_groups(run: Run, at_s: float, *states: tuple[str, str], kinds: list[str
 @pytest.mark.parametrize("api_key", GROUP_DESCRIPTIONS)
 def test_a_group_without_an_error_has_a_state(api_key: ApiKey) -> None:
     run = Run()
-    describe(run, 1, api_key, "Dead")
+    describe(run, 1, api_key, "Empty")
     describe(run, 2, api_key, "", error_code=NOT_FOUND)
     assert run.said(Descriptions) == []
     number = describe(run, 3, api_key, "")
     assert run.said(Descriptions) == [(number, "groups[0].error_code", "0")]
+
+
+def test_a_dead_group_has_an_error() -> None:
+    run = Run()
+    describe(run, 1, ApiKey.DESCRIBE_GROUPS, "Dead", error_code=NOT_FOUND)
+    number = describe(run, 2, ApiKey.DESCRIBE_GROUPS, "Dead")
+    assert run.said(Descriptions) == [(number, "groups[0].error_code", "0")]
+
+
+def test_the_epoch_of_a_producer_does_not_fall() -> None:
+    run = Run()
+    for at_s, producer_id, epoch in (1, 7, 5_003), (2, 7, 3), (3, 8, 0):
+        state = {"transactional_id": "x", "transaction_state": "Empty",
+                 "producer_id": producer_id, "producer_epoch": epoch}  # fmt: skip
+        request = {"transactional_ids": ["x"]}
+        run.add(at_s, ApiKey.DESCRIBE_TRANSACTIONS, 0, request, {"transaction_states": [state]})
+    path = "transaction_states[0].producer_epoch"
+    assert run.said(Descriptions) == [(0, path, "5003")]
 
 
 def test_a_state_is_missing_if_the_group_has_an_epoch() -> None:
