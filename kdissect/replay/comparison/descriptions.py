@@ -168,5 +168,5 @@ def _check_epochs(first: _GroupDescription, second: _GroupDescription, add: Add)
     for name in _RISING:
         before, after = first.body.get(name, 0), second.body.get(name, 0)
         if before > after:
-            note = "a later answer is lower, and no member has joined in between"
-            add(first.outcome, f"{first.path}{name}", f"at most {after}", before, note)
+            where = f"{first.path}{name}"
+            add(first.outcome, where, f"at most {after}", before, "a later answer is lower")
