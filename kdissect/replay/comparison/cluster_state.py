@@ -301,9 +301,10 @@ class ClusterState:
     def _check_constants(
         self, outcome: Outcome, answer: Body, constants: dict[str, tuple[bool, int]], add: Add
     ) -> None:
+        deleted = self._topics_deleted()
         for at, topic in enumerate(entries(answer["topics"])):
             usual = constants.get(topic.get("name") or "")
-            if usual is not None:
+            if deleted.isdisjoint({topic.get("name"), None}):
                 self._check_id(outcome, f"topics[{at}].topic_id", topic, add)
             if usual is None or topic["error_code"] or not topic["partitions"]:
                 continue
@@ -314,7 +315,7 @@ class ClusterState:
                     add(outcome, f"topics[{at}].{name}", wanted, found, note)
 
     def _check_id(self, outcome: Outcome, path: str, topic: Body, add: Add) -> None:
-        """A topic that the run does not change keeps its id; with an error it may have none."""
+        """A topic that the run does not delete keeps its id; with an error it may have none."""
         known_id, topic_id = self._ids.target.topic_ids.get(topic["name"]), topic.get("topic_id")
         if None not in (known_id, topic_id) and topic_id not in (known_id, ZERO_UUID):
             add(outcome, path, known_id, topic_id, "the topic has had another id")

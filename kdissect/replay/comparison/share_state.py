@@ -5,7 +5,8 @@
 - The deliveries of a record have the counts from 1 to their number, at most.
 - A response names a leader only with an error that sends its client there (KIP-951).
 - A description of a group's offsets has each partition of which a member has got records, and
-  starts after those that members had finished, until a request changes the offsets.
+  starts after those that members had finished, until a request changes the offsets. Until then no
+  start offset falls.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ class ShareState:
             if is_whole and outcome.answered_ns < self._changed_ns:
                 self._check_listed(outcome, path, described["group_id"], listed, add)
                 self._check_starts(outcome, path, described, add)
+        self._check_falling_starts(add)
         for outcome, group, offset in self._odd:
             if group not in self._unknown:
                 note = "it is acknowledged without an error"
@@ -219,6 +221,22 @@ class ShareState:
                     note = "members have finished the records before it"
                     where = f"{path}[{i}].partitions[{j}].start_offset"
                     add(outcome, where, f"at least {least}", start, note)
+
+    def _check_falling_starts(self, add: Add) -> None:
+        """A group's start offset of a partition does not fall until a request changes it: records
+        that are finished stay so (KIP-932)."""
+        last: dict[_Partition, tuple[Outcome, str, int]] = {}
+        for outcome, path, described, _ in self._described:
+            for i, topic in enumerate(entries(described["topics"])):
+                for j, partition in enumerate(entries(topic["partitions"])):
+                    key = described["group_id"], topic["topic_id"], partition["partition_index"]
+                    start = partition["start_offset"]
+                    if partition["error_code"] or outcome.answered_ns >= self._changed_ns:
+                        continue
+                    before, where, higher = last.get(key, (outcome, "", -1))
+                    if 0 <= start < higher and before.answered_ns <= outcome.sent_ns:
+                        add(before, where, f"at most {start}", higher, "a later answer is lower")
+                    last[key] = outcome, f"{path}[{i}].partitions[{j}].start_offset", start
 
 
 def _finished_ends(batch: Body) -> Iterator[tuple[int, int]]:

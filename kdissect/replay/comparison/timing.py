@@ -85,6 +85,7 @@ _ADDING = frozenset(
 )  # fmt: skip
 _REMOVING = frozenset({ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS, ApiKey.EXPIRE_DELEGATION_TOKEN})
 _DEFAULTS = frozenset({"", "null", "[]", "false", "0", "-1", "-2147483648", str(ZERO_UUID)})
+_OPERATIONS = "authorized_operations"  # -2147483648 by default: who may do nothing gets an error
 _FETCHES = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _LATE_WRITES = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})  # markers come after answers
 
@@ -174,9 +175,10 @@ def _is_change(difference: Difference, has_error: bool) -> bool:
     beside which brokers leave fields at their defaults."""
     if difference.note == TWICE:
         return False
-    if has_error and difference.answered in _DEFAULTS:
-        return True
     fields = [each.partition("[")[0] for each in difference.path.split(".")]
+    is_none = fields[-1].endswith(_OPERATIONS) and difference.answered == "0"
+    if has_error and difference.answered in _DEFAULTS and not is_none:
+        return True
     if fields[-1].endswith("_state"):
         return difference.answered in _STATES
     is_list_null = difference.captured.startswith("[") and difference.answered == "null"

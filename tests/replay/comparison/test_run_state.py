@@ -1093,6 +1093,21 @@ def test_a_topic_keeps_its_id(topic_id: int, code: int, said: list[str]) -> None
     assert run.said(ClusterState) == expected
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_topic_of_the_run_keeps_its_id(is_deleted: bool) -> None:
+    """Until it is deleted; the target's last id is 5."""
+    run, made = TwoPartitions(), {"name": "t", "error_code": 0}
+    run.add(1, ApiKey.CREATE_TOPICS, 1, {"topics": [{"name": "t"}]}, {"topics": [made]})
+    topic = {"name": "t", "topic_id": UUID(int=6), "partitions": [PARTITION]}
+    request = {"topics": [{"name": "t"}], "cursor": None}
+    answer = {"topics": [topic], "next_cursor": None}
+    number = run.add(2, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request, answer)
+    if is_deleted:
+        run.add(3, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
+    wrong = (number, "topics[0].topic_id", str(UUID(int=6)))
+    assert (wrong in run.said(ClusterState)) is not is_deleted
+
+
 class TwoPartitions(Run):
     """The target's topic t has two partitions."""
 

@@ -168,3 +168,22 @@ def test_a_group_starts_after_finished_records(start: int, count: int) -> None:
     )  # fmt: skip
     path = "groups[0].topics[0].partitions[0].start_offset"
     assert run.said(ShareState) == [(number, path, str(start))] * count
+
+
+@pytest.mark.parametrize(("changed_s", "count"), [(9, 1), (2.5, 0)])
+def test_a_group_does_not_start_earlier(changed_s: float, count: int) -> None:
+    """A request may set its offsets back."""
+    run, numbers = Run(), []
+    for at_s, start in ((1, 3), (2, 5), (3, 4)):
+        described = {"partition_index": 0, "start_offset": start}
+        topic = {"topic_name": "t", "topic_id": TOPIC, "partitions": [described]}
+        numbers.append(
+            run.add(
+                at_s, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1,
+                {"groups": [{"group_id": "g", "topics": None}]},
+                {"groups": [{"group_id": "g", "topics": [topic]}]},
+            )
+        )  # fmt: skip
+    run.add(changed_s, ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, {"group_id": "g", "topics": []}, {})
+    path = "groups[0].topics[0].partitions[0].start_offset"
+    assert run.said(ShareState) == [(numbers[1], path, "5")] * count

@@ -11,8 +11,10 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.comparator import Comparator
 from kdissect.replay.comparison.grouping import retry_notes
+from kdissect.replay.comparison.timing import _is_change
 from kdissect.replay.model import (
     Connection,
+    Difference,
     EarlierAnswer,
     Exchange,
     Judgement,
@@ -296,6 +298,13 @@ def test_a_change_explains_only_what_changes(first: dict[str, Any], is_explained
     run.add(LEAVE, 99)
     number = run.add(GROUPS, 100, first=first)
     assert (run.judgements()[number].verdict is not Verdict.DIFFERENT) is is_explained
+
+
+@pytest.mark.parametrize(("operations", "is_default"), [("-2147483648", True), ("0", False)])
+def test_authorized_operations_beside_an_error(operations: str, is_default: bool) -> None:
+    """Kafka's default is the least number."""
+    difference = Difference("topics[0].topic_authorized_operations", "3576", operations)
+    assert _is_change(difference, has_error=True) is is_default
 
 
 @pytest.mark.parametrize(("name", "is_explained"), [("t", True), ("t-x", False)])
