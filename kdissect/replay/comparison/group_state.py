@@ -5,6 +5,8 @@
   is no error while a JoinGroup waits for the other members.
 - The leader of a generation gets its members, among them all that joined it; others get none.
 - Members of the same generation have the same leader, one of them, and the same protocol.
+- A member gets the assignment that the leader of its generation sent for it, if the captured
+  response does not say which.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.messages import decoded, entries
+from kdissect.replay.workload.messages import decoded, entries, response_of
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
@@ -109,6 +111,7 @@ class GroupState:
             for exchange in group.by_api[ApiKey.HEARTBEAT]:
                 _check_heartbeat(exchange, waiting, rebalances, add)
             _check_generations(group, add)
+            _check_assignments(group, add)
 
 
 _GROUP_APIS = frozenset(
@@ -214,6 +217,29 @@ def _check_generations(group: _Group, add: Add) -> None:
                 note = "members that joined this generation are not listed"
                 said = f"{len(listed)} of {len(everyone)}"
                 add(exchange.outcome, "members", f"{len(everyone)} members", said, note)
+
+
+def _check_assignments(group: _Group, add: Add) -> None:
+    """For members whose captured response has an error, so that there is nothing to compare."""
+    leaders = {
+        (join.answer["generation_id"], join.answer["leader"])
+        for join in group.by_api[ApiKey.JOIN_GROUP]
+        if join.answer is not None and join.is_taken
+    }
+    sent: dict[tuple[int, str], set[bytes]] = defaultdict(set)  # generation, member
+    for sync in group.by_api[ApiKey.SYNC_GROUP]:
+        number = sync.request["generation_id"]
+        if (number, sync.request["member_id"]) in leaders:
+            for each in entries(sync.request["assignments"]):
+                sent[number, each["member_id"]].add(each["assignment"])
+    for sync in group.by_api[ApiKey.SYNC_GROUP]:
+        captured = response_of(sync.outcome.step.exchange)
+        if sync.answer is None or captured is None or not captured.body["error_code"]:
+            continue
+        member = sync.request["generation_id"], sync.request["member_id"]
+        if sync.is_taken and member in sent and sync.answer["assignment"] not in sent[member]:
+            note = "not the one that the leader sent"
+            add(sync.outcome, "assignment", "as sent", "other bytes", note)
 
 
 def _check_members(

@@ -773,6 +773,23 @@ def test_a_rebalance_ends_when_all_members_joined() -> None:
     assert run.said(GroupState) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "assignment", "is_wrong"),
+    [(27, b"a", False), (27, b"b", True), (27, b"", True), (0, b"b", False)],
+)
+def test_an_assignment_that_the_captured_response_lacks(
+    code: int, assignment: bytes, is_wrong: bool
+) -> None:
+    """It is the one that the leader sent."""
+    run = Run()
+    join(run, 1, "a", ["a"])
+    sent = {"group_id": "g", "generation_id": 1, "member_id": "a",
+            "assignments": [{"member_id": "a", "assignment": b"a"}]}  # fmt: skip
+    number = run.add(2, ApiKey.SYNC_GROUP, 1, sent, {"assignment": assignment},
+                     {"error_code": code, "assignment": b""})  # fmt: skip
+    assert run.said(GroupState) == ([(number, "assignment", "other bytes")] if is_wrong else [])
+
+
 def test_members_of_a_generation() -> None:
     """The leader's response lists all members, and others list no member."""
     run = Run()
