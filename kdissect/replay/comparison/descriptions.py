@@ -7,7 +7,8 @@
 - The epochs of a group do not fall while no member joins it (KIP-848). A group that was deleted has
   no description before a member joins, or a request sets its offsets. Nor does the epoch of a
   producer in transactions fall (KIP-98).
-- ListGroups without a filter has each group that has members later, if no member joins in between.
+- ListGroups without a filter has each group that a member has joined and that has members later,
+  if none joins in between. A broker that was restarted may not have loaded its groups yet.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Descriptions:
 
     def __init__(self, ids: IdMap) -> None:
         self._has_one_node = len(ids.target.nodes) == 1
+        self._is_connected = True  # all the time: the broker was not restarted
         self._described: list[tuple[Outcome, Body]] = []
         self._listed: list[tuple[Outcome, Body, bool]] = []  # of all groups?
         # (sent, answered) of each request that may make a group or give it a member
@@ -65,6 +67,7 @@ class Descriptions:
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
+        self._is_connected &= not outcome.error
         if outcome.sent is None:
             return
         if api_key in _JOINING:
@@ -95,6 +98,9 @@ class Descriptions:
         joins = self._joins.get(group, ())
         return any(sent_ns <= end_ns and begin_ns <= answered_ns for sent_ns, answered_ns in joins)
 
+    def _has_joined(self, group: str, at_ns: int) -> bool:
+        return any(answered_ns < at_ns for _, answered_ns in self._joins.get(group, ()))
+
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
@@ -117,8 +123,8 @@ class Descriptions:
                 is_later = first.outcome.answered_ns <= second.outcome.sent_ns
                 if is_later and not self._may_join(group_id, *times):
                     _check_epochs(first, second, add)
-        for outcome, answer, is_whole in self._listed if self._has_one_node else ():
-            if is_whole:
+        for outcome, answer, is_whole in self._listed:
+            if is_whole and self._has_one_node and self._is_connected:
                 self._check_listed(outcome, answer, add)
 
     def _check_listed(self, outcome: Outcome, answer: Body, add: Add) -> None:
@@ -129,6 +135,7 @@ class Descriptions:
             for later, group in self._with_members(outcome.step.exchange.connection)
             if later.sent_ns >= outcome.answered_ns
             and group not in names
+            and self._has_joined(group, outcome.sent_ns)
             and not self._may_join(group, outcome.sent_ns, later.answered_ns)
         }
         for group in sorted(missing):

@@ -116,6 +116,7 @@ def test_a_group_that_a_member_joins_may_be_a_new_one(epoch: int, said: list[Any
 
 def test_a_list_has_groups_with_members() -> None:
     run = Run()
+    heartbeat(run, 0, 0)
     number = list_groups(run, 1, ("a", "Stable"))
     list_groups(run, 2, ("a", "Stable"), ("g", "Stable"))
     assert run.said(Descriptions) == [(number, "groups", "not listed")]
@@ -132,6 +133,7 @@ def test_a_list_lacks_groups_that_members_join_later() -> None:
 
 def test_a_list_may_lack_groups_without_members() -> None:
     run = Run()
+    heartbeat(run, 0, 0)
     list_groups(run, 1)
     list_groups(run, 2, ("g", "Empty"))
     assert run.said(Descriptions) == []
@@ -139,6 +141,7 @@ def test_a_list_may_lack_groups_without_members() -> None:
 
 def test_a_list_with_a_filter_lacks_other_groups() -> None:
     run = Run()
+    heartbeat(run, 0, 0)
     list_groups(run, 1, kinds=["classic"])
     list_groups(run, 2, ("g", "Stable"))
     assert run.said(Descriptions) == []
@@ -146,6 +149,24 @@ def test_a_list_with_a_filter_lacks_other_groups() -> None:
 
 def test_brokers_of_a_cluster_list_their_own_groups() -> None:
     run = Run()
+    heartbeat(run, 0, 0)
     list_groups(run, 1)
     list_groups(run, 2, ("g", "Stable"))
     assert run.said(Descriptions, brokers=2) == []
+
+
+def test_a_broker_that_was_restarted_loads_its_groups() -> None:
+    """A request had no answer."""
+    run = Run()
+    heartbeat(run, 0, 0)
+    list_groups(run, 1)
+    list_groups(run, 2, ("g", "Stable"))
+    run.outcomes[0].error = "the connection was closed"
+    assert run.said(Descriptions) == []
+
+
+def test_a_list_may_lack_groups_that_no_member_of_the_run_has_joined() -> None:
+    run = Run()
+    list_groups(run, 1)
+    list_groups(run, 2, ("g", "Stable"))
+    assert run.said(Descriptions) == []
