@@ -176,7 +176,7 @@ class SkipCode(Enum):
     API_VERSION = "api_version"  # the target does not speak this api_version: a finding
     OTHER_PRINCIPAL = "other_principal"  # refused to another user than the replay logs in as
     NOT_TRANSLATABLE = "not_translatable"  # an id in it has no counterpart at the target
-    NOT_READY = "not_ready"  # refused in the capture, without effect; the client sent it again
+    NOT_READY = "not_ready"  # refused in the capture without effect; with acks > 0 sent again
     FILTERED = "filtered"  # left out by an option
     NOT_REACHED = "not_reached"  # the run was interrupted before
 

@@ -224,8 +224,9 @@ class HeartbeatGroups:
                 if not described["error_code"] and name in self._groups:
                     path = f"groups[{at}]."
                     _check_description(outcome, path, described, self._groups[name], add)
+                    self._check_members(outcome, path, described, add)
                     if outcome.step.exchange.api_key != ApiKey.SHARE_GROUP_DESCRIBE:
-                        self._check_described_shares(outcome, path, described, add)
+                        self._check_targets(outcome, path, described, add)
                     if outcome.step.exchange.api_key == ApiKey.STREAMS_GROUP_DESCRIBE:
                         _check_topology(outcome, path, described, self._groups[name], add)
 
@@ -337,12 +338,8 @@ class HeartbeatGroups:
                 add(last[2].outcome, path, f"{len(shares)} partitions", text, note)
             last = epoch, shares, heartbeat
 
-    def _check_described_shares(
-        self, outcome: Outcome, path: str, described: Body, add: Add
-    ) -> None:
-        """Members of a consumer group have what heartbeats gave them. The target assignment has
-        each partition, or active task, once."""
-        targets: Counter[Share] = Counter()
+    def _check_members(self, outcome: Outcome, path: str, described: Body, add: Add) -> None:
+        """Members of a consumer or share group have what heartbeats gave them."""
         for at, member in enumerate(described["members"]):
             heartbeats = self._groups[described["group_id"]].members.get(member["member_id"], [])
             begun = [each for each in heartbeats if each.sent_ns < outcome.answered_ns]
@@ -350,21 +347,27 @@ class HeartbeatGroups:
             is_known = has_partitions and all(_is_before(each, outcome) for each in begun)
             given = _last_assignment(each.answer for each in begun)
             counts = Counter(share for share, _ in self._shares(member))
+            here = f"{path}members[{at}].assignment"
             for (name, number), count in counts.items():
                 if count > 1:
                     text = f"{name} partition {number}"
-                    here = f"{path}members[{at}].assignment"
                     add(outcome, here, "each once", text, "it is assigned twice")
-            listed = set(counts)
-            if is_known and given and listed != {share for share, _ in self._shares(given)}:
+            if is_known and given and set(counts) != {share for share, _ in self._shares(given)}:
                 note = "heartbeats have given it another assignment"
                 wanted = f"{sum(1 for _ in self._shares(given))} partitions"
-                found = f"{len(listed)} partitions"
-                add(outcome, f"{path}members[{at}].assignment", wanted, found, note)
+                add(outcome, here, wanted, f"{len(counts)} partitions", note)
             self._check_topic_names(outcome, f"{path}members[{at}].", member, add)
+
+    def _check_targets(self, outcome: Outcome, path: str, described: Body, add: Add) -> None:
+        """The target assignment has each partition, or active task, once. It is the assignment in a
+        stable consumer group."""
+        targets: Counter[Share] = Counter()
+        for at, member in enumerate(described["members"]):
+            listed = {share for share, _ in self._shares(member)}
             target = _as_answer(member["target_assignment"])
             aims = [share for share, where in self._shares(target) if where in _OWNED]
-            if has_partitions and described["group_state"] == _STABLE and set(aims) != listed:
+            is_stable = described["group_state"] == _STABLE
+            if "topic_partitions" in member["assignment"] and is_stable and set(aims) != listed:
                 here, text = f"{path}members[{at}].target_assignment", f"{len(aims)} partitions"
                 note = "the group is stable, so it is the assignment"
                 add(outcome, here, f"{len(listed)} partitions", text, note)
@@ -380,7 +383,7 @@ class HeartbeatGroups:
 
     def _check_topic_names(self, outcome: Outcome, path: str, member: Body, add: Add) -> None:
         for name in ("assignment", "target_assignment"):
-            for topic in entries(member[name].get("topic_partitions")):
+            for topic in entries(member.get(name, {}).get("topic_partitions")):
                 wanted = self._ids.target.names.get(topic["topic_id"], topic["topic_name"])
                 if topic["topic_name"] != wanted:
                     here = f"{path}{name}.topic_partitions[].topic_name"

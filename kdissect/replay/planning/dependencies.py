@@ -131,6 +131,8 @@ class ResourceAccesses:
     def _produce(self, request: Message, logs: list[Resource]) -> Iterable[ResourceAccess]:
         for log in logs:
             yield log, Mode.WRITE
+            # Its answer has the log start offset, too; nothing waits for it because of that.
+            yield ("start", *log[1:]), Mode.READ_NO_BLOCK
         transactional_id = request.body.get("transactional_id")
         if transactional_id is not None:
             yield ("txn", transactional_id), Mode.READ

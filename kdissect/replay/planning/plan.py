@@ -39,6 +39,7 @@ from kdissect.codec.message import Message
 from kdissect.pipeline.filters import fits
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import (
     DELETE_EXISTING,
@@ -63,6 +64,7 @@ from kdissect.replay.planning.dependencies import (
 )
 from kdissect.replay.planning.expired_sessions import mark_expired_sessions
 from kdissect.replay.planning.expired_transactions import mark_expired
+from kdissect.replay.planning.lost_batches import LostBatches
 from kdissect.replay.planning.refused_batches import without_refused
 from kdissect.replay.planning.telemetry_intervals import mark_telemetry_intervals
 from kdissect.replay.workload import messages as api
@@ -73,7 +75,9 @@ from kdissect.text import plural
 _ANNOUNCE_NS = 2_000_000_000
 _CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
 _CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
+_BEING_MADE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 _SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
+_LOST = "the captured broker did not write its records: their partition was not there yet"
 _ANSWER, _REQUEST = 0, 1  # at equal times, a seen response comes before a sent request
 
 
@@ -94,12 +98,18 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     start_ns = times[order[0].connection][order[0].index] if order else 0
     steps = []
     accesses = ResourceAccesses(workload.facts)
-    refused = 0
+    lost_batches = LostBatches(order, workload.facts)
+    refused = lost = 0
     for number, captured in enumerate(order):
         exchange, count = without_refused(captured)
         refused += count
+        shorter, count = lost_batches.without_lost(exchange)
+        lost += count
+        exchange = shorter or exchange
         at_ns = times[exchange.connection][exchange.index] - start_ns
         step = _step(number, exchange, at_ns, options)
+        if step.skipped is None and shorter is None:
+            step.skipped = Skipped(SkipCode.NOT_READY, _LOST)
         if step.skipped is None:
             principal = workload.connections[exchange.connection].principal
             step.skipped = _refused_to_another(exchange, principal, options.principal)
@@ -115,15 +125,25 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         lanes[exchange.connection].append(number)
     mark_expired(steps)
     plan = ReplayPlan(workload, options, steps, lanes)
-    if refused:
-        plan.notes.append(
-            f"left out of Produce requests: {plural(refused, 'batch', 'batches')} that the "
-            "captured broker refused without effect, and that clients sent again"
-        )
+    plan.notes += _left_out(refused, lost)
     _Ordering(plan, accesses, start_ns).run()
     mark_expired_sessions(steps)
     mark_telemetry_intervals(steps)
     return plan
+
+
+def _left_out(refused: int, lost: int) -> Iterator[str]:
+    """Notes about batches that the captured broker did not write."""
+    if refused:
+        yield (
+            f"left out of Produce requests: {plural(refused, 'batch', 'batches')} that the "
+            "captured broker refused without effect, and that clients sent again"
+        )
+    if lost:
+        yield (
+            f"left out of Produce requests with acks 0: {plural(lost, 'batch', 'batches')} that "
+            "the captured broker did not write, because their partition was not there yet"
+        )
 
 
 def _creates(step: Step, facts: WorkloadFacts) -> bool:
@@ -389,7 +409,7 @@ class _Ordering:
         for event_ns, kind, number in events:
             step = self.steps[number]
             is_blocking = step.exchange.api_key in BLOCKING_GROUP_APIS
-            if step.exchange.api_key in _CHANGES_TOPICS:
+            if step.exchange.api_key in _CHANGES_TOPICS or self._makes_topics(step):
                 announced_ns = event_ns
             elif step.exchange.api_key in _SHOWS_TOPICS:
                 step.is_racing |= event_ns - announced_ns < _ANNOUNCE_NS
@@ -417,6 +437,22 @@ class _Ordering:
                         blocking[resource].pop(number, None)
                 if step.expects_response:
                     last_seen[step.connection] = number
+
+    def _makes_topics(self, step: Step) -> bool:
+        """Return whether a Metadata request makes the broker create topics some time after its
+        answer, which says that they are not there, or have no leader yet."""
+        request, response = request_of(step.exchange), response_of(step.exchange)
+        if step.exchange.api_key != ApiKey.METADATA or request is None or response is None:
+            return False
+        if not request.body.get("allow_auto_topic_creation", True) or not request.body["topics"]:
+            return False
+        facts = self.plan.workload.facts.topics
+        return any(
+            topic["error_code"] in _BEING_MADE
+            and topic["name"] in facts
+            and facts[topic["name"]].first_time_ns >= 0
+            for topic in entries(response.body["topics"])
+        )
 
     def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
         """A read and a write of one thing that were open at once."""

@@ -463,3 +463,31 @@ def test_assignments_in_a_description(
     )  # fmt: skip
     found = [each[1].partition(".")[2] for each in run.found()]
     assert found == paths
+
+
+@pytest.mark.parametrize(
+    ("has", "captured", "topic", "paths"),
+    [
+        ([0], [1], "t", []),
+        ([1], [1], "t", ["members[0].assignment"]),
+        ([0, 0], [0], "t", ["members[0].assignment"]),
+        ([0], [0], "", ["members[0].assignment.topic_partitions[].topic_name"]),
+    ],
+)
+def test_assignments_in_a_description_of_a_share_group(
+    has: list[int], captured: list[int], topic: str, paths: list[str]
+) -> None:
+    """As heartbeats gave them, whichever partitions the captured member had."""
+    run = Group(SHARE)
+    run.heartbeat(1, 0, 1, [0])
+
+    def groups(numbers: list[int]) -> Body:
+        part = {"topic_id": TOPIC, "topic_name": topic, "partitions": numbers}
+        member = {"member_id": "m", "member_epoch": 1, "assignment": {"topic_partitions": [part]}}
+        described = {"group_id": "g", "group_state": "Stable", "group_epoch": 1,
+                     "assignment_epoch": 1, "members": [member]}  # fmt: skip
+        return {"groups": [described]}
+
+    asked = {"group_ids": ["g"]}
+    run.add(2, ApiKey.SHARE_GROUP_DESCRIBE, 1, asked, groups(has), groups(captured))
+    assert [each[1].partition(".")[2] for each in run.found()] == paths

@@ -691,3 +691,30 @@ def test_a_share_fetch_for_records_that_are_held_does_not_wait() -> None:
         frame = translator.request(second, 0)
         assert isinstance(frame, bytes)
         assert decode_message(frame, side="request").body["max_wait_ms"] == wait_ms
+
+
+@pytest.mark.parametrize(("first", "is_sent_again"), [(3, True), (1, False)])
+def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_sent_again: bool) -> None:
+    """The captured answer has records of two partitions. If that of the target has those of one, it
+    is sent again until the member has all of them."""
+    topic_id = UUID(int=7)
+
+    def told(*firsts: int) -> Message:
+        parts = [
+            {"partition_index": number, "error_code": 0, "current_leader": {}, "records": b"",
+             "acquired_records": [{"first_offset": at, "last_offset": at, "delivery_count": 1}]}
+            for number, at in enumerate(firsts)
+        ]  # fmt: skip
+        body = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": parts}]}
+        return Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, body)
+
+    body = {"group_id": "g", "member_id": "m", "share_session_epoch": 0, "max_wait_ms": 500,
+            "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5,
+            "forgotten_topics_data": [], "topics": []}  # fmt: skip
+    request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
+    captured = told(1, 1) if is_sent_again else told(1)
+    plan = make_plan(workload([exchange(0, request, 0, 1, captured)]), everything())
+    translator, step = Translator(IdMap(plan)), plan.steps[0]
+    translator.ids.topic_ids[topic_id] = topic_id
+    assert isinstance(translator.request(step, 0), bytes)
+    assert bool(translator.retry(step, encode_message(told(first)))) is is_sent_again
