@@ -5,12 +5,14 @@ answer that was not final may lack a row of the final one, or have another one, 
 
 - a request about that row was under way, or had been answered a bounded time before; and
 - a row that the final answer lacks is one that a request set or that another final answer has.
+
+Clients that name a topic in Metadata, and streams groups, make topics, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -24,6 +26,7 @@ Body = dict[str, Any]
 _ACL = ("principal", "host", "operation", "permission_type")
 _LITERAL = 3  # the pattern type of ACLs before KIP-290
 _CLIENT_METRICS = 16  # the resource type of ListConfigResources v0 (KIP-714)
+_OF_BROKERS = (4, 8)  # resource types: brokers and their loggers
 _NOTHING = "nothing"  # the key of an empty list
 
 
@@ -37,22 +40,22 @@ class DescribedRow(NamedTuple):
 class DescribedRows:
     """The rows that requests set or remove, and those of final answers."""
 
-    def __init__(self, outcomes: Iterable[Outcome], *, has_one_node: bool) -> None:
+    def __init__(self, outcomes: Sequence[Outcome], *, has_one_node: bool) -> None:
         self._bound_ns = int((METADATA_S if has_one_node else WRITE_S) * 1e9)
+        # By the API that reads them: requests about a row, by its key; the rows that were there.
         self._changes: dict[tuple[Hashable, ...], list[Interval]] = defaultdict(list)
-        self._rows: set[tuple[int, DescribedRow]] = (
-            set()
-        )  # that have existed, with the API that reads them
+        self._rows: set[tuple[int, DescribedRow]] = set()
+        retried = {each.step.exchange.api_key for each in outcomes if each.earlier}
         for outcome in outcomes:
             api_key = outcome.step.exchange.api_key
             if outcome.sent is None:
                 continue
             if api_key in _READS:
                 self._rows.update((api_key, row) for row in _rows(outcome))
-            for reads, change in _CHANGES.get(api_key, ()):
-                for row in change(_body(outcome, "request"), _body(outcome, "response")):
-                    self._changes[reads, *row.key].append(interval_of(outcome))
-                    self._rows.add((reads, row))
+            reads, change = _CHANGES.get(api_key, (-1, None))
+            for row in _changed(outcome, change) if change and reads in retried else ():
+                self._changes[reads, *row.key].append(interval_of(outcome))
+                self._rows.add((reads, row))
 
     def wrong(self, outcome: Outcome, index: int) -> list[Difference]:
         """The rows of the answer `index` of `outcome.earlier` that nothing explains."""
@@ -87,6 +90,10 @@ def _rows(outcome: Outcome) -> Iterator[DescribedRow]:
     body = _body(outcome, "response")
     if body and not body["error_code"]:
         yield from _READS[outcome.step.exchange.api_key].rows(body)
+
+
+def _changed(outcome: Outcome, change: _Change) -> Iterator[DescribedRow]:
+    yield from change(_body(outcome, "request"), _body(outcome, "response"))
 
 
 def _body(outcome: Outcome, side: str) -> Body:
@@ -162,8 +169,9 @@ def _altered_credentials(request: Body, _: Body) -> Iterator[DescribedRow]:
 
 def _resources(body: Body) -> Iterator[DescribedRow]:
     for one in entries(body["config_resources"]):
-        if not one["resource_name"].startswith("__"):  # brokers make internal topics themselves
-            yield DescribedRow((one.get("resource_type", _CLIENT_METRICS), one["resource_name"]))
+        kind, name = one.get("resource_type", _CLIENT_METRICS), one["resource_name"]
+        if kind not in _OF_BROKERS and not name.startswith("__"):  # come by themselves
+            yield DescribedRow((kind, name))
 
 
 def _altered_configs(request: Body, _: Body) -> Iterator[DescribedRow]:
@@ -171,9 +179,18 @@ def _altered_configs(request: Body, _: Body) -> Iterator[DescribedRow]:
         yield DescribedRow((one["resource_type"], one["resource_name"]))
 
 
-def _created_topics(request: Body, _: Body) -> Iterator[DescribedRow]:
+def _named_topics(request: Body, _: Body) -> Iterator[DescribedRow]:
     for topic in entries(request.get("topics")):
-        yield DescribedRow((TOPIC_RESOURCE, topic["name"]))
+        if topic["name"]:
+            yield DescribedRow((TOPIC_RESOURCE, topic["name"]))
+
+
+def _internal_topics(request: Body, _: Body) -> Iterator[DescribedRow]:
+    """The coordinator makes the internal topics of a topology (KIP-1071)."""
+    topology = request.get("topology") or {}
+    for part in entries(topology.get("subtopologies")):
+        for topic in (*part["state_changelog_topics"], *part["repartition_source_topics"]):
+            yield DescribedRow((TOPIC_RESOURCE, topic["name"]))
 
 
 def _deleted_topics(_: Body, response: Body) -> Iterator[DescribedRow]:
@@ -196,15 +213,17 @@ _READS: dict[int, _Description] = {
     ApiKey.LIST_CONFIG_RESOURCES: _Description("config_resources", _resources),
 }
 _CONFIGS, _ACLS = ApiKey.LIST_CONFIG_RESOURCES, ApiKey.DESCRIBE_ACLS
-_CHANGES: dict[int, Sequence[tuple[int, _Change]]] = {
-    ApiKey.CREATE_ACLS: [(_ACLS, _created_acls)],
-    ApiKey.DELETE_ACLS: [(_ACLS, _deleted_acls)],
-    ApiKey.ALTER_CLIENT_QUOTAS: [(ApiKey.DESCRIBE_CLIENT_QUOTAS, _altered_quotas)],
-    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: [
-        (ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, _altered_credentials)
-    ],
-    ApiKey.ALTER_CONFIGS: [(_CONFIGS, _altered_configs)],
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: [(_CONFIGS, _altered_configs)],
-    ApiKey.CREATE_TOPICS: [(_CONFIGS, _created_topics)],
-    ApiKey.DELETE_TOPICS: [(_CONFIGS, _deleted_topics)],
+_CREDENTIALS = ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS
+# API -> the API that reads what it changes, and the rows of a request
+_CHANGES: dict[int, tuple[int, _Change]] = {
+    ApiKey.CREATE_ACLS: (_ACLS, _created_acls),
+    ApiKey.DELETE_ACLS: (_ACLS, _deleted_acls),
+    ApiKey.ALTER_CLIENT_QUOTAS: (ApiKey.DESCRIBE_CLIENT_QUOTAS, _altered_quotas),
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: (_CREDENTIALS, _altered_credentials),
+    ApiKey.ALTER_CONFIGS: (_CONFIGS, _altered_configs),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (_CONFIGS, _altered_configs),
+    ApiKey.CREATE_TOPICS: (_CONFIGS, _named_topics),
+    ApiKey.METADATA: (_CONFIGS, _named_topics),  # may create them
+    ApiKey.STREAMS_GROUP_HEARTBEAT: (_CONFIGS, _internal_topics),
+    ApiKey.DELETE_TOPICS: (_CONFIGS, _deleted_topics),
 }

@@ -199,14 +199,13 @@ def resources(*names: str, resource_type: int = 2) -> Body:
         (resources("t", "__consumer_offsets", "u"), True),
         (resources("u"), False),
         (resources("t", "t", "u"), False),
-        (resources("t", "u", resource_type=4), False),
+        (resources("t", "u", resource_type=16), False),
     ],
 )
-def test_resources_with_configs(first: Body, is_right: bool) -> None:
+@pytest.mark.parametrize("api_key", [ApiKey.CREATE_TOPICS, ApiKey.METADATA])
+def test_resources_with_configs(api_key: ApiKey, first: Body, is_right: bool) -> None:
     """Topic u is just being created."""
-    create = exchange(
-        ApiKey.CREATE_TOPICS, 5_000, {"topics": [{"name": "u"}]}, {"topics": [{"name": "u"}]}
-    )
+    create = exchange(api_key, 5_000, {"topics": [{"name": "u"}]}, {"topics": [{"name": "u"}]})
     request: Body = {"resource_types": []}
     read = exchange(ApiKey.LIST_CONFIG_RESOURCES, 5_100, request, first, resources("t", "u"))
     assert (wrong(create, read) == []) is is_right
