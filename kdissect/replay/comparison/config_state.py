@@ -2,26 +2,30 @@
 
 - The first synonym of a config is the one in effect: it has the config's value and source. The last
   one is the default, if it is so in the capture.
-- A config has the same value in all answers of a run if it is read-only, or if the only broker gets
-  no request to change it. A broker's node.id is its own.
+- A config has the same value and source in all answers of a run if it is read-only, or if the only
+  broker gets no request to change it. A broker's node.id is its own.
+- An answer has each resource of its request. The only broker lists the same configs of a topic, and
+  of itself, in all answers.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries, response_of
+from kdissect.text import plural
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
 Body = dict[str, Any]
 _Key = tuple[int, str, str]  # type and name of a resource, name of a config
 _ALL = ""  # configs of a resource
 _BROKER, _NODE_ID = 4, "node.id"
+_VALUES = frozenset({"value", "config_source"})
 _DEFAULT = 5  # a source
 _CHANGES = frozenset({ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.DELETE_TOPICS})
 
@@ -32,17 +36,23 @@ class ConfigState:
     def __init__(self, ids: IdMap) -> None:
         self._ids = ids
         self._answers: list[tuple[Outcome, Body]] = []
+        self._requested: dict[int, Body] = {}  # step -> the body of its request
         self._changed: set[_Key] = set()
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key
+        if api_key not in _CHANGES | {ApiKey.DESCRIBE_CONFIGS}:
+            return
+        request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        if request is None:
+            return
         if api_key in _CHANGES:
-            request = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
-            self._change(api_key, {} if request is None else request.body)
-        elif api_key == ApiKey.DESCRIBE_CONFIGS:
-            answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
-            if answer is not None:
-                self._answers.append((outcome, answer.body))
+            self._change(api_key, request.body)
+            return
+        answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+        if answer is not None:
+            self._answers.append((outcome, answer.body))
+            self._requested[outcome.step.number] = request.body
 
     def _change(self, api_key: int, request: Body) -> None:
         """Note the configs that a request changes, and the topics that it deletes."""
@@ -79,18 +89,11 @@ class ConfigState:
     # -- contradictions -------------------------------------------------------------------------
 
     def check(self, add: Add) -> None:
-        values: dict[_Key, Counter[Any]] = defaultdict(Counter)
-        for _, _, key, config in reversed(list(self._configs())):  # of equals, the later one
-            values[key][config["value"]] += 1
+        self._check_values(add)
+        self._check_lists(add)
         with_default = {each.step.number: _with_default(each) for each, _ in self._answers}
         for outcome, path, key, config in self._configs():
-            kind, resource, name = key
-            value, wanted = config["value"], values[key].most_common(1)[0][0]
-            if (kind, name) == (_BROKER, _NODE_ID):
-                wanted = resource
-            if value != wanted and not self._can_change(key, config):
-                note = f"as other answers say of {resource}"
-                add(outcome, f"{path}.value", wanted, value, note)
+            name, value = key[-1], config["value"]
             synonyms, path = entries(config.get("synonyms")), f"{path}.synonyms"
             for first in synonyms[:1]:
                 for field, own in (("value", value), ("source", config.get("config_source"))):
@@ -105,6 +108,59 @@ class ConfigState:
                 note = "the captured list ends with it"
                 found = f"{last['name']} of source {last['source']}"
                 add(outcome, path, f"the default of {default} at the end", found, note)
+
+    def _check_values(self, add: Add) -> None:
+        values: dict[tuple[_Key, str], Counter[Any]] = defaultdict(Counter)
+        for _, _, key, config in reversed(list(self._configs())):  # of equals, the later one
+            for field in _VALUES & config.keys():
+                values[key, field][config[field]] += 1
+        for outcome, path, key, config in self._configs():
+            if self._can_change(key, config):
+                continue
+            kind, resource, name = key
+            for field in _VALUES & config.keys():
+                wanted = values[key, field].most_common(1)[0][0]
+                if (kind, name, field) == (_BROKER, _NODE_ID, "value"):
+                    wanted = resource
+                if config[field] != wanted:
+                    note = f"as other answers say of {resource}"
+                    add(outcome, f"{path}.{field}", wanted, config[field], note)
+
+    def _check_lists(self, add: Add) -> None:
+        names: dict[tuple[int, str], Counter[frozenset[str]]] = defaultdict(Counter)
+        for outcome, answer in reversed(self._answers):
+            for resource, _, listed in self._lists(outcome, answer):
+                names[resource][listed] += 1
+        for outcome, answer in self._answers:
+            requested = self._requested[outcome.step.number]["resources"]
+            for kind, name in sorted(_resources_of(requested) - _resources_of(answer["results"])):
+                add(outcome, "results", f"{name} of type {kind}", "absent", "it was requested")
+            for resource, path, listed in self._lists(outcome, answer):
+                usual, _ = names[resource].most_common(1)[0]
+                changed = {name for *each, name in self._changed if tuple(each) == resource}
+                missing = usual - listed - changed
+                if missing:
+                    note = f"other answers have {plural(len(missing), 'more config')}"
+                    add(outcome, path, min(missing), "absent", note)
+
+    def _lists(
+        self, outcome: Outcome, answer: Body
+    ) -> Iterator[tuple[tuple[int, str], str, frozenset[str]]]:
+        """(resource, path, names) of the whole lists of configs of topics and of the only
+        broker."""
+        requested = self._requested[outcome.step.number]["resources"]
+        whole = _resources_of(each for each in requested if each["configuration_keys"] is None)
+        for i, result in enumerate(answer["results"]):
+            resource = result["resource_type"], result["resource_name"]
+            is_listed = resource[0] in (TOPIC_RESOURCE, _BROKER) and resource[1]
+            if is_listed and resource in whole and len(self._ids.target.nodes) == 1:
+                if not result["error_code"]:
+                    configs = entries(result["configs"])
+                    yield resource, f"results[{i}].configs", frozenset(c["name"] for c in configs)
+
+
+def _resources_of(elements: Iterable[Body]) -> set[tuple[int, str]]:
+    return {(each["resource_type"], each["resource_name"]) for each in elements}
 
 
 def _with_default(outcome: Outcome) -> dict[str, str]:

@@ -43,6 +43,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, entries, response_of
 
 _LATEST, _READ_COMMITTED, _ACKS_ALL = -1, 1, -1
+_WITHOUT_TIME = frozenset({-1, -2, -4, -5})  # ends and starts, also of tiered logs (KIP-405)
 _MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 _BATCH_MAX = 1 << 20  # max.message.bytes by default: a smaller limit may leave any batch out
 _POLICY, _LEFT_OUT = "cleanup.policy", "are left out"
@@ -301,7 +302,9 @@ class LogState:
     def _find(self, outcome: Outcome, path: str, key: TargetLog, answered: Body, due: int) -> None:
         """Note the time of a record that ListOffsets has found. due: the requested time."""
         time = answered.get("timestamp", -1)
-        if 0 <= time < due:
+        if time >= 0 and due in _WITHOUT_TIME:
+            self._odd.append((outcome, path, -1, time, "a bound of the log has no time"))
+        elif 0 <= time < due:
             self._odd.append((outcome, path, f"at least {due}", time, "the requested time"))
         elif time >= 0:
             self._logs[key].found.append((outcome, path, answered["offset"], time))

@@ -1297,6 +1297,48 @@ def test_a_config_that_no_request_alters_is_constant() -> None:
     assert changed(ApiKey.INCREMENTAL_ALTER_CONFIGS, 2) == changed(ApiKey.ALTER_CONFIGS) == []
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ({"a": 5, "b": 5}, []),
+        ({"a": 5}, [("results[0].configs", "absent")]),
+        ({"a": 6, "b": 5}, [("results[0].configs[0].config_source", "6")]),
+        (None, [("results", "absent")]),
+    ],
+)
+def test_a_topic_has_the_same_configs_in_all_answers(
+    first: dict[str, int] | None, said: list[tuple[str, str]]
+) -> None:
+    """Its names and sources, while a request changes another one. first: sources of configs."""
+    run, resource = Run(), {"resource_type": 2, "resource_name": "t"}
+    whole = {"resources": [{**resource, "configuration_keys": None}]}
+
+    def describe(sources: dict[str, int] | None) -> None:
+        configs = [{"name": each, "config_source": kind} for each, kind in (sources or {}).items()]
+        results = [] if sources is None else [{**resource, "configs": configs}]
+        run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, whole, {"results": results})
+
+    describe(first)
+    altered = {"resources": [{**resource, "configs": [{"name": "c"}]}]}
+    run.add(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, altered, {})
+    describe({"a": 5, "b": 5})
+    assert [each[1:] for each in run.said(ConfigState)] == said
+
+
+@pytest.mark.parametrize(("due", "time", "is_wrong"), [
+    (-1, -1, False), (-1, 4_999, True), (-2, 0, True), (-3, 4_999, False), (-4, 1, True),
+])  # fmt: skip
+def test_an_end_of_a_log_has_no_time(due: int, time: int, is_wrong: bool) -> None:
+    """Only the largest timestamp (-3) and the first record of a time have one."""
+    run = Run()
+    asked = {"name": "t", "partitions": [{"partition_index": 0, "timestamp": due}]}
+    found = {"partition_index": 0, "timestamp": time, "offset": 0}
+    answer = {"topics": [{"name": "t", "partitions": [found]}]}
+    number = run.add(1, ApiKey.LIST_OFFSETS, 7, {"topics": [asked]}, answer)
+    path = "topics[0].partitions[0].timestamp"
+    assert run.said(LogState) == ([(number, path, str(time))] if is_wrong else [])
+
+
 def test_times_fit_one_clock() -> None:
     """A transaction starts between its first request and the last, by the clock of the appends, and
     has ended before an answer that describes its producer."""
