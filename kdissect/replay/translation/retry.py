@@ -64,6 +64,7 @@ class Retry:
         )
         self.attempts: Counter[int] = Counter()  # by step
         self.futile: Counter[int] = Counter()  # by API key: steps retried to no effect
+        self._reopened: set[int] = set()  # Fetch steps whose session the target had lost
         self._share_partitions: set[tuple[Any, ...]] = set()  # that answered without an error
         self._produces: dict[int, set[int]] = {}  # connection -> Produce steps to be sent again
 
@@ -136,7 +137,8 @@ class Retry:
         markers are not written yet."""
         ids = self._ids
         lost = SESSION_LOST & ({answer.body.get("error_code", 0)} - set(error_codes(captured.body)))
-        if lost and not self._is_futile(step, 1, FETCHES_MAX):
+        if lost and step.number not in self._reopened:
+            self._reopened.add(step.number)
             reason = f"error {min(lost)}: its session is opened again"
         elif any(error_codes(answer.body)) or _brings_all(ids, captured, answer):
             return ""

@@ -542,6 +542,37 @@ def test_acquired_ranges_of_a_share_session_are_merged_and_split() -> None:
     assert not held.covers(log, 0, 0)
 
 
+def test_a_lost_fetch_session_is_opened_again_once() -> None:
+    """Also if the request was sent again before, for records that were missing then."""
+    fetched = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 9}
+    asked = {"max_wait_ms": 5, "min_bytes": 1, "session_id": 9, "session_epoch": 3,
+             "topics": [{"topic": "t", "partitions": [fetched]}]}  # fmt: skip
+    records = encode_batch([{"offset": 0, "timestamp_ms": 5, "key": None, "value": b"v",
+                             "headers": []}])  # fmt: skip
+    part = {"partition_index": 0, "error_code": 0, "records": records}
+    told = {"session_id": 9, "responses": [{"topic": "t", "partitions": [part]}]}
+    request = Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, asked)
+    response = Message(ApiKey.FETCH, 12, "response", {"correlation_id": 1}, told)
+    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
+    translator, (step,) = Translator(IdMap(plan)), plan.steps
+
+    def answer(code: int, **more: Any) -> bytes:
+        return encode_message(
+            Message(
+                ApiKey.FETCH, 12, "response", {"correlation_id": 1}, {"error_code": code, **more}
+            )
+        )
+
+    assert isinstance(translator.request(step, 0), bytes)
+    assert translator.retry(step, answer(0, session_id=77))
+    assert translator.retry(step, answer(70))
+    frame = translator.request(step, 0)
+    assert isinstance(frame, bytes)
+    sent = decode_message(frame, side="request").body
+    assert (sent["session_id"], sent["session_epoch"]) == (0, 0)
+    assert not translator.retry(step, answer(70))
+
+
 def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
     """A uuid as Kafka writes it, the same each time."""
     found = {stand_in("abcdefghijklmnopqrstuv", (host, 9092)) for host in ("10.0.0.1", "10.0.0.2")}
