@@ -66,6 +66,7 @@ from kdissect.replay.planning.expired_sessions import mark_expired_sessions
 from kdissect.replay.planning.expired_transactions import mark_expired
 from kdissect.replay.planning.lost_batches import LostBatches
 from kdissect.replay.planning.refused_batches import without_refused
+from kdissect.replay.planning.stale_commits import stale_commits
 from kdissect.replay.planning.telemetry_intervals import mark_telemetry_intervals
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import entries, request_of, response_of
@@ -78,6 +79,7 @@ _CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE
 _BEING_MADE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 _SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
 _LOST = "the captured broker did not write its records: their partition was not there yet"
+_STALE = "refused in the capture, because a heartbeat raised its member's epoch at that moment"
 _ANSWER, _REQUEST = 0, 1  # at equal times, a seen response comes before a sent request
 
 
@@ -98,7 +100,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     start_ns = times[order[0].connection][order[0].index] if order else 0
     steps = []
     accesses = ResourceAccesses(workload.facts)
-    lost_batches = LostBatches(order, workload.facts)
+    lost_batches, stale = LostBatches(order, workload.facts), stale_commits(order)
     refused = lost = 0
     for number, captured in enumerate(order):
         exchange, count = without_refused(captured)
@@ -110,6 +112,8 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         step = _step(number, exchange, at_ns, options)
         if step.skipped is None and shorter is None:
             step.skipped = Skipped(SkipCode.NOT_READY, _LOST)
+        if step.skipped is None and exchange.exchange_id in stale:
+            step.skipped = Skipped(SkipCode.NOT_READY, _STALE)
         if step.skipped is None:
             principal = workload.connections[exchange.connection].principal
             step.skipped = _refused_to_another(exchange, principal, options.principal)
