@@ -94,6 +94,7 @@ class TopicFacts:
     configs: those that a captured request set, or that a response lists as not default.
     is_created: a captured CreateTopics created it, so its replay will create it at the target.
     first_time_ns: when the capture first shows that it exists; -1 if requests only ask for it.
+    has_append_times: its broker sets the times of records (LogAppendTime).
     """
 
     name: str
@@ -104,6 +105,7 @@ class TopicFacts:
     is_created: bool = False
     is_internal: bool = False
     first_time_ns: int = -1
+    has_append_times: bool = False
 
 
 @dataclass(slots=True)

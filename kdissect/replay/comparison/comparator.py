@@ -15,6 +15,7 @@ from uuid import UUID
 from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.append_times import AppendTimes
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.config_state import ConfigState
@@ -61,7 +62,8 @@ from kdissect.replay.workload.messages import (
 # Facts of a finished run. `collect` takes each outcome, in the order of sending; then `check`
 # reports the answers that contradict the others.
 STATES = (
-    LogState, LogBounds, ProducerState, ShareState, CommittedOffsets, GroupState, HeartbeatGroups,
+    LogState, LogBounds, AppendTimes, ProducerState, ShareState, CommittedOffsets, GroupState,
+    HeartbeatGroups,
     ClusterState, ConfigState, TargetClock, TokenState, ProducerIds, Descriptions, TelemetryState,
 )  # fmt: skip
 # Each topic in their responses has an error code of its own.

@@ -93,6 +93,8 @@ class Meaning:
         if translated_as == "offset" and step.exchange.api_key == ApiKey.PRODUCE:
             if path.endswith("base_offset"):
                 return False  # that is where offsets are learnt
+        if translated_as == "append_time":
+            return self._looked_up(name, a, around, holder)
         if translated_as == "racing":
             if path.endswith("base_offset"):
                 return False  # a Produce races DeleteRecords, which leaves the log end
@@ -100,6 +102,22 @@ class Meaning:
         if translated_as == "opaque":
             return self.ids.opaque.get((name, c), ZERO_UUID) == a
         return self._checks[translated_as](c, a, around, holder)
+
+    def _looked_up(self, name: str, a: int, around: FieldContext, holder: Body) -> bool:
+        """Return whether a lookup by time may find this. holder: what it found in the capture.
+
+        The target has appended all records of the run later than the captured broker did, so that
+        it finds the same record, or an earlier one.
+        """
+        log = self._log(around)
+        topic = self.ids.plan.workload.facts.topics.get(log[0])
+        if topic is None or not topic.has_append_times or a < 0:
+            return False
+        if holder["offset"] < 0:
+            return True
+        is_lookup = holder["timestamp"] >= 0 and name == "offset"
+        expected = self.ids.offsets.to_target(log, holder["offset"])
+        return is_lookup and expected is not None and a <= expected
 
     def _renamed_protocol(self, name: str, data: bytes) -> bytes | None:
         """A consumer's subscription or assignment with the target's names of topics."""

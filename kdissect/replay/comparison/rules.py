@@ -19,7 +19,7 @@ _KINDS = ("ignore", "tolerance", "unordered", "translated", "equal-modulo")
 TRANSLATIONS = (
     "topic_id", "name", "producer_id", "producer_epoch", "member", "generation", "offset",
     "produced_offset", "leader_epoch", "node", "replication_factor", "opaque", "marked_log",
-    "racing",
+    "racing", "append_time",
 )  # fmt: skip
 FOREIGN = ("topic", "group", "transactional_id")
 _KNOWN = frozenset(

@@ -76,6 +76,8 @@ class _FactsReader:
             self._configs(response)
         if request is not None and key in (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS):
             self._used(request)
+        if response is not None and key == ApiKey.PRODUCE:
+            self._produced(response)
 
     def _topic(self, name: str) -> TopicFacts:
         topic = self.facts.topics.get(name)
@@ -161,6 +163,13 @@ class _FactsReader:
                 )
                 if is_own and config["value"] is not None and not config["is_sensitive"]:
                     topic.configs.setdefault(config["name"], config["value"])
+
+    def _produced(self, response: Message) -> None:
+        """Only brokers that set the times of records return them."""
+        for topic in entries(response.body["responses"]):
+            for partition in entries(topic["partition_responses"]):
+                if topic.get("name") and partition.get("log_append_time_ms", -1) >= 0:
+                    self._topic(topic["name"]).has_append_times = True
 
     def _used(self, request: Message) -> None:
         for entry in entries(request.body.get("topic_data") or request.body.get("topics")):

@@ -44,6 +44,7 @@ from kdissect.replay.workload.source import load_workload
 from tests.conftest import ROOT
 from tests.replay.made import response
 from tests.replay.other_cluster import OtherCluster, events, everything
+from tests.replay.planning.test_plan import exchange, workload
 from tests.truth.material import CAPTURES, needs_material
 
 PER_VERSION = 2  # answers of each API and version whose fields are changed one by one
@@ -570,3 +571,35 @@ def test_a_number_that_is_no_node_of_the_capture_stays_as_it_is(
     ids.target.nodes = {5: ("other", 9092)}
     values = captured, answered, FieldContext(), {}, plan.steps[0], "leader_id"
     assert Meaning(ids).same("node", FieldKind.NODE, *values) == is_same
+
+
+@pytest.mark.parametrize(
+    ("captured", "answered", "has_append_times", "is_allowed"),
+    [
+        ((-1, -1), (99, 0), True, True),  # the target's records are later
+        ((-1, -1), (99, 0), False, False),
+        ((50, 3), (99, 1), True, True),
+        ((50, 3), (99, 4), True, False),
+        ((50, 3), (-1, -1), True, False),
+        ((-1, 3), (-1, 1), True, False),  # no lookup by time
+    ],
+)
+def test_lookups_by_a_time_that_the_broker_has_set(
+    captured: tuple[int, int], answered: tuple[int, int], has_append_times: bool, is_allowed: bool
+) -> None:
+    """They find the same record, or an earlier one."""
+
+    def found(timestamp: int, offset: int) -> Message:
+        part = {"partition_index": 0, "error_code": 0, "timestamp": timestamp, "offset": offset,
+                "leader_epoch": 0 if offset >= 0 else -1}  # fmt: skip
+        body = {"topics": [{"name": "t", "partitions": [part]}]}
+        return Message(ApiKey.LIST_OFFSETS, 4, "response", {"correlation_id": 1}, body)
+
+    asked = {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "timestamp": 40}]}]}
+    request = Message(ApiKey.LIST_OFFSETS, 4, "request", {"client_id": "c"}, asked)
+    made = workload([exchange(0, request, 0, 1, found(*captured))])
+    made.facts.topics["t"] = TopicFacts("t", has_append_times=has_append_times)
+    one = make_plan(made, everything())
+    outcome = Outcome(one.steps[0], answer=encode_message(found(*answered)))
+    verdict = Comparator(IdMap(one)).judge(outcome).verdict
+    assert (verdict is not Verdict.DIFFERENT) is is_allowed

@@ -10,6 +10,7 @@ import pytest
 
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.append_times import AppendTimes
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
 from kdissect.replay.comparison.config_state import ConfigState
@@ -1488,3 +1489,28 @@ def test_records_are_deleted_up_to_the_requested_offset() -> None:
     number = delete(0)
     path = "topics[0].partitions[0].low_watermark"
     assert run.said(LogState) == [(number, path, "0")]
+
+
+@pytest.mark.parametrize(
+    ("due", "offset", "said"),
+    [
+        (500, 0, []),  # before all
+        (600, 2, ["2"]),
+        (601, 2, []),
+        (601, 4, ["4"]),  # the batch at offset 2 is late enough
+        (601, -1, ["-1"]),
+        (701, -1, []),
+        (701, 9, []),  # another client's
+    ],
+)
+def test_a_lookup_of_a_time_that_the_broker_has_set(due: int, offset: int, said: list[str]) -> None:
+    """It finds a batch of the run with that time, or one before it."""
+    run = Run()
+    run.produce(1, 0, batch(0), append_ms=600)
+    run.produce(2, 2, batch(2), append_ms=700)
+    run.list_offsets(3, due, offset, 0)
+    run.produce(4, 4, batch(4), append_ms=800)  # too late to be found
+    assert [each[2] for each in run.said(AppendTimes)] == said
+    assert run.said(AppendTimes, brokers=3) == []
+    run.add(5, ApiKey.DELETE_RECORDS, 1, {"topics": []}, {"topics": []})
+    assert run.said(AppendTimes) == []
