@@ -23,22 +23,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, WorkloadFacts
+from kdissect.replay.planning.refused_batches import without_partitions
 from kdissect.replay.workload.messages import entries, request_of, response_of
 
 _Log = tuple[str, int]
 _LATEST = -1
-_SEALED_AT = 17  # the CRC and what it covers; a broker sets the offset and the leader epoch before
+# The header of a batch from its CRC on; a broker sets only the offset and the leader epoch before.
+_SEALED = slice(17, 61)
 _APIS = frozenset({ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS})
 
 
 @dataclass(slots=True)
 class _SilentLog:
-    """What answers show of a log. taken: (first, end) offsets of records. batches: those that
-    answers to Fetch have, from their CRC on. ends: (sent_ns, offset)."""
+    """What answers show of a log. taken: (first, end) offsets of records. batches: headers of those
+    that answers to Fetch have. ends: (sent_ns, offset)."""
 
     ready_ns: int = 1 << 62  # when an answer about it first has no error
     taken: list[tuple[int, int]] = field(default_factory=list)
@@ -115,7 +117,7 @@ class LostBatches:
             for each in headers(data):
                 if not each.is_partial:
                     log.taken.append((each.base_offset, each.last_offset + 1))
-                    log.batches.add(data[each.pos + _SEALED_AT : each.pos + each.size])
+                    log.batches.add(data[each.pos : each.pos + each.size][_SEALED])
 
     def _read_list_offsets(self, request: Message, response: Message, exchange: Exchange) -> None:
         wanted = {
@@ -154,19 +156,12 @@ class LostBatches:
             self._lossy.add(exchange.connection)
         if len(lost) in (0, len(partitions)):
             return None if lost else exchange, len(lost)
-        kept = [
-            {
-                **topic,
-                "partition_data": [
-                    each
-                    for each in entries(topic["partition_data"])
-                    if (self._name(topic), each["index"]) not in lost
-                ],
-            }
-            for topic in entries(request.body["topic_data"])
-        ]
-        body = {**request.body, "topic_data": [each for each in kept if each["partition_data"]]}
-        return replace(exchange, request=encode_message(replace(request, body=body))), len(lost)
+
+        def is_kept(topic: Mapping[str, Any], number: int) -> bool:
+            return (self._name(topic), number) not in lost
+
+        shorter = without_partitions(request, ("topic_data", "partition_data"), is_kept)
+        return replace(exchange, request=shorter), len(lost)
 
     def _is_lost(self, exchange: Exchange, key: _Log, data: bytes | None) -> bool:
         log, data, count = self._logs.get(key), data or b"", _count(data)
@@ -175,8 +170,8 @@ class LostBatches:
         is_early = exchange.request_time_ns < log.ready_ns
         if not is_early and exchange.connection not in self._lossy:
             return False
-        batches = [data[each.pos + _SEALED_AT : each.pos + each.size] for each in headers(data)]
-        if any(each in log.batches for each in batches):
+        batches = (data[each.pos : each.pos + each.size] for each in headers(data))
+        if any(each[_SEALED] in log.batches for each in batches):
             return False
         return not log.has_room(count, exchange.request_end_time_ns)
 

@@ -7,6 +7,7 @@ all refused is skipped as a whole (`SkipCode.NOT_READY`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange
 from kdissect.replay.workload.messages import REFUSED, entries, request_of, response_of
 
-_Log = tuple[Any, int]  # a topic by name or id, and a partition
+Body = dict[str, Any]
 
 
 def without_refused(exchange: Exchange) -> tuple[Exchange, int]:
@@ -34,28 +35,31 @@ def without_refused(exchange: Exchange) -> tuple[Exchange, int]:
     refused = {log for log, code in answered.items() if code in REFUSED}
     if not refused or len(refused) == len(answered):
         return exchange, 0
-    shorter = (
-        _without(refused, request, "topic_data", "partition_data"),
-        _without(refused, response, "responses", "partition_responses"),
-    )
-    return replace(exchange, request=shorter[0], response=shorter[1]), len(refused)
+
+    def is_kept(topic: Body, number: int) -> bool:
+        return (_topic(topic), number) not in refused
+
+    return replace(
+        exchange,
+        request=without_partitions(request, ("topic_data", "partition_data"), is_kept),
+        response=without_partitions(response, ("responses", "partition_responses"), is_kept),
+    ), len(refused)
 
 
-def _without(logs: set[_Log], message: Message, topics: str, partitions: str) -> bytes:
-    kept = (
-        {
-            **topic,
-            partitions: [
-                each
-                for each in entries(topic[partitions])
-                if (_topic(topic), each["index"]) not in logs
-            ],
-        }
-        for topic in entries(message.body[topics])
-    )
-    body = {**message.body, topics: [topic for topic in kept if topic[partitions]]}
-    return encode_message(replace(message, body=body))
+def without_partitions(
+    message: Message, arrays: tuple[str, str], is_kept: Callable[[Body, int], bool]
+) -> bytes:
+    """The frame of a Produce message without some partitions, nor topics that have no other.
+
+    arrays: of topics, and of partitions in a topic. is_kept: whether a topic's partition stays.
+    """
+    topics, partitions = arrays
+    shorter = []
+    for topic in entries(message.body[topics]):
+        kept = [each for each in entries(topic[partitions]) if is_kept(topic, each["index"])]
+        shorter += [{**topic, partitions: kept}] if kept else []
+    return encode_message(replace(message, body={**message.body, topics: shorter}))
 
 
-def _topic(topic: dict[str, Any]) -> Any:
+def _topic(topic: Body) -> Any:
     return topic.get("name") or topic.get("topic_id")
