@@ -2,13 +2,15 @@
 
 A group's committed offset of a partition is the one of the last OffsetCommit that the target
 accepted. While commits are in flight, each of them may be the last one. A transaction commits its
-offsets some time after EndTxn, so an offset of TxnOffsetCommit is possible from then on.
+offsets some time after EndTxn, so an offset of TxnOffsetCommit is possible from then on. Before the
+first commit, two answers in a row say the same.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -35,10 +37,19 @@ class _Commit(NamedTuple):
 
 
 class _FetchedCommit(NamedTuple):
+    """partition: the struct of an answer, at path."""
+
     outcome: Outcome
     path: str
-    offset: int
-    metadata: str
+    partition: Body
+
+    @property
+    def offset(self) -> int:
+        return int(self.partition["committed_offset"])
+
+    @property
+    def metadata(self) -> str:
+        return self.partition["metadata"] or ""
 
 
 class CommittedOffsets:
@@ -106,10 +117,7 @@ class CommittedOffsets:
                             self._ids.target.topic_name(topic),
                             partition["partition_index"],
                         )
-                        offset, metadata = partition["committed_offset"], partition["metadata"]
-                        self._fetched[key].append(
-                            _FetchedCommit(outcome, path, offset, metadata or "")
-                        )
+                        self._fetched[key].append(_FetchedCommit(outcome, path, partition))
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -128,6 +136,9 @@ class CommittedOffsets:
                     path = f"{fetch.path}.committed_offset"
                     add(fetch.outcome, path, wanted, fetch.offset, note)
                 _check_metadata(fetch, commits, add)
+            for first, second in pairwise(fetched):
+                if not self._has_removals and second.outcome.sent_ns < first_ns:
+                    _check_same(first, second, commits, add)
 
 
 def _metadata_of(committed: Body) -> str:
@@ -145,6 +156,20 @@ def _check_metadata(fetch: _FetchedCommit, commits: list[_Commit], add: Add) -> 
         note = "the run has committed this offset with other metadata"
         wanted = " or ".join(sorted(texts))
         add(fetch.outcome, f"{fetch.path}.metadata", wanted, fetch.metadata, note)
+
+
+def _check_same(
+    first: _FetchedCommit, second: _FetchedCommit, commits: list[_Commit], add: Add
+) -> None:
+    begin_ns, end_ns = first.outcome.sent_ns, second.outcome.answered_ns
+    is_later = 0 <= first.outcome.answered_ns <= second.outcome.sent_ns
+    if not is_later or any(each.sent_ns <= end_ns and begin_ns <= each.end_ns for each in commits):
+        return
+    for name, value in first.partition.items():
+        later = second.partition.get(name, value)
+        if value != later:
+            note = "the next answer says so, and nothing was committed in between"
+            add(first.outcome, f"{first.path}.{name}", later, value, note)
 
 
 def _possible(commits: list[_Commit], fetch: Outcome) -> Iterator[int]:

@@ -529,6 +529,32 @@ def test_a_read_committed_answer_has_a_list_of_aborted_transactions() -> None:
     assert run.said(LogState) == [(number, path, "null")]
 
 
+@pytest.mark.parametrize(
+    ("first", "committed_s", "fields"),
+    [
+        ({}, 9, []),
+        ({"committed_offset": 4_999}, 9, ["committed_offset"]),
+        ({"committed_offset": 4_999}, 3, []),
+        ({"metadata": None}, 9, ["metadata"]),
+        ({"committed_leader_epoch": 0}, 9, ["committed_leader_epoch"]),
+    ],
+)
+def test_answers_before_the_first_commit_say_the_same(
+    first: Body, committed_s: float, fields: list[str]
+) -> None:
+    """Their requests are sent after 1 and 3 seconds."""
+    run = Run()
+    none = {"partition_index": 0, "committed_offset": -1, "committed_leader_epoch": -1,
+            "metadata": ""}  # fmt: skip
+    for at_s, partition in (1, none | first), (3, none):
+        topics = [{"name": "t", "partitions": [partition]}]
+        run.add(at_s, ApiKey.OFFSET_FETCH, 5, {"group_id": "g"}, {"topics": topics})
+    commit(run, committed_s, 5)
+    path = "topics[0].partitions[0]"
+    said = [each[:2] for each in run.said(CommittedOffsets)]
+    assert said == [(0, f"{path}.{each}") for each in fields]
+
+
 def test_metadata_of_a_committed_offset() -> None:
     """An answer has the metadata with which the run has committed its offset."""
     run = Run()
