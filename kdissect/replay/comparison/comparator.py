@@ -48,6 +48,7 @@ from kdissect.replay.model import (
     Step,
     Verdict,
 )
+from kdissect.replay.translation.fetch_limits import is_full
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
@@ -272,8 +273,9 @@ class Comparator:
         for outcome in retried:
             number, differences = outcome.step.number, []
             for index, earlier in enumerate(outcome.earlier):
+                is_timely = timing.explains(outcome, earlier) or self._is_full(outcome, earlier)
                 found = self._wrong_names(outcome, index) or rows.wrong(outcome, index)
-                earlier.is_explained = not found and timing.explains(outcome, earlier)
+                earlier.is_explained = not found and is_timely
                 if not earlier.is_explained:
                     found = found or earlier.differences or [_NOT_FINAL]
                     note = f"{_place(index, len(outcome.earlier))}: {earlier.reason}"
@@ -289,6 +291,17 @@ class Comparator:
                     verdict=Verdict.DIFFERENT,
                     differences=[*differences, *judgement.differences],
                 )
+
+    def _is_full(self, outcome: Outcome, earlier: EarlierAnswer) -> bool:
+        """Return whether a Fetch answer had no room for the records that it lacks."""
+        exchange, captured = outcome.step.exchange, response_of(outcome.step.exchange)
+        sent = decoded(earlier.sent, "request", exchange.api_key, outcome.api_version)
+        answer = self.ids.answer_of(outcome.step, earlier.answer)
+        if exchange.api_key != ApiKey.FETCH or captured is None or answer is None or sent is None:
+            return False
+        is_lacking_only = all(each.path == "records" for each in earlier.differences)
+        limits, _ = self.ids.crowded_fetches.get(outcome.step.number, ({}, {}))
+        return is_lacking_only and is_full(self.ids, sent.body, limits, captured, answer)
 
     def _wrong_names(self, outcome: Outcome, index: int) -> list[Difference]:
         """Differences by names in an earlier answer that no timing explains."""

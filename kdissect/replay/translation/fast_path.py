@@ -517,7 +517,7 @@ def _session(
     ids: IdMap, step: Step, form: Form, frame: bytes, values: list[Any], out: bytearray
 ) -> bool:
     """A Fetch session that the target continues."""
-    if len(ids.target.nodes) > 1:
+    if len(ids.target.nodes) > 1 or step.number in ids.crowded_fetches:
         return False  # `requests` finds the node that has the session
     session, epoch = form.body["session_id"], form.body["session_epoch"]
     found = ids.sessions.continued(

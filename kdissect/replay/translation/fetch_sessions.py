@@ -145,6 +145,11 @@ class FetchSessions:
             *named,
         ]
 
+    def partitions(self, number: int) -> dict[tuple[Any, int], Body]:
+        """The partitions of the session of a step that is in flight; none without a session."""
+        session = self._asked.get(number)
+        return {} if session is None else dict(session.partitions)
+
     def request(
         self,
         broker: Broker,

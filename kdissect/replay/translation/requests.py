@@ -15,6 +15,7 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.model import Step
 from kdissect.replay.translation import answers
+from kdissect.replay.translation.fetch_limits import with_room
 from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
@@ -216,6 +217,9 @@ def _fetch(ids: IdMap, step: Step, request: Message) -> bool:
     request.body, reason = ids.sessions.request(ids.broker(step), step.number, before, code, nodes)
     if reason:
         raise Untranslatable(reason)
+    if step.number in ids.crowded_fetches:
+        session, (_, room) = ids.sessions.partitions(step.number), ids.crowded_fetches[step.number]
+        request.body = with_room(request.body, session, room)
     return bool(request.body != before)
 
 
