@@ -6,7 +6,7 @@ wrong answer behind a retry could pass. An answer that is not final is explained
 - a write of the run that touches the same resource was under way, or had been answered a bounded
   time before: the change was not seen everywhere yet (below); or
 - it says "not ready", and no request of that API for that resource had succeeded before; or
-- the target has lost a fetch session: sessions there are the replay's own (KIP-227).
+- the target may have lost a fetch session (`lost_sessions`).
 
 Any other is a finding, even if a later answer is right. At any time, so are
 
@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.comparison.lost_sessions import LostSessions
 from kdissect.replay.comparison.tree_diff import ABSENT, TWICE
 from kdissect.replay.model import (
     ADMIN,
@@ -97,6 +98,7 @@ class Timing:
 
     def __init__(self, outcomes: Sequence[Outcome], *, has_one_node: bool) -> None:
         self._has_one_node = has_one_node
+        self._lost_sessions = LostSessions(outcomes, has_one_node=has_one_node)
         retried_apis = {each.step.exchange.api_key for each in outcomes if each.earlier}
         self._resources: dict[int, list[Resource]] = {}  # by step
         self._writes: dict[Resource, list[tuple[Step, Interval]]] = {}
@@ -130,7 +132,9 @@ class Timing:
             has_error = bool(answer.error_codes)
             if not all(_is_change(each, has_error) for each in answer.differences):
                 return False
-        if step.is_racing or step.expired or answer.error_codes & SESSION_LOST:
+        if answer.error_codes & SESSION_LOST:
+            return self._lost_sessions.may_be(outcome, answer)
+        if step.is_racing or step.expired:
             return True
         resources = self._resources[step.number]
         writers = [each for resource in resources for each in self._writers(resource, step, answer)]
