@@ -17,6 +17,7 @@ WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
 DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the run did not make
 
 
+FOREVER_NS = 1 << 62  # later than any moment of a run
 ANONYMOUS_PRINCIPAL = "User:ANONYMOUS"  # Kafka's principal of a client without TLS and SASL
 
 

@@ -47,7 +47,7 @@ class AppendTimes:
         self._ids = ids
         self._batches: dict[_TargetLog, list[_AppendedBatch]] = defaultdict(list)
         self._lookups: dict[_TargetLog, list[_Lookup]] = defaultdict(list)
-        self._is_usable = len(ids.target.nodes) == 1  # and nothing is deleted
+        self._is_usable = ids.target.has_one_node  # and nothing is deleted
 
     def collect(self, outcome: Outcome) -> None:
         api_key, version = outcome.step.exchange.api_key, outcome.api_version

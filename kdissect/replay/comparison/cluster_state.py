@@ -102,7 +102,7 @@ class ClusterState:
 
     def _is_up(self, node: int, outcome: Outcome) -> bool:
         """Return whether a node answered the run shortly before and after this exchange."""
-        if len(self._ids.target.nodes) == 1:
+        if self._ids.target.has_one_node:
             return node in self._ids.target.nodes
         times = self._active.get(node, ())
         begin, end = outcome.sent_ns, outcome.answered_ns
@@ -134,7 +134,7 @@ class ClusterState:
             self._check_coordinators(outcome, request, answer, add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_LOG_DIRS]:
             self._check_log_dirs(outcome, answer, add)
-        if len(self._ids.target.nodes) == 1:
+        if self._ids.target.has_one_node:
             self._check_moves(add)
         for outcome, _, answer in self._by_api[ApiKey.DESCRIBE_QUORUM]:
             if not answer["error_code"]:
@@ -146,7 +146,7 @@ class ClusterState:
         captured = {} if response is None else response.body
         known_codes = {log_dir["error_code"] for log_dir in entries(captured.get("results"))}
         is_any_cordoned = any(each.get("is_cordoned") for each in entries(captured.get("results")))
-        is_alone = len(ids.target.nodes) == 1 and len(ids.captured_nodes) <= 1
+        is_alone = ids.target.has_one_node and len(ids.captured_nodes) <= 1
         for at, log_dir in enumerate(entries(answer["results"])):
             path, total = f"results[{at}]", log_dir.get("total_bytes", -1)
             if log_dir["error_code"] and log_dir["error_code"] not in known_codes:
@@ -263,7 +263,7 @@ class ClusterState:
     def _topics_before(self) -> dict[str, tuple[int, int]]:
         """As `_topics_made`, of topics that the target had before the first request."""
         deleted = self._topics_deleted()
-        begin_ns = -_BOUND_NS if len(self._ids.target.nodes) == 1 else 0
+        begin_ns = -_BOUND_NS if self._ids.target.has_one_node else 0
         first = () if None in deleted else self._ids.target.first_topics - deleted
         return dict.fromkeys(first, (begin_ns, -1))
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, entries
 
@@ -24,7 +24,6 @@ _Key = tuple[str, str, int]  # group, topic, partition, in the target's terms
 _COMMITS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT})
 _REMOVALS = frozenset({ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS, ApiKey.DELETE_TOPICS})
 _APIS = _COMMITS | _REMOVALS | {ApiKey.OFFSET_FETCH}
-_FOREVER = 1 << 62
 
 
 class _Commit(NamedTuple):
@@ -92,13 +91,13 @@ class CommittedOffsets:
                 commits = self._commits[request["group_id"], *log]
                 code = codes.get(log, -1)  # -1: no answer, so the commit may have taken effect
                 is_done = code == 0 and api_key == ApiKey.OFFSET_COMMIT
-                end_ns = outcome.answered_ns if is_done else _FOREVER
+                end_ns = outcome.answered_ns if is_done else FOREVER_NS
                 if code <= 0:
                     offset, metadata = partition["committed_offset"], _metadata_of(partition)
                     commits.append(_Commit(outcome.sent_ns, end_ns, offset, metadata))
                 times = partition.get("commit_timestamp", -1), request.get("retention_time_ms", -1)
                 if max(times) >= 0:  # it expires by its own times
-                    commits.append(_Commit(outcome.sent_ns, _FOREVER, -1, ""))
+                    commits.append(_Commit(outcome.sent_ns, FOREVER_NS, -1, ""))
 
     def _fetch(self, outcome: Outcome, request: Body, answer: Body) -> None:
         groups = [("", request.get("group_id") or "", answer)]
@@ -124,7 +123,7 @@ class CommittedOffsets:
     def check(self, add: Add) -> None:
         for key, fetched in self._fetched.items():
             commits = self._commits.get(key, [])
-            first_ns = min((commit.end_ns for commit in commits), default=_FOREVER)
+            first_ns = min((commit.end_ns for commit in commits), default=FOREVER_NS)
             for fetch in fetched:
                 is_known = first_ns <= fetch.outcome.sent_ns  # no commit from before the run counts
                 possible = set(_possible(commits, fetch.outcome))

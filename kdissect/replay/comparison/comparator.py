@@ -63,9 +63,9 @@ from kdissect.replay.workload.messages import (
 # Facts of a finished run. `collect` takes each outcome, in the order of sending; then `check`
 # reports the answers that contradict the others.
 STATES = (
-    LogState, LogBounds, AppendTimes, ProducerState, ShareState, CommittedOffsets, GroupState,
-    HeartbeatGroups,
-    ClusterState, ConfigState, TargetClock, TokenState, ProducerIds, Descriptions, TelemetryState,
+    LogState, LogBounds, AppendTimes, ProducerState, ProducerIds, ShareState, CommittedOffsets,
+    GroupState, HeartbeatGroups, Descriptions, ClusterState, ConfigState, TargetClock, TokenState,
+    TelemetryState,
 )  # fmt: skip
 # Each topic in their responses has an error code of its own.
 _TOPIC_READS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
@@ -267,7 +267,7 @@ class Comparator:
         retried = [each for each in self._outcomes if each.earlier]
         if not retried:
             return
-        has_one_node = len(self.ids.target.nodes) == 1
+        has_one_node = self.ids.target.has_one_node
         timing = Timing(self._outcomes, has_one_node=has_one_node)
         rows = DescribedRows(self._outcomes, has_one_node=has_one_node)
         for outcome in retried:
@@ -294,10 +294,12 @@ class Comparator:
 
     def _is_full(self, outcome: Outcome, earlier: EarlierAnswer) -> bool:
         """Return whether a Fetch answer had no room for the records that it lacks."""
-        exchange, captured = outcome.step.exchange, response_of(outcome.step.exchange)
+        exchange = outcome.step.exchange
+        if exchange.api_key != ApiKey.FETCH:
+            return False
+        captured, answer = response_of(exchange), self.ids.answer_of(outcome.step, earlier.answer)
         sent = decoded(earlier.sent, "request", exchange.api_key, outcome.api_version)
-        answer = self.ids.answer_of(outcome.step, earlier.answer)
-        if exchange.api_key != ApiKey.FETCH or captured is None or answer is None or sent is None:
+        if captured is None or answer is None or sent is None:
             return False
         is_lacking_only = all(each.path == "records" for each in earlier.differences)
         limits, _ = self.ids.crowded_fetches.get(outcome.step.number, ({}, {}))

@@ -153,7 +153,7 @@ class ConfigState:
         for i, result in enumerate(answer["results"]):
             resource = result["resource_type"], result["resource_name"]
             is_listed = resource[0] in (TOPIC_RESOURCE, _BROKER) and resource[1]
-            if is_listed and resource in whole and len(self._ids.target.nodes) == 1:
+            if is_listed and resource in whole and self._ids.target.has_one_node:
                 if not result["error_code"]:
                     configs = entries(result["configs"])
                     yield resource, f"results[{i}].configs", frozenset(c["name"] for c in configs)

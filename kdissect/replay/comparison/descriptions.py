@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import MEMBER_HEARTBEATS, decoded, entries
 
@@ -43,7 +43,6 @@ _ABSENT_BESIDE_ERRORS = (*_EPOCHS, "members", "topics")
 # Requests that may make a group, or give it a member.
 _JOINING = MEMBER_HEARTBEATS | {ApiKey.JOIN_GROUP, ApiKey.ALTER_SHARE_GROUP_OFFSETS}
 _WITH_MEMBERS = frozenset({"Assigning", "CompletingRebalance", "Reconciling", "Stable"})
-_FOREVER = 1 << 62
 
 
 class _GroupDescription(NamedTuple):
@@ -58,7 +57,7 @@ class Descriptions:
     """Descriptions and lists of a run."""
 
     def __init__(self, ids: IdMap) -> None:
-        self._has_one_node = len(ids.target.nodes) == 1
+        self._has_one_node = ids.target.has_one_node
         self._is_connected = True  # all the time: the broker was not restarted
         self._described: list[tuple[Outcome, Body]] = []
         self._listed: list[tuple[Outcome, Body, bool]] = []  # of all groups?
@@ -85,7 +84,7 @@ class Descriptions:
 
     def _join(self, outcome: Outcome, api_key: int) -> None:
         first_ns = outcome.earlier[0].sent_ns if outcome.earlier else outcome.sent_ns
-        last_ns = outcome.answered_ns if outcome.answer is not None else _FOREVER
+        last_ns = outcome.answered_ns if outcome.answer is not None else FOREVER_NS
         times = [(outcome.sent or b"", first_ns, last_ns)]
         times += [(each.sent, each.sent_ns, each.answered_ns) for each in outcome.followed]
         for frame, sent_ns, answered_ns in times:

@@ -311,7 +311,7 @@ class Claims:
     def _check_features(self, state: EndState) -> Iterator[RunFinding]:
         """The epoch is the last offset of the metadata log that the broker has: it only grows."""
         epoch, last = self._features_epoch, state.features_epoch
-        if len(self._ids.target.nodes) == 1 and 0 <= last < epoch:
+        if self._ids.target.has_one_node and 0 <= last < epoch:
             subject = "epoch of the finalized features"
             yield RunFinding(_KIND, subject, f"at least {epoch}", str(last), _BY_ANSWERS)
 

@@ -21,7 +21,7 @@ from typing import Any
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, entries, response_of
 
@@ -31,7 +31,6 @@ Body = dict[str, Any]
 # An answer and the event that it follows from are seen a moment apart.
 _SLACK_NS = 1_000_000_000
 _WAITING_NS = 500_000_000  # a JoinGroup that long has reached the coordinator
-_FOREVER = 1 << 62
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class _Exchange:
     @property
     def end_ns(self) -> int:
         """When it was answered, far away if it was not."""
-        return self.outcome.answered_ns if self.answer is not None else _FOREVER
+        return self.outcome.answered_ns if self.answer is not None else FOREVER_NS
 
     @property
     def is_taken(self) -> bool:
@@ -136,12 +135,12 @@ def _rebalances(group: _Group) -> Iterator[tuple[int, int]]:
             exchange.outcome.sent_ns
         )  # fmt: skip
         if exchange.answer is None or exchange.answer["error_code"]:
-            yield begin, _FOREVER if exchange.answer is None else exchange.end_ns
+            yield begin, FOREVER_NS if exchange.answer is None else exchange.end_ns
         else:
-            yield begin, synced.get(exchange.answer["generation_id"], _FOREVER)
+            yield begin, synced.get(exchange.answer["generation_id"], FOREVER_NS)
     ends = [each.outcome.sent_ns for each in group.by_api[ApiKey.LEAVE_GROUP]]
     ends += [seen + group.timeouts_ns.get(member, 0) // 2 for member, seen in group.seen.items()]
-    starts.append(_FOREVER)
+    starts.append(FOREVER_NS)
     for begin in ends:
         yield begin, starts[bisect_right(starts, begin)]
 

@@ -32,7 +32,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.groups import TASKS
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import (
@@ -47,7 +47,6 @@ Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered,
 Body = dict[str, Any]
 Share = tuple[str, int]  # the target's name of a topic, or a subtopology; and its partition
 
-_FOREVER = 1 << 62
 # Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
 _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
 _SHARE_SETTLED_NS = 1_500_000_000  # members of share groups revoke nothing (KIP-932)
@@ -189,7 +188,7 @@ class HeartbeatGroups:
             sent = [each.sent_ns for each in heartbeats]
             group.changes_ns += [
                 at + _SILENT_NS
-                for at, following in zip(sent, [*sent[1:], _FOREVER], strict=True)
+                for at, following in zip(sent, [*sent[1:], FOREVER_NS], strict=True)
                 if following - at > _SILENT_NS
             ]
         group.changes_ns.sort()
@@ -200,7 +199,7 @@ class HeartbeatGroups:
         for group in self._groups.values():
             self._add_changes(group)
         for group in self._groups.values():
-            for begin, end in pairwise([-1, *group.changes_ns, _FOREVER]):
+            for begin, end in pairwise([-1, *group.changes_ns, FOREVER_NS]):
                 if end - begin >= group.settled_ns:
                     self._check_settled(group, begin, end, add)
             for heartbeats in group.members.values():

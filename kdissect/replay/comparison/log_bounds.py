@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.timing import WRITE_S
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import api_name, decoded, entries
 
@@ -32,7 +32,6 @@ _METADATA_END, _METADATA_LOG = "end of the metadata log", "metadata log of a bro
 _PAST_EPOCH = "epoch of records"  # any that the log has had: it may be lower than earlier answers
 _CURRENT_EPOCH = "current_leader.leader_epoch"  # KIP-951
 _SLACK_NS = int(WRITE_S * 1e9)
-_FOREVER = 1 << 62
 _METADATA_APIS = frozenset({ApiKey.API_VERSIONS, ApiKey.DESCRIBE_QUORUM})
 
 
@@ -100,7 +99,7 @@ class LogBounds:
         self._ids = ids
         self._stated: dict[tuple[str, TargetLog], list[_Stated]] = defaultdict(list)
         self._deleted_ns: dict[str, int] = {}  # topic -> when its first deletion was requested
-        self._has_one_node = len(ids.target.nodes) == 1
+        self._has_one_node = ids.target.has_one_node
         self._is_connected = True  # all the time: the broker was not restarted
 
     def collect(self, outcome: Outcome) -> None:
@@ -179,7 +178,7 @@ class LogBounds:
 
     def check(self, add: Add) -> None:
         for (bound, (topic, number)), stated in self._stated.items():
-            end_ns = self._deleted_ns.get(topic, _FOREVER)
+            end_ns = self._deleted_ns.get(topic, FOREVER_NS)
             stated = [each for each in stated if each.answered_ns < end_ns]
             if not topic or "" in self._deleted_ns or not stated:
                 continue

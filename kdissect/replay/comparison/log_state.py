@@ -37,7 +37,7 @@ from kdissect.replay.batch_headers import (
     max_timestamp,
 )
 from kdissect.replay.comparison.records import is_abort_marker, merged_ranges
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, entries, response_of
@@ -49,7 +49,6 @@ _BATCH_MAX = 1 << 20  # max.message.bytes by default: a smaller limit may leave 
 _POLICY, _LEFT_OUT = "cleanup.policy", "are left out"
 _CODEC_AT, _CODEC_MASK, _COUNT_AT = 22, 7, 57
 _READING_NS, _UNANSWERED_NS = 2_000_000_000, 5_000_000_000
-_FOREVER = 1 << 62
 _MARKER_APIS = frozenset({ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID})
 
 Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered, note
@@ -143,7 +142,7 @@ class LogState:
         self._markers: list[tuple[int, int, int]] = []  # as appends, of any transactional log
         self._no_sessions: list[Outcome] = []  # where the captured broker has made one
         self._has_sessions = False
-        self._has_one_node = len(ids.target.nodes) == 1
+        self._has_one_node = ids.target.has_one_node
         self._by_api: dict[int, Callable[[Outcome, Message, Message | None], None]] = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
@@ -626,7 +625,7 @@ class _StableFloors:
     def __init__(self, log: _Log) -> None:
         self.bases: list[int] = []
         self.open_since: list[int | None] = []
-        self.known_end = _FOREVER  # the first batch without a known header
+        self.known_end = FOREVER_NS  # the first batch without a known header
         if log.unknown_records or 0 not in log.acknowledged:
             self.known_end = -1
             return

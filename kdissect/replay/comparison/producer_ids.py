@@ -42,7 +42,7 @@ class ProducerIds:
     """Producers that a run has got, by transactional id; "" without one."""
 
     def __init__(self, ids: IdMap) -> None:
-        self._has_one_node = len(ids.target.nodes) == 1
+        self._has_one_node = ids.target.has_one_node
         self._given: dict[str, list[_GivenProducer]] = defaultdict(list)
         self._unknown: set[str] = set()  # transactional ids of requests without an answer
         self._described: list[tuple[Outcome, str, Body]] = []  # transactions

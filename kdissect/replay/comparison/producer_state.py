@@ -24,7 +24,7 @@ from kdissect.replay.batch_headers import (
 )
 from kdissect.replay.comparison.end_state import MAYBE_APPENDED
 from kdissect.replay.comparison.records import coordinator_epoch
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import decoded, entries
 
@@ -41,7 +41,6 @@ _NAMING = frozenset(
     }
 )  # fmt: skip
 _APIS = _NAMING | {ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.DESCRIBE_PRODUCERS}
-_FOREVER = 1 << 62
 
 
 @dataclass(slots=True)
@@ -95,8 +94,8 @@ class ProducerState:
         self._described: list[tuple[Outcome, Body]] = []
         self._outcomes: list[Outcome] = []
         self._is_described = False
-        self._has_one_node = len(ids.target.nodes) == 1
-        self._deleted_ns = _FOREVER  # when the first deletion of a topic was requested
+        self._has_one_node = ids.target.has_one_node
+        self._deleted_ns = FOREVER_NS  # when the first deletion of a topic was requested
         self._named: set[int] = set()  # producer ids in requests and answers
         self._begun: set[tuple[str, int]] = set()  # logs whose first record is of the run
 
@@ -151,9 +150,7 @@ class ProducerState:
                     base = -1 if is_timed else result["base_offset"]
                     self._add((name, number), data, outcome.answered_ns, base)
 
-    def _add(
-        self, log: tuple[str, int], data: bytes, done_ns: int, base: int | None = None
-    ) -> None:
+    def _add(self, log: _Log, data: bytes, done_ns: int, base: int | None = None) -> None:
         """Add the batches that a log has from a moment on. base: the offset of the first one, if
         not its own."""
         for batch in headers(data):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.comparison.records import merged_ranges
-from kdissect.replay.model import Outcome
+from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import SHARE_APIS, decoded, entries
@@ -28,7 +28,6 @@ Add = Callable[[Outcome, str, Any, Any, str], None]  # path, expected, answered,
 Body = dict[str, Any]
 _Member = tuple[str, str]  # group, member id
 _Partition = tuple[str, Any, int]  # group, topic id, number
-_FOREVER = 1 << 62
 _FINISHING = frozenset({0, 1, 3})  # acknowledge types: gap, accept, reject
 _CHANGES = frozenset(
     {
@@ -69,7 +68,7 @@ class ShareState:
         self._acquired: dict[_Member, AcquiredOffsets] = defaultdict(AcquiredOffsets)
         self._odd: list[tuple[Outcome, str, int]] = []  # with the group and the offset
         self._described: list[tuple[Outcome, str, Body, bool]] = []  # groups; with all topics?
-        self._changed_ns = _FOREVER  # when the first request changes the offsets of groups
+        self._changed_ns = FOREVER_NS  # when the first request changes the offsets of groups
 
     def collect(self, outcome: Outcome) -> None:
         api_key = outcome.step.exchange.api_key

@@ -81,6 +81,11 @@ class TargetFacts:
         self.forget_topic(name)
         self._found(name, topic_id)
 
+    @property
+    def has_one_node(self) -> bool:
+        """Return whether one broker does everything: nothing is late between brokers."""
+        return len(self.nodes) == 1
+
     def has_topic(self, name: str) -> bool:
         return name in self.topic_ids or (name, 0) in self.leaders
 

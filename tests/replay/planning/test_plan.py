@@ -478,9 +478,9 @@ def join(group: str) -> Message:
 def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> None:
     """An EndTxn that was refused when the producer's time was over waits for that at the target."""
     body = {"transactional_id": "t", "transaction_timeout_ms": 50}
-    told = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
+    result = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
     began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
-                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, told))  # fmt: skip
+                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, result))  # fmt: skip
     names = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
     offsets = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
                       {**names, "group_id": "g"})  # fmt: skip
@@ -499,8 +499,8 @@ def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> E
     topics = [{"name": name} for name in names] or None
     asked = Message(ApiKey.METADATA, 7, "request", {"client_id": "c"}, {"topics": topics})
     partitions = [] if code else [{"partition_index": 0, "leader_id": 1}]
-    told = [{"name": name, "error_code": code, "partitions": partitions} for name in names]
-    body = {"brokers": [], "topics": told}
+    result = [{"name": name, "error_code": code, "partitions": partitions} for name in names]
+    body = {"brokers": [], "topics": result}
     answer = Message(ApiKey.METADATA, 7, "response", {}, body)
     return exchange(connection, asked, at_ms, at_ms + 1, answer)
 
@@ -526,8 +526,8 @@ def test_a_pattern_waits_for_the_topics_that_it_may_match(pattern: str | None) -
     topic = {"name": "orders-1", "num_partitions": 1, "replication_factor": 1, "assignments": [],
              "configs": []}  # fmt: skip
     create = Message(ApiKey.CREATE_TOPICS, 5, "request", {"client_id": "c"}, {"topics": [topic]})
-    told = {"topics": [{"name": "orders-1", "error_code": 0}]}
-    created = exchange(0, create, 0, 1, Message(ApiKey.CREATE_TOPICS, 5, "response", {}, told))
+    result = {"topics": [{"name": "orders-1", "error_code": 0}]}
+    created = exchange(0, create, 0, 1, Message(ApiKey.CREATE_TOPICS, 5, "response", {}, result))
     body = {"group_id": "g", "member_id": "m", "member_epoch": 0, "topic_partitions": [],
             "subscribed_topic_regex": pattern}  # fmt: skip
     key = ApiKey.CONSUMER_GROUP_HEARTBEAT
@@ -635,9 +635,9 @@ def test_topics_that_metadata_requests_make(
 def test_a_transaction_of_a_broker_that_ran_out_of_time() -> None:
     """AddPartitionsToTxn v4 names transactions in a list."""
     body = {"transactional_id": "t", "transaction_timeout_ms": 50}
-    told = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
+    result = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
     began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
-                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, told))  # fmt: skip
+                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, result))  # fmt: skip
     asked = {"transactions": [{"transactional_id": "t", "producer_id": 1, "producer_epoch": 0,
                                "verify_only": True, "topics": []}]}  # fmt: skip
     key = ApiKey.ADD_PARTITIONS_TO_TXN
@@ -672,9 +672,9 @@ def test_a_commit_that_raced_a_heartbeat(
     )  # fmt: skip
     asked = {**member, "generation_id_or_member_epoch": 1, "topics": []}
     part = {"partition_index": 0, "error_code": code}
-    told = {"topics": [{"name": "t", "partitions": [part]}]}
+    result = {"topics": [{"name": "t", "partitions": [part]}]}
     made = exchange(0, Message(commit, 9, "request", {"client_id": "c"}, asked), 10, 25,
-                    Message(commit, 9, "response", {}, told))  # fmt: skip
+                    Message(commit, 9, "response", {}, result))  # fmt: skip
     plan = make_plan(workload([heartbeat, made]), everything())
     skipped = step_of(plan, made).skipped
     assert (skipped is not None and skipped.code is SkipCode.NOT_READY) is is_skipped

@@ -446,11 +446,13 @@ def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
 def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) -> None:
     """One of two partitions is: the broker knows idempotent batches again, which others are not."""
     request, response = produce(0), produced(0, 0)
-    topic, told = request.body["topic_data"][0], response.body["responses"][0]
+    topic, response_body = request.body["topic_data"][0], response.body["responses"][0]
     topic["partition_data"] = [
         {**each, "index": n} for n in (0, 1) for each in topic["partition_data"]
     ]
-    told["partition_responses"] = [{"index": n, "error_code": 0, "base_offset": 0} for n in (0, 1)]
+    response_body["partition_responses"] = [
+        {"index": n, "error_code": 0, "base_offset": 0} for n in (0, 1)
+    ]
     for each in topic["partition_data"]:
         out = bytearray(each["records"])
         (header,) = headers(each["records"])
@@ -458,9 +460,9 @@ def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) ->
         each["records"] = bytes(out)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
     translator = Translator(IdMap(plan))
-    told["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
+    response_body["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
     assert bool(translator.retry(plan.steps[0], encode_message(response))) is is_sent_again
-    told["partition_responses"][0]["error_code"] = 51
+    response_body["partition_responses"][0]["error_code"] = 51
     assert translator.retry(plan.steps[0], encode_message(response))
 
 
@@ -468,10 +470,10 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
     """The target makes it later than the captured broker: "no such topic" is not final then."""
     asked = Message(3, 9, "request", {}, {"topics": [{"name": "new"}]})
 
-    def told(code: int) -> Message:
+    def response_body(code: int) -> Message:
         return Message(3, 9, "response", {}, {"topics": [{"name": "new", "error_code": code}]})
 
-    pairs = [(asked, told(3)), (asked, told(0))]
+    pairs = [(asked, response_body(3)), (asked, response_body(0))]
     plan = make_plan(
         workload(
             [exchange(0, one, 2 * n, 2 * n + 1, other) for n, (one, other) in enumerate(pairs)]
@@ -479,11 +481,11 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
         everything(),
     )
     translator = Translator(IdMap(plan))
-    missing = encode_message(told(3))
+    missing = encode_message(response_body(3))
     assert not translator.retry(plan.steps[1], missing)
     translator.learn(plan.steps[0], missing)
     assert translator.retry(plan.steps[1], missing)
-    translator.learn(plan.steps[1], encode_message(told(0)))
+    translator.learn(plan.steps[1], encode_message(response_body(0)))
     assert "new" not in translator.ids.target.being_made
 
 
@@ -550,9 +552,9 @@ def test_a_lost_fetch_session_is_opened_again_once() -> None:
     records = encode_batch([{"offset": 0, "timestamp_ms": 5, "key": None, "value": b"v",
                              "headers": []}])  # fmt: skip
     part = {"partition_index": 0, "error_code": 0, "records": records}
-    told = {"session_id": 9, "responses": [{"topic": "t", "partitions": [part]}]}
+    response_body = {"session_id": 9, "responses": [{"topic": "t", "partitions": [part]}]}
     request = Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, asked)
-    response = Message(ApiKey.FETCH, 12, "response", {"correlation_id": 1}, told)
+    response = Message(ApiKey.FETCH, 12, "response", {"correlation_id": 1}, response_body)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
     translator, (step,) = Translator(IdMap(plan)), plan.steps
 
@@ -591,9 +593,9 @@ def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
     leader = {"leader_id": 1, "leader_epoch": 0}
     part = {"partition_index": 0, "error_code": 0, "current_leader": leader, "records": b"",
             "acquired_records": []}  # fmt: skip
-    told = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
+    response_body = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
     request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
-    response = Message(ApiKey.SHARE_FETCH, 1, "response", {}, told)
+    response = Message(ApiKey.SHARE_FETCH, 1, "response", {}, response_body)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
     translator, (step,) = Translator(IdMap(plan)), plan.steps
 
@@ -616,12 +618,15 @@ def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
     it has answered without an error, the same error is final."""
     part = {"partition_index": 0, "error_code": 0, "current_leader": {}, "records": b"",
             "acquired_records": []}  # fmt: skip
-    told = {"error_code": 0, "responses": [{"topic_id": UUID(int=7), "partitions": [part]}]}
+    response_body = {
+        "error_code": 0,
+        "responses": [{"topic_id": UUID(int=7), "partitions": [part]}],
+    }
     asked = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "max_wait_ms": 5,
              "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5, "topics": [],
              "forgotten_topics_data": []}  # fmt: skip
     request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
-    response = Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, told)
+    response = Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, response_body)
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
     translator, (step,) = Translator(IdMap(plan)), plan.steps
 
@@ -641,11 +646,11 @@ def heartbeat(epoch: int, assigned: tuple[int, ...] | None, **body: Any) -> tupl
     """A heartbeat of member m with its response, which has the member's next epoch."""
     asked = {"group_id": "g", "member_id": "m", "member_epoch": epoch, **body}
     parts = [{"topic_id": UUID(int=7), "partitions": list(assigned)}] if assigned else []
-    told = {"error_code": 0, "member_id": "m", "member_epoch": epoch + 1,
+    response_body = {"error_code": 0, "member_id": "m", "member_epoch": epoch + 1,
             "assignment": None if assigned is None else {"topic_partitions": parts}}  # fmt: skip
     key = ApiKey.CONSUMER_GROUP_HEARTBEAT
     return Message(key, 1, "request", {"client_id": "c"}, asked), Message(
-        key, 1, "response", {"correlation_id": 7}, told
+        key, 1, "response", {"correlation_id": 7}, response_body
     )
 
 
@@ -695,7 +700,7 @@ def test_a_share_fetch_for_records_that_are_held_does_not_wait() -> None:
     waits no longer, unless the member has released its record."""
     topic_id = UUID(int=7)
 
-    def told(first: int, last: int) -> Message:
+    def response_body(first: int, last: int) -> Message:
         batch = {"first_offset": first, "last_offset": last, "delivery_count": 1}
         part = {"partition_index": 0, "error_code": 0, "current_leader": {}, "records": b"",
                 "acquired_records": [batch]}  # fmt: skip
@@ -713,12 +718,12 @@ def test_a_share_fetch_for_records_that_are_held_does_not_wait() -> None:
         return Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
 
     for acknowledged, wait_ms in ((0, 1), (1, 500)):
-        exchanges = [exchange(0, asked(0, 0), 0, 1, told(0, 0)),
-                     exchange(0, asked(1, acknowledged), 2, 3, told(1, 1))]  # fmt: skip
+        exchanges = [exchange(0, asked(0, 0), 0, 1, response_body(0, 0)),
+                     exchange(0, asked(1, acknowledged), 2, 3, response_body(1, 1))]  # fmt: skip
         plan = make_plan(workload(exchanges), everything())
         translator, (first, second) = Translator(IdMap(plan)), plan.steps
         translator.ids.topic_ids[topic_id] = topic_id
-        translator.learn(first, encode_message(told(0, 1)))
+        translator.learn(first, encode_message(response_body(0, 1)))
         frame = translator.request(second, 0)
         assert isinstance(frame, bytes)
         assert decode_message(frame, side="request").body["max_wait_ms"] == wait_ms
@@ -730,7 +735,7 @@ def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_sent_a
     is sent again until the member has all of them."""
     topic_id = UUID(int=7)
 
-    def told(*firsts: int) -> Message:
+    def response_body(*firsts: int) -> Message:
         parts = [
             {"partition_index": number, "error_code": 0, "current_leader": {}, "records": b"",
              "acquired_records": [{"first_offset": at, "last_offset": at, "delivery_count": 1}]}
@@ -743,9 +748,9 @@ def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_sent_a
             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5,
             "forgotten_topics_data": [], "topics": []}  # fmt: skip
     request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
-    captured = told(1, 1) if is_sent_again else told(1)
+    captured = response_body(1, 1) if is_sent_again else response_body(1)
     plan = make_plan(workload([exchange(0, request, 0, 1, captured)]), everything())
     translator, step = Translator(IdMap(plan)), plan.steps[0]
     translator.ids.topic_ids[topic_id] = topic_id
     assert isinstance(translator.request(step, 0), bytes)
-    assert bool(translator.retry(step, encode_message(told(first)))) is is_sent_again
+    assert bool(translator.retry(step, encode_message(response_body(first)))) is is_sent_again
