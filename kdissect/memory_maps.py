@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 READ_ONLY, READ_WRITE = 1, 3  # protection
-PRIVATE, SHARED = 2, 1
+PRIVATE = 2
 # numbers of the system; Python's module lacks MAP_NORESERVE in some releases
 ANONYMOUS = getattr(mmap, "MAP_ANONYMOUS", 0)
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)

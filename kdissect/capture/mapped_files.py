@@ -4,9 +4,7 @@ A file is mapped read-only on first use in a process; a `Sources` travels betwee
 list of paths. The maps are made with the system's `mmap`, because Python's keeps a file descriptor
 open per map and a run may have thousands of rotated files.
 
-Scattered reads make the whole of a large mapping resident, because Linux maps 16 pages around each
-fault. `staged` avoids that: it copies the segments that will be read, in file order and window by
-window, and `addresses` then returns addresses in the copy.
+Read pages belong to the system's page cache, which keeps as many of them as memory allows.
 
 Of an object in a store (`object_bytes`), only fetched ranges are in memory. A walk fetches through
 `windows`, and `gather` fetches what it copies. Scattered reads would take a request for every few
@@ -16,9 +14,11 @@ bytes, so `holding` supplies their payload from a copy.
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,15 +30,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kdissect.capture import object_bytes, resident
+from kdissect import memory_maps
+from kdissect.capture import object_bytes
 from kdissect.capture.object_bytes import Ranged, Version
 from kdissect.capture.packet_reader import END, NEEDED, POS, STEP_CUT, STEP_END
 from kdissect.capture.segments import ranges_read
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import JIT_ENABLED, kernel
-
-STAGED_BYTES_MAX = 64 << 20  # bytes of payload to copy; more payload is so dense that maps suffice
-WINDOW_BYTES = 16 << 20  # bytes of a capture mapped at a time while copying
 
 WALKED_BYTES = 8 << 20  # bytes made readable at a time in a walk over a capture
 
@@ -138,15 +136,48 @@ def _copy_extents(address: Any, length: Any, rows: Any, out: Any, at: int) -> An
 
 
 def _map(path: str) -> npt.NDArray[np.uint8]:
-    """The file's bytes, mapped read-only until the array is deleted."""
+    """uint8[size], read-only: the file's bytes, mapped until the array is deleted.
+
+    Raises CaptureError if the file cannot be opened, EnvironmentFailed if it cannot be mapped.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
     try:
-        return resident.mapped(descriptor, path)
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            return np.zeros(0, np.uint8)
+        address = memory_maps.map_memory(
+            size, memory_maps.READ_ONLY, memory_maps.PRIVATE, descriptor
+        )
+    except OSError as error:
+        reason = error.strerror
+        raise EnvironmentFailed(f"{path}: cannot be mapped into memory: {reason}") from None
     finally:
         os.close(descriptor)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, memory_maps.unmap_memory, address, size)
+    data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
+    data.flags.writeable = False
+    return data
+
+
+def fault(address: int, size: int) -> str | None:
+    """Return why bytes of a file mapping cannot be read; None if they can.
+
+    Touching them would end the process with SIGBUS, because the disk fails or the file was cut.
+    Linux before 5.14 cannot test this.
+    """
+    start = address // memory_maps.PAGE_SIZE * memory_maps.PAGE_SIZE
+    if not size:
+        return None
+    try:
+        memory_maps.read_pages(start, address + size - start)
+    except OSError as error:
+        is_untested = error.errno in (errno.EINVAL, errno.EINTR)
+        return None if is_untested else os.strerror(errno.EIO)
+    return None
 
 
 def _portions(pos: Any, length: Any, is_far: Any) -> Iterator[slice]:
@@ -182,8 +213,9 @@ def _columns(extents: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    """Copies of segments: [place, end) of the run's bytes, ascending, at `offset` in `data`."""
+class _Held:
+    """Payload that `holding` was given: bytes [place, end) of the run, ascending, at `offset` in
+    `data`."""
 
     place: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
@@ -193,7 +225,7 @@ class _Staged:
 
 _EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
 _NONE = np.zeros(0, np.int64)
-_NOTHING = _Staged(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
+_NONE_HELD = _Held(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
 
 
 class Sources:
@@ -212,7 +244,7 @@ class Sources:
         self._bases: npt.NDArray[np.uint64] | None = None
         self._sizes: npt.NDArray[np.int64] | None = None
         self._buffer = np.zeros(0, np.uint8)
-        self._staged = _NOTHING
+        self._held = _NONE_HELD
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sources, (self.paths, self.versions)
@@ -280,7 +312,7 @@ class Sources:
                 return outcome
 
     def _have(self, source: int, start: int, end: int) -> None:
-        """Make data[start:end] readable, and release earlier pages of large files.
+        """Make data[start:end] readable.
 
         Raises EnvironmentFailed if the disk or the store fails.
         """
@@ -290,11 +322,9 @@ class Sources:
             return
         data = self._maps[source]
         base = data.ctypes.data
-        if len(data) >= resident.WATCHED_SIZE_MIN and start > WALKED_BYTES:
-            resident.drop(base + start - WALKED_BYTES, WALKED_BYTES)
         first = min(start + object_bytes.WHOLE_RECORD_MAX, end)
         for low, high in ((start, first), (max(first, end - mmap.PAGESIZE), end)):
-            reason = resident.fault(base + low, high - low)
+            reason = fault(base + low, high - low)
             if reason is not None:
                 path, place = self.paths[source], f"bytes {low} to {high}"
                 raise was_cut(path, len(data)) or EnvironmentFailed(
@@ -320,18 +350,16 @@ class Sources:
 
     def carrying(self, carried: npt.NDArray[np.uint8]) -> Sources:
         """These sources and one more, after them, for bytes that are in no file."""
-        _ = self.bases  # map them once, for both
-        other = Sources([*self.paths, "carried bytes"], [*self.versions, None])
-        other._maps = {**self._maps, len(self.paths): carried}
-        other._ranged = self._ranged
-        other._staged = self._staged
+        other = self.beside()
+        other._maps[len(self.paths)] = carried
+        other.paths.append("carried bytes")
+        other.versions.append(None)
         return other
 
     def standing_in(self, count: int, data: npt.NDArray[np.uint8]) -> Sources:
         """These sources, with `data` in place of each of the first `count`."""
-        other = Sources(self.paths, self.versions)
-        other._maps = {**self._maps, **dict.fromkeys(range(count), data)}
-        other._ranged = self._ranged
+        other = self._copy()
+        other._maps |= dict.fromkeys(range(count), data)
         return other
 
     def payload(self, segments: npt.NDArray[np.void], size: int) -> Iterator[bytes]:
@@ -367,55 +395,23 @@ class Sources:
         if (np.diff(places) < 0).any():
             order = np.argsort(places, kind="stable")
             places, lengths, offset = places[order], lengths[order], offset[order]
-        return self._with(_Staged(places, places + lengths, offset, payload))
+        other = self._copy()
+        other._held = _Held(places, places + lengths, offset, payload)
+        return other
 
     def beside(self) -> Sources:
         """A handle for another thread on the same files: `gather` uses a buffer per handle.
 
         Objects in stores must be read by one thread only, unless all ranges are copied.
         """
-        _ = self.bases
-        return self._with(self._staged)
+        _ = self.bases  # maps the files once, for both
+        return self._copy()
 
-    def _with(self, staged: _Staged) -> Sources:
+    def _copy(self) -> Sources:
+        """A handle on the same files with a buffer of its own."""
         other = Sources(self.paths, self.versions)
-        other._maps, other._ranged = self._maps, self._ranged
-        other._bases, other._sizes = self._bases, self._sizes
-        other._staged = staged
+        other._maps, other._ranged, other._held = dict(self._maps), self._ranged, self._held
         return other
-
-    def staged(self, segments: npt.NDArray[np.void]) -> Sources:
-        """These sources with a copy of the bytes of SEGMENT[n], so that reading them touches no
-        map.
-
-        Returns the same sources if the captures are small, or if there are more than
-        STAGED_BYTES_MAX. Raises ValueError if a segment lies outside its file.
-        """
-        if self._staged is not _NOTHING:
-            return self
-        rows, pos, length = ranges_read(segments)
-        total = int(length.sum())
-        is_small = int(self.sizes.sum()) < resident.WATCHED_SIZE_MIN
-        if is_small or not 0 < total <= STAGED_BYTES_MAX:
-            return self
-        source = segments["source"][rows].astype(np.int64)
-        starts = self._starts()
-        if (pos < 0).any() or (pos > self.sizes[source] - length).any():
-            raise ValueError("segments: one does not lie inside its file")
-        place = starts[source] + pos
-        if (np.diff(place) < 0).any():
-            order = np.argsort(place, kind="stable")
-            place, length, source = place[order], length[order], source[order]
-        address = self.bases[source] + (place - starts[source]).astype(np.uint64)
-        data = np.empty(total, np.uint8)
-        window = (source << 32) + (place - starts[source]) // WINDOW_BYTES
-        first = np.concatenate(([0], np.flatnonzero(np.diff(window)) + 1, [len(window)]))
-        at = 0
-        for low, high in itertools.pairwise(first.tolist()):
-            at = _copy_extents(address, length, np.arange(low, high), data, at)
-            end = int(address[high - 1]) + int(length[high - 1])
-            resident.drop(int(address[low]), end - int(address[low]))
-        return self._with(_Staged(place, place + length, np.cumsum(length) - length, data))
 
     def addresses(
         self,
@@ -440,11 +436,11 @@ class Sources:
     def _found(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]:
         """`addresses` without fetching."""
         located = np.empty(len(pos), np.uint64)
-        staged = self._staged
+        held = self._held
         _addresses(
             np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
-            np.ascontiguousarray(source), self.bases, self._starts(), staged.place, staged.end,
-            staged.offset, staged.data.ctypes.data, located,
+            np.ascontiguousarray(source), self.bases, self._starts(), held.place, held.end,
+            held.offset, held.data.ctypes.data, located,
         )  # fmt: skip
         return located
 
@@ -453,9 +449,9 @@ class Sources:
         if not self.is_far:
             return _NONE
         is_far = np.array([version is not None for version in self.versions] + [False])
-        here = self._staged.data.ctypes.data
-        is_staged = (addresses >= here) & (addresses < here + len(self._staged.data))
-        return np.flatnonzero(is_far[source] & (length > 0) & ~is_staged)
+        here = self._held.data.ctypes.data
+        is_held = (addresses >= here) & (addresses < here + len(self._held.data))
+        return np.flatnonzero(is_far[source] & (length > 0) & ~is_held)
 
     def _fetch(self, source: Any, pos: Any, length: Any) -> None:
         for number in np.unique(source).tolist():

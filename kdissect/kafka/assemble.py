@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.file_arrays import MEMORY, Scratch
+from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import FRAGMENT_PART, SYN, SegmentBatch
 from kdissect.kafka import frame_tables, framing, pairing
 from kdissect.kafka.anomaly_limits import bounded

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import gather_ranges, joined
-from kdissect.capture.file_arrays import Scratch, Written
+from kdissect.capture.scratch import Scratch, Written
 from kdissect.capture.segments import ACK, FRAGMENT_PART
 from kdissect.jit import inlined, kernel, making_kernel
 from kdissect.kafka import frame_tables, framing

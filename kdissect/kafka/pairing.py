@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.file_arrays import Scratch
+from kdissect.capture.scratch import Scratch
 from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.frame_tables import SILENT as SILENT_KIND

@@ -20,10 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import gather_ranges, take
-from kdissect.capture.file_arrays import MEMORY, Scratch
 from kdissect.capture.mapped_files import Sources
+from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.spool import SpooledBytes
 from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
@@ -40,7 +39,7 @@ from kdissect.pipeline.saved_state import (
     requests_seen,
     write_connections,
 )
-from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, at_hand, packed_parts, parts
+from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, packed_parts, parts
 from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Row, RowKind, packed_table, sliced
 from kdissect.resume.carry import AppendedWindow, CarriedBytes, ConnectionCarry
 from kdissect.resume.completion import SetRun
@@ -106,13 +105,13 @@ def assemble(
     gathered = Gathered(keep_order=sources.is_far)
     states: list[ConnectionState] = []
     number = 0
-    payload = SpooledBytes()
+    payload = Written(np.uint8, Scratch(in_files=True))
     for row in rows:
         number = row.key
         if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
         elif row.kind == RowKind.PAYLOAD:
-            payload.write(row.data)
+            payload.append(np.frombuffer(row.data, np.uint8))
         elif row.kind == RowKind.STATES:
             states += unpack_states(row.data)
         else:
@@ -120,7 +119,7 @@ def assemble(
     batch, scratch = gathered.batch()
     byte_count = int(batch.segments["captured"].sum())
     if sources.is_far:
-        sources = sources.holding([batch.segments], payload.data())
+        sources = sources.holding([batch.segments], payload.array())
     is_resumed = plan.keeps and (plan.before is not None or _fits_memory(plan, batch))
     batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
@@ -194,7 +193,6 @@ def _paired(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
 ) -> tuple[Paired, Sources]:
     key_logs = plan.key_logs(sources)
-    sources = at_hand(sources, batches[0].segments)
     paired = paired_frames(batches, sources, plan.options.stream_options, key_logs, scratch)
     if len(paired.carried.data):
         sources = sources.carrying(paired.carried.data)

@@ -1,7 +1,7 @@
 """A bucket of any size: gathers its segments, and builds its exchanges part by part.
 
 A bucket may be one connection with most of the capture. Its segments, streams and frames then lie
-in files (`capture.file_arrays`) and its exchanges are built part by part, so the task's memory does
+in files (`capture.scratch`) and its exchanges are built part by part, so the task's memory does
 not grow with the connection. THREADS parts of a large bucket are built at a time: kernels release
 the interpreter lock, and other cores are idle while one task has the large connection.
 """
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import renumbered, take
-from kdissect.capture.file_arrays import MEMORY, Scratch, Written
 from kdissect.capture.mapped_files import Sources
+from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.exchanges import Exchanges
@@ -31,7 +31,6 @@ LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files
 _ROWS_AT_ONCE = 1 << 16  # segments moved at a time
 PART_ROWS = 1 << 15  # exchanges built at a time
 THREADS = 2
-DENSE = 16  # if the bucket has at least 1/16 of the captures' bytes, they are read in place
 T = TypeVar("T")
 _INFERRED = ("api_key", "api_version", "confidence")
 
@@ -139,14 +138,6 @@ class _Written:
 
     def batch(self) -> SegmentBatch:
         return SegmentBatch.numbered(self.pairs, self.counts, self.segments.array())
-
-
-def at_hand(sources: Sources, segments: npt.NDArray[np.void]) -> Sources:
-    """The sources to read these segments with: copies of their bytes, unless the segments are
-    dense."""
-    captured = int(segments["captured"].sum(dtype=np.int64))
-    is_dense = captured * DENSE >= int(sources.sizes.sum())
-    return sources if is_dense else sources.staged(segments)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kdissect.capture import object_store, resident
+from kdissect import memory_maps
+from kdissect.capture import object_store
 from kdissect.capture.object_splits import Piece, Runner, Walked, walk_piece
 from kdissect.pipeline import local
 from kdissect.pipeline.analyse import analyse
@@ -256,7 +257,7 @@ def _enter(stage: str) -> None:
     """Free memory that an earlier stage left: its blocks have other sizes than this stage needs."""
     if _stage_here[0] != stage:
         _stage_here[0] = stage
-        resident.release()
+        memory_maps.trim_heap()
 
 
 def _settle(stage: str) -> None:

@@ -121,7 +121,7 @@ class CarriedBytes:
         sources = self._sources
         if self._earlier_count:
             sources = sources.standing_in(self._earlier_count, self._data)
-        return sources.staged(self.batch.segments)
+        return sources
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import copied
-from kdissect.capture.file_arrays import MEMORY, Scratch
+from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import (
     ACK,
     FIN,

@@ -55,7 +55,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.spool import Spool
+from kdissect.capture.scratch import Written
 from kdissect.kafka.assembly import Certificate, TlsFacts
 from kdissect.tcp.byte_ranges import read_bytes
 from kdissect.tcp.reassembly import Streams
@@ -359,7 +359,7 @@ class _Direction:
     """One stream's records, opened in order; from a handshake on, or from a point."""
 
     def __init__(
-        self, streams: Streams, stream: int, keys: _Keys, spool: Spool, point: RecordPoint | None
+        self, streams: Streams, stream: int, keys: _Keys, spool: Written, point: RecordPoint | None
     ) -> None:
         self._streams, self._stream, self._spool = streams, stream, spool
         self._is_13, self._has_handshake = keys.is_13, keys.has_handshake
@@ -524,7 +524,7 @@ class _Direction:
                 (
                     self._plain,
                     len(content),
-                    self._spool.write(content),
+                    self._spool.append(np.frombuffer(content, np.uint8)),
                     tcp_pos,
                     row[records.FIRST],
                     row[records.LAST],

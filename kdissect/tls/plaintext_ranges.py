@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import joined
-from kdissect.capture.file_arrays import MEMORY, Scratch
-from kdissect.capture.spool import Spool
+from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.kafka import frame_tables
 from kdissect.kafka.assembly import NO_CARRIED, WARNING, Anomaly, Carried, Protocol, TlsFacts
 from kdissect.kafka.detection import recognise
@@ -136,7 +135,7 @@ class TlsConnections:
     sessions: dict[int, Session] = field(default_factory=dict)
     failed: dict[int, int] = field(default_factory=dict)
     past_handshake: list[int] = field(default_factory=list)
-    spool: Spool = field(default_factory=Spool)
+    spool: Written = field(default_factory=lambda: Written(np.uint8, Scratch(in_files=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ def plain_streams(
             sides[at + END] = opened[side].end
             tables.append(table)
     records = np.concatenate(tables)
-    data = tls.spool.data()
+    data = tls.spool.array()
     pieces = np.zeros(len(records), PIECE)
     pieces["pos"] = records["pos"]
     pieces["end"] = records["pos"] + records["length"]

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kdissect.capture import mapped_files, resident
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.segments import SEGMENT
 from kdissect.errors import CaptureError
 
 # The layout of stream.index.EXTENT, which is a layer above.
@@ -83,66 +79,3 @@ def test_file_that_is_gone(tmp_path: Path) -> None:
     """CaptureError names the file."""
     with pytest.raises(CaptureError, match=r"gone: No such file"):
         _ = Sources([tmp_path / "gone"]).sizes
-
-
-def segments(*rows: tuple[int, int, int]) -> np.ndarray:
-    made = np.zeros(len(rows), SEGMENT)
-    for name, column in zip(("pos", "captured", "source"), zip(*rows, strict=True), strict=True):
-        made[name] = column
-    return made
-
-
-@pytest.fixture
-def staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "WATCHED_SIZE_MIN", 0)
-    monkeypatch.setattr(mapped_files, "WINDOW_BYTES", 4)
-
-
-def test_staged_copies_are_read_instead_of_the_map(sources: Sources, staging: None) -> None:
-    """Ranges inside copied segments come from the copies."""
-    rows = segments((4, 2, 1), (1, 3, 0), (7, 2, 0), (0, 0, 1))  # in any order
-    staged = sources.staged(rows)
-    asked = extents((1, 3, 0), (2, 1, 0), (5, 1, 1), (8, 1, 0), (0, 2, 0), (3, 5, 0), (9, 1, 0))
-    assert staged.gather(asked).tobytes() == b"123" + b"2" + b"f" + b"8" + b"01" + b"34567" + b"9"
-    here = staged.addresses(asked["source"], asked["pos"], asked["length"])
-    mapped = sources.addresses(asked["source"], asked["pos"], asked["length"])
-    assert (here != mapped).tolist() == [True] * 4 + [False] * 3
-    carrying = staged.carrying(np.frombuffer(b"carried", np.uint8))
-    both = extents((0, 7, 3), (7, 2, 0), (0, 2, -1))
-    assert carrying.gather(both).tobytes() == b"carried78\0\0"
-
-
-@given(data=st.data())
-def test_staged_sources_read_the_same(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Any ranges give the same bytes with and without copies."""
-    folder = tmp_path_factory.mktemp("files")
-    contents = data.draw(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
-    for number, content in enumerate(contents):
-        (folder / str(number)).write_bytes(content)
-    sources = Sources([folder / str(number) for number in range(len(contents))])
-
-    def part() -> tuple[int, int, int]:
-        number = data.draw(st.integers(0, len(contents) - 1))
-        pos = data.draw(st.integers(0, len(contents[number])))
-        return pos, data.draw(st.integers(0, len(contents[number]) - pos)), number
-
-    rows = segments(*(part() for _ in range(data.draw(st.integers(1, 8)))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resident, "WATCHED_SIZE_MIN", 0)
-        patch.setattr(mapped_files, "WINDOW_BYTES", data.draw(st.integers(1, 50)))
-        staged = sources.staged(rows)
-    asked = extents(*(part() for _ in range(data.draw(st.integers(0, 8)))))
-    assert staged.gather(asked).tobytes() == sources.gather(asked).tobytes()
-
-
-def test_staged_refuses_and_declines(
-    sources: Sources, staging: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Segments outside raise ValueError; too many bytes are not copied."""
-    with pytest.raises(ValueError, match="inside its file"):
-        sources.staged(segments((0, 1, 0), (5, 2, 1)))
-    assert sources.staged(segments((0, 0, 0))) is sources
-    monkeypatch.setattr(mapped_files, "STAGED_BYTES_MAX", 3)
-    assert sources.staged(segments((0, 4, 0))) is sources

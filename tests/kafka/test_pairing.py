@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.capture.file_arrays import MEMORY
+from kdissect.capture.scratch import MEMORY
 from kdissect.kafka import pairing
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.frame_search import PENDING

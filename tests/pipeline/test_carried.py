@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.spool import Spool
+from kdissect.capture.scratch import Scratch, Written
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import CARRIED, Assembly
 from kdissect.pipeline import exchange_index
@@ -66,12 +66,13 @@ def test_carried_bytes_are_a_source(tmp_path: Path) -> None:
     """Extents read carried bytes by a source number after those of the files."""
     path = tmp_path / "file"
     path.write_bytes(b"abcdef")
-    spool = Spool()
-    assert [spool.write(part) for part in (b"xyz", b"", b"12")] == [0, 3, 3]
+    spool = Written(np.uint8, Scratch(in_files=True))
+    parts = [np.frombuffer(part, np.uint8) for part in (b"xyz", b"", b"12")]
+    assert [spool.append(part) for part in parts] == [0, 3, 3]
     sources = Sources([path])
-    more = sources.carrying(spool.data())
+    more = sources.carrying(spool.array())
     extents = np.zeros(2, exchange_index.EXTENT)
     extents["source"], extents["pos"], extents["length"] = [1, 0], [2, 1], [3, 2]
     assert more.gather(extents).tobytes() == b"z12bc"
     assert len(sources) == 1
-    assert not len(Spool().data())
+    assert not len(Written(np.uint8, Scratch(in_files=True)).array())

@@ -18,7 +18,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 import kdissect
-from kdissect.capture import resident
+from kdissect.capture import mapped_files
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.splits import plan_splits
 from kdissect.errors import EnvironmentFailed
@@ -59,28 +59,26 @@ def test_a_file_that_is_cut_under_the_walk(tmp_path: Path) -> None:
 
     with pytest.raises(EnvironmentFailed, match=message):
         scan(plan.splits[0], sources)
-    assert resident.fault(data.ctypes.data, 90_000) is None
-    assert resident.fault(data.ctypes.data + 250_000, 10) == os.strerror(5)
+    assert mapped_files.fault(data.ctypes.data, 90_000) is None
+    assert mapped_files.fault(data.ctypes.data + 250_000, 10) == os.strerror(5)
 
 
 def test_a_range_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fails in the middle; the size stays."""
     file = write(tmp_path, CAPTURE.read_bytes())
-    monkeypatch.setattr(resident, "fault", lambda address, size: "Input/output error")
+    monkeypatch.setattr(mapped_files, "fault", lambda address, size: "Input/output error")
     with pytest.raises(EnvironmentFailed, match=r"bytes 24 to 301074 cannot be read: Input/output"):
         plan_splits([file])
 
 
 def test_windows_are_no_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few bytes are seen to at a time, the splits and segments are the same."""
-    from kdissect.capture import mapped_files
     from kdissect.capture.scan import scan
 
     file = write(tmp_path, CAPTURE.read_bytes())
     whole = plan_splits([file], 50_000)
     expected = [scan(split, whole.sources).batch.segments for split in whole.splits]
     monkeypatch.setattr(mapped_files, "WALKED_BYTES", 1000)
-    monkeypatch.setattr(resident, "WATCHED_SIZE_MIN", 0)
     again = plan_splits([file], 50_000)
     assert (again.captures, again.splits) == (whole.captures, whole.splits)
     found = [scan(split, again.sources).batch.segments for split in again.splits]

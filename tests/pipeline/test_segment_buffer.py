@@ -9,7 +9,7 @@ import pytest
 
 import kdissect
 from bench.crowd import connections_of, crowd, heartbeat
-from kdissect.capture import file_arrays, resident
+from kdissect.capture import scratch
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
 from kdissect.pipeline import segment_buffer
@@ -24,10 +24,7 @@ def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
     patch.setattr(segment_buffer, "PART_ROWS", 7)
     patch.setattr(segment_buffer, "_ROWS_AT_ONCE", 5)
     patch.setattr(exchanges, "FRAMES_AT_ONCE", 3)
-    patch.setattr(file_arrays, "FILE_BYTES_MIN", 1)
-    patch.setattr(file_arrays, "MEMORY_BYTES", 9000)
-    patch.setattr(resident, "KEPT_MAX", 0)
-    patch.setattr(resident, "INTERVAL_S", 0.001)
+    patch.setattr(scratch, "FILE_BYTES_MIN", 1)
 
 
 def same_tables(expected: kdissect.Tables, found: kdissect.Tables) -> None:
