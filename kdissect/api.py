@@ -85,6 +85,11 @@ class Table:
         return self.dataset.schema
 
     @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in order."""
+        return list(self.schema.names)
+
+    @property
     def dataset(self) -> pads.Dataset:
         """The rows as a pyarrow dataset, for libraries that take one."""
         if not isinstance(self._source, pads.Dataset):
@@ -107,8 +112,21 @@ class Table:
     def to_pandas(
         self, columns: Sequence[str] | None = None, filter: Filter = None
     ) -> pd.DataFrame:
-        """Read rows into a pandas DataFrame; arguments as for `to_arrow`. Needs pandas."""
-        return self.to_arrow(columns, filter).to_pandas()
+        """Read rows into a pandas DataFrame; arguments as for `to_arrow`. Needs pandas.
+
+        Integers and booleans become pandas' nullable types (`Int64`, `boolean`), so that a null
+        turns no id into a float.
+        """
+        return _frame(self.to_arrow(columns, filter))
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Read rows into dicts, by column name."""
+        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        return rows
+
+    def head(self, count: int = _LISTED_ROWS) -> pd.DataFrame:
+        """The first rows as a pandas DataFrame."""
+        return _frame(repeated(lambda: self.dataset.head(count)))
 
     def to_batches(
         self, columns: Sequence[str] | None = None, filter: Filter = None
@@ -118,6 +136,11 @@ class Table:
         chosen = None if columns is None else list(columns)
         yield from self.dataset.to_batches(columns=chosen, filter=filter)
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The rows for DuckDB, Polars, pandas and others that take Arrow streams."""
+        batches = self.dataset.scanner().to_reader()
+        return batches.__arrow_c_stream__(requested_schema)
+
     def __len__(self) -> int:
         return self.num_rows
 
@@ -125,9 +148,19 @@ class Table:
         return f"<kdissect table {self.name}: {self.num_rows} rows, {len(self.schema)} columns>"
 
     def _repr_html_(self) -> str:
-        head = repeated(lambda: self.dataset.head(_LISTED_ROWS)).to_pandas()
-        rows: str = head.to_html(index=False, escape=True, max_rows=_LISTED_ROWS)
+        rows: str = self.head().to_html(index=False, escape=True, max_rows=_LISTED_ROWS)
         return f"<p><b>{self.name}</b>: {self.num_rows} rows</p>{rows}"
+
+
+def _frame(rows: pa.Table) -> pd.DataFrame:
+    """Rows as pandas' nullable integers and booleans, other types as pyarrow gives them."""
+    import pandas as pd
+
+    kinds = {pa.bool_(): pd.BooleanDtype()}
+    for bits in (8, 16, 32, 64):
+        kinds[getattr(pa, f"int{bits}")()] = getattr(pd, f"Int{bits}Dtype")()
+        kinds[getattr(pa, f"uint{bits}")()] = getattr(pd, f"UInt{bits}Dtype")()
+    return rows.to_pandas(types_mapper=kinds.get)
 
 
 def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array]:
@@ -162,8 +195,10 @@ def _unpickled(name: str, rows: pa.Table) -> Table:
     return _in_memory(name, owned(rows))  # pickle leaves buffers over Python's bytes
 
 
-class Tables:
-    """A table set. Read a table as an attribute, or by `api(name)`, `internal(name)` or `[name]`.
+class Tables(Mapping[str, Table]):
+    """A table set: a mapping of tables by name.
+
+    Read a table as an attribute, or by `api(name)`, `internal(name)` or `[name]`.
 
     A set can be pickled for other processes. Rows in memory travel with it; rows in files do not,
     so the other process must be able to open the same files.
@@ -224,8 +259,17 @@ class Tables:
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 
-    def __contains__(self, name: str) -> bool:
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
         return name in self._tables
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def api(self, name: str) -> Table:
         """The decoded requests and responses of one API, by Kafka's name of it ("Fetch").
@@ -242,7 +286,7 @@ class Tables:
         """
         return self[f"internal/{name}"]
 
-    def sql(self, query: str, *, memory_limit: str | None = None) -> pa.Table:
+    def sql(self, query: str, *, memory_limit: str | None = None) -> Table:
         """Run one SQL query with DuckDB over the tables; returns the rows.
 
         Every table is a view: `exchanges`, `api_fetch` for ``apis/Fetch``,
@@ -252,7 +296,7 @@ class Tables:
         memory_limit: DuckDB's, for example "2GB".
         """
         with self.database(memory_limit=memory_limit) as database:
-            return database.query(query)
+            return _in_memory("sql", database.query(query))
 
     def database(self, *, memory_limit: str | None = None) -> Database:
         """Open a DuckDB database with every table as a view, for several queries or streamed
@@ -260,10 +304,13 @@ class Tables:
         from kdissect.sql import Database
 
         sources = {name: table.dataset for name, table in self._tables.items()}
-        derived = {"incidents": self.incidents, "inventory": self.inventory}
+        derived = {
+            "incidents": lambda: self.incidents().to_arrow(),
+            "inventory": lambda: self.inventory().to_arrow(),
+        }
         return Database(sources, memory_limit=memory_limit, derived=derived)
 
-    def incidents(self) -> pa.Table:
+    def incidents(self) -> Table:
         """Find the incidents in the tables; returns one row for each, the worst first.
 
         Columns: kind, severity (`bad`, `warn`, `info`), start_time, end_time, subject,
@@ -273,9 +320,10 @@ class Tables:
         from kdissect.incidents import find_incidents
 
         require_columns(self)
-        return find_incidents({name: table.dataset for name, table in self._tables.items()})
+        found = find_incidents({name: table.dataset for name, table in self._tables.items()})
+        return _in_memory("incidents", found)
 
-    def inventory(self, since: Time | None = None) -> pa.Table:
+    def inventory(self, since: Time | None = None) -> Table:
         """List the clients in the tables; returns one row for each client id at an address.
 
         Columns: client_ip, client_id, software, principals, role (`client` or `broker`),
@@ -292,7 +340,8 @@ class Tables:
         since_us = None if since is None else time_ns(since) // 1000
         names = {"connections", "exchanges", "record_batches", "apis/Fetch"} & set(self._tables)
         with Database({name: self._tables[name].dataset for name in names}) as database:
-            return inventory(database, has_fetch="apis/Fetch" in names, since_us=since_us)
+            rows = inventory(database, has_fetch="apis/Fetch" in names, since_us=since_us)
+        return _in_memory("inventory", rows)
 
     def select(self, selection: Selection) -> Tables:
         """Return a set of the selected exchanges only, with the rows that belong to them.

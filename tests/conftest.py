@@ -35,8 +35,8 @@ settings.load_profile("few")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # groups before xdist reads them, order after pytest-randomly's
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Groups tests by their file, and all files that need Spark into one: they share a session.
 
     That group and the truth tests are the longest. They come first, so that short files end a run.
@@ -49,6 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else file))
+    yield
     items.sort(key=lambda item: (item.path not in with_spark, "truth" not in item.path.parts))
 
 

@@ -56,7 +56,7 @@ def incidents_command(
     from kdissect.incidents import SEVERITIES, json_rows
 
     wanted = _wanted(fail_on or ())
-    table = open_selected(source, capture, selected).incidents()
+    table = open_selected(source, capture, selected).incidents().to_arrow()
     rows = table.to_pylist()
     if as_json:
         document = {"format_version": _FORMAT_VERSION, "incidents": json_rows(table)}

@@ -85,7 +85,7 @@ def readiness_command(
         say(f"warning: no Kafka client in {some_of(source)}")
     changes: list[str] = []
     if inventory.is_given:
-        changes = ["", *write_inventory(tables.inventory(inventory.since), inventory)]
+        changes = ["", *write_inventory(tables.inventory(inventory.since).to_arrow(), inventory)]
     if as_json or not quiet:
         put([json.dumps(document, indent=1)] if as_json else [*_lines(document), *changes])
     if document["verdict"] in {BREAKS, fail_on}:

@@ -78,7 +78,7 @@ def report_command(
         )
     changes: list[str] = []
     if clients.is_given:
-        changes = list(write_inventory(tables.inventory(clients.since), clients))
+        changes = list(write_inventory(tables.inventory(clients.since).to_arrow(), clients))
     if as_json:
         typer.echo(json.dumps(report.document, indent=1))
         return

@@ -196,8 +196,8 @@ def collect(
     """The document: everything the page shows, as plain values."""
     # databases of their own, beside this one
     assessed = Background(lambda: readiness.collect(database.tables, target))
-    incidents = Background(database.tables.incidents)
-    inventory = Background(lambda: database.tables.inventory(since))
+    incidents = Background(lambda: database.tables.incidents().to_arrow())
+    inventory = Background(lambda: database.tables.inventory(since).to_arrow())
     progress("reading", 0)
     with logged_step(_log, "joins over all exchanges"):
         exchange_facts.prepare(database)

@@ -33,7 +33,9 @@ def test_a_response_that_the_capture_may_lack() -> None:
         tables.sql(
             "select connection_id from exchanges where api_name = 'Produce' "
             "and status in ('response_missing', 'connection_closed')"
-        )["connection_id"].to_pylist()
+        )
+        .to_arrow()["connection_id"]
+        .to_pylist()
     )
     schema = tables.anomalies.schema
     gaps = [
@@ -48,6 +50,6 @@ def test_a_response_that_the_capture_may_lack() -> None:
     ]
     made = {name: tables[name] for name in tables.names}
     made["anomalies"] = Table("anomalies", pads.dataset(pa.Table.from_pylist(gaps, schema)))
-    kinds = Tables(made, tables.manifest).incidents()["kind"].to_pylist()
+    kinds = Tables(made, tables.manifest).incidents().to_arrow()["kind"].to_pylist()
     assert connections
     assert "duplicate_records" not in kinds

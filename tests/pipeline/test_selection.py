@@ -165,8 +165,8 @@ def test_tables_of_a_selection(rows: pd.DataFrame, is_on_disk: bool, tmp_path: P
     assert set(chosen.exchanges.to_pandas()["exchange_id"]) == expected
     assert set(chosen.connections.to_pandas()["connection_id"]) == set(rows[has]["connection_id"])
     for name in ("api_produce", "record_batches", "records", "group_events", "exchanges"):
-        count = chosen.sql(f"select count(*) n from {name}")["n"][0].as_py()
-        whole = tables.sql(f"select exchange_id from {name}")["exchange_id"].to_pylist()
+        count = chosen.sql(f"select count(*) n from {name}").to_arrow()["n"][0].as_py()
+        whole = tables.sql(f"select exchange_id from {name}").to_arrow()["exchange_id"].to_pylist()
         assert count == sum(ident in expected for ident in whole), name
     assert (
         0

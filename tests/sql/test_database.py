@@ -31,7 +31,7 @@ def test_names_of_views_are_in_snake_case(table: str, view: str) -> None:
 
 def test_every_table_is_a_view(tables: kdissect.Tables) -> None:
     """All of a set, with the rows and the columns of the files."""
-    shown = tables.sql("show tables")["name"].to_pylist()
+    shown = tables.sql("show tables").to_arrow()["name"].to_pylist()
     assert sorted(shown) == sorted(map(view_name, tables.names))
     with tables.database() as database:
         for name in tables.names:

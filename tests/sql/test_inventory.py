@@ -112,7 +112,7 @@ def test_the_file_is_no_formula(tmp_path: Path) -> None:
         connections=[connection(1)],
     )
     path = tmp_path / "clients.csv"
-    write_csv_file(made.inventory(), path)
+    write_csv_file(made.inventory().to_arrow(), path)
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["client_id"] == "'=cmd()"
@@ -136,9 +136,11 @@ def test_several_sets_are_one(tmp_path: Path, captures: Path) -> None:
     for name in both.names:
         alone = [each[name] for each in each_alone if name in each]
         assert both[name].num_rows == sum(table.num_rows for table in alone), name
-    (row,) = both.sql("select count(distinct path) n, any_value(role) from captures, inventory")[
-        "n"
-    ].to_pylist()
+    (row,) = (
+        both.sql("select count(distinct path) n, any_value(role) from captures, inventory")
+        .to_arrow()["n"]
+        .to_pylist()
+    )
     assert row == 2
 
 
