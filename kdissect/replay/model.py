@@ -468,9 +468,7 @@ class Attempt:
 class EarlierAnswer:
     """An answer that was not final, so that the request was sent again.
 
-    reason: why. sent, sent_ns, answered_ns: as in `Outcome`. The comparison sets the others.
-    differences: from the captured response. error_codes: those that it does not have. is_explained:
-    by the timing of the run.
+    reason: why. sent, sent_ns, answered_ns: as in `Outcome`.
     """
 
     sent: bytes
@@ -478,9 +476,6 @@ class EarlierAnswer:
     reason: str
     sent_ns: int
     answered_ns: int
-    differences: list[Difference] = field(default_factory=list)
-    error_codes: frozenset[int] = frozenset()
-    is_explained: bool = True
 
 
 @dataclass(slots=True)

@@ -235,9 +235,10 @@ def replay(
     strict: bool = False,
     flip: Any = None,
     is_fast: bool = True,
+    is_run: bool = False,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order. flip(step, message) may
-    change an answer, like a proxy between."""
+    change an answer, like a proxy between. is_run: answers that contradict each other differ."""
     plan = make_plan(workload, plan_options or everything())
     ids = IdMap(plan, options)
     comparator = Comparator(ids, load_rules(list(rules)), strict)
@@ -265,8 +266,16 @@ def replay(
             if why:
                 done.retried.append(f"{step.api_name}: {why}")
             translator.learn(step, answer)
-            outcome = Outcome(step, answer=answer)
+            outcome = Outcome(
+                step, sent=done.sent[step.number], answer=answer, sent_ns=step.at_ns,  # type: ignore[arg-type]
+                api_version=step.exchange.api_version,
+                answered_ns=max(
+                    step.at_ns + 1, step.exchange.response_end_time_ns - workload.start_time_ns
+                ),
+            )  # fmt: skip
         done.judgements[step.number] = comparator.judge(outcome)
+        if is_run:
+            outcome.judgement = done.judgements[step.number]
     done.judgements.update(comparator.finish())
     return done
 

@@ -7,7 +7,7 @@ contradict each other, and only all answers show which records did not come.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -15,62 +15,40 @@ from uuid import UUID
 from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.append_times import AppendTimes
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
-from kdissect.replay.comparison.config_state import ConfigState
-from kdissect.replay.comparison.described_rows import DescribedRows
-from kdissect.replay.comparison.descriptions import Descriptions
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
-from kdissect.replay.comparison.names_in_answers import AnswerNames
-from kdissect.replay.comparison.producer_ids import ProducerIds
-from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import Rules, load_rules
 from kdissect.replay.comparison.share_state import ShareState
-from kdissect.replay.comparison.target_clock import TargetClock
-from kdissect.replay.comparison.telemetry_state import TelemetryState
-from kdissect.replay.comparison.timing import Timing
-from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.comparison.tree_diff import FETCH_APIS, DiffContext, RequestNames, TreeDiff
 from kdissect.replay.comparison.value_text import text_of
 from kdissect.replay.model import (
-    READ,
     Difference,
-    EarlierAnswer,
     Judgement,
     Outcome,
     SkipCode,
     Step,
     Verdict,
 )
-from kdissect.replay.translation.fetch_limits import is_full
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.messages import (
-    decoded,
     entries,
-    error_codes,
     request_of,
-    response_of,
 )
 
 # Facts of a finished run. `collect` takes each outcome, in the order of sending; then `check`
 # reports the answers that contradict the others.
 STATES = (
-    LogState, LogBounds, AppendTimes, ProducerState, ProducerIds, ShareState, CommittedOffsets,
-    GroupState, HeartbeatGroups, Descriptions, ClusterState, ConfigState, TargetClock, TokenState,
-    TelemetryState,
+    LogState, LogBounds, ShareState, CommittedOffsets, GroupState, HeartbeatGroups, ClusterState,
 )  # fmt: skip
-# Each topic in their responses has an error code of its own.
-_TOPIC_READS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
 IN_RUN = "other answers of this run show it"
-_NOT_FINAL = Difference("answer", "final", "not final")
 
 Body = dict[str, Any]
 
@@ -91,7 +69,6 @@ class Comparator:
         # Answers whose records are looked at again when all is known of where they are.
         self._kept: dict[int, tuple[Step, Message, Message]] = {}
         self._outcomes: list[Outcome] = []
-        self._names = AnswerNames(ids, names, self._outcomes)
         self._acks_0: dict[Log, set[int]] | None = None  # digests of records, if they were needed
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
@@ -100,11 +77,6 @@ class Comparator:
 
     def judge(self, outcome: Outcome) -> Judgement:
         self._outcomes.append(outcome)
-        for earlier in outcome.earlier:
-            self._look_at(outcome, earlier)
-        return self._judge(outcome)
-
-    def _judge(self, outcome: Outcome) -> Judgement:
         step = outcome.step
         exchange = step.exchange
         skipped = outcome.skipped or step.skipped
@@ -199,7 +171,6 @@ class Comparator:
                 judgement, verdict=_verdict_of(differences), differences=differences
             )
         self._allow_reordered(changed)
-        self._judge_earlier(changed)
         self._judge_contradictions(changed)
         return changed
 
@@ -235,91 +206,6 @@ class Comparator:
                         self._acks_0[name, partition["index"]] |= digests
         return self._acks_0[log]
 
-    def _look_at(self, outcome: Outcome, earlier: EarlierAnswer) -> None:
-        """Note how an answer that was not final differs. Records of a Fetch are compared in the
-        final answer; here only the error codes of its partitions are."""
-        captured = response_of(outcome.step.exchange)
-        answer = self.ids.answer_of(outcome.step, earlier.answer)
-        if captured is None or answer is None or answer.api_version != captured.api_version:
-            return
-        earlier.error_codes = frozenset(error_codes(answer.body)) - {
-            0, *error_codes(captured.body)
-        }  # fmt: skip
-        differences: list[Difference] = []
-        if outcome.step.exchange.api_key in FETCH_APIS:
-            was, codes = (
-                set(error_codes(each.body["responses"])) - {0} for each in (captured, answer)
-            )
-            differences = [
-                Difference("error_code", ", ".join(map(str, sorted(was))), str(code))
-                for code in sorted(codes - was)
-            ] or [Difference("records", "all", "not all")]
-            captured, answer = (
-                replace(each, body={**each.body, "responses": []}) for each in (captured, answer)
-            )
-        walk = TreeDiff(self._context, outcome.step)
-        walk.run(captured, answer)
-        earlier.differences = [each for each in walk.differences if not each.rule] + differences
-
-    def _judge_earlier(self, changed: dict[int, Judgement]) -> None:
-        """Answers that were not final and that timing does not explain are different, whatever the
-        last one was."""
-        retried = [each for each in self._outcomes if each.earlier]
-        if not retried:
-            return
-        has_one_node = self.ids.target.has_one_node
-        timing = Timing(self._outcomes, has_one_node=has_one_node)
-        rows = DescribedRows(self._outcomes, has_one_node=has_one_node)
-        for outcome in retried:
-            number, differences = outcome.step.number, []
-            for index, earlier in enumerate(outcome.earlier):
-                is_timely = timing.explains(outcome, earlier) or self._is_full(outcome, earlier)
-                found = self._wrong_names(outcome, index) or rows.wrong(outcome, index)
-                earlier.is_explained = not found and is_timely
-                if not earlier.is_explained:
-                    found = found or earlier.differences or [_NOT_FINAL]
-                    note = f"{_place(index, len(outcome.earlier))}: {earlier.reason}"
-                    differences += [replace(each, rule="", note=note) for each in found]
-            judgement = changed.get(number) or outcome.judgement
-            if judgement is None or judgement.verdict is Verdict.ERROR:
-                continue
-            final = {replace(each, note="") for each in judgement.differences}  # said there once
-            differences = [each for each in differences if replace(each, note="") not in final]
-            if differences:
-                changed[number] = replace(
-                    judgement,
-                    verdict=Verdict.DIFFERENT,
-                    differences=[*differences, *judgement.differences],
-                )
-
-    def _is_full(self, outcome: Outcome, earlier: EarlierAnswer) -> bool:
-        """Return whether a Fetch answer had no room for the records that it lacks."""
-        exchange = outcome.step.exchange
-        if exchange.api_key != ApiKey.FETCH:
-            return False
-        captured, answer = response_of(exchange), self.ids.answer_of(outcome.step, earlier.answer)
-        sent = decoded(earlier.sent, "request", exchange.api_key, outcome.api_version)
-        if captured is None or answer is None or sent is None:
-            return False
-        is_lacking_only = all(each.path == "records" for each in earlier.differences)
-        limits, _ = self.ids.crowded_fetches.get(outcome.step.number, ({}, {}))
-        return is_lacking_only and is_full(self.ids, sent.body, limits, captured, answer)
-
-    def _wrong_names(self, outcome: Outcome, index: int) -> list[Difference]:
-        """Differences by names in an earlier answer that no timing explains."""
-        exchange = outcome.step.exchange
-        if not _shows_state(outcome, index) or exchange.api_key in FETCH_APIS:
-            return []
-        first, version = outcome.with_answer(index), outcome.api_version
-        request, response = request_of(exchange), response_of(exchange)
-        sent = decoded(first.sent or b"", "request", exchange.api_key, version)
-        answer = self.ids.answer_of(outcome.step, first.answer or b"")
-        final = self.ids.answer_of(outcome.step, outcome.answer or b"")
-        if request is None or response is None or sent is None or answer is None or final is None:
-            return []
-        wrong = self._names.wrong((request, response), sent, answer, final)
-        return [Difference(*each) for each in wrong]
-
     def _judge_contradictions(self, changed: dict[int, Judgement]) -> None:
         """Answers that contradict what the run knows to be true of the target are different,
         whatever the capture has and whichever rule allows it."""
@@ -327,15 +213,12 @@ class Comparator:
         by_number = {outcome.step.number: outcome for outcome in self._outcomes}
 
         def add(outcome: Outcome, path: str, expected: Any, answered: Any, note: str) -> None:
-            number, index = outcome.step.number, len(outcome.earlier)
-            count = len(by_number[number].earlier)
-            which = f"{_place(index, count)}: " if index < count else ""
             texts = text_of(expected), text_of(answered)
-            contradicted[number].append(Difference(path, *texts, note=f"{which}{note} ({IN_RUN})"))
+            difference = Difference(path, *texts, note=f"{note} ({IN_RUN})")
+            contradicted[outcome.step.number].append(difference)
 
         states = [state(self.ids) for state in STATES]
-        answers = [each for outcome in self._outcomes for each in _answers(outcome)]
-        for outcome in sorted(answers, key=lambda each: each.sent_ns):
+        for outcome in sorted(self._outcomes, key=lambda each: each.sent_ns):
             for state in states:
                 state.collect(outcome)
         for state in states:
@@ -354,26 +237,6 @@ class Comparator:
                     *new.values(),
                 ],
             )
-
-
-def _answers(outcome: Outcome) -> Iterator[Outcome]:
-    """A read with each of its answers: earlier ones show a broker's state as well."""
-    for index in range(len(outcome.earlier)):
-        if _shows_state(outcome, index):
-            yield outcome.with_answer(index)
-    yield outcome
-
-
-def _shows_state(outcome: Outcome, index: int) -> bool:
-    """Return whether an earlier answer of a read has no error, or only errors of its topics."""
-    api_key = outcome.step.exchange.api_key
-    is_whole = api_key in _TOPIC_READS or not outcome.earlier[index].error_codes
-    return outcome.step.step_class == READ and is_whole
-
-
-def _place(index: int, count: int) -> str:
-    """The place of an earlier answer; index from 0, count: of earlier answers."""
-    return f"answer {index + 1} of {count + 1}"
 
 
 def _record_path(path: str) -> str:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.timing import WRITE_S
 from kdissect.replay.model import FOREVER_NS, Outcome
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import api_name, decoded, entries
@@ -31,7 +30,7 @@ _START, _END, _STABLE, _EPOCH = "log start", "high watermark", "last stable offs
 _METADATA_END, _METADATA_LOG = "end of the metadata log", "metadata log of a broker"
 _PAST_EPOCH = "epoch of records"  # any that the log has had: it may be lower than earlier answers
 _CURRENT_EPOCH = "current_leader.leader_epoch"  # KIP-951
-_SLACK_NS = int(WRITE_S * 1e9)
+_SLACK_NS = 5_000_000_000  # until every broker sees a write
 _METADATA_APIS = frozenset({ApiKey.API_VERSIONS, ApiKey.DESCRIBE_QUORUM})
 
 

@@ -92,13 +92,8 @@ def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[s
         "earlier_answers": [
             {
                 "reason": attempt.reason,
-                "is_explained": attempt.is_explained,
                 "sent_time": timestamp(start_time_ns + attempt.sent_ns),
                 "latency_us": (attempt.answered_ns - attempt.sent_ns) / 1000,
-                "differences": [
-                    {"path": one.path, "captured": one.captured, "answered": one.answered}
-                    for one in attempt.differences
-                ],
             }
             for attempt in outcome.earlier
         ],

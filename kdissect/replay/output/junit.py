@@ -149,8 +149,7 @@ def _details(outcome: Outcome, judgement: Judgement) -> str:
         for each in outcome.dropped
     ]
     for index, earlier in enumerate(outcome.earlier, 1):
-        found = [f"{one.path}: {one.captured}, {one.answered}" for one in earlier.differences]
-        lines.append("; ".join([f"answer {index} was not final: {earlier.reason}", *found]))
+        lines.append(f"answer {index} was not final: {earlier.reason}")
     where = [f"exchange {exchange.exchange_id}", f"connection {outcome.step.connection}"]
     if exchange.request_packet >= 0:
         where.append(f"{exchange.capture} packet {exchange.request_packet}".strip())

@@ -10,24 +10,15 @@ import pytest
 
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.append_times import AppendTimes
 from kdissect.replay.comparison.cluster_state import ClusterState
 from kdissect.replay.comparison.committed_offsets import CommittedOffsets
-from kdissect.replay.comparison.config_state import ConfigState
-from kdissect.replay.comparison.descriptions import Descriptions
 from kdissect.replay.comparison.group_state import GroupState
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.comparison.log_bounds import LogBounds
 from kdissect.replay.comparison.log_state import LogState
-from kdissect.replay.comparison.producer_ids import ProducerIds
-from kdissect.replay.comparison.producer_state import ProducerState
 from kdissect.replay.comparison.share_state import ShareState
-from kdissect.replay.comparison.target_clock import TargetClock
-from kdissect.replay.comparison.telemetry_state import TelemetryState
-from kdissect.replay.comparison.token_state import TokenState
 from kdissect.replay.model import (
     Connection,
-    EarlierAnswer,
     Exchange,
     Outcome,
     PlanOptions,
@@ -45,9 +36,8 @@ ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
 State = (
-    LogState | LogBounds | ProducerState | ShareState | CommittedOffsets | GroupState
-    | HeartbeatGroups | ClusterState | ConfigState | TargetClock | TokenState | ProducerIds
-    | Descriptions | TelemetryState
+    LogState | LogBounds | ShareState | CommittedOffsets | GroupState | HeartbeatGroups
+    | ClusterState
 )  # fmt: skip
 
 
@@ -585,140 +575,6 @@ def test_a_transaction_is_listed_as_aborted_only_if_it_was(key: bytes) -> None:
     assert run.said(LogState) == [wrong]
 
 
-@pytest.mark.parametrize(
-    ("at_s", "brokers", "is_wrong"),
-    [(2, 1, False), (2.0005, 1, False), (3, 1, True), (3, 3, False)],
-)
-def test_a_producer_is_described_by_its_last_batch(
-    at_s: float, brokers: int, is_wrong: bool
-) -> None:
-    """The second batch is acknowledged a millisecond after second 2."""
-    run, own = Run(), {"producer_id": 9, "producer_epoch": 0}
-    run.produce(1, 0, batch(0, base_sequence=0, **own))
-    run.produce(2, 2, batch(0, base_sequence=2, **own))
-    numbers = [describe_producer(run, at_s, sequence) for sequence in (3, 1)]
-    run.add(4, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
-    describe_producer(run, 5, 1)
-    path = "topics[0].partitions[0].active_producers[0].last_sequence"
-    found = [(numbers[1], path, "1")] if is_wrong else []
-    assert run.said(ProducerState, brokers) == found
-
-
-def describe_producer(run: Run, at_s: float, sequence: int) -> int:
-    producer = {
-        "producer_id": 9, "producer_epoch": 0, "last_sequence": sequence, "last_timestamp": 5,
-        "coordinator_epoch": -1, "current_txn_start_offset": -1,
-    }  # fmt: skip
-    partition = {"partition_index": 0, "active_producers": [producer]}
-    return run.add(
-        at_s, ApiKey.DESCRIBE_PRODUCERS, 0,
-        {"topics": [{"name": "t", "partition_indexes": [0]}]},
-        {"topics": [{"name": "t", "partitions": [partition]}]},
-    )  # fmt: skip
-
-
-def test_a_producer_is_described_by_its_batches() -> None:
-    """A description has the times and last sequence numbers of the producer's batches, the epochs
-    of its markers, and the offset of its batch at which a transaction begins."""
-    run = Run()
-    own = {"producer_id": 9, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
-    run.produce(1, 0, batch(0, **own))
-    run.fetch(2, 0, batch(0, **own) + marker(2, COMMIT), 3)
-    run.produce(3, 3, batch(0, **own))
-    run.produce(3, -1, batch(0, **own), code=47)  # refused
-
-    def describe(**more: int) -> int:
-        producer = {
-            "producer_id": 9, "producer_epoch": 0, "last_sequence": 1, "last_timestamp": 5,
-            "coordinator_epoch": 0, "current_txn_start_offset": 3, **more,
-        }  # fmt: skip
-        partition = {"partition_index": 0, "active_producers": [producer]}
-        return run.add(
-            4, ApiKey.DESCRIBE_PRODUCERS, 0,
-            {"topics": [{"name": "t", "partition_indexes": [0]}]},
-            {"topics": [{"name": "t", "partitions": [partition]}]},
-        )  # fmt: skip
-
-    describe()
-    describe(current_txn_start_offset=-1, last_timestamp=60)  # of its next marker
-    wrong = {"last_timestamp": 6, "coordinator_epoch": 1, "current_txn_start_offset": 2,
-             "producer_epoch": 1, "last_sequence": 2, "producer_id": 8}  # fmt: skip
-    numbers = {describe(**{name: value}): (name, value) for name, value in wrong.items()}
-    early = describe(current_txn_start_offset=-1, last_timestamp=0)
-    numbers[early] = "last_timestamp", 0
-    path = "topics[0].partitions[0].active_producers[0]"
-    assert run.said(ProducerState) == [
-        (number, f"{path}.{name}", str(value)) for number, (name, value) in numbers.items()
-    ]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "said"),
-    [
-        ((7, 0), (7, 1), ""), ((7, 0), (7, 0), "producer_epoch"), ((8, 0), (7, 1), "producer_id"),
-        ((7, 5000), (7, 1), "producer_epoch"), ((7, 32_766), (9, 0), ""),
-    ],
-)  # fmt: skip
-def test_a_transactional_id_keeps_its_producer_id(
-    first: tuple[int, int], second: tuple[int, int], said: str
-) -> None:
-    """Each InitProducerId raises the epoch, until the epochs are exhausted."""
-    run = Run()
-    for at_s, (producer_id, epoch) in enumerate((first, second)):
-        answer = {"producer_id": producer_id, "producer_epoch": epoch}
-        number = run.add(at_s, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": "x"}, answer)
-    found = run.said(ProducerIds)
-    assert [each[:2] for each in found] == ([(number, said)] if said else [])
-
-
-@pytest.mark.parametrize(
-    ("answers", "said"),
-    [
-        ([(-1, -1)], []), ([(-1, 0)], []),
-        ([(-1, -1), (-1, 0), (-1, -1)], [("producer_epoch", "0")]),
-        ([(0, -1)], [("producer_id", "0")]), ([(-1, 4999)], [("producer_epoch", "4999")]),
-    ],
-)  # fmt: skip
-def test_an_error_comes_without_a_producer(
-    answers: list[tuple[int, int]], said: list[tuple[str, str]]
-) -> None:
-    """Error 14 is COORDINATOR_LOAD_IN_PROGRESS; the last answer has none."""
-    run = Run()
-    bodies = [
-        {"error_code": 14, "producer_id": producer_id, "producer_epoch": epoch}
-        for producer_id, epoch in answers
-    ]
-    final = {"producer_id": 7, "producer_epoch": 0}
-    number = run.add(1, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": "x"}, final)
-    sent = run.outcomes[0].sent or b""
-    frames = [response(ApiKey.INIT_PRODUCER_ID, 1, **body) for body in bodies]
-    run.outcomes[0].earlier = [EarlierAnswer(sent, frame, "", 0, 1) for frame in frames]
-    assert run.said(ProducerIds) == [(number, *each) for each in said]
-
-
-def test_a_transaction_has_the_producer_id_that_the_run_got() -> None:
-    """InitProducerId has given 7; another transactional id is not of the run."""
-    run = Run()
-    answer = {"producer_id": 7, "producer_epoch": 0}
-    run.add(1, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": "x"}, answer)
-    numbers = [
-        run.add(2, ApiKey.LIST_TRANSACTIONS, 0, {}, {"transaction_states": [
-            {"transactional_id": owner, "producer_id": producer_id, "transaction_state": "Empty"}
-        ]}) for owner, producer_id in (("x", 7), ("x", 8), ("y", 9))
-    ]  # fmt: skip
-    assert run.said(ProducerIds) == [(numbers[1], "transaction_states[0].producer_id", "8")]
-
-
-def test_a_producer_without_a_transactional_id_gets_a_new_one() -> None:
-    """The only broker gives producer ids in ascending order; each of several has its own range."""
-    run = Run()
-    for at_s, producer_id in enumerate((4, 5, 5, 1000)):
-        answer = {"producer_id": producer_id, "producer_epoch": 0}
-        run.add(at_s, ApiKey.INIT_PRODUCER_ID, 1, {"transactional_id": None}, answer)
-    assert run.said(ProducerIds) == [(2, "producer_id", "5")]
-    assert run.said(ProducerIds, brokers=2) == []
-
-
 def test_a_high_watermark_while_somebody_writes() -> None:
     """The broker reads it before the records: one that is appended meanwhile may be above it."""
     run = Run()
@@ -878,49 +734,6 @@ def metadata(run: Run, at_s: float, **more: Any) -> int:
     return run.add(at_s, ApiKey.METADATA, 8, {"topics": None}, body)
 
 
-@pytest.mark.parametrize(
-    ("more", "paths"),
-    [
-        ({}, []),
-        ({"brokers": []}, ["brokers", "controller_id", "leader_id"]),
-        ({"isr_nodes": []}, ["isr_nodes"]),
-        ({"isr_nodes": [1, 2]}, ["isr_nodes"]),
-        ({"replica_nodes": [1, 1]}, ["replica_nodes"]),
-        ({"offline_replicas": [1]}, ["offline_replicas"]),
-        ({"controller_id": 7}, ["controller_id"]),
-        ({"cluster_id": "other"}, ["cluster_id"]),
-        ({"leader_id": 7}, ["isr_nodes", "leader_id", "replica_nodes"]),
-        ({"brokers": [{"node_id": 1, "host": "other", "port": 9092}]}, ["host"]),
-        ({"brokers": [{"node_id": 1, "host": "broker", "port": 9092, "rack": "x"}]}, ["rack"]),
-    ],
-)
-def test_brokers_of_metadata(more: Body, paths: list[str]) -> None:
-    """Cluster id, nodes and addresses must not change during a run."""
-    run = Run()
-    metadata(run, 1, cluster_id="own")
-    metadata(run, 1, cluster_id="own")
-    number = metadata(run, 2, **more)
-    found = run.said(ClusterState)
-    assert {each[0] for each in found} <= {number}
-    assert sorted(each[1].rpartition(".")[2] for each in found) == paths
-
-
-def test_a_broker_without_a_host() -> None:
-    """Its address is wrong in all answers; a coordinator has the port that they have."""
-    run = Run()
-    without_host = [{"node_id": 1, "host": "", "port": 9092}]
-    number = metadata(run, 1, brokers=without_host)
-    coordinator = {"node_id": 1, "host": "broker", "port": 9092}
-    run.add(2, ApiKey.FIND_COORDINATOR, 1, {"key": "g", "key_type": 0}, coordinator)
-    found: list[tuple[int, str]] = []
-    ids = IdMap(run.plan)
-    ids.target.learn_metadata({"brokers": without_host})
-    run.collected(ClusterState(ids)).check(
-        lambda outcome, path, *_: found.append((outcome.step.number, path))
-    )
-    assert found == [(number, "brokers[0].host")]
-
-
 PARTITION = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_nodes": [1]}
 
 
@@ -932,7 +745,6 @@ PARTITION = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1], "isr_no
         ([("t", [0, 1]), ("t", [0, 1])], ["topics[1].name"]),
         ([("t", [0, 1]), ("u", [0])], ["topics[1].name"]),
         ([("t", [0, 0])], ["topics[0].partitions"]),
-        ([("t", [0])], ["topics[0].partitions"]),
         ([("t", [])], ["topics[0].partitions"]),
     ],
 )
@@ -959,30 +771,6 @@ def test_partitions_of_topics(
     answer(2, [("t", [0, 1])], ApiKey.METADATA)
     number = answer(3, topics, api_key)
     assert [each[:2] for each in run.said(ClusterState)] == [(number, path) for path in paths]
-
-
-def test_a_broker_that_answers_is_not_fenced() -> None:
-    """DescribeCluster may not list the broker of the run as fenced."""
-    run = Run()
-    broker = {"broker_id": 1, "host": "broker", "port": 9092, "is_fenced": True}
-    number = run.add(1, ApiKey.DESCRIBE_CLUSTER, 2, {}, {"brokers": [broker]})
-    assert run.said(ClusterState) == [(number, "brokers[0].is_fenced", "true")]
-
-
-def test_a_coordinator_is_a_broker() -> None:
-    """FindCoordinator must name a node of Metadata, with its address."""
-    run = Run()
-    metadata(run, 1)
-
-    def coordinator(**answered: Any) -> int:
-        body = {"node_id": 1, "host": "broker", "port": 9092} | answered
-        return run.add(2, ApiKey.FIND_COORDINATOR, 2, {"key": "g"}, body)
-
-    coordinator()
-    numbers = [coordinator(port=1), coordinator(host="x"), coordinator(node_id=5)]
-    assert [each[:2] for each in run.said(ClusterState)] == list(
-        zip(numbers, ("port", "host", "node_id"), strict=True)
-    )
 
 
 def test_each_requested_key_has_one_coordinator() -> None:
@@ -1035,25 +823,6 @@ def test_topics_that_the_target_had() -> None:
     assert run.said(ClusterState) == []
 
 
-@pytest.mark.parametrize(
-    ("more", "path"),
-    [
-        ({"leader_id": 7, "isr_nodes": [7], "replica_nodes": [7]}, "leader_id"),
-        ({"isr_nodes": [1, 1]}, "isr_nodes"),
-        ({"replica_nodes": []}, "isr_nodes"),
-    ],
-)
-def test_placement_in_a_description_of_topics(more: Body, path: str) -> None:
-    """DescribeTopicPartitions has a leader that is a broker of Metadata, and its replicas."""
-    run = Run()
-    metadata(run, 1)
-    topic = {"name": "t", "partitions": [PARTITION | more]}
-    asked = {"topics": [{"name": "t"}]}
-    number = run.add(2, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, asked, {"topics": [topic]})
-    assert (number, path) in [(at, where.rpartition(".")[2]) for at, where, _ in
-                              run.said(ClusterState)]  # fmt: skip
-
-
 def test_a_page_of_a_description_of_topics() -> None:
     """A response with a cursor for the next page may lack partitions and topics."""
     run = Run()
@@ -1063,33 +832,6 @@ def test_a_page_of_a_description_of_topics() -> None:
     page = {"topics": [{"name": "t", "partitions": []}], "next_cursor": cursor}
     run.add(3, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": [{"name": "t"}]}, page)
     assert run.said(ClusterState) == []
-
-
-@pytest.mark.parametrize(
-    ("topics", "answered"),
-    [
-        ([("t", [0]), ("u", [1]), ("__consumer_offsets", [7])], []),
-        ([], ["none"]),
-        ([("t", [0, 0])], ["t partition 0"]),
-        ([("t", [1])], ["t partition 1"]),
-    ],
-)
-def test_partitions_of_an_ongoing_transaction(
-    topics: list[tuple[str, list[int]]], answered: list[str]
-) -> None:
-    """AddPartitionsToTxn has named t-0, and Produce u-1."""
-    run = Run()
-    named = [{"name": "t", "partitions": [0]}]
-    sent = {"v3_and_below_transactional_id": "x", "v3_and_below_topics": named}
-    run.add(1, ApiKey.ADD_PARTITIONS_TO_TXN, 1, sent, {})
-    data = [{"name": "u", "partition_data": [{"index": 1, "records": b""}]}]
-    run.add(2, ApiKey.PRODUCE, 8, {"transactional_id": "x", "topic_data": data}, {})
-    listed = [{"topic": name, "partitions": numbers} for name, numbers in topics]
-    state = {"transactional_id": "x", "transaction_state": "Ongoing", "topics": listed}
-    number = run.add(3, ApiKey.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["x"]},
-                     {"transaction_states": [state]})  # fmt: skip
-    path = "transaction_states[0].topics"
-    assert run.said(ClusterState) == [(number, path, each) for each in answered]
 
 
 def test_a_transaction_that_does_not_end() -> None:
@@ -1116,42 +858,6 @@ def test_a_transaction_that_does_not_end() -> None:
     assert run.said(ClusterState)[1:] == [(ended, path, "Ongoing"), (stuck, path, "PrepareCommit")]
 
 
-@pytest.mark.parametrize(
-    ("topic_id", "code", "said"),
-    [(5, 0, []), (5, 3, []), (0, 3, []), (6, 0, ["6"]), (6, 3, ["6"])],
-)
-def test_a_topic_keeps_its_id(topic_id: int, code: int, said: list[str]) -> None:
-    """Beside an error a response may have no id of the topic."""
-    run = TwoPartitions()
-
-    def describe(at_s: float, topic_id: int, code: int) -> int:
-        topic = {"name": "t", "topic_id": UUID(int=topic_id), "error_code": code,
-                 "partitions": [] if code else [PARTITION]}  # fmt: skip
-        broker = {"node_id": 1, "host": "broker", "port": 9092}
-        body = {"topics": [topic], "brokers": [broker], "controller_id": 1}
-        return run.add(at_s, ApiKey.METADATA, 10, {"topics": [{"name": "t"}]}, body)
-
-    describe(1, 5, 0)
-    number = describe(2, topic_id, code)
-    expected = [(number, "topics[0].topic_id", str(UUID(int=int(each)))) for each in said]
-    assert run.said(ClusterState) == expected
-
-
-@pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_topic_of_the_run_keeps_its_id(is_deleted: bool) -> None:
-    """Until it is deleted; the target's last id is 5."""
-    run, made = TwoPartitions(), {"name": "t", "error_code": 0}
-    run.add(1, ApiKey.CREATE_TOPICS, 1, {"topics": [{"name": "t"}]}, {"topics": [made]})
-    topic = {"name": "t", "topic_id": UUID(int=6), "partitions": [PARTITION]}
-    request = {"topics": [{"name": "t"}], "cursor": None}
-    answer = {"topics": [topic], "next_cursor": None}
-    number = run.add(2, ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, request, answer)
-    if is_deleted:
-        run.add(3, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
-    wrong = (number, "topics[0].topic_id", str(UUID(int=6)))
-    assert (wrong in run.said(ClusterState)) is not is_deleted
-
-
 class TwoPartitions(Run):
     """The target's topic t has two partitions."""
 
@@ -1172,184 +878,7 @@ def log_dir(numbers: list[int], lag: int = 0, **more: Any) -> Body:
     return {"log_dir": "/a", "topics": [{"name": "t", "partitions": partitions}], **more}
 
 
-def test_log_dirs_have_each_partition_once() -> None:
-    """They have those that the captured broker had, and no dir has failed."""
-    run, missing = TwoPartitions(), ("results", "not listed")
-    assert run.log_dirs(log_dir([1]), log_dir([0])) == []
-    assert run.log_dirs(log_dir([0])) == [missing]
-    assert run.log_dirs() == [missing, missing]
-    assert run.log_dirs(log_dir([0, 1, 2])) == [("results", "partition 2")]
-    assert run.log_dirs(log_dir([0, 1], error_code=56)) == [("results[0].error_code", "56")]
-    assert [each[1] for each in run.log_dirs(log_dir([0, 1]), log_dir([1]))] == [
-        "t partition 1"
-    ] * 2
-    lag = "results[].topics[].partitions[].offset_lag", "3"
-    assert run.log_dirs(log_dir([0, 1], 3)) == [lag, lag]
-    full = log_dir([0, 1], total_bytes=5, usable_bytes=6)
-    assert run.log_dirs(full) == [("results[0].usable_bytes", "6")]
-    assert run.log_dirs(log_dir([0, 1], total_bytes=5, usable_bytes=0)) == [
-        ("results[0].usable_bytes", "0")
-    ]
-    cordoned = log_dir([0, 1], is_cordoned=True)
-    assert run.log_dirs(cordoned) == [("results[0].is_cordoned", "true")]
-
-
-@pytest.mark.parametrize(("path", "count"), [("/a", 0), ("/b", 1)])
-def test_a_replica_moves_to_a_log_dir_of_the_broker(path: str, count: int) -> None:
-    run = TwoPartitions()
-    run.add(1, ApiKey.DESCRIBE_LOG_DIRS, 5, {"topics": None}, {"results": [log_dir([0, 1])]})
-    moved = {"topic_name": "t", "partitions": [{"partition_index": 0, "error_code": 0}]}
-    number = run.add(
-        2, ApiKey.ALTER_REPLICA_LOG_DIRS, 2, {"dirs": [{"path": path, "topics": []}]},
-        {"results": [moved]},
-    )  # fmt: skip
-    found = [(number, "results[].partitions[].error_code", "0")] * count
-    assert run.said(ClusterState) == found
-
-
-@pytest.mark.parametrize(
-    ("changed", "path"),
-    [
-        ({}, ""),
-        ({"leader_epoch": 0}, "topics[].partitions[].leader_epoch"),
-        ({"voters": [1], "end": 1_009}, ""),
-        ({"voters": [1], "end": 1_010}, "topics[].partitions[].current_voters[].log_end_offset"),
-        ({"leader_id": 3}, "topics[].partitions[].current_voters"),
-        ({"high_watermark": 10}, "topics[].partitions[].high_watermark"),
-        ({"voters": [1, 1]}, "topics[].partitions[].current_voters"),
-        ({"voters": [1, 4]}, "topics[].partitions[].current_voters"),
-        ({"nodes": [1, 2, 2]}, "nodes"),
-        ({"nodes": []}, "nodes"),
-        ({"nodes": [], "version": 1}, ""),
-        ({"listeners": []}, "nodes[0].listeners"),
-        ({"listeners": [{"name": "C", "host": "h", "port": 1}] * 2}, "nodes[0].listeners"),
-        ({"listeners": [{"name": "C", "host": "", "port": 1}]}, "nodes[0].listeners"),
-        ({"name": "t"}, "topics"),
-        ({"observers": [4]}, ""),
-        ({"observers": [4, 4]}, "topics[].partitions[].observers"),
-        ({"observers": [2]}, "topics[].partitions[].observers"),
-        ({"observers": [5]}, "topics[].partitions[].observers"),
-    ],
-)
-def test_a_quorum_has_a_leader_at_the_end_of_its_log(changed: Body, path: str) -> None:
-    """The leader is a voter, voters are nodes, and the log of the quorum is in the answer once."""
-    ends = {1: changed.get("end", 9), 2: 8, 4: 8, 5: 10}
-    own = [1] if "listeners" in changed else [1, 2]
-    voters, observers = (
-        [{"replica_id": each, "log_end_offset": ends[each]} for each in changed.get(name, usual)]
-        for name, usual in (("voters", own), ("observers", []))
-    )
-    log = {"partition_index": 0, "leader_id": changed.get("leader_id", 1),
-           "leader_epoch": changed.get("leader_epoch", 1),
-           "high_watermark": changed.get("high_watermark", 9), "current_voters": voters,
-           "observers": observers}  # fmt: skip
-    topic = {"topic_name": changed.get("name", "__cluster_metadata"), "partitions": [log]}
-    ids = changed.get("nodes", own)
-    listeners = changed.get("listeners", [{"name": "C", "host": "h", "port": 1}])
-    nodes = [{"node_id": each, "listeners": listeners} for each in ids]
-    run, version = Run(), changed.get("version", 2)
-    answer = {"topics": [topic]} | ({"nodes": nodes} if version > 1 else {})
-    run.add(1, ApiKey.DESCRIBE_QUORUM, version, {"topics": []}, answer)
-    assert [each[1] for each in run.said(ClusterState)] == ([path] if path else [])
-
-
 # -- configs, clocks and tokens -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "first", "paths"),
-    [
-        ("port", "9092", ("9092", 4), []),
-        ("port", "9093", ("9093", 4), ["value"]),
-        ("node.id", "1", ("1", 4), []),
-        ("node.id", "2", ("2", 4), ["value"]),
-        ("port", "9092", ("7", 4), ["synonyms"]),
-        ("port", "9092", ("9092", 5), ["synonyms"]),
-    ],
-)
-def test_configs_of_a_broker(
-    name: str, value: str, first: tuple[str, int], paths: list[str]
-) -> None:
-    """A read-only config does not change, and its first synonym is in effect."""
-    run = Run()
-
-    def describe(at_s: float, name: str, value: str, first: tuple[str, int]) -> int:
-        synonym = {"name": name, "value": first[0], "source": first[1]}
-        config = {"name": name, "value": value, "read_only": True, "config_source": 4,
-                  "synonyms": [synonym]}  # fmt: skip
-        result = {"resource_type": 4, "resource_name": "1", "configs": [config]}
-        return run.add(at_s, ApiKey.DESCRIBE_CONFIGS, 1, {}, {"results": [result]})
-
-    describe(1, "port", "9092", ("9092", 4))
-    describe(2, "port", "9092", ("9092", 4))
-    number = describe(3, name, value, first)
-    expected = [(number, f"results[0].configs[0].{each}") for each in paths]
-    assert [each[:2] for each in run.said(ConfigState)] == expected
-
-
-def test_the_last_synonym_of_a_config_is_the_default() -> None:
-    """If the captured list ends with it."""
-    run = Run()
-
-    def described(*sources: int) -> Body:
-        synonyms = [{"name": "n", "value": "1", "source": each} for each in sources]
-        config = {"name": "n", "value": "1", "config_source": 4, "synonyms": synonyms}
-        return {"results": [{"resource_type": 4, "resource_name": "1", "configs": [config]}]}
-
-    number = run.add(1, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4), described(4, 5))
-    run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4), described(4))
-    run.add(3, ApiKey.DESCRIBE_CONFIGS, 1, {}, described(4, 5), described(4, 5))
-    found = "n of source 4"
-    assert run.said(ConfigState) == [(number, "results[0].configs[0].synonyms", found)]
-
-
-def test_a_config_that_no_request_alters_is_constant() -> None:
-    """An altered one of the same topic may change, and all do if a request replaces them. Several
-    brokers may have other defaults."""
-    names = "retention.ms", "segment.ms"
-    resource = {"resource_type": 2, "resource_name": "t"}
-
-    def changed(api_key: int, brokers: int = 1) -> Said:
-        run = Run()
-        for at, value in enumerate(("1", "1", "2")):
-            configs = [{"name": name, "value": value} for name in names]
-            answer = {"results": [{**resource, "configs": configs}]}
-            run.add(at, ApiKey.DESCRIBE_CONFIGS, 1, {}, answer)
-        altered = {"resources": [{**resource, "configs": [{"name": names[0]}]}]}
-        run.add(2, api_key, 1, altered, {})
-        return run.said(ConfigState, brokers)
-
-    incremental = changed(ApiKey.INCREMENTAL_ALTER_CONFIGS)
-    assert incremental == [(2, "results[0].configs[1].value", "2")]
-    assert changed(ApiKey.INCREMENTAL_ALTER_CONFIGS, 2) == changed(ApiKey.ALTER_CONFIGS) == []
-
-
-@pytest.mark.parametrize(
-    ("first", "said"),
-    [
-        ({"a": 5, "b": 5}, []),
-        ({"a": 5}, [("results[0].configs", "absent")]),
-        ({"a": 6, "b": 5}, [("results[0].configs[0].config_source", "6")]),
-        (None, [("results", "absent")]),
-    ],
-)
-def test_a_topic_has_the_same_configs_in_all_answers(
-    first: dict[str, int] | None, said: list[tuple[str, str]]
-) -> None:
-    """Its names and sources, while a request changes another one. first: sources of configs."""
-    run, resource = Run(), {"resource_type": 2, "resource_name": "t"}
-    whole = {"resources": [{**resource, "configuration_keys": None}]}
-
-    def describe(sources: dict[str, int] | None) -> None:
-        configs = [{"name": each, "config_source": kind} for each, kind in (sources or {}).items()]
-        results = [] if sources is None else [{**resource, "configs": configs}]
-        run.add(2, ApiKey.DESCRIBE_CONFIGS, 1, whole, {"results": results})
-
-    describe(first)
-    altered = {"resources": [{**resource, "configs": [{"name": "c"}]}]}
-    run.add(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, altered, {})
-    describe({"a": 5, "b": 5})
-    assert [each[1:] for each in run.said(ConfigState)] == said
 
 
 @pytest.mark.parametrize(("due", "time", "is_wrong"), [
@@ -1364,84 +893,6 @@ def test_an_end_of_a_log_has_no_time(due: int, time: int, is_wrong: bool) -> Non
     number = run.add(1, ApiKey.LIST_OFFSETS, 7, {"topics": [asked]}, answer)
     path = "topics[0].partitions[0].timestamp"
     assert run.said(LogState) == ([(number, path, str(time))] if is_wrong else [])
-
-
-def test_times_fit_one_clock() -> None:
-    """A transaction starts between its first request and the last, by the clock of the appends, and
-    has ended before an answer that describes its producer."""
-    run, clock_ms = Run(), 5_000_000
-
-    def append(at_s: float) -> None:
-        partition = {"index": 0, "log_append_time_ms": clock_ms + int(at_s * 1000)}
-        topic = {"name": "t", "partition_responses": [partition]}
-        run.add(at_s, ApiKey.PRODUCE, 8, {}, {"responses": [topic]})
-
-    def describe(at_s: float, start_s: float) -> int:
-        state = {"transactional_id": "x", "transaction_start_time_ms": clock_ms + start_s * 1000}
-        answer = {"transaction_states": [{**state, "transaction_state": "Ongoing"}]}
-        return run.add(at_s, ApiKey.DESCRIBE_TRANSACTIONS, 0, {}, answer)
-
-    append(1)
-    append(2)
-    named = {"transactional_id": "x", "group_id": "g", "producer_id": 9}
-    run.add(3, ApiKey.ADD_OFFSETS_TO_TXN, 3, named, {})
-    describe(4, 3)
-    numbers = [describe(5, 33), describe(5, 0)]
-    run.add(40, ApiKey.END_TXN, 3, {"transactional_id": "x", "committed": True}, {})
-    describe(41, 3)
-    for end_s in (40, 46):
-        producer = {"producer_id": 9, "last_timestamp": clock_ms + end_s * 1000,
-                    "coordinator_epoch": 0, "current_txn_start_offset": -1}  # fmt: skip
-        partition = {"partition_index": 0, "active_producers": [producer]}
-        topics = [{"name": "t", "partitions": [partition]}]
-        described = run.add(41, ApiKey.DESCRIBE_PRODUCERS, 0, {}, {"topics": topics})
-    run.add(42, ApiKey.ADD_OFFSETS_TO_TXN, 3, {"transactional_id": "x", "group_id": "g"}, {})
-    describe(43, 42)
-    numbers += [described, describe(43, 3)]
-    assert [each[0] for each in run.said(TargetClock)] == numbers
-
-
-@pytest.mark.parametrize(
-    ("changed", "path"),
-    [
-        ({}, ""), ({"issue_timestamp": 1_007}, "tokens[0].issue_timestamp"),
-        ({"expiry_timestamp": 9_000}, "tokens[0].expiry_timestamp"),
-        ({"expiry_timestamp": 7_000}, ""), ({"token_id": "i-x"}, "tokens[0].token_id"),
-    ],
-)  # fmt: skip
-def test_id_and_times_of_a_token(changed: Body, path: str) -> None:
-    """A description has them as the answers that created and renewed the token."""
-    run = Run()
-    made = {"issue_timestamp_ms": 1_000, "expiry_timestamp_ms": 5_000, "max_timestamp_ms": 9_000,
-            "hmac": b"h", "token_id": "i"}  # fmt: skip
-    run.add(1, ApiKey.CREATE_DELEGATION_TOKEN, 1, {}, made)
-    run.add(2, ApiKey.RENEW_DELEGATION_TOKEN, 1, {"hmac": b"h"}, {"expiry_timestamp_ms": 7_000})
-    token = {"issue_timestamp": 1_000, "expiry_timestamp": 5_000, "max_timestamp": 9_000,
-             "hmac": b"h", "token_id": "i", **changed}  # fmt: skip
-    number = run.add(3, ApiKey.DESCRIBE_DELEGATION_TOKEN, 1, {}, {"tokens": [token]})
-    assert [each[:2] for each in run.said(TokenState)] == ([(number, path)] if path else [])
-
-
-def test_a_token_is_not_renewed_beyond_its_maximum() -> None:
-    """9 s, which the answer that made it has."""
-    run = Run()
-    made = {"issue_timestamp_ms": 1_000, "expiry_timestamp_ms": 5_000, "max_timestamp_ms": 9_000,
-            "hmac": b"h"}  # fmt: skip
-    run.add(1, ApiKey.CREATE_DELEGATION_TOKEN, 1, {}, made)
-    for time_ms in (9_000, 9_001):
-        answer = {"expiry_timestamp_ms": time_ms}
-        number = run.add(2, ApiKey.RENEW_DELEGATION_TOKEN, 1, {"hmac": b"h"}, answer)
-    assert run.said(TokenState) == [(number, "expiry_timestamp_ms", "9001")]
-
-
-def test_a_token_lives_as_long_as_the_captured_one() -> None:
-    """The times themselves are those of the replay."""
-    times = ("issue_timestamp_ms", "expiry_timestamp_ms", "max_timestamp_ms")
-    run, captured = Run(), dict(zip(times, (50, 60_050, 60_050), strict=True))
-    create = ApiKey.CREATE_DELEGATION_TOKEN
-    run.add(1, create, 1, {}, dict(zip(times, (70, 60_070, 60_071), strict=True)), captured)
-    number = run.add(1, create, 1, {}, dict(zip(times, (70, 5, 60_070), strict=True)), captured)
-    assert run.said(TokenState) == [(number, "expiry_timestamp_ms", "-65 ms")]
 
 
 @pytest.mark.parametrize(
@@ -1515,28 +966,3 @@ def test_records_are_deleted_up_to_the_requested_offset() -> None:
     number = delete(0)
     path = "topics[0].partitions[0].low_watermark"
     assert run.said(LogState) == [(number, path, "0")]
-
-
-@pytest.mark.parametrize(
-    ("due", "offset", "said"),
-    [
-        (500, 0, []),  # before all
-        (600, 2, ["2"]),
-        (601, 2, []),
-        (601, 4, ["4"]),  # the batch at offset 2 is late enough
-        (601, -1, ["-1"]),
-        (701, -1, []),
-        (701, 9, []),  # another client's
-    ],
-)
-def test_a_lookup_of_a_time_that_the_broker_has_set(due: int, offset: int, said: list[str]) -> None:
-    """It finds a batch of the run with that time, or one before it."""
-    run = Run()
-    run.produce(1, 0, batch(0), append_ms=600)
-    run.produce(2, 2, batch(2), append_ms=700)
-    run.list_offsets(3, due, offset, 0)
-    run.produce(4, 4, batch(4), append_ms=800)  # too late to be found
-    assert [each[2] for each in run.said(AppendTimes)] == said
-    assert run.said(AppendTimes, brokers=3) == []
-    run.add(5, ApiKey.DELETE_RECORDS, 1, {"topics": []}, {"topics": []})
-    assert run.said(AppendTimes) == []

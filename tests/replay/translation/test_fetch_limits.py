@@ -7,15 +7,12 @@ import pytest
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.comparator import Comparator
-from kdissect.replay.model import EarlierAnswer, Outcome, ReplayPlan
+from kdissect.replay.model import ReplayPlan
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from tests.replay.other_cluster import everything
 from tests.replay.planning.test_plan import exchange, workload
-
-S = 1_000_000_000
 
 
 def batch(size: int) -> bytes:
@@ -81,26 +78,3 @@ def test_a_fetch_without_room_is_sent_again_with_room(
     size = max(partition_max_bytes, len(batch(500))) if is_full else partition_max_bytes
     assert limits == [partition_max_bytes, size]
     assert body["max_bytes"] == (0x7FFFFFFF if is_full else max_bytes)
-
-
-@CASES
-def test_an_answer_without_room_is_explained(
-    max_bytes: int, partition_max_bytes: int, first: int, is_full: bool
-) -> None:
-    """An answer with room for the batch is different, though a later one has it."""
-    plan = made(max_bytes, partition_max_bytes)
-    ids, step = IdMap(plan), plan.steps[0]
-    translator = Translator(ids)
-    sent = translator.request(step, 0)
-    assert isinstance(sent, bytes)
-    answer = encode_message(fetched(batch(first) if first else b"", b""))
-    reason = translator.retry(step, answer)
-    full = encode_message(fetched(batch(first) if first else b"", batch(500)))
-    outcome = Outcome(
-        step, sent, full, 9 * S, 9 * S + 1, api_version=11,
-        earlier=(EarlierAnswer(sent, answer, reason, 8 * S, 8 * S + 1),),
-    )  # fmt: skip
-    comparator = Comparator(ids)
-    comparator.judge(outcome)
-    comparator.finish()
-    assert outcome.earlier[0].is_explained is is_full
