@@ -141,7 +141,7 @@ class StartingState:
 class Workload:
     """Captured connections, by the time of their first request or start, and facts about all.
 
-    source: description of the input, for people. kind: "capture", "tables" or "saved".
+    source: description of the input, for people. kind: "capture" or "saved".
     notes: what a user should know about the source (frames that could not be rebuilt, redaction).
     chosen: ids of the exchanges that the user's selection lets through; None for all.
     starting: the manifest of a saved file; `workload.starting_state` finds it for others.
@@ -228,8 +228,6 @@ class Step:
         runner's own behind it, answered, says that it is done: only then it is complete.
     creates: it creates partitions, whose leaders the next steps need.
     is_racing: it reads what another request was changing at that moment; either order is right.
-    expired: the transactional id whose transaction had run out of time, so that the captured broker
-        refused this request; "" none. The target has to have ended its transaction before.
     pauses: (number, ns) of steps. This is sent at least that long after their answers.
     """
 
@@ -244,7 +242,6 @@ class Step:
     needs_fence: bool = False
     creates: bool = False
     is_racing: bool = False
-    expired: str = ""
     pauses: tuple[tuple[int, int], ...] = ()
     skipped: Skipped | None = None
     accesses: tuple[ResourceAccess, ...] = ()
@@ -335,9 +332,6 @@ class Translation(Protocol):
 
     def wants_metadata(self, step: Step) -> list[str]:
         """The target's names of topics that `step` needs and whose metadata is not known yet."""
-
-    def transactional_id(self, name: str) -> str:
-        """The target's name of a transactional id."""
 
     def target_node(self, step: Step) -> int | None:
         """The target's node that this request goes to; None: any (the bootstrap address)."""

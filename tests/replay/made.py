@@ -114,9 +114,6 @@ class Counting:
     def wants_metadata(self, step: Step) -> list[str]:
         return []
 
-    def transactional_id(self, name: str) -> str:
-        return name
-
     def is_split(self, step: Step) -> bool:
         return False
 

@@ -35,7 +35,6 @@ from kdissect.replay.model import (
     Workload,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.fast_path import FastTranslator
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
@@ -234,7 +233,6 @@ def replay(
     rules: Iterable[str] = (),
     strict: bool = False,
     flip: Any = None,
-    is_fast: bool = True,
     is_run: bool = False,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order. flip(step, message) may
@@ -242,8 +240,7 @@ def replay(
     plan = make_plan(workload, plan_options or everything())
     ids = IdMap(plan, options)
     comparator = Comparator(ids, load_rules(list(rules)), strict)
-    made = FastTranslator if is_fast else Translator
-    translator = made(ids, comparator.differs)
+    translator = Translator(ids, comparator.differs)
     translator.learn_metadata(cluster.metadata())
     done = Replayed(plan, translator, comparator)
     for is_request, step in events(plan):

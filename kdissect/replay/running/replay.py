@@ -321,14 +321,12 @@ async def _run(
 ) -> FinishedRun:
     from kdissect.replay.comparison.comparator import Comparator
     from kdissect.replay.comparison.rules import load_rules
-    from kdissect.replay.translation.fast_path import FastTranslator
+    from kdissect.replay.translation.translator import Translator
 
     target, translate = planned.target, planned.translate
     ids = IdMap(plan, translate)
     comparator = Comparator(ids, load_rules(options.rules), strict=options.is_strict)
-    # `Translator` does the same. The fast path saves a third of the CPU of a compared replay
-    # of small requests.
-    translator = FastTranslator(ids, comparator.differs)
+    translator = Translator(ids, comparator.differs)
     translator.learn_versions(target.versions)
     if DELETE_EXISTING not in plan.options.allow:
         translator.keep(existing)

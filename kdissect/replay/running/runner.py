@@ -47,14 +47,12 @@ from kdissect.replay.model import (
 from kdissect.replay.planning.schedule import schedule
 from kdissect.replay.running.completion import StepCompletion
 from kdissect.replay.running.group_members import GroupMembers
-from kdissect.replay.running.judge_queue import JudgeQueue
 from kdissect.replay.running.lane import Lane, LaneConnection
 from kdissect.replay.running.lane_connections import LaneConnections
 from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
 from kdissect.replay.running.waits import (
     ask_metadata,
-    await_expiry,
     await_leaders,
     made_partitions,
 )
@@ -98,13 +96,13 @@ class Runner:
         self._ready: deque[Lane] = deque()
         self._throttled: deque[Lane] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._judge_queue = JudgeQueue(comparison)
+        self._comparison = comparison
+        self._completed_order: list[Outcome] = []
         self._completion = StepCompletion(plan, self._lanes, self._queue, self._completed)
         self.outcomes = self._completion.outcomes
         self._is_pumping = self._is_pump_due = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
-        self._expiry_awaited: set[int] = set()
         self._unserved: set[str] = set()  # topics that were awaited in vain
         self._timeouts = 0
         self._timer_count = 0
@@ -167,7 +165,7 @@ class Runner:
             gc.enable()
             gc.unfreeze()
         judge_cpu_ns = time.process_time_ns()
-        self._judge_queue.finish(self.outcomes)
+        self._judge()
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         for outcome in outcomes:
             if outcome.sent is not None:
@@ -272,8 +270,6 @@ class Runner:
             self._pump_soon()
         if self._completion.left == 0:
             self._done.set()
-        elif not self._is_max:
-            self._judge_queue.wake(self._loop)
 
     def _advance(self, lane: Lane) -> None:
         numbers, steps = lane.numbers, self.plan.steps
@@ -294,9 +290,6 @@ class Runner:
             names = self.translation.wants_metadata(step)
             if names and not self._asked.issuperset(names):
                 self._work(lane, self._ask_metadata(names))
-                return
-            if step.expired and number not in self._expiry_awaited:
-                self._work(lane, self._await_expiry(step))
                 return
             if self.translation.is_split(step):
                 if due > now:
@@ -475,7 +468,18 @@ class Runner:
 
     def _completed(self, outcome: Outcome) -> None:
         self._members.done(outcome)
-        self._judge_queue.add(outcome)
+        self._completed_order.append(outcome)
+
+    def _judge(self) -> None:
+        """Compare all answers, in the order in which they came: verdicts depend on it."""
+        if self._comparison is None:
+            return
+        for outcome in self._completed_order:
+            outcome.judgement = self._comparison.judge(outcome)
+        for number, judgement in self._comparison.finish().items():
+            changed = self.outcomes[number]
+            assert changed is not None
+            changed.judgement = judgement
 
     def _skip(self, step: Step, skipped: Skipped) -> None:
         self._completion.complete(step.number, Outcome(step, skipped=skipped))
@@ -699,10 +703,6 @@ class Runner:
     async def _ask_metadata(self, names: list[str]) -> None:
         await ask_metadata(self.target, self.translation, names)
         self._asked.update(names)
-
-    async def _await_expiry(self, step: Step) -> None:
-        self._expiry_awaited.add(step.number)
-        await await_expiry(self.target, self.translation, step)
 
     async def _await_leaders(self, outcome: Outcome) -> None:
         """The step is complete when the partitions that it created are served."""

@@ -1,8 +1,8 @@
 """Waits for the target before a step is sent, with requests of the replay's own.
 
-A step may need metadata of an unknown topic, leaders of new partitions, or the timeout of a
-transaction. Each wait has a time limit and raises no error at its end: if the target is still not
-ready, the response to the step shows it.
+A step may need metadata of an unknown topic, or leaders of new partitions. Each wait has a time
+limit and raises no error at its end: if the target is still not ready, the response to the step
+shows it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
-from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Outcome, Step, Translation
+from kdissect.replay.model import Outcome, Translation
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.workload.messages import NOT_MADE_YET, decoded, entries
 
 METADATA_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4)  # a topic just made takes a moment to be known
-EXPIRY_PAUSE_S, EXPIRY_S = 0.25, 90.0  # a transaction's own limit is 60 s by default
 
 
 async def ask_metadata(target: Target, translation: Translation, names: list[str]) -> None:
@@ -33,19 +31,6 @@ async def ask_metadata(target: Target, translation: Translation, names: list[str
         translation.learn_metadata(body)
         if not any(topic["error_code"] for topic in body["topics"]):
             return
-
-
-async def await_expiry(target: Target, translation: Translation, step: Step) -> None:
-    """Wait until the transaction of `step.expired` has timed out at the target, as in the capture.
-
-    The target's coordinator looks for timed out transactions every few seconds.
-    """
-    name = translation.transactional_id(step.expired)
-    loop = asyncio.get_running_loop()
-    end = loop.time() + EXPIRY_S
-    with suppress(ConnectFailed, EnvironmentFailed):
-        while await target.has_open_transaction(name) and loop.time() < end:
-            await asyncio.sleep(EXPIRY_PAUSE_S)
 
 
 async def await_leaders(target: Target, translation: Translation, made: Mapping[str, int]) -> bool:

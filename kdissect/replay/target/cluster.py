@@ -18,9 +18,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
-from kdissect.replay.workload.messages import TRANSACTION_KEY
 
-_OPEN_STATES = frozenset({"Ongoing", "PrepareAbort", "PrepareCommit", "PrepareEpochFence"})
 _ONE_COORDINATOR_MAX = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
 _LOADING = frozenset(
     {
@@ -205,25 +203,6 @@ class Target:
                     return found
                 await asyncio.sleep(_READY_PAUSE_S)
         return found
-
-    async def has_open_transaction(self, transactional_id: str) -> bool:
-        """Return whether a transaction is under way, or is being ended. False if the target cannot
-        say.
-
-        Raises ConnectFailed.
-        """
-        version = self.newest(ApiKey.DESCRIBE_TRANSACTIONS)
-        if version is None:
-            return False
-        where = await self.find_coordinators([(TRANSACTION_KEY, transactional_id)])
-        host, port = self.address(where.get((TRANSACTION_KEY, transactional_id)))
-        body: dict[str, Any] = {"transactional_ids": [transactional_id]}
-        answer = await self.ask_once(
-            host, port, request(ApiKey.DESCRIBE_TRANSACTIONS, version, body), "DescribeTransactions"
-        )
-        return any(
-            each["transaction_state"] in _OPEN_STATES for each in answer.body["transaction_states"]
-        )
 
     async def learn_log_starts(self) -> dict[tuple[str, int], int]:
         """(topic, partition) -> earliest offset, for partitions whose leader returns one.

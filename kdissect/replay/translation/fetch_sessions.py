@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,42 +28,23 @@ class _TargetSession:
     target_id: its id at the target, 0 if the target has none now.
     node: the target's node that has it.
     epoch: of the next request to the target.
+    partitions: (topic, partition) -> entry of a Fetch request.
     """
 
     target_id: int = 0
     node: int | None = None
     epoch: int = 1
-    _partitions: dict[tuple[Any, int], Body] = field(default_factory=dict)
-    _later: list[Callable[[], Body]] = field(default_factory=list)  # bodies not looked at yet
-
-    @property
-    def partitions(self) -> dict[tuple[Any, int], Body]:
-        """The partitions of the session: (topic, partition) -> entry of a Fetch request."""
-        self._note_later()
-        return self._partitions
-
-    def later(self, read: Callable[[], Body]) -> None:
-        """Add the partitions of a request; its body is read when `partitions` is."""
-        self._later.append(read)
+    partitions: dict[tuple[Any, int], Body] = field(default_factory=dict)
 
     def add(self, body: Body) -> None:
         """Add the partitions that a request names, and remove those that it forgets."""
-        self._note_later()
-        self._note(body)
-
-    def _note_later(self) -> None:
-        later, self._later = self._later, []
-        for read in later:
-            self._note(read())
-
-    def _note(self, body: Body) -> None:
         for topic in entries(body.get("forgotten_topics_data")):
             for partition in topic["partitions"]:
-                self._partitions.pop((_key(topic), partition), None)
+                self.partitions.pop((_key(topic), partition), None)
         for topic in entries(body["topics"]):
             for partition in entries(topic["partitions"]):
                 # a copy: the request's own is changed to the target's terms
-                self._partitions[_key(topic), partition["partition"]] = dict(partition)
+                self.partitions[_key(topic), partition["partition"]] = dict(partition)
 
 
 def stand_in(member_id: str, broker: Broker) -> str:
@@ -145,11 +125,6 @@ class FetchSessions:
             *named,
         ]
 
-    def partitions(self, number: int) -> dict[tuple[Any, int], Body]:
-        """The partitions of the session of a step that is in flight; none without a session."""
-        session = self._asked.get(number)
-        return {} if session is None else dict(session.partitions)
-
     def request(
         self,
         broker: Broker,
@@ -188,13 +163,14 @@ class FetchSessions:
         the session, the body is sent as captured: the target does not know the session either.
         """
         captured_id, epoch = body["session_id"], body["session_epoch"]
-        found = self._continued(
-            broker, number, captured_id, epoch, captured_code, node,
-            lambda session: session.add(body),
-        )  # fmt: skip
-        if found is not None:
-            return {**body, "session_id": found[0], "session_epoch": found[1]}, ""
+        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
+            return body, ""
         session = self._sessions.get((broker, captured_id))
+        if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
+            if epoch == INITIAL_EPOCH:
+                opened = self._asked[number] = _TargetSession(node=node)
+                opened.add(body)
+            return {**body, "session_id": session.target_id if session else 0}, ""
         if session is None:
             session = self._sessions[broker, captured_id] = _TargetSession(node=node)
             session.add(body)
@@ -203,8 +179,9 @@ class FetchSessions:
         elif number not in self._asked:
             session.add(body)
         self._asked[number] = session
-        if session.node != node:
-            session.target_id, session.node = 0, node
+        if session.target_id and session.node == node:
+            return {**body, "session_id": session.target_id, "session_epoch": session.epoch}, ""
+        session.target_id, session.node = 0, node
         return {
             **body,
             "session_id": 0,
@@ -212,51 +189,6 @@ class FetchSessions:
             "topics": _grouped(session),
             "forgotten_topics_data": [],
         }, ""
-
-    def continued(
-        self,
-        broker: Broker,
-        number: int,
-        captured_id: int,
-        epoch: int,
-        captured_code: int,
-        read: Callable[[], Body],
-    ) -> tuple[int, int] | None:
-        """The session id and epoch to send to a target of one node, if `request` would change no
-        other field. Otherwise returns None and changes nothing.
-
-        read: returns the request's body, called only if it is needed later.
-        """
-        return self._continued(
-            broker, number, captured_id, epoch, captured_code, None,
-            lambda session: session.later(read),
-        )  # fmt: skip
-
-    def _continued(
-        self,
-        broker: Broker,
-        number: int,
-        captured_id: int,
-        epoch: int,
-        captured_code: int,
-        node: int | None,
-        tell: Callable[[_TargetSession], None],
-    ) -> tuple[int, int] | None:
-        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
-            return captured_id, epoch
-        existing = self._sessions.get((broker, captured_id))
-        if epoch == FINAL_EPOCH:
-            return existing.target_id if existing else 0, epoch
-        if epoch == INITIAL_EPOCH:
-            session = self._asked[number] = _TargetSession(node=node)
-            tell(session)
-            return existing.target_id if existing else 0, epoch
-        if existing is None or not existing.target_id or existing.node != node:
-            return None
-        if number not in self._asked:
-            tell(existing)
-        self._asked[number] = existing
-        return existing.target_id, existing.epoch
 
     def answered(
         self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool

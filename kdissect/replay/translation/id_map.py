@@ -47,10 +47,7 @@ class IdMap:
         self.share_held: dict[
             tuple[Any, ...], AcquiredOffsets
         ] = {}  # what a session has got at the target
-        # Fetch steps that are sent again with more room: captured limits, and bytes that need room
-        self.crowded_fetches: dict[
-            int, tuple[dict[tuple[Any, int], int], dict[tuple[Any, int], int]]
-        ] = {}
+        self.lacking_fetches: set[int] = set()  # sent again, since captured records were missing
         # ShareFetch steps that are sent again: the target took their acknowledgements before
         self.share_acknowledged: set[int] = set()
         # (step, log) -> record data of its answers but the last

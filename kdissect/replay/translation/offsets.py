@@ -19,6 +19,7 @@ class _LogOffsets:
     bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
     shifts: dict[int, int] = field(default_factory=dict)  # captured base -> target minus captured
     is_fresh: bool = False  # nothing was in it when the replay began to write
+    is_unsure: bool = False  # a Produce with acks 0 came since: no answer says what became of it
 
 
 class OffsetMap:
@@ -78,11 +79,17 @@ class OffsetMap:
         if captured not in entry.shifts:
             insort(entry.bases, captured)
         entry.shifts[captured] = target - captured
+        entry.is_unsure = False
+
+    def written_silently(self, log: Log) -> None:
+        """A Produce with acks 0 was sent: the captured broker may have lost it, and the target not.
+        The next Produce that both brokers acknowledge tells."""
+        self._of(log).is_unsure = True
 
     def expect(self, log: Log, captured: int) -> int | None:
         """The target's base offset for a batch with this captured base offset; None if unknown."""
         entry = self._logs.get(log)
-        if captured < 0:
+        if captured < 0 or (entry is not None and entry.is_unsure):
             return None
         if entry is None or not entry.bases:
             if entry is not None and entry.is_fresh and entry.captured_start >= 0:

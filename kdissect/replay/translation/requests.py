@@ -15,7 +15,6 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
 from kdissect.replay.model import Step
 from kdissect.replay.translation import answers
-from kdissect.replay.translation.fetch_limits import with_room
 from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
@@ -32,6 +31,7 @@ from kdissect.replay.workload.messages import (
 Body = dict[str, Any]
 _TOPIC, _GROUP, _BROKER, _BROKER_LOGGER, _TRANSACTIONAL_ID = 2, 3, 4, 8, 5  # resource types
 _GROUP_CONFIG = 32
+_UNLIMITED = 0x7FFFFFFF
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
 
 
@@ -217,10 +217,18 @@ def _fetch(ids: IdMap, step: Step, request: Message) -> bool:
     request.body, reason = ids.sessions.request(ids.broker(step), step.number, before, code, nodes)
     if reason:
         raise Untranslatable(reason)
-    if step.number in ids.crowded_fetches:
-        session, (_, room) = ids.sessions.partitions(step.number), ids.crowded_fetches[step.number]
-        request.body = with_room(request.body, session, room)
+    if step.number in ids.lacking_fetches:  # records of other partitions may fill it (KIP-74)
+        request.body["max_bytes"] = _UNLIMITED
     return bool(request.body != before)
+
+
+def _produce(ids: IdMap, step: Step, request: Message) -> bool:
+    if not step.expects_response:
+        for topic in entries(request.body["topic_data"]):
+            name = ids.topic_name(topic.get("name") or "", topic.get("topic_id"))
+            for partition in entries(topic["partition_data"]):
+                ids.offsets.written_silently((name, partition["index"]))
+    return False
 
 
 def _metadata(ids: IdMap, step: Step, request: Message) -> bool:
@@ -539,6 +547,7 @@ def _opaque(*names: str) -> Callable[[Any, Step, Message], bool]:
 
 
 SPECIAL: dict[int, Callable[[Any, Step, Message], bool]] = {
+    ApiKey.PRODUCE: _produce,
     ApiKey.FETCH: _fetch,
     ApiKey.METADATA: _metadata,
     ApiKey.UNREGISTER_BROKER: _unregister,

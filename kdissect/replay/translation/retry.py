@@ -8,7 +8,7 @@ step, and the number of an API's steps whose retries had no effect.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kdissect.codec.message import Message
@@ -17,7 +17,6 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import answers
-from kdissect.replay.translation.fetch_limits import is_full, lacking, limits_of
 from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.field_kinds import FieldKind, request_fields
@@ -141,18 +140,13 @@ class Retry:
         if lost and step.number not in self._reopened:
             self._reopened.add(step.number)
             reason = f"error {min(lost)}: its session is opened again"
-        elif any(error_codes(answer.body)) or not any(lacking(ids, captured, answer)):
+        elif any(error_codes(answer.body)) or not _lacks(ids, captured, answer):
             return ""
         elif self._is_futile(step, FETCH_ATTEMPTS, FETCHES_MAX):
             return ""
         else:
             reason = "it does not bring all records yet"
-            request = request_of(step.exchange)
-            if request is not None and step.number not in ids.crowded_fetches:
-                limits = limits_of(request.body, ids.sessions.partitions(step.number))
-                if is_full(ids, request.body, limits, captured, answer):
-                    room = {place: len(data) for place, data in lacking(ids, captured, answer)}
-                    ids.crowded_fetches[step.number] = limits, room
+            ids.lacking_fetches.add(step.number)
         self.attempts[step.number] += 1
         ids.sessions.answered(ids.broker(step), step.number, 0, answer.body, is_final=False)
         return reason
@@ -216,6 +210,34 @@ class Retry:
             self.futile[api_key] += 1
             return True
         return self.futile[api_key] >= steps_max
+
+
+def _lacks(ids: IdMap, captured: Message, answer: Message) -> bool:
+    """Return whether a Fetch answer does not have all captured data records of a partition."""
+    records = {
+        (ids.topic_key(topic, is_captured=False), partition["partition_index"]): partition[
+            "records"
+        ]
+        for topic, partition in _with_data(answer)
+    }
+    for topic, partition in _with_data(captured):
+        number = partition["partition_index"]
+        log = (ids.topic_name(topic.get("topic") or "", topic.get("topic_id")), number)
+        answered = records.get((ids.topic_key(topic, is_captured=True), number), b"")
+        if not ids.brings(log, partition["records"], answered):
+            return True
+    return False
+
+
+def _with_data(response: Message) -> Iterator[tuple[Body, Body]]:
+    """(topic, partition) of a Fetch response that have data records."""
+    for topic in entries(response.body["responses"]):
+        for partition in entries(topic["partitions"]):
+            if any(
+                not header.is_partial and not header.is_control
+                for header in headers(partition["records"] or b"")
+            ):
+                yield topic, partition
 
 
 def _is_idempotent(step: Step) -> bool:

@@ -72,9 +72,6 @@ class Translator:
         """
         self._kept = frozenset(names)
 
-    def transactional_id(self, name: str) -> str:
-        return self.ids.transactional_id(name)
-
     def api_version(self, step: Step) -> int:
         return self.ids.api_version(step)
 

@@ -1,4 +1,4 @@
-"""Reads a capture, a table set or a saved replay file into a `Workload` to be replayed."""
+"""Reads captures or a saved file into a `Workload` to be replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kdissect.api import open_tables
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
@@ -24,10 +23,9 @@ from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange, StartingState, Workload
-from kdissect.replay.workload import from_tables, saved_file
+from kdissect.replay.workload import saved_file
 from kdissect.replay.workload.facts import gather_facts
 from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_of
-from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.schemas import FIXED_TABLES
 
@@ -51,7 +49,7 @@ def load_workload(
     hosts: Sequence[str] = (),
     selection: Selection | None = None,
 ) -> Workload:
-    """Read a workload from captures (files, folders, globs), one table set or one saved file.
+    """Read a workload from captures (files, folders, globs), or from one saved file.
 
     ports, keylog, spool, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
     requests captured in this time (nanoseconds since 1970, the end excluded). hosts: only
@@ -62,21 +60,11 @@ def load_workload(
     texts = [os.fspath(path) for path in named]
     kind = _kind(texts)
     notes: list[str] = []
-    chosen: frozenset[int] | None = None
     starting: StartingState | None = None
-    if selection is not None and selection.is_empty:
-        selection = None
-    if kind == "tables":
-        connections, notes = from_tables.read_connections(texts[0])
-        if selection is not None:
-            exchanges = open_tables(texts[0]).select(selection).exchanges
-            chosen = frozenset(exchanges.to_arrow(["exchange_id"])["exchange_id"].to_pylist())
-    elif kind == "saved":
+    if kind == "saved":
         connections, notes, starting = saved_file.read_connections(texts[0])
         if from_ns is not None:  # a later part begins with another state
             starting = None
-        if selection is not None:
-            chosen = _passing_saved(connections, selection, texts[0])
     else:
         options = Options(
             ports=tuple(ports),
@@ -85,39 +73,18 @@ def load_workload(
         )
         with planned(texts, options, 1, spool) as plan:
             connections = _captured(plan)
-            if selection is not None:
-                chosen = _passing(plan, selection)
     connections = _ordered(_chosen(connections, from_ns, to_ns, hosts))
     if not connections:
         notes.append("no Kafka request was found")
     workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
-    workload.chosen, workload.starting = chosen, starting
+    workload.starting = starting
+    if selection is not None and not selection.is_empty:
+        workload.chosen = _passing(connections, selection)
     return workload
 
 
-def _passing(plan: RunPlan, selection: Selection) -> frozenset[int]:
-    """Ids of the captured exchanges that pass."""
-    passing_ids: set[int] = set()
-
-    def keep(name: str, table: pa.Table) -> None:
-        if name == "exchanges":
-            rows = plain(table, FIXED_TABLES[name])
-            passing = selection.of_table(rows)
-            ids = rows["exchange_id"]
-            passing_ids.update(
-                (ids if passing is None else ids.take(pa.array(passing))).to_pylist()
-            )
-
-    local.run(plan, keep)
-    return frozenset(passing_ids)
-
-
-def _passing_saved(
-    connections: list[Connection], selection: Selection, path: str
-) -> frozenset[int]:
-    """Ids of a saved file's exchanges that pass. Raises CaptureError for columns it has not."""
-    if selection.errors or selection.slow_ms is not None or selection.where is not None:
-        raise CaptureError(f"{path}: --errors, --slow and --where need a capture or a table set")
+def _passing(connections: list[Connection], selection: Selection) -> frozenset[int]:
+    """Ids of the exchanges that pass."""
     rows = [
         {
             "exchange_id": exchange.exchange_id,
@@ -142,9 +109,7 @@ def _passing_saved(
 def _kind(paths: list[str]) -> str:
     for path in paths:
         if (Path(path) / _MANIFEST).is_file():
-            if len(paths) > 1:
-                raise CaptureError(f"{path}: a table set is replayed alone, name no other source")
-            return "tables"
+            raise CaptureError(f"{path}: a table set; replay its captures, or a file of --save")
         if Path(path).is_file() and saved_file.is_saved(path):
             if len(paths) > 1:
                 raise CaptureError(f"{path}: a saved replay stands alone, name no other source")

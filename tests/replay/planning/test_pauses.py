@@ -1,17 +1,18 @@
-"""Requests wait for sessions that had run out, and for intervals between two of them."""
+"""Requests wait for sessions and transactions that had run out of time."""
 
 from __future__ import annotations
 
-from uuid import UUID
+import pytest
 
-from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.planning.plan import make_plan
 from tests.replay.other_cluster import everything
-from tests.replay.planning.test_plan import exchange, workload
+from tests.replay.planning.test_plan import exchange, step_of, workload
 
 SESSION_MS = 6000
+ABORTED_NS = 11_050_000_000  # the timeout of the transaction, and the coordinator's interval
 WAIT_NS = 7_000_000_000  # the session timeout, and a second
 
 
@@ -37,18 +38,6 @@ def ask(key: ApiKey, version: int, at_ms: int, connection: int = 5, **body: obje
 
 def heartbeat(at_ms: int, member: str) -> Exchange:
     return ask(ApiKey.HEARTBEAT, 3, at_ms, 0, group_id="g", generation_id=1, member_id=member)
-
-
-def test_a_push_of_telemetry_waits_for_the_interval() -> None:
-    """After the push before it, if that was taken and is not the last one of the client."""
-    client = {"client_instance_id": UUID(int=7)}
-    answered = {**client, "push_interval_ms": 500}
-    got = ask(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, 0)
-    got.response = encode_message(Message(got.api_key, 0, "response", {}, answered))
-    pushes = [ask(ApiKey.PUSH_TELEMETRY, 0, at_ms, **client) for at_ms in (1, 2)]
-    last = ask(ApiKey.PUSH_TELEMETRY, 0, 3, **client, terminating=True)
-    steps = make_plan(workload([got, *pushes, last]), everything()).steps
-    assert [step.pauses for step in steps] == [(), (), ((1, 500_000_000),), ()]
 
 
 def last_step(*exchanges: Exchange) -> Step:
@@ -88,3 +77,48 @@ def test_members_that_left_or_came_back_have_no_session() -> None:
     assert last_step(join(0, 0, "m"), leave, describe).pauses == ()
     exchanges = join(0, 0, "m", "static"), join(1, 1000, "n", "static"), describe
     assert last_step(*exchanges).pauses == ((1, WAIT_NS),)
+
+
+@pytest.mark.parametrize(("end_ms", "is_expired"), [(40, False), (60, True)])
+def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> None:
+    """An EndTxn that was refused when the producer's time was over waits for that at the target."""
+    body = {"transactional_id": "t", "transaction_timeout_ms": 50}
+    result = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
+    began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
+                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, result))  # fmt: skip
+    names = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
+    offsets = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
+                      {**names, "group_id": "g"})  # fmt: skip
+    done = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "response", {}, {"error_code": 0})
+    added = exchange(0, offsets, 5, 6, done)
+    end = Message(ApiKey.END_TXN, 1, "request", {"client_id": "c"}, {**names, "committed": True})
+    refused = Message(ApiKey.END_TXN, 1, "response", {}, {"error_code": 48})
+    ended = exchange(0, end, end_ms, end_ms + 1, refused)
+    plan = make_plan(workload([began, added, ended]), everything())
+    pauses = ((step_of(plan, added).number, ABORTED_NS),)
+    assert step_of(plan, ended).pauses == (pauses if is_expired else ())
+    assert not step_of(plan, added).pauses
+
+
+def test_a_transaction_of_a_broker_that_ran_out_of_time() -> None:
+    """AddPartitionsToTxn v4 names transactions in a list."""
+    body = {"transactional_id": "t", "transaction_timeout_ms": 50}
+    result = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
+    began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
+                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, result))  # fmt: skip
+    asked = {"transactions": [{"transactional_id": "t", "producer_id": 1, "producer_epoch": 0,
+                               "verify_only": True, "topics": []}]}  # fmt: skip
+    key = ApiKey.ADD_PARTITIONS_TO_TXN
+    checks = []
+    for at_ms, code in ((5, 0), (60, 90)):
+        part = {"partition_index": 0, "partition_error_code": code}
+        topic = {"name": "t", "results_by_partition": [part]}
+        answer = {"error_code": 0, "results_by_transaction": [
+            {"transactional_id": "t", "topic_results": [topic]}]}  # fmt: skip
+        checks.append(
+            exchange(1, Message(key, 4, "request", {"client_id": "b"}, asked), at_ms, at_ms + 1,
+                     Message(key, 4, "response", {}, answer))
+        )  # fmt: skip
+    plan = make_plan(workload([began], checks), everything())
+    first, second = (step_of(plan, each) for each in checks)
+    assert (first.pauses, second.pauses) == ((), ((first.number, ABORTED_NS),))

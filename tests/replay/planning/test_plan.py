@@ -474,26 +474,6 @@ def join(group: str) -> Message:
     return Message(ApiKey.JOIN_GROUP, 3, "request", {"client_id": "c"}, body)
 
 
-@pytest.mark.parametrize(("end_ms", "is_expired"), [(40, False), (60, True)])
-def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> None:
-    """An EndTxn that was refused when the producer's time was over waits for that at the target."""
-    body = {"transactional_id": "t", "transaction_timeout_ms": 50}
-    result = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
-    began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
-                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, result))  # fmt: skip
-    names = {"transactional_id": "t", "producer_id": 1, "producer_epoch": 0}
-    offsets = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "request", {"client_id": "c"},
-                      {**names, "group_id": "g"})  # fmt: skip
-    done = Message(ApiKey.ADD_OFFSETS_TO_TXN, 1, "response", {}, {"error_code": 0})
-    added = exchange(0, offsets, 5, 6, done)
-    end = Message(ApiKey.END_TXN, 1, "request", {"client_id": "c"}, {**names, "committed": True})
-    refused = Message(ApiKey.END_TXN, 1, "response", {}, {"error_code": 48})
-    ended = exchange(0, end, end_ms, end_ms + 1, refused)
-    plan = make_plan(workload([began, added, ended]), everything())
-    assert step_of(plan, ended).expired == ("t" if is_expired else "")
-    assert not step_of(plan, added).expired
-
-
 def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> Exchange:
     """Metadata of topics, with one error code for all; of all topics if `names` is empty."""
     topics = [{"name": name} for name in names] or None
@@ -538,60 +518,6 @@ def test_a_pattern_waits_for_the_topics_that_it_may_match(pattern: str | None) -
     assert waits is (pattern is not None)
 
 
-def _lossy(
-    *, sent_ms: int = 0, room: int = 0, is_answered: bool = False, is_fetched: bool = False
-) -> Workload:
-    """A request with acks 0 for two records. At 5 ms another one has the answer that it is written
-    at offset 0; at 20 ms it is the whole log, or the log has room behind it."""
-    silent = exchange(0, produce(0, acks=0, count=2), sent_ms, -1, None)
-    follows = [exchange(0, metadata(), 11, 12, ANSWERS[ApiKey.METADATA])] if is_answered else []
-    other = exchange(1, produce(0, count=3), 1, 5, produced(0, 0))
-    answer = fetched(0)
-    entry = answer.body["responses"][0]["partitions"][0]
-    entry["high_watermark"] = 3 + room
-    if is_fetched:
-        request = api.request_of(silent)
-        assert request is not None
-        entry["records"] = request.body["topic_data"][0]["partition_data"][0]["records"]
-    read = exchange(2, fetch(0), 20, 21, answer)
-    return workload([silent, *follows], [other], [read])
-
-
-@pytest.mark.parametrize(
-    ("options", "is_skipped"),
-    [
-        ({}, True),  # before any answer about the partition, and no room for it
-        ({"sent_ms": 6}, False),
-        ({"room": 1}, True),
-        ({"room": 2}, False),
-        ({"is_answered": True}, False),  # the broker has not closed the connection
-        ({"is_fetched": True}, False),
-    ],
-)
-def test_a_request_with_acks_0_before_its_partition(
-    options: dict[str, Any], is_skipped: bool
-) -> None:
-    """It is left out if the capture leaves no other possibility than that it was not written."""
-    plan = make_plan(_lossy(**options), everything())
-    step = next(step for step in plan.steps if not step.expects_response)
-    assert (step.skipped is not None) is is_skipped
-    assert any("acks 0" in note for note in plan.notes) is is_skipped
-    if step.skipped is not None:
-        assert step.skipped.code is SkipCode.NOT_READY
-
-
-def test_requests_that_follow_a_lost_one_on_its_connection_are_lost() -> None:
-    """The second one was sent after the partition was there."""
-    captured = _lossy()
-    captured.connections[0].exchanges.append(
-        exchange(0, produce(0, acks=0, count=2), 10, -1, None)
-    )  # fmt: skip
-    captured.connections[0].exchanges[1].index = 1
-    plan = make_plan(captured, everything())
-    silent = [step for step in plan.steps if not step.expects_response]
-    assert [step.skipped is not None for step in silent] == [True, True]
-
-
 def test_a_produce_while_records_are_deleted_is_a_race() -> None:
     """Its answer has the log start offset."""
     deletion = Message(
@@ -630,29 +556,6 @@ def test_topics_that_metadata_requests_make(
     captured.facts.topics["new"] = TopicFacts("new", first_time_ns=9_000_000 if is_made else -1)
     plan = make_plan(captured, everything())
     assert step_of(plan, read).is_racing is is_racing
-
-
-def test_a_transaction_of_a_broker_that_ran_out_of_time() -> None:
-    """AddPartitionsToTxn v4 names transactions in a list."""
-    body = {"transactional_id": "t", "transaction_timeout_ms": 50}
-    result = {"error_code": 0, "producer_id": 1, "producer_epoch": 0}
-    began = exchange(0, Message(ApiKey.INIT_PRODUCER_ID, 1, "request", {"client_id": "c"}, body), 0,
-                     1, Message(ApiKey.INIT_PRODUCER_ID, 1, "response", {}, result))  # fmt: skip
-    asked = {"transactions": [{"transactional_id": "t", "producer_id": 1, "producer_epoch": 0,
-                               "verify_only": True, "topics": []}]}  # fmt: skip
-    key = ApiKey.ADD_PARTITIONS_TO_TXN
-    checks = []
-    for at_ms, code in ((5, 0), (60, 90)):
-        part = {"partition_index": 0, "partition_error_code": code}
-        topic = {"name": "t", "results_by_partition": [part]}
-        answer = {"error_code": 0, "results_by_transaction": [
-            {"transactional_id": "t", "topic_results": [topic]}]}  # fmt: skip
-        checks.append(
-            exchange(1, Message(key, 4, "request", {"client_id": "b"}, asked), at_ms, at_ms + 1,
-                     Message(key, 4, "response", {}, answer))
-        )  # fmt: skip
-    plan = make_plan(workload([began], checks), everything())
-    assert [step_of(plan, each).expired for each in checks] == ["", "t"]
 
 
 @pytest.mark.parametrize(

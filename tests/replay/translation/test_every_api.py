@@ -46,6 +46,7 @@ PLAIN = {
     "key_type": 0, "timestamp": 5, "acks": -1, "session_epoch": 1, "share_session_epoch": 0,
     "group_instance_id": None, "instance_id": None, "type": 0, "group_type": "classic",
 }  # fmt: skip
+Renames = tuple[tuple[str, str, str], ...]
 RENAMES = (
     ("topic", "orders", "sales"), ("group", "billing", "debts"), ("transactional-id", "tx", "tx-2"),
 )  # fmt: skip
@@ -122,18 +123,15 @@ APIS = sorted({api_name for api_name, _ in FIELDS} - NEVER_SENT)
 
 
 @pytest.mark.parametrize(
-    ("is_fast", "renames"),
+    "renames",
     [
-        pytest.param(False, RENAMES, id="plain, renamed"),
-        pytest.param(True, (), id="fast, same names"),
-        pytest.param(False, (), id="plain, same names", marks=pytest.mark.heavy),
-        # the fast path leaves requests with other names to the plain one
-        pytest.param(True, RENAMES, id="fast, renamed", marks=pytest.mark.heavy),
+        pytest.param(RENAMES, id="renamed"),
+        pytest.param((), id="same names", marks=pytest.mark.heavy),
     ],
 )
 @pytest.mark.parametrize("api_name", APIS)
 def test_ids_reach_another_cluster(
-    api_name: str, renames: tuple[tuple[str, str, str], ...], is_fast: bool
+    api_name: str, renames: tuple[tuple[str, str, str], ...]
 ) -> None:
     """A request gets the other cluster's IDs, and its response counts as the same."""
     earlier = earlier_messages()
@@ -144,7 +142,7 @@ def test_ids_reach_another_cluster(
         found = as_workload([*earlier, *(made(api_name, version) for version in some)])
         cluster = OtherCluster(found, 1000, renames={old: new for _, old, new in renames})
         options = TranslateOptions(renames=renames)
-        done = replay(found, cluster, options=options, is_fast=is_fast)
+        done = replay(found, cluster, options=options)
         assert done.retried == []
         for number, version in enumerate(some, len(earlier)):
             step = done.plan.steps[number]

@@ -1,8 +1,6 @@
-"""Workloads from captures, table sets and saved files: the same requests from each."""
+"""Workloads from captures and saved files: the same requests from each."""
 
 import gzip
-import json
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import decode_record_set
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Exchange, SkipCode, Workload
+from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import request_of, response_of
@@ -20,7 +18,6 @@ from kdissect.replay.workload.redaction import Redaction
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
 from tests.replay.other_cluster import everything
-from tests.truth.material import CAPTURES, needs_material
 
 NAMES = ["librdkafka.pcap", "java_0_10_2_2.pcap"]
 
@@ -211,83 +208,8 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     assert values == ["[redacted]", "5"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_table_set_gives_the_captured_requests(captures: Path, tmp_path: Path, name: str) -> None:
-    """Frames rebuilt from tables decode to the captured messages; records are the same."""
-    tables = kdissect.read(captures / name, reveal_secrets=True)
-    tables.write(tmp_path / "set")
-    check_rebuilt(load_workload(str(captures / name)), load_workload(str(tmp_path / "set")))
-
-
-@needs_material
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    "name", ["java_latest/java_latest", "admin/admin", "share_streams/streams", "cluster/cluster",
-             "transactions/transactions", "zookeeper/zk_1_1_1"],
-)  # fmt: skip
-def test_table_sets_of_many_apis(tmp_path: Path, name: str) -> None:
-    """A workload from tables has the frames of the capture."""
-    path = CAPTURES / f"{name}.pcap"
-    kdissect.read(path, reveal_secrets=True).write(tmp_path / "set")
-    check_rebuilt(load_workload(str(path)), load_workload(str(tmp_path / "set")))
-
-
-def check_rebuilt(captured: Workload, rebuilt: Workload) -> None:
-    assert rebuilt.kind == "tables"
-    wanted = {each.exchange_id: each for each in captured.exchanges()}
-    assert {each.exchange_id for each in rebuilt.exchanges()} == set(wanted)
-    checked = 0
-    for each in rebuilt.exchanges():
-        original = wanted[each.exchange_id]
-        assert each.expects_response == original.expects_response
-        assert each.internal_reason == original.internal_reason
-        for side, read in (("request", request_of), ("response", response_of)):
-            before, after = read(original), read(each)
-            if before is None:
-                continue
-            assert after is not None, (each.api_key, getattr(each, f"{side}_missing"))
-            checked += 1
-            before, after = deepcopy(before), deepcopy(after)  # equal frames share their message
-            pairs = list(zip(_records(before), _records(after), strict=True))
-            assert before.body == after.body, each.api_key
-            for old, new in pairs:
-                was, now = decode_record_set(old), decode_record_set(new)
-                assert not now.faults
-                kept = [batch for batch in was.batches if not batch["is_partial"]]
-                assert len(now.batches) == len(kept)
-                assert now.records == was.records
-    assert checked > 250
-
-
-def _records(message: Message) -> list[bytes]:
-    """Takes record data out of a body, because its compressed form may be another."""
-    taken = []
-    for topic in message.body.get("topic_data") or message.body.get("responses") or []:
-        for partition in topic.get("partition_data") or topic.get("partitions") or []:
-            if "records" in partition:
-                taken.append(partition["records"] or b"")
-                partition["records"] = None
-    return taken
-
-
-def test_a_table_set_without_payload_is_refused(captures: Path, tmp_path: Path) -> None:
-    """Each Produce is skipped, and names the option."""
-    kdissect.read(captures / "librdkafka.pcap", payload="keys").write(tmp_path / "set")
-    workload = load_workload(str(tmp_path / "set"))
-    assert len(workload.notes) == 2
-    plan = make_plan(workload, everything())
-    produces = [each for each in plan.steps if each.api_name == "Produce"]
-    assert produces
-    for step in produces:
-        assert step.skipped is not None
-        assert step.skipped.code is SkipCode.NOT_CAPTURED
-        assert "--payload full" in step.skipped.reason
-
-
-def test_one_table_set_or_saved_file_at_a_time(captures: Path, tmp_path: Path) -> None:
-    """A table set beside a capture raises CaptureError."""
+def test_a_table_set_is_refused(captures: Path, tmp_path: Path) -> None:
+    """A workload needs the frames of a capture, which a table set does not have."""
     kdissect.read(captures / "librdkafka.pcap").write(tmp_path / "set")
-    with pytest.raises(CaptureError, match="alone"):
-        load_workload([str(tmp_path / "set"), str(captures / "librdkafka.pcap")])
-    manifest = json.loads((tmp_path / "set" / "_kdissect.json").read_text())
-    assert manifest["options"]["reveal_secrets"] is False
+    with pytest.raises(CaptureError, match="a table set; replay its captures"):
+        load_workload(str(tmp_path / "set"))
