@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -80,7 +81,9 @@ def machine() -> dict[str, Any]:
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory_kb = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr
-    tshark = subprocess.run(["tshark", "--version"], capture_output=True, text=True, check=False)
+    tshark = ""
+    if shutil.which("tshark"):
+        tshark = subprocess.check_output(["tshark", "--version"], text=True)
     return {
         "date": time.strftime("%Y-%m-%d"),
         "load": round(os.getloadavg()[0], 1),
@@ -90,7 +93,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "java": java.splitlines()[0].split('"')[1] if '"' in java else "?",
-        "tshark": " ".join(tshark.stdout.splitlines()[0].split()[1:3]) if tshark.stdout else None,
+        "tshark": " ".join(tshark.splitlines()[0].split()[1:3]) if tshark else None,
         **{name: version(name) for name in LIBRARIES},
     }
 

@@ -48,7 +48,7 @@ from kdissect.pipeline.table_set import (
 )
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink, StagedFile
 from kdissect.tables.arrow_arrays import owned
-from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
+from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -314,12 +314,10 @@ class Tables(Mapping[str, Table]):
         """Find the incidents in the tables; returns one row for each, the worst first.
 
         Columns: kind, severity (`bad`, `warn`, `info`), start_time, end_time, subject,
-        request_count, time_lost_ms, evidence, text, next_command. Raises CaptureError for tables of
-        an older kdissect.
+        request_count, time_lost_ms, evidence, text, next_command.
         """
         from kdissect.incidents import find_incidents
 
-        require_columns(self)
         found = find_incidents({name: table.dataset for name, table in self._tables.items()})
         return _in_memory("incidents", found)
 
@@ -331,12 +329,10 @@ class Tables(Mapping[str, Table]):
         connection_count, request_count, api_versions, topics_written, topics_read, groups.
         since: a time. With it, `change` (`new`, `gone`, `changed`, `same`) compares the requests
         from then on with those before, and `changes` lists what differs.
-        Raises CaptureError for tables of an older kdissect.
         """
         from kdissect.sql import Database
         from kdissect.sql.inventory import inventory
 
-        require_columns(self)
         since_us = None if since is None else time_ns(since) // 1000
         names = {"connections", "exchanges", "record_batches", "apis/Fetch"} & set(self._tables)
         with Database({name: self._tables[name].dataset for name in names}) as database:
@@ -349,9 +345,8 @@ class Tables(Mapping[str, Table]):
         `connections` keeps those with a selected exchange. `anomalies` keeps those of such a
         connection and those without a connection. `captures`, `topics` and `brokers` keep all rows.
         The manifest's totals are the counts after the selection. The ids are read now, other rows
-        on first use. Raises CaptureError for tables of an older kdissect.
+        on first use.
         """
-        require_columns(self)
         exchange_ids, connection_ids = _passing(self.exchanges, selection)
         is_exchange = pc.field("exchange_id").isin(exchange_ids)
         of_connection = pc.field("connection_id").isin(connection_ids)
@@ -484,8 +479,7 @@ def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
     """Open a table set in a folder or at a URL of an object store; rows are read on first use.
 
     path: one set, or several that then appear as one, for example one of each day.
-    Raises CaptureError if there is no table set, or if a capture is in two of them. `notes` has a
-    line if an older kdissect wrote the set.
+    Raises CaptureError if there is no table set of this format, or if a capture is in two of them.
     """
     sets = [_opened(root) for root in _paths(path)]
     return sets[0] if len(sets) == 1 else joined_sets(sets)
@@ -497,21 +491,16 @@ def _opened(root: str) -> Tables:
         name: Table(name, dataset(root, entry["files"]))
         for name, entry in manifest["tables"].items()
     }
-    opened = Tables(tables, manifest)
-    lacks = _missing_columns(opened)
-    if lacks:
-        opened.notes.append(f"{root}: {lacks}")
-    return opened
+    return Tables(tables, manifest)
 
 
 def joined_sets(sets: Sequence[Tables]) -> Tables:
     """Return the rows of several table sets as one set; rows are read on first use.
 
-    Raises CaptureError if a capture is in two of them, or for tables of an older kdissect.
+    Raises CaptureError if a capture is in two of them.
     """
     paths: dict[str, str] = {}
     for tables in sets:
-        require_columns(tables)
         captures = {
             item["sha256"] or item["etag"]: item["path"]
             for item in tables.manifest["inputs"]
@@ -551,32 +540,6 @@ def _united(tables: Sequence[Table]) -> pads.Dataset:
         raise CaptureError(
             f"{tables[0].name}: different releases of kdissect wrote the sets ({error})"
         ) from error
-
-
-def require_columns(tables: Tables) -> None:
-    """Raise CaptureError if the set lacks columns because an older kdissect wrote it."""
-    lacks = _missing_columns(tables)
-    if lacks:
-        # the note of `open_tables` names the set
-        raise CaptureError(next(iter(tables.notes), lacks))
-
-
-def _missing_columns(tables: Tables) -> str:
-    """Return a line about the columns that the fixed tables lack, empty if they have all."""
-    lacks = []
-    if tables.manifest.get("format_version", FORMAT_VERSION) >= FORMAT_VERSION:
-        return ""
-    for name, schema in FIXED_TABLES.items():
-        present = set(tables[name].schema.names) if name in tables else set()
-        missing = [column for column in schema.names if column not in present]
-        if missing:
-            lacks.append(f"{name}: {', '.join(missing)}")
-    if not lacks:
-        return ""
-    return (
-        f"an older kdissect wrote this table set, which lacks columns ({'; '.join(lacks)}). "
-        "Dissect the captures again"
-    )
 
 
 def _written(root: str, manifest: dict[str, Any]) -> Tables:

@@ -60,7 +60,7 @@ from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 Offset = dict[str, Any]
 Key = tuple[int, str]  # orders files: time of the first packet, path
 
-STATE_FORMAT = 6  # raise it when a saved class changes its fields
+STATE_FORMAT = 1  # raise it when a saved class changes its fields
 SECRET_FILES_MAX = 1024  # captures whose TLS secrets a batch reads again
 
 _log = logging.getLogger("kdissect")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as TextTable
 
-from kdissect.api import Tables, require_columns
+from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.exchange_facts import is_fault
 from kdissect.sql.sessions import VALID, certificates
@@ -20,11 +20,7 @@ _LISTED_MAX = 12
 
 
 def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
-    """Return the summary as one JSON document; `out` is the folder of a table set just written.
-
-    Raises CaptureError for tables of an older kdissect.
-    """
-    require_columns(tables)
+    """Return the summary as one JSON document; `out` is the folder of a table set just written."""
     totals = dict(tables.manifest["totals"])
     names = ("connections", "exchanges", "record_batches", "anomalies")
     with Database({name: tables[name].dataset for name in names}) as database:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kdissect.api import Tables, require_columns
+from kdissect.api import Tables
 from kdissect.diff.collect import (
     COMPARED,
     TAILS,
@@ -30,7 +30,7 @@ from kdissect.sql import Database
 from kdissect.sql.views import literal
 from kdissect.text import rfc3339
 
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 1
 SAMPLE_MIN = 20  # exchanges on each side; fewer are not compared
 TAIL_SAMPLE_MIN = 100  # exchanges on each side, to compare the slowest tenth and twentieth
 TAIL_RATIO_MIN = 2.0
@@ -55,11 +55,8 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
 
     ``a`` and ``b`` describe the two sides (numbers of exchanges, connections and clients,
     duration). ``changes`` has a list for each of `KINDS`. ``compared`` has all errors,
-    durations, round trips and sizes with their tests, changed or not. Raises CaptureError for
-    tables of an older kdissect.
+    durations, round trips and sizes with their tests, changed or not.
     """
-    for tables in (a, b):
-        require_columns(tables)
     with open_both(a, b, memory_limit) as database:
         prepare(database, a, b)
         compared = _compare_samples(database)

@@ -54,7 +54,7 @@ from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.schemas import FORMAT_VERSION
 
-STATE_VERSION = 6
+STATE_VERSION = 1
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
 
 # Options that change the rows. The others change how the work is done, or only add information.

@@ -38,7 +38,7 @@ _ANOMALIES = "anomalies"  # has rows from slots and from stories
 KEPT_S = 86_400
 _PLAN = "plan"
 _HEAD = struct.Struct("<qiqq")  # key, kind, order, size
-_FORMAT = 2
+_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ OPEN_FILES, EVENT_FILES, KNOWN_FILE = (
     f"{STATE_FOLDER}/known",
 )
 PART_BYTES = 32 << 20  # bytes of states packed together
-_MAGIC = b"kdissect state 5\n"
+_MAGIC = b"kdissect state 1\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,9 +333,9 @@ def read_manifest(out: str) -> dict[str, Any]:
         raise CaptureError(f"{path}: not readable ({error})") from error
     if not isinstance(document, dict) or "tables" not in document:
         raise CaptureError(f"{path}: is no manifest of a table set")
-    if document.get("format_version", 0) > FORMAT_VERSION:
+    if document.get("format_version") != FORMAT_VERSION:
         raise CaptureError(
-            f"{out}: written by a newer kdissect (format_version "
-            f"{document['format_version']}); upgrade kdissect to read it"
+            f"{out}: is a table set of format {document.get('format_version')}, and this kdissect "
+            f"reads format {FORMAT_VERSION}; dissect the captures again"
         )
     return document

@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from kdissect.api import Tables, open_tables, require_columns
+from kdissect.api import Tables, open_tables
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed
 from kdissect.interrupts import interrupts
@@ -39,10 +39,9 @@ class ReportDatabase:
     def __init__(self, source: str | os.PathLike[str] | Tables) -> None:
         """source: a table set's folder, or the result of `kdissect.read`.
 
-        Raises CaptureError without a table set, or for one of an older kdissect.
+        Raises CaptureError without a table set.
         """
         self.tables = source if isinstance(source, Tables) else open_tables(source)
-        require_columns(self.tables)
         self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
         place = os.path.join(self.folder, "work.duckdb")
         self._connection = connect(place, self.folder, REPORT_MEMORY_LIMIT)

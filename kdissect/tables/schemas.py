@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 1
 
 TIME = pa.timestamp("us", tz="UTC")
 STRINGS = pa.list_(pa.string())

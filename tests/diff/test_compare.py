@@ -332,14 +332,6 @@ def test_an_empty_side(sarama: Tables) -> None:
     assert {row["change"] for row in document["changes"]["apis"]} == {"removed"}
 
 
-def test_an_old_table_set(sarama: Tables) -> None:
-    """A set without service_ms is refused with its name and the remedy."""
-    old = changed(sarama, "exchanges", lambda table: table.drop_columns(["service_ms"]))
-    old.manifest = {**old.manifest, "format_version": 1}
-    with pytest.raises(kdissect.CaptureError, match=r"exchanges: service_ms\). Dissect .* again"):
-        compare(sarama, old)
-
-
 def test_lost_answers_are_not_missing(captures: Path, tmp_path: Path) -> None:
     """Two percent of the packets are gone: their answers are no errors, and are counted."""
     whole = kdissect.read(captures / "sarama.pcap.gz")

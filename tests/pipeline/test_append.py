@@ -11,7 +11,6 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from cramjam import zstd
 
@@ -421,21 +420,6 @@ def test_why_captures_are_read_again(change, reason, halves):
     (out / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ReadAgainError, match=reason):
         append_plan(str(out), [captures[1]], Options(ports=ports), is_wanted)
-
-
-def test_captures_of_a_set_with_fewer_columns_are_read_again(halves, rows_of_halves):
-    """A set of an older format is written anew; the manifest and the notes name the reason."""
-    captures, out = halves
-    manifest = json.loads((out / MANIFEST).read_text())
-    manifest["format_version"] -= 1
-    (out / MANIFEST).write_text(json.dumps(manifest))
-    for path in (out / "exchanges").rglob("*.parquet"):
-        pq.write_table(pq.read_table(path).drop_columns("wait"), path)
-    tables = _appended(out, captures[1])
-    reason = "another version of kdissect wrote the set"
-    assert tables.manifest["append"] == {"read_again": reason}
-    assert tables.notes == [f"the captures of {out} were read again: {reason}"]
-    _check_rows(tables, rows_of_halves)
 
 
 def test_a_state_is_saved_on_request_only(tmp_path, in_process):

@@ -477,7 +477,7 @@ def test_the_format_of_the_state(folder, put):
     found: dict[str, list[str]] = {}
     _fields(query.stream()._load(query.at), found)
     digest = hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
-    assert (folder_stream.STATE_FORMAT, digest) == (6, "372f3c5358634ad2"), found
+    assert (folder_stream.STATE_FORMAT, digest) == (1, "372f3c5358634ad2"), found
 
 
 def test_a_file_that_may_be_read_now(folder, put, monkeypatch):
