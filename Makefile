@@ -27,7 +27,7 @@ demo: $(STAMP) java
 	$(VENV)/bin/kdissect dissect "captures/*.pcap*" --keylog captures/tls13.keylog --out out/demo --overwrite
 
 test: $(STAMP) java
-	$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+	$(PY) -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 test-all: $(STAMP) java
 	$(PY) -m pytest --timeout 0 --hypothesis-profile many -m "heavy or not heavy"

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import material
+
 # A shell may forbid bytecode. Each process of a test would then compile kdissect, and each worker
 # of `make test` would compile all tests.
 sys.dont_write_bytecode = False
@@ -51,6 +53,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else file))
     yield
     items.sort(key=lambda item: (item.path not in with_spark, "truth" not in item.path.parts))
+
+
+# Tests that skip in a clone, and the reasons that a machine may have. Others fail `--expect-skips`.
+SKIPS = ROOT / "tests" / "skips.txt"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--expect-skips", action="store_true", help=f"compare the skipped tests with {SKIPS.name}"
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the seed of the order. Fails a run with other skips than expected."""
+    config = terminalreporter.config
+    if seed := getattr(config.option, "randomly_seed", None):
+        terminalreporter.write_line(f"random order: --randomly-seed={seed}")
+    if not config.getoption("--expect-skips"):
+        return
+    lines = [line for line in SKIPS.read_text().splitlines() if line and line[0] != "#"]
+    reasons = tuple(line[2:] for line in lines if line.startswith("~ "))
+    expected = (
+        {line for line in lines if not line.startswith("~ ")}
+        if not material.CAPTURES.is_dir()
+        else set()
+    )
+    skipped = set()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(reasons):
+            skipped.add(report.nodeid.partition("[")[0])
+    for words, tests in (
+        ("skipped, but not listed", skipped - expected),
+        ("listed, but not skipped", expected - skipped),
+    ):
+        for test in sorted(tests):
+            terminalreporter.write_line(f"{SKIPS.name}: {words}: {test}", red=True)
+    if skipped != expected:
+        terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)

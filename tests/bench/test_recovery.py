@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench import recovery
+from tests.material import CAPTURES, needed
 
-SASL = recovery.SHARED / "sasl" / "sasl_handshake_v0.pcap"
+SASL = CAPTURES / "sasl" / "sasl_handshake_v0.pcap"
 
 
 def names(scenario: recovery.Scenario) -> str:
@@ -17,9 +16,7 @@ def names(scenario: recovery.Scenario) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> recovery.Whole:
-    if not SASL.exists():
-        pytest.skip(f"no {SASL}")
-    return recovery.read_whole(Path(SASL), tmp_path_factory.mktemp("recovery"))
+    return recovery.read_whole(needed(SASL), tmp_path_factory.mktemp("recovery"))
 
 
 @pytest.mark.parametrize("scenario", recovery.SCENARIOS, ids=names)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.kafka_broker import AS_RECORDED, BEFORE, LATEST
-from tests.broker.replaying import MATERIAL, ROOT
+from tests.broker.replaying import ROOT
+from tests.material import CAPTURES as MATERIAL
 
 # of a broker's settings, those that decide what it answers; the others say where it was
 _SHOWN = (

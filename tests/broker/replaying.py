@@ -17,7 +17,6 @@ from kdissect.replay.comparison.grouping import plain_path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")
-MATERIAL = ROOT.parent / "shared" / "captures"
 _CODES = re.compile(r"\w+ then, \w+ now")
 
 

@@ -12,6 +12,7 @@ from tests.broker.clients import RECORDED, Recorded
 from tests.broker.kafka_broker import AS_RECORDED, BEFORE, LATEST, Broker, free_ports
 from tests.broker.proxy import Proxy
 from tests.broker.replaying import EVERYTHING, ROOT, Replayed, after_plan, finish, replay, start
+from tests.material import ABSENT
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
 SARAMA = ROOT / "captures" / "sarama.pcap.gz"
@@ -46,7 +47,7 @@ def _replayed(
     recorded: Recorded, start_broker: Callable[..., Broker], folder: Path, kafka_version: str
 ) -> Replayed:
     if not recorded.path.exists():
-        pytest.skip(f"{recorded.name} is not here: it is not shipped with the project")
+        pytest.skip(ABSENT)
     target = start_broker(kafka_version, **recorded.broker())
     return replay(
         recorded.path,

@@ -11,8 +11,10 @@ from tests.broker.clients import RECORDED, Recorded
 from tests.broker.kafka_broker import AS_RECORDED, Broker, Unavailable, start_cluster
 from tests.broker.read_back import produced_logs, read_logs
 from tests.broker.record import recording
-from tests.broker.replaying import EVERYTHING, MATERIAL, replay
+from tests.broker.replaying import EVERYTHING, replay
 from tests.broker.sessions import TOPICS, read_back, whole_session
+from tests.material import ABSENT
+from tests.material import CAPTURES as MATERIAL
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
 CLUSTER = MATERIAL / "cluster" / "cluster.pcap"
@@ -41,7 +43,7 @@ def test_a_cluster_on_one_broker(start_broker: Callable[..., Broker], tmp_path: 
     """Three brokers, one killed and one stopped meanwhile, share groups, transactions: no
     difference on one broker, and kafka-python reads what the captured clients wrote."""
     if not CLUSTER.exists():
-        pytest.skip("cluster.pcap is not here: it is not shipped with the project")
+        pytest.skip(ABSENT)
     target = start_broker(settings=AS_RECORDED | {"share.coordinator.state.topic.min.isr": "1"})
     options = ("--create-topics", "--max-gap", "2s")
     done = replay(CLUSTER, target.address, tmp_path / "r.jsonl", *EVERYTHING, *options)
@@ -98,7 +100,7 @@ def test_captures_on_a_cluster(
 ) -> None:
     """Captures of one broker and of three, on a cluster: no difference."""
     if not recorded.path.exists():
-        pytest.skip(f"{recorded.name} is not here: it is not shipped with the project")
+        pytest.skip(ABSENT)
     nodes = start_three(**recorded.broker())
     options = (*EVERYTHING, *recorded.options())
     done = replay(recorded.path, nodes[0].address, tmp_path / "r.jsonl", *options)

@@ -13,9 +13,6 @@ from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo, Sources, Split, plan_splits
 from tests.oracles.link_layers import Segment
 
-SHARED = Path(__file__).parents[3] / "shared" / "captures"
-
-
 # Packets.
 
 

@@ -13,12 +13,12 @@ from kdissect.capture.inputs import InputFile, find_captures, spool
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo, plan_splits
-from tests.capture.build import SHARED, ignored_of, read, segments_of
+from tests.capture.build import ignored_of, read, segments_of
+from tests.material import CAPTURES as SHARED
+from tests.material import needs_material
 from tests.oracles.link_layers import scan_capture
 
-pytestmark = pytest.mark.skipif(
-    not SHARED.is_dir(), reason="../shared/captures is not beside this repository"
-)
+pytestmark = needs_material
 
 
 def manifest_counts() -> dict[str, int]:

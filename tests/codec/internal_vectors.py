@@ -1,4 +1,4 @@
-"""The shared vectors of internal topics, control records and embedded formats."""
+"""Kafka's vectors of internal topics, control records and embedded formats."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import gzip
 import json
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition
 from tests.codec.message_vectors import same
+from tests.material import VECTORS
 
-INTERNAL = Path(__file__).parents[3] / "shared/kafka/vectors/internal.jsonl.gz"
 LOGS = {
     "group_coordinator": ("group", "__consumer_offsets"),
     "transaction": ("transaction", "__transaction_state"),
@@ -27,11 +24,9 @@ LOGS = {
 
 @cache
 def internal_vectors() -> dict[str, list[dict[str, Any]]]:
-    """All vectors by kind, bytes as bytes; skips the test where they are not at hand."""
-    if not INTERNAL.exists():
-        pytest.skip(f"no vectors at {INTERNAL}")
+    """All vectors by kind, bytes as bytes."""
     groups = defaultdict(list)
-    with gzip.open(INTERNAL, "rt", encoding="utf-8") as lines:
+    with gzip.open(VECTORS / "internal.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
             vector = json.loads(line)
             for name in ("key", "value"):

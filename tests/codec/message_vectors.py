@@ -8,23 +8,19 @@ import json
 import math
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import numpy as np
-import pytest
 
-MESSAGES = Path(__file__).parents[3] / "shared/kafka/vectors/messages.jsonl.gz"
+from tests.material import VECTORS
 
 
 @cache
 def message_vectors() -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """All vectors by API key and side; skips the test where they are not at hand."""
-    if not MESSAGES.exists():
-        pytest.skip(f"no vectors at {MESSAGES}")
+    """All vectors by API key and side."""
     groups = defaultdict(list)
-    with gzip.open(MESSAGES, "rt", encoding="utf-8") as lines:
+    with gzip.open(VECTORS / "messages.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
             vector = json.loads(line)
             vector["frame"] = bytes.fromhex(vector["frame"])

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kdissect.codec.record_batches import DecompressionLimits, iter_record_chunks
 from kdissect.codec.record_codec import RecordSet, decode_record_set
-
-VECTORS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
+from tests.material import VECTORS
 
 
 def vectors() -> list[dict[str, Any]]:
-    """Record sets that Kafka wrote, with the values of Kafka's reader; [] if absent."""
-    if not VECTORS.exists():
-        return []
-    with gzip.open(VECTORS) as lines:
+    """Record sets that Kafka wrote, with the values of Kafka's reader."""
+    with gzip.open(VECTORS / "records.jsonl.gz") as lines:
         return [json.loads(line) for line in lines]
 
 

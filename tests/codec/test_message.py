@@ -10,9 +10,9 @@ import kdissect
 from kdissect import DecodeError, EncodeError, Message, decode_message, encode_message
 from kdissect.protocol import catalog
 from tests.codec.message_values import to_json
+from tests.material import VECTORS
 
 ROOT = Path(__file__).resolve().parents[2]
-VECTORS = ROOT.parent / "shared" / "kafka" / "vectors" / "messages.jsonl.gz"
 GOLDEN = ROOT / "tests" / "golden" / "messages.jsonl"
 
 
@@ -33,11 +33,10 @@ def check(line):
     assert encode_message(made) == frame, where
 
 
-@pytest.mark.skipif(not VECTORS.is_file(), reason=f"no vectors at {VECTORS}")
 def test_every_message_of_kafkas_own_writer():
     """Each API and version as Kafka's classes wrote it decodes and encodes to the same bytes."""
     seen = set()
-    with gzip.open(VECTORS, "rt", encoding="utf-8") as file:
+    with gzip.open(VECTORS / "messages.jsonl.gz", "rt", encoding="utf-8") as file:
         lines = [json.loads(text) for text in file]
     for line in lines:
         check(line)

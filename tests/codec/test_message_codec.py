@@ -18,9 +18,9 @@ from kdissect.protocol import catalog, grammar
 from kdissect.protocol.model import Type
 from kdissect.status import REASONS, Status
 from tests.codec.message_values import sample, to_json, values
+from tests.material import VECTORS
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERNAL = ROOT.parent / "shared" / "kafka" / "vectors" / "internal.jsonl.gz"
 
 
 def all_definitions():
@@ -369,11 +369,10 @@ def test_a_string_too_long_for_its_form_is_refused():
 # Records and embedded data, as Kafka's own classes wrote them
 
 
-@pytest.mark.skipif(not INTERNAL.is_file(), reason=f"no vectors at {INTERNAL}")
 def test_internal_records_of_kafkas_own_writer():
     """Keys and values of internal topics decode as Kafka's classes wrote them."""
     checked = 0
-    with gzip.open(INTERNAL, "rt", encoding="utf-8") as file:
+    with gzip.open(VECTORS / "internal.jsonl.gz", "rt", encoding="utf-8") as file:
         lines = [json.loads(text) for text in file]
     for line in lines:
         kind, name = line["kind"], line["name"]

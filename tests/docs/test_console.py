@@ -6,9 +6,10 @@ import pytest
 
 from tests import console
 from tests.conftest import ROOT
+from tests.material import CAPTURES
 
 # questions.md is run by test_questions.py where the logs are that it is compared with
-ELSEWHERE = {"questions"} if (ROOT.parent / "shared" / "captures").exists() else set()
+ELSEWHERE = {"questions"} if CAPTURES.exists() else set()
 ON_SPARK = {"dissect"}
 PAGES = {
     page.stem: page

@@ -15,14 +15,13 @@ import pytest
 
 from tests import console
 from tests.conftest import ROOT
+from tests.material import CAPTURES as LOGS
+from tests.material import needs_material
 
 PAGE = (ROOT / "docs" / "questions.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\d+)\. .*?\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
-LOGS = ROOT.parent / "shared" / "captures"
 
-pytestmark = pytest.mark.skipif(
-    not LOGS.exists(), reason="no request logs of the brokers beside the project"
-)
+pytestmark = needs_material
 
 Row = dict[str, Any]
 

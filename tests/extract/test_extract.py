@@ -19,11 +19,12 @@ from kdissect.extract import extract
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.selection import ConnectionName, Selection
-from tests.conftest import CAPTURES, ROOT
+from tests.conftest import CAPTURES
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 from tests.oracles.packets import read_capture
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
-SHARED = ROOT.parent / "shared" / "captures"
 NOTHING_LOST = ("api_name", "api_version", "correlation_id", "client_id", "request_size",
                 "response_size", "request_time_ns", "response_time_ns", "latency_ms", "topics",
                 "error_codes", "decode_status")  # fmt: skip
@@ -137,7 +138,7 @@ def test_several_captures_keep_their_order(tmp_path):
     """Packets of rotated files follow each other in one file."""
     captures = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
     if not captures:
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     _, out = _run(tmp_path, Selection(), *captures)
     assert _packets(out) == [packet for path in captures for packet in _packets(path)]
 
@@ -149,7 +150,7 @@ def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
     """Each exchange is in the extract of all exchange ids."""
     path = SHARED / name
     if not path.exists():
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     tables = kdissect.read(path, payload="none")
     exchanges = tables.exchanges.to_arrow()
     _, out = _run(tmp_path, Selection(exchanges=tuple(exchanges["exchange_id"].to_pylist())), path)
@@ -163,7 +164,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
     """The extract decrypts on its own."""
     path, keys = SHARED / "tls" / "tls13.pcap", SHARED / "tls" / "tls13.keylog"
     if not path.exists():
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     tables = kdissect.read(path, keylog=keys)
     tls = tables.connections.to_arrow().filter(pc.field("is_tls") & pc.field("is_kafka"))
     exchanges = tables.exchanges.to_arrow().filter(
@@ -221,7 +222,7 @@ def test_packets_are_picked_where_the_oracle_reads_them(name):
     """Position, length, time and link type equal the oracle's."""
     path = SHARED / "shapes" / name
     if not path.exists():
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     data = path.read_bytes()
     expected = {
         packet.number: (packet.data_pos, packet.captured, packet.length, packet.time_ns,

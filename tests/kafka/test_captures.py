@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
 from tests.kafka.plain_reader import Memory, read_capture
+from tests.material import CAPTURES, needs_material
 
-CAPTURES = Path(__file__).parents[3] / "shared" / "captures"
-pytestmark = pytest.mark.skipif(not CAPTURES.exists(), reason=f"no captures in {CAPTURES}")
+pytestmark = needs_material
 
 WHOLE = (
     "admin/admin", "cluster/cluster", "java_latest/java_latest", "odd/odd_conversations",

@@ -1,7 +1,8 @@
 """The layers of a packet down to its TCP segment, a function a layer.
 
 A layer's function gets the bytes from the layer's first one on. It returns the next layer's name
-and place, or raises `Ignored` with the reason. `kdissect.capture.link_layers` names the standards.
+and place, or raises `Ignored` with the reason. Numbers: tcpdump.org's link types, IANA's protocols
+and ports.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kdissect.capture import link_layers as link
-from kdissect.capture.segments import MAPPED, NO_HEADER, NO_WINDOW, OPTIONS_SHIFT, SYN
+from kdissect.capture.segments import NO_HEADER, NO_WINDOW, OPTIONS_SHIFT
 from tests.oracles.packets import Packet, read_capture
+
+MAPPED = bytes(10) + bytes(2 * [255])  # before an IPv4 address in IPv6's form (RFC 4291, 2.5.5.2)
+SYN = 0x02  # RFC 9293, 3.1
+# IANA's names of protocols that carry no segment
+PROTOCOLS = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
+# VXLAN (RFC 7348, and Linux before it), GENEVE (RFC 8926), MPLS (RFC 7510), GTP-U (TS 29.281)
+TUNNELS = {4789, 8472, 6081, 6635, 2152}
 
 
 class Ignored(Exception):
@@ -173,13 +180,13 @@ def _ipv6_next(at: Place) -> Next:
 def _transport(at: Place) -> Next:
     names = {6: "tcp", 17: "udp", 47: "gre", 4: "ipv4", 41: "ipv6", 137: "mpls"}
     if at.protocol not in names:
-        raise Ignored(link.reason_name(link.OTHER_PROTOCOL + at.protocol))
+        raise Ignored(PROTOCOLS.get(at.protocol, f"ip_protocol_{at.protocol}"))
     return names[at.protocol], at
 
 
 def _udp(at: Place) -> Next:
     ports = struct.unpack_from(">HH", at.need(8, "udp"))
-    port = next((one for one in reversed(ports) if one in link.TUNNEL_PORTS), None)
+    port = next((one for one in reversed(ports) if one in TUNNELS), None)
     if port is None:
         raise Ignored("udp")
     if port == 6635:
@@ -242,15 +249,15 @@ LAYERS: dict[str, Callable[[Place], Next]] = {
 
 
 def _first_layer(link_type: int, at: Place) -> Next:
-    if link_type == link.ETHERNET:
+    if link_type == 1:  # Ethernet
         return "ethernet", at
-    if link_type == link.SLL:
+    if link_type == 113:  # Linux cooked
         (ethertype,) = struct.unpack_from(">H", at.need(16, "not_ip"), 14)
         return _by_ethertype(ethertype, at.behind(16))
-    if link_type == link.SLL2:
+    if link_type == 276:  # Linux cooked, version 2
         (ethertype,) = struct.unpack_from(">H", at.need(20, "not_ip"))
         return _by_ethertype(ethertype, at.behind(20))
-    if link_type in (link.NULL, link.LOOP):
+    if link_type in (0, 108):  # BSD loopback, and OpenBSD's
         header = at.need(4, "not_ip")
         family = int.from_bytes(header, "big")
         if family > 0xFFFF:
@@ -258,7 +265,7 @@ def _first_layer(link_type: int, at: Place) -> Next:
         if family not in (2, 10, 24, 28, 30):
             raise Ignored("not_ip")
         return "ipv4" if family == 2 else "ipv6", at.behind(4)
-    names = {12: "ip", 14: "ip", link.RAW: "ip", link.IPV4: "ip", link.IPV6: "ipv6"}
+    names = {12: "ip", 14: "ip", 101: "ip", 228: "ip", 229: "ipv6"}
     if link_type not in names:
         raise Ignored(f"unsupported_link_type_{link_type}")
     return names[link_type], at
@@ -271,7 +278,7 @@ def find_tcp(packet: bytes, length: int, link_type: int) -> Place:
     while name != "tcp":
         name, at = LAYERS[name](at)
     at.need(4, "tcp_malformed")
-    if at.end - at.pos < link.TCP_NEEDED:
+    if at.end - at.pos < 14:  # up to the flags
         return at
     size = (at.packet[at.pos + 12] >> 4) * 4
     if size < 20 or size > at.wire_end - at.pos or at.wire_end - at.pos >= 2**31:

@@ -9,9 +9,21 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kdissect.capture.pcap import MAGICS, MODIFIED
-from kdissect.capture.pcapng import NUMBERED, SECTION_MAGIC
-
+# Magic number -> byte order and digits of a second's fraction (opsawg-pcap; the last two as
+# Alexey Kuznetsov's modified libpcap wrote them, with 24 bytes before a packet).
+MAGICS = {
+    bytes.fromhex("a1b2c3d4"): ("big", 6),
+    bytes.fromhex("d4c3b2a1"): ("little", 6),
+    bytes.fromhex("a1b23c4d"): ("big", 9),
+    bytes.fromhex("4d3cb2a1"): ("little", 9),
+    bytes.fromhex("a1b2cd34"): ("big", 6),
+    bytes.fromhex("34cdb2a1"): ("little", 6),
+}
+MODIFIED = {bytes.fromhex("a1b2cd34"), bytes.fromhex("34cdb2a1")}
+SECTION_MAGIC = bytes.fromhex("0a0d0d0a")
+# Blocks without a packet that have a frame number in Wireshark: systemd's journal, custom blocks
+# (to be copied or not), Sysdig's events.
+NUMBERED = {0x9, 0xBAD, 0x40000BAD, 0x204, 0x216, 0x221}
 SECOND_NS = 10**9
 SECONDS_MAX = 2**62 - 1
 INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)

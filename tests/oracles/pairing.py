@@ -1,23 +1,29 @@
-"""Pairing of requests and responses by searching lists; the order of answers is PAIRING's."""
+"""Pairing of requests and responses by searching lists.
+
+A broker answers the requests of a connection in their order (Kafka's protocol guide, "Network"). A
+request waits, wants no answer (Produce with acks=0), or had its answer in a hole.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
-from kdissect.kafka.assembly import PairStatus
-from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
-from kdissect.kafka.pairing import (
-    CLOCKS_MAX_NS,
-    IN_ORDER,
-    OUT_OF_ORDER,
-    PAIRING,
-    SECOND,
-    TOKENS_AHEAD_MAX,
-    UNASKED,
-    Event,
-    PairState,
-)  # fmt: skip
+EXPECTS, TOKEN, SILENT = 0, 1, 2  # kinds of a request
+IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
+CLOCKS_APART_NS = 10**9  # clocks of two taps
+TOKENS_AHEAD = 64
+
+
+class PairStatus(IntEnum):
+    """The numbers of `exchanges.status`, in the order of `docs/tables.md`."""
+
+    PAIRED = 0
+    NO_RESPONSE_EXPECTED = 1
+    REQUEST_MISSING = 2
+    RESPONSE_MISSING = 3
+    CONNECTION_CLOSED = 4
 
 
 class Request(NamedTuple):
@@ -45,7 +51,7 @@ def may_answer(
     neighbours = [*requests[max(0, row - 1) : row], *requests[row + 1 : row + 2]]
     own = all(other.correlation_id != requests[row].correlation_id for other in neighbours)
     is_there = acked is None or requests[row].end <= acked
-    return own and is_there and requests[row].time_ns <= time_ns + CLOCKS_MAX_NS
+    return own and is_there and requests[row].time_ns <= time_ns + CLOCKS_APART_NS
 
 
 def acknowledged(requests: Sequence[Request], responses: Sequence[Response]) -> list[int | None]:
@@ -84,7 +90,7 @@ def pair(
         found = -1
         if wanted == TOKEN and hole:
             for row in waiting:
-                if highest < row <= highest + TOKENS_AHEAD_MAX and requests[row].kind == TOKEN:
+                if highest < row <= highest + TOKENS_AHEAD and requests[row].kind == TOKEN:
                     if not may_answer(requests, row, response.time_ns, acked):
                         break
                     found = row
@@ -123,12 +129,14 @@ def pair(
         came.append(IN_ORDER if found > highest else OUT_OF_ORDER)
         highest = max(highest, found)
         answer_of[found] = answer
-        state = PairState.SILENT if requests[found].kind == SILENT else PairState.OUTSTANDING
-        status[found] = PAIRING[state, Event.RESPONSE]
+        status[found] = PairStatus.PAIRED
     for row, request in enumerate(requests):
         if answer_of[row] < 0:
-            state = PairState.SILENT if request.kind == SILENT else PairState.OUTSTANDING
-            state = PairState.LOST if is_lost[row] else state
-            lost = has_loss and row < highest
-            status[row] = PAIRING[state, Event.CLOSE if is_closed and not lost else Event.LOSS]
+            is_out = is_closed and not (has_loss and row < highest)
+            if is_lost[row]:
+                status[row] = PairStatus.RESPONSE_MISSING
+            elif request.kind == SILENT:
+                status[row] = PairStatus.NO_RESPONSE_EXPECTED
+            elif is_out:
+                status[row] = PairStatus.CONNECTION_CLOSED
     return answer_of, status, came, is_lost

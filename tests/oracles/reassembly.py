@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kdissect.capture.segments import ACK, FIN, FRAGMENT_PART, NO_HEADER, RST, SYN
-from kdissect.tcp.reassembly import FAR, FAR_ONCE_CLOSED, REORDERED
+from kdissect.capture.segments import FRAGMENT_PART, NO_HEADER
+
+FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10  # RFC 9293, 3.1
+# Which numbers belong to one connection (`docs/how-it-works.md`): a window has at most 2^30 bytes
+# (RFC 7323, 2.3); 16 MiB after a close; 1 MiB between a SYN and what overtook it.
+FAR, FAR_ONCE_CLOSED, REORDERED = 2**30, 2**24, 2**20
 
 
 def distance(number: int, other: int) -> int:

@@ -13,14 +13,12 @@ import pytest
 from kdissect.capture.inputs import find_captures, spool
 from kdissect.capture.scan import scan
 from kdissect.capture.splits import plan_splits
-
-SHARED = Path(__file__).parents[3] / "shared" / "captures"
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 
 pytestmark = [
     pytest.mark.peer,
-    pytest.mark.skipif(
-        not SHARED.is_dir(), reason="../shared/captures is not beside this repository"
-    ),
+    pytest.mark.skipif(not SHARED.is_dir(), reason=ABSENT),
 ]
 
 LINKS = {

@@ -21,10 +21,11 @@ from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.table_set import MANIFEST
-from tests.conftest import CAPTURES, ROOT
+from tests.conftest import CAPTURES
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 from tests.resume.test_carry import FILE_HEADER, Packet, Talk, request, response
 
-SHARED = ROOT.parent / "shared" / "captures"
 ROTATED = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
 EXCEPTIONS = {"late_packets", "late_names", "carry_limit"}
 COMPRESSIONS = {".gz": gzip, ".zst": zstd}
@@ -140,7 +141,7 @@ def _one_by_one(captures: list[str], out: Path, **options) -> list[str | None]:
 def test_the_next_file_of_a_rotation_goes_on_where_the_last_one_ended(tmp_path, in_process):
     """Open requests of three files are answered in the next two."""
     if not ROTATED:
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     out = tmp_path / "tables"
     first = kdissect.dissect(None, ROTATED[:3], out, append=True)
     open_before = first.exchanges.to_pandas().status.eq("response_missing").sum()
@@ -248,7 +249,7 @@ def test_connections_that_cross_many_files(name, tmp_path, in_process):
     """Connections that cross nine files give the rows of one run."""
     path = SHARED / f"{name}.pcap"
     if not path.exists():
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     captures = _rotated(path, 9, tmp_path / "parts")
     out = tmp_path / "tables"
     for capture in captures:
@@ -491,7 +492,7 @@ def test_secrets_are_not_kept(tmp_path, in_process):
     """No file of the state has a password or token of the capture."""
     path = SHARED / "sasl" / "sasl.pcap"
     if not path.exists():
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     count = len(_packets(path)[1])
     for place in range(100, count, 400):
         captures = _rotated(path, [place], tmp_path / "parts")

@@ -14,9 +14,9 @@ from kdissect.codec.compression import Codec, compress
 from kdissect.codec.record_codec import encode_message, encode_messages
 from kdissect.protocol import catalog
 from tests.codec.internal_vectors import LOGS, check_row, internal_vectors
+from tests.material import VECTORS
 from tests.pipeline.made import batch, exchange, fetch, write_capture
 
-RECORDS = Path(__file__).parents[3] / "shared/kafka/vectors/records.jsonl.gz"
 METADATA_ID = UUID(int=1)
 ORDERS_ID = UUID("6ec0a6cc-6ac1-44b6-8f1b-3c1e6b0f0001")
 ORDERS_TEXT = "bsCmzGrBRLaPGzweaw8AAQ"
@@ -162,9 +162,7 @@ def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
 
 
 def _record_vectors() -> list[dict[str, Any]]:
-    if not RECORDS.exists():
-        pytest.skip(f"no vectors at {RECORDS}")
-    with gzip.open(RECORDS, "rt") as lines:
+    with gzip.open(VECTORS / "records.jsonl.gz", "rt") as lines:
         return [json.loads(line) for line in lines]
 
 

@@ -15,13 +15,12 @@ import pytest
 
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Type
+from tests.material import DEFINITIONS as FACTS
+from tests.material import needs_material
 from tools import update_definitions
 
-FACTS = Path(__file__).resolve().parents[3] / "shared" / "kafka" / "definitions"
 NEWEST, OLD = "4.3.1", "3.9.1"
 SCALARS = {kind.value for kind in Type} - {"struct"}
-
-needs_facts = pytest.mark.skipif(not FACTS.is_dir(), reason=f"no facts at {FACTS}")
 
 
 def versions_of(text):
@@ -158,13 +157,13 @@ def compare(all_facts):
     return compared
 
 
-@needs_facts
+@needs_material
 def test_newest_release_is_described_word_by_word():
     """Each definition equals Kafka's own JSON."""
     assert compare(release(NEWEST)) == 734  # 604 of messages
 
 
-@needs_facts
+@needs_material
 def test_versions_that_only_the_older_release_has_are_described_word_by_word():
     """Dropped versions equal the older JSON."""
     newest = {facts["name"]: versions_of(facts["validVersions"]) for facts in release(NEWEST)}
@@ -183,7 +182,7 @@ def test_versions_that_only_the_older_release_has_are_described_word_by_word():
     assert compared == 2 * 59
 
 
-@needs_facts
+@needs_material
 def test_releases_disagree_only_where_the_file_says_so():
     """Differences between releases are notes in the files."""
     for facts in release(OLD):
@@ -205,7 +204,7 @@ def test_releases_disagree_only_where_the_file_says_so():
                 ]
 
 
-@needs_facts
+@needs_material
 def test_pairs_header_versions_and_drafts_are_kafkas():
     """The list of versions equals the one of Kafka's classes."""
     with (FACTS / "pairs.csv").open(encoding="utf-8") as file:

@@ -12,11 +12,10 @@ from kdissect.errors import DefinitionError
 from kdissect.protocol import releases
 from kdissect.protocol.catalog import apis
 from kdissect.protocol.model import VersionRange
-from tests.conftest import ROOT
+from tests.material import CAPTURES, DEFINITIONS, needs_material
 from tools import release_facts
 
-SHARED = ROOT.parent / "shared"
-PAIRS = SHARED / "kafka" / "definitions" / "pairs.csv"
+PAIRS = DEFINITIONS / "pairs.csv"
 JARS = "KDISSECT_KAFKA_JARS"  # a folder of kafka-clients-*.jar and slf4j-api-*.jar
 
 
@@ -98,7 +97,7 @@ def test_kip_896() -> None:
     assert releases.spoken_versions("4.0.0")[11].first == 2
 
 
-@pytest.mark.skipif(not PAIRS.exists(), reason="no reference list of versions beside the project")
+@needs_material
 @pytest.mark.parametrize("release", ["3.9.1", "4.3.1"])
 def test_against_the_definitions_of_a_release(release: str) -> None:
     """The versions in a release's message definitions, drafts left out."""
@@ -112,7 +111,7 @@ def test_against_the_definitions_of_a_release(release: str) -> None:
     assert {key: set(range(v.first, v.last + 1)) for key, v in spoken.items()} == wanted
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="no recorded brokers beside the project")
+@needs_material
 @pytest.mark.parametrize(
     ("log", "release"),
     [
@@ -125,7 +124,7 @@ def test_versions_are_those_of_recorded_brokers(log: str, release: str) -> None:
     """A broker's own answer to ApiVersions; Produce from 0 on is there for old clients' sake."""
     spoken = releases.spoken_versions(release)
     checked = 0
-    with gzip.open(SHARED / "captures" / f"{log}.requests.jsonl.gz", "rt") as stream:
+    with gzip.open(CAPTURES / f"{log}.requests.jsonl.gz", "rt") as stream:
         for line in stream:
             row = json.loads(line)
             if row["api_key"] != 18 or not row["response"].get("apiKeys"):

@@ -7,15 +7,14 @@ and nullable strings too; what it never prints is in ``nullables_and_tags.csv``.
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Type
+from tests.material import ABSENT, SEEDS
 
-SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
-pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=f"no seed guides at {SEEDS}")
+pytestmark = pytest.mark.skipif(not SEEDS.is_dir(), reason=ABSENT)
 
 TAGS = "tags"
 ANY = "any"  # the guide lost the type

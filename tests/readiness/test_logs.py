@@ -13,15 +13,12 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import find_release, spoken_versions
 from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN, assess
 from kdissect.readiness.software import Behaviour
-from tests.conftest import ROOT
+from tests.material import CAPTURES, needs_material
 
-CAPTURES = ROOT.parent / "shared" / "captures"
 # how the servers of these recordings call themselves
 SERVERS = r"\d+|broker-\d+-.*|raft-client-\d+|(AddPartitionsManager|Persister)-client-\d+|Network.*"
 
-pytestmark = pytest.mark.skipif(
-    not CAPTURES.exists(), reason="no recorded captures with request logs beside the project"
-)
+pytestmark = needs_material
 
 VERDICTS = {
     ("old_clients/java_0_8_2_2", "4.0"): {BREAKS: 3, UNKNOWN: 0, OK: 1},

@@ -21,11 +21,12 @@ from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.broker.lies import RECORD_KINDS
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 from tests.oracles.message_fields import holders
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, replay
 
 CAPTURES = Path(__file__).parents[2] / "captures"
-SHARED = Path(__file__).parents[3] / "shared" / "captures"
 NAMES = ("librdkafka.pcap", "java_2_0_1.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz")
 BESIDE = ("admin/admin.pcap", "transactions/transactions.pcap")
 UNKNOWN_SERVER_ERROR, REBALANCE_IN_PROGRESS, NOT_LEADER = -1, 27, 6
@@ -247,7 +248,7 @@ def captures(*, are_heavy: bool) -> list[Any]:
     for name in (*NAMES, *BESIDE):
         marks = []
         if "/" in name and not (SHARED / name).is_file():
-            marks = [pytest.mark.skip(reason="no shared captures on this machine")]
+            marks = [pytest.mark.skip(reason=ABSENT)]
         elif are_heavy and (name in NAMES[3:] or "/" in name):
             marks = [pytest.mark.heavy]
         found.append(pytest.param(name, marks=marks))

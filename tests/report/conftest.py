@@ -12,10 +12,10 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report, build
-from tests.conftest import CAPTURES, ROOT
+from tests.conftest import CAPTURES
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 from tests.report.made import hostile, tables
-
-SHARED = ROOT.parent / "shared" / "captures"
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +98,7 @@ def shared_capture() -> Callable[[str], Path]:
     def find(name: str) -> Path:
         path = SHARED / name
         if not path.exists():
-            pytest.skip(f"{path} is not there")
+            pytest.skip(ABSENT)
         return path
 
     return find

@@ -13,7 +13,8 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report, build
-from tests.report.conftest import SHARED
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 from tests.report.made import HOSTILE, hostile
 
 READY_MS_MAX = 1000
@@ -128,7 +129,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cluster of three brokers: all sections have rows."""
     capture = SHARED / "cluster" / "cluster.pcap"
     if not capture.exists():
-        pytest.skip(f"{capture} is not there")
+        pytest.skip(ABSENT)
     out = tmp_path_factory.mktemp("large") / "x.html"
     return build(kdissect.read(capture), out, csv=False).html
 

@@ -28,6 +28,7 @@ from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
 from tests.capture.build import ethernet, ipv4, pcap, tcp
 from tests.damage import lose_packets
 from tests.kafka.playbook import BROKER, CLIENT, Playbook, request, response
+from tests.material import ABSENT
 from tests.pipeline.test_append import SHARED, _check, _check_cuts, _counted, _rotated
 from tests.tls.test_decrypt import _Sealer
 from tests.tls.tls_talk import Parties, Talk
@@ -238,7 +239,7 @@ def test_cuts_of_captures_with_lost_packets(name: str, tmp_path: Path, in_proces
     """Record numbers are searched after each hole, in whichever part it is filled or given up."""
     whole = SHARED / "tls" / f"{name}.pcap"
     if not whole.exists():
-        pytest.skip("no shared captures on this machine")
+        pytest.skip(ABSENT)
     shutil.copy(whole.with_suffix(".keylog"), tmp_path)
     lose_packets(whole.read_bytes(), tmp_path / whole.name, 0.02)
     assert _check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}

@@ -11,9 +11,10 @@ from kdissect.capture import windows
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
 from kdissect.show.loop import Exchanges, Style, show
-from tests.conftest import CAPTURES, ROOT
+from tests.conftest import CAPTURES
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 
-SHARED = ROOT.parent / "shared" / "captures"
 SHIPPED = sorted(path for path in CAPTURES.iterdir() if ".pcap" in path.name)
 
 
@@ -24,7 +25,7 @@ def shared(*names: str, quickly: Collection[str] = ()) -> list[Any]:
         pytest.param(
             path := SHARED / name,
             marks=[
-                pytest.mark.skipif(not path.exists(), reason=f"{path} is not there"),
+                pytest.mark.skipif(not path.exists(), reason=ABSENT),
                 *([] if path.name in quickly else [pytest.mark.heavy]),
             ],
         )

@@ -8,7 +8,8 @@ import pytest
 import kdissect
 from kdissect.pipeline.cluster_facts import BROKER_ROLE, CONTROLLER, NodeRole
 from kdissect.pipeline.facts import CaptureFacts, brokers_table, with_owners
-from tests.truth.material import Capture, needs_material
+from tests.material import needs_material
+from tests.truth.material import Capture
 
 
 def ips(brokers: list[tuple[int, str, int]], listeners: set[tuple[str, int]]) -> list[str | None]:

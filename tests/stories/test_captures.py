@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.material import needs_material
 from tests.truth import request_log
-from tests.truth.material import Capture, needs_material, read
+from tests.truth.material import Capture, read
 
 pytestmark = needs_material
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.material import needs_material
 from tests.truth import request_log
-from tests.truth.material import Capture, needs_material
+from tests.truth.material import Capture
 
 pytestmark = needs_material
 Ask = tuple[str, int]

@@ -10,7 +10,8 @@ import kdissect
 from kdissect.pipeline import run_plan
 from kdissect.stories import events
 from kdissect.stories.events import Collector, story, unpack
-from tests.truth.material import Capture, needs_material
+from tests.material import needs_material
+from tests.truth.material import Capture
 from tests.truth.rows import set_differences
 
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 import kdissect
 from kdissect.tables.embedded import group_members
-from tests.truth.material import Capture, needs_material
+from tests.material import needs_material
+from tests.truth.material import Capture
 
 VALUE = pa.struct(
     [

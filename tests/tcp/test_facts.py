@@ -28,13 +28,14 @@ from kdissect.kafka.assembly import CONNECTION
 from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.facts import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
+from tests.material import ABSENT
+from tests.material import CAPTURES as SHARED
 from tests.oracles import tcp_facts as oracle
 from tests.oracles.link_layers import scan_capture
 from tests.tcp.test_reassembly import Memory
 
 WINDOW_NS = 10_000_000
 CAPTURES = Path(__file__).parents[2] / "captures"
-SHARED = Path(__file__).parents[3] / "shared" / "captures"
 MS = 1_000_000
 SIDES = ("request", "response")
 WITH_ERROR = ("rtt_ms_p50", "rtt_ms_p99")
@@ -373,7 +374,7 @@ def conversations_of(path: Path) -> dict[tuple[Any, ...], list[oracle.Segment]]:
 def test_real_captures(path: Path) -> None:
     """Every connection whose endpoints have only one has the oracle's facts."""
     if not path.exists():
-        pytest.skip("needs recorded captures")
+        pytest.skip(ABSENT)
     by_ends = conversations_of(path)
     rows = kdissect.read(path).connections.to_arrow().to_pylist()
     times = {"idle_start_time": None, "request_last_time": None, "response_last_time": None}

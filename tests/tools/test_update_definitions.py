@@ -3,16 +3,15 @@
 import json
 import shutil
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
+from tests.material import DEFINITIONS as FACTS
+from tests.material import needs_material
 from tools import update_definitions as update
 from tools.merge_definitions import merge
-
-FACTS = Path(__file__).resolve().parents[3] / "shared" / "kafka" / "definitions"
 
 
 def facts(versions, *fields, **more):
@@ -156,7 +155,7 @@ def test_nothing_to_read_is_bad_usage(capsys):
     assert "give --facts DIR or --jar JAR" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not FACTS.is_dir(), reason=f"no facts at {FACTS}")
+@needs_material
 def test_packaged_files_follow_from_the_facts(tmp_path):
     """The command writes the files as they are: from all releases, and from one after the other."""
     releases = {

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.truth.material import DEFINITIONS, SHIPPED
+from tests.material import DEFINITIONS
+from tests.truth.material import SHIPPED
 
 LAYOUTS = SHIPPED / "truth" / "layouts.json.gz"
 FETCH_18 = (1, 18)  # `test_request_logs` compares what it leaves out

@@ -1,8 +1,8 @@
 """Captures with ground truth: their files, their manifests, and reading each once.
 
 Five captures ship with the project; their request logs, lists of produced records and manifests lie
-in `captures/truth`. Many more lie beside the repository, in `../shared`. A test that needs one of
-those skips, with the reason printed, if it is missing.
+in `captures/truth`. Many more lie in `tests.material.CAPTURES`; a test that
+needs one of those skips if it is missing.
 """
 
 from __future__ import annotations
@@ -17,20 +17,12 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.material import ABSENT, CAPTURES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared"
 ROW_TABLES_KEPT = 64  # a capture has about forty
-CAPTURES = SHARED / "captures"
-DEFINITIONS = SHARED / "kafka" / "definitions"
 SHIPPED = ROOT / "captures"
 REQUEST_LOG, PRODUCED_LIST = "requests.jsonl.gz", "produced.jsonl.gz"
 TRUTH = CAPTURES if CAPTURES.is_dir() else SHIPPED / "truth"  # manifests and logs
-
-needs_material = pytest.mark.skipif(
-    not CAPTURES.is_dir() or not DEFINITIONS.is_dir(),
-    reason="the captures with ground truth (../shared beside the repository) are not here",
-)
 
 
 @dataclass(frozen=True)
@@ -50,14 +42,14 @@ class Capture:
         for path in (CAPTURES / f"{self.name}.pcap", *shipped):
             if path.is_file():
                 return path
-        pytest.skip(f"no capture {self.name} (../shared beside the repository)")
+        pytest.skip(ABSENT)
 
     def has(self, ending: str) -> bool:
         return (TRUTH / f"{self.name}.{ending}").is_file()
 
     def _truth(self, ending: str) -> Path:
         if not self.has(ending):
-            pytest.skip(f"no {self.name}.{ending} (../shared beside the repository)")
+            pytest.skip(ABSENT)
         return TRUTH / f"{self.name}.{ending}"
 
     @property

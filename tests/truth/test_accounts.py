@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kdissect.protocol.model import SIDES
+from tests.material import CAPTURES
 from tests.truth import packets
-from tests.truth.material import ALL, CAPTURES, Capture, each, read, rows, shapes
+from tests.truth.material import ALL, Capture, each, read, rows, shapes
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOLES = ("gap", "packet_cut")  # anomalies of bytes that are not in the capture

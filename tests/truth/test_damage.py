@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kdissect.protocol.model import SIDES
+from tests.material import CAPTURES, needs_material
 from tests.truth import packets
-from tests.truth.material import CAPTURES, SHAPES_BASE, needs_material, read, shapes
+from tests.truth.material import SHAPES_BASE, read, shapes
 from tests.truth.rows import Row
 
 pytestmark = needs_material

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pytest
 
 import kdissect
+from tests.material import needs_material
 from tests.truth import request_log
 from tests.truth.hidden import secrets_of, token_rows
-from tests.truth.material import ALL, LOGGED, REPEATED, Capture, needs_material
+from tests.truth.material import ALL, LOGGED, REPEATED, Capture
 
 ADMIN = Capture("admin/admin")
 STREAMS = Capture("share_streams/streams")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import kdissect
-from tests.truth.material import ALL, CAPTURES, SHAPES_BASE, Capture, needs_material, read, shapes
+from tests.material import CAPTURES, needs_material
+from tests.truth.material import ALL, SHAPES_BASE, Capture, read, shapes
 from tests.truth.rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
 
 pytestmark = needs_material

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import kdissect
-from tests.truth.material import CAPTURES, Capture, each, key_log, needs_material, read
+from tests.material import CAPTURES, needs_material
+from tests.truth.material import Capture, each, key_log, read
 from tests.truth.rows import Row, as_rows, set_differences, without
 
 TLS_12, TLS_13 = Capture("tls/tls12"), Capture("tls/tls13")

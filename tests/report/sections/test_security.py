@@ -12,8 +12,9 @@ import pytest
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import security
 from tests.incidents.made import connection
+from tests.material import needs_material
 from tests.report.made import Row, exchange, tables
-from tests.truth.material import Capture, needs_material
+from tests.truth.material import Capture
 
 
 def _logins(**rows: Any) -> list[Row]:

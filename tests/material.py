@@ -1,0 +1,32 @@
+"""Where the recorded material of the tests lies.
+
+Kafka's vectors and some captures ship with the project. Many more captures, Kafka's own definitions
+and the seed guides lie beside the checkout, in `../shared`. `KDISSECT_MATERIAL` names another
+folder; `KDISSECT_MATERIAL=none` hides it, so that tests run as in a clone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("KDISSECT_MATERIAL") or ROOT.parent / "shared")
+CAPTURES = SHARED / "captures"
+DEFINITIONS = SHARED / "kafka" / "definitions"
+SEEDS = SHARED / "seeds"
+VECTORS = ROOT / "tests" / "golden" / "vectors"  # messages that Kafka's own classes wrote
+
+ABSENT = "no recorded material (../shared) beside the checkout"
+needs_material = pytest.mark.skipif(
+    not CAPTURES.is_dir() or not DEFINITIONS.is_dir(), reason=ABSENT
+)
+
+
+def needed(path: Path) -> Path:
+    """The path; the test skips if nothing lies there."""
+    if not path.exists():
+        pytest.skip(ABSENT)
+    return path
