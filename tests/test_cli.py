@@ -254,7 +254,6 @@ def test_an_interrupt_gives_one_line(tmp_path: Path, captures: Path) -> None:
         (["--to", "h:1", "--against", "h"], "--against: 'h' is no HOST:PORT"),
         (["--timeout", "soon"], "--timeout: 'soon' is no span of time"),
         (["--max-gap", "1d"], "--max-gap: '1d' is no span of time"),
-        (["--connect-timeout", ""], "--connect-timeout: '' is no span of time"),
     ],
 )
 def test_replay_names_the_option(kdissect: Run, options: list[str], said: str) -> None:

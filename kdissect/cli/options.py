@@ -102,8 +102,8 @@ class SourceOptions(CaptureOptions):
 
 
 @dataclass(frozen=True)
-class SelectionOptions:
-    """Options that select exchanges."""
+class NameOptions:
+    """Options that select exchanges by the names in them."""
 
     TITLE: ClassVar[str] = "Which exchanges"
 
@@ -130,6 +130,23 @@ class SelectionOptions:
         list[str] | None,
         typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
     ] = None
+
+    def by_name(self) -> Selection:
+        """Return the selection; raises BadParameter, with the option's name, for a wrong value."""
+        from kdissect.pipeline.selection import Selection, api_keys
+
+        return Selection(
+            apis=checked("--api", api_keys, self.api) if self.api else frozenset(),
+            clients=tuple(self.client or ()),
+            topics=tuple(self.topic or ()),
+            groups=tuple(self.group or ()),
+        )
+
+
+@dataclass(frozen=True)
+class SelectionOptions(NameOptions):
+    """Options that select exchanges."""
+
     host: Hosts = None
     connection: Annotated[
         list[str] | None,
@@ -157,14 +174,11 @@ class SelectionOptions:
     def selection(self) -> Selection:
         """Return the selection; raises BadParameter, with the option's name, for a wrong value."""
         from kdissect.pipeline.filters import time_ns
-        from kdissect.pipeline.selection import ConnectionName, Selection, api_keys, duration_ms
+        from kdissect.pipeline.selection import ConnectionName, duration_ms
 
         check_choice(self.host, self.from_time, self.until_time)
-        return Selection(
-            apis=checked("--api", api_keys, self.api) if self.api else frozenset(),
-            clients=tuple(self.client or ()),
-            topics=tuple(self.topic or ()),
-            groups=tuple(self.group or ()),
+        return replace(
+            self.by_name(),
             hosts=tuple(self.host or ()),
             time_from_ns=None if self.from_time is None else time_ns(self.from_time),
             time_to_ns=None if self.until_time is None else time_ns(self.until_time),
@@ -179,12 +193,23 @@ class SelectionOptions:
 
 
 @dataclass(frozen=True)
-class ReplaySelectionOptions(SelectionOptions):
-    """The same options for replay, where `--to` is the target and not a time."""
+class ReplaySelectionOptions(NameOptions):
+    """Options that select the requests to replay, where `--to` is the target and not a time."""
 
+    from_time: FromTime = None
     until_time: Annotated[
         str | None, typer.Option("--until", metavar="TIME", help="Exchanges before this time.")
     ] = None
+
+    def times_ns(self) -> tuple[int | None, int | None]:
+        """Return both times; raises BadParameter for a wrong value."""
+        from kdissect.pipeline.filters import time_ns
+
+        check_choice(None, self.from_time, self.until_time)
+        return (
+            None if self.from_time is None else time_ns(self.from_time),
+            None if self.until_time is None else time_ns(self.until_time),
+        )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +13,12 @@ from kdissect.cli import replay_options as opt
 from kdissect.cli.common import (
     EXIT_INTERRUPTED,
     KeyLogs,
-    LimitItems,
-    Payload,
     Ports,
     Quiet,
-    RevealSecrets,
-    ShownPayload,
     checked,
-    limits_of,
     say,
 )
-from kdissect.cli.options import ReplaySelectionOptions, Spool
+from kdissect.cli.options import ReplaySelectionOptions
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -64,12 +58,8 @@ def replay_command(
     speed: opt.SpeedOptions,
     port: Ports = None,
     keylog: KeyLogs = None,
-    limit: LimitItems = None,
     compared: opt.ComparisonOptions,
     output: opt.OutputOptions,
-    spool: Spool = None,
-    payload: ShownPayload = Payload.FULL,
-    reveal_secrets: RevealSecrets = False,
     login: opt.AccessOptions,
     quiet: Quiet = False,
 ) -> None:
@@ -83,10 +73,10 @@ def replay_command(
             "say where to replay to, or --dry-run or --save FILE", param_hint="--to"
         )
     compared.check()
-    selection = selected.selection()
-    limits = limits_of(limit)
+    selection = selected.by_name()
+    from_ns, to_ns = selected.times_ns()
     options = _session_options(guard, speed, compared)
-    access = login.access(speed.connect_timeout_s)
+    access = login.access(options.run.answer_timeout_s)
     target = _target("--to", to, access)
     reference = _target("--against", compared.against, access)
     output.check()
@@ -98,31 +88,20 @@ def replay_command(
         _plan_options(guard, selection, options.run.pace, access.principal),
         ports=port or (),
         keylog=keylog or (),
-        limits=limits,
-        hosts=selection.hosts,
-        from_ns=selection.time_from_ns,
-        to_ns=selection.time_to_ns,
-        # the plan applies these: requests without a topic or group go with any selection
-        selection=replace(
-            selection,
-            apis=frozenset(),
-            topics=(),
-            groups=(),
-            hosts=(),
-            time_from_ns=None,
-            time_to_ns=None,
-        ),
-        spool=spool,
+        from_ns=from_ns,
+        to_ns=to_ns,
+        # the plan applies the others: requests without a topic or group go with any selection
+        clients=selection.clients,
     )
     if output.save is not None:
-        _save(workload, output.save, payload.value, reveal_secrets, quiet)
+        _save(workload, output.save, quiet)
         if to is None and not guard.dry_run:
             return
     _show_plan(plan, options, guard.dry_run, quiet)
     if target is None or guard.dry_run:
         return
     results = _run(plan, target, reference, options, quiet)
-    _write(results, output, payload.value, reveal_secrets)
+    _write(results, output)
     _finish(results, output, quiet)
 
 
@@ -131,6 +110,7 @@ def _session_options(
 ) -> SessionOptions:
     from kdissect.replay.output.results import FailOn, parse_fail_on
     from kdissect.replay.running.replay import SessionOptions
+    from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
 
     return SessionOptions(
         run=speed.run_options(),
@@ -138,14 +118,12 @@ def _session_options(
         rules=tuple(compared.rules or ()),
         is_strict=compared.strict,
         makes_topics=guard.create_topics,
-        same_cluster=guard.same_cluster,
+        same_cluster=SAME_CLUSTER in parse_allow(guard.allow or ()),
         into_existing=guard.into_existing,
         fail_on=FailOn() if compared.fail_on is None else parse_fail_on(compared.fail_on),
         baseline=compared.baseline,
         control_runs=compared.control_runs,
         reset=guard.reset or "",
-        keeps_runs=guard.keep_runs,
-        latency=compared.latency_options(),
     )
 
 
@@ -153,10 +131,10 @@ def _plan_options(
     guard: opt.GuardOptions, selection: Selection, pace: Pace, principal: str
 ) -> PlanOptions:
     from kdissect.replay.model import PlanOptions
-    from kdissect.replay.target.guard import parse_allow
+    from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
 
     return PlanOptions(
-        allow=parse_allow(guard.allow or ()),
+        allow=parse_allow(guard.allow or ()) - {SAME_CLUSTER},
         apis=selection.apis,
         topics=frozenset(selection.topics),
         groups=frozenset(selection.groups),
@@ -188,10 +166,10 @@ def _plan(
     return workload, plan
 
 
-def _save(workload: Workload, path: str, payload: str, reveal_secrets: bool, quiet: bool) -> None:
+def _save(workload: Workload, path: str, quiet: bool) -> None:
     from kdissect.replay.workload.saved_file import save as save_workload
 
-    counts = save_workload(workload, path, payload=payload, reveal_secrets=reveal_secrets)
+    counts = save_workload(workload, path)
     if not quiet:
         left_out = f", {counts['left_out']} of brokers and logins left out"
         redacted = f", {counts['redacted']} redacted"
@@ -240,28 +218,19 @@ def _run(
     return results
 
 
-def _write(results: Results, output: opt.OutputOptions, payload: str, reveal_secrets: bool) -> None:
+def _write(results: Results, output: opt.OutputOptions) -> None:
     from kdissect.replay.output.html import write_html
     from kdissect.replay.output.jsonl import write_json_lines
     from kdissect.replay.output.junit import write_junit
     from kdissect.replay.output.tables import write_tables
-    from kdissect.replay.output.traffic import write_capture
 
     for path, write in (
         (output.junit, write_junit), (output.json, write_json_lines), (output.html, write_html),
     ):  # fmt: skip
         if path:
             write(results, Path(path))
-    if output.pcap:
-        write_capture(results.run, Path(output.pcap))
     if output.out is not None:
-        write_tables(
-            results,
-            output.out,
-            overwrite=output.overwrite,
-            payload=payload,
-            reveal_secrets=reveal_secrets,
-        )
+        write_tables(results, output.out)
 
 
 def _finish(results: Results, output: opt.OutputOptions, quiet: bool) -> None:

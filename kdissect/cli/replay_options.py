@@ -12,7 +12,6 @@ import typer
 from kdissect.cli.common import checked
 
 if TYPE_CHECKING:
-    from kdissect.replay.comparison.latency import LatencyOptions
     from kdissect.replay.model import TranslateOptions
     from kdissect.replay.running.result import RunOptions
     from kdissect.replay.target.connection import Access
@@ -21,8 +20,7 @@ Source = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE...",
-        help="Captures (files, folders, globs), a table set (dissected with --payload full "
-        "and --reveal-secrets), or a file of --save.",
+        help="Captures (files, folders, globs), or a file of `--save`.",
     ),
 ]
 To = Annotated[
@@ -43,16 +41,12 @@ class GuardOptions:
             metavar="CLASSES",
             help="Writing classes that may be sent: produce,groups,transactions,admin. Without "
             "it only requests that read are. delete-existing: also delete what the replay did not "
-            "create.",
+            "create. same-cluster: the target may be the cluster that was captured.",
         ),
     ] = None
     create_topics: Annotated[
         bool,
         typer.Option("--create-topics", help="Create the topics of the capture before the replay."),
-    ] = False
-    same_cluster: Annotated[
-        bool,
-        typer.Option("--same-cluster", help="The target may be the cluster that was captured."),
     ] = False
     into_existing: Annotated[
         bool,
@@ -78,14 +72,6 @@ class GuardOptions:
             "KDISSECT_TARGET.",
         ),
     ] = None
-    keep_runs: Annotated[
-        bool,
-        typer.Option(
-            "--keep-runs",
-            help="Keep the topics and groups that --control-runs creates with a suffix for each "
-            "run.",
-        ),
-    ] = False
 
 
 @dataclass(frozen=True)
@@ -113,22 +99,10 @@ class SpeedOptions:
         typer.Option(
             "--timeout",
             metavar="TIME",
-            help="Longest wait for an answer; for a long poll, plus its captured time.",
+            help="Longest wait for an answer (for a long poll, plus its captured time), or a "
+            "connection (10 s at most).",
         ),
     ] = "30s"
-    connect_timeout: Annotated[
-        str,
-        typer.Option("--connect-timeout", metavar="TIME", help="Longest wait for a connection."),
-    ] = "10s"
-    in_flight: Annotated[
-        int,
-        typer.Option(
-            "--in-flight-mb",
-            metavar="MB",
-            min=1,
-            help="Pause sending while more than this is unanswered.",
-        ),
-    ] = 64
 
     def run_options(self) -> RunOptions:
         """Return the pace and the limits of a run; raises BadParameter."""
@@ -139,13 +113,7 @@ class SpeedOptions:
             checked("--max-gap", parse_span, self.max_gap)
         pace = parse_pace(self.pace, self.max_gap)
         timeout_s = checked("--timeout", parse_span, self.timeout)
-        return RunOptions(pace, timeout_s, self.in_flight << 20)
-
-    @property
-    def connect_timeout_s(self) -> float:
-        from kdissect.replay.planning.schedule import parse_span
-
-        return checked("--connect-timeout", parse_span, self.connect_timeout)
+        return RunOptions(pace, timeout_s)
 
 
 class OffsetMode(StrEnum):
@@ -231,23 +199,6 @@ class ComparisonOptions:
             "skipped, same, none. latency: answers that are slower than those of --control-runs.",
         ),
     ] = None
-    latency_ratio: Annotated[
-        float,
-        typer.Option(
-            "--latency-ratio",
-            metavar="RATIO",
-            min=1.0,
-            help="How many times as long an API's median latency has to be for --fail-on latency.",
-        ),
-    ] = 1.5
-    latency_min: Annotated[
-        str,
-        typer.Option(
-            "--latency-min",
-            metavar="TIME",
-            help="How much longer an API's median latency has to be for --fail-on latency.",
-        ),
-    ] = "5ms"
 
     def check(self) -> None:
         """Raise BadParameter for options that exclude each other."""
@@ -280,14 +231,6 @@ class ComparisonOptions:
 
         renames = tuple(map(_rename, self.rename or ()))
         return TranslateOptions(self.offsets.value, renames, self.reencode)
-
-    def latency_options(self) -> LatencyOptions:
-        """Return the limits of --fail-on latency; raises BadParameter."""
-        from kdissect.replay.comparison.latency import LatencyOptions
-        from kdissect.replay.planning.schedule import parse_span
-
-        least_s = checked("--latency-min", parse_span, self.latency_min)
-        return LatencyOptions(self.latency_ratio, int(least_s * 1e9))
 
 
 def _rename(value: str) -> tuple[str, str, str]:
@@ -326,17 +269,6 @@ class OutputOptions:
         str | None,
         typer.Option("--out", metavar="DIR", help="The table set of the replay's own traffic."),
     ] = None
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the table set in DIR.")
-    ] = False
-    pcap: Annotated[
-        str | None,
-        typer.Option(
-            "--pcap",
-            metavar="FILE",
-            help="The replay's own traffic as a capture (after TLS, without logins).",
-        ),
-    ] = None
     save: Annotated[
         str | None,
         typer.Option(
@@ -351,7 +283,6 @@ class OutputOptions:
             "--junit": self.junit,
             "--json": self.json,
             "--html": self.html,
-            "--pcap": self.pcap,
             "--save": self.save,
         }
 
@@ -372,7 +303,7 @@ class OutputOptions:
             if path is not None and Path(path).is_dir():
                 raise OutputError(f"{option} {path}: a folder; name a file")
         if self.out is not None:
-            check_out(self.out, self.overwrite)
+            check_out(self.out, False)
 
 
 @dataclass(frozen=True)
@@ -386,69 +317,36 @@ class AccessOptions:
         str | None, typer.Option("--tls-ca", metavar="FILE", help="Authorities to trust (PEM).")
     ] = None
     tls_cert: Annotated[
-        str | None, typer.Option("--tls-cert", metavar="FILE", help="The client certificate (PEM).")
-    ] = None
-    tls_key: Annotated[
         str | None,
         typer.Option(
-            "--tls-key",
+            "--tls-cert",
             metavar="FILE",
-            help="Its key (PEM); the password of an encrypted one comes from "
-            "KDISSECT_TLS_KEY_PASSWORD.",
+            help="The client certificate and its key (PEM). "
+            "The password of an encrypted key is in KDISSECT_TLS_KEY_PASSWORD.",
         ),
     ] = None
     tls_no_verify: Annotated[
         bool, typer.Option("--tls-no-verify", help="Do not check the target's certificate.")
     ] = False
-    tls_server_name: Annotated[
-        str | None,
-        typer.Option(
-            "--tls-server-name",
-            metavar="NAME",
-            help="The name in the target's certificate, if not its host.",
-        ),
-    ] = None
     sasl: Annotated[
         str | None,
         typer.Option(
             "--sasl",
             metavar="MECHANISM",
-            help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.",
+            help="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER. The password is in "
+            "KDISSECT_SASL_PASSWORD, a token in KDISSECT_SASL_TOKEN.",
         ),
     ] = None
     sasl_user: Annotated[str | None, typer.Option("--sasl-user", metavar="NAME")] = None
-    sasl_password_file: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl-password-file",
-            metavar="FILE",
-            help="The password; or in KDISSECT_SASL_PASSWORD.",
-        ),
-    ] = None
-    sasl_token_file: Annotated[
-        str | None,
-        typer.Option(
-            "--sasl-token-file",
-            metavar="FILE",
-            help="OAUTHBEARER: the token; or in KDISSECT_SASL_TOKEN.",
-        ),
-    ] = None
 
-    def access(self, connect_timeout_s: float) -> Access:
+    def access(self, timeout_s: float) -> Access:
         """Return the way to log in; raises an error for a file that is unusable."""
         from kdissect.replay.target.auth import TlsOptions, sasl_from
         from kdissect.replay.target.connection import Access
 
         tls = None
-        if self.tls or self.tls_ca or self.tls_cert or self.tls_no_verify or self.tls_server_name:
-            tls = TlsOptions(
-                self.tls_ca, self.tls_cert, self.tls_key, not self.tls_no_verify,
-                self.tls_server_name,
-            )  # fmt: skip
+        if self.tls or self.tls_ca or self.tls_cert or self.tls_no_verify:
+            tls = TlsOptions(self.tls_ca, self.tls_cert, verify=not self.tls_no_verify)
             tls.context()  # raises now if a file is unusable
-        login = None
-        if self.sasl:
-            login = sasl_from(
-                self.sasl, self.sasl_user, self.sasl_password_file, self.sasl_token_file
-            )
-        return Access(tls, login, connect_timeout_s)
+        sasl = sasl_from(self.sasl, self.sasl_user) if self.sasl else None
+        return Access(tls, sasl, min(timeout_s, Access.connect_timeout))

@@ -235,7 +235,7 @@ def test_no_way_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
         (f"127.0.0.1:{free_ports(1)[0]}", (), {}, "connection refused"),
         (target.address, ("--tls", "--tls-ca", str(authority.cert)), {}, "is TLS spoken"),
         (target.address_of("SASL"), login, wrong, "SASL PLAIN was refused"),
-        (target.address_of("SASL"), ("--connect-timeout", "2s"), {}, "want"),
+        (target.address_of("SASL"), ("--timeout", "2s"), {}, "want"),
     ]
     for address, options, env, said in cases:
         done = replay(SARAMA, address, lines, *options, env=env)
@@ -253,7 +253,7 @@ def test_answers_that_stall(start_broker: Callable[..., Broker], tmp_path: Path)
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"
     process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines),
-                    "--timeout", "1s", "--connect-timeout", "1s")  # fmt: skip
+                    "--timeout", "1s")  # fmt: skip
     after_plan(process, 5)
     assert target.process is not None
     target.process.send_signal(signal.SIGSTOP)
@@ -272,8 +272,8 @@ def test_the_same_cluster(start_broker: Callable[..., Broker], tmp_path: Path) -
     lines = tmp_path / "r.jsonl"
     done = replay(SARAMA, "127.0.0.1:9092", lines)
     assert done.status == 2
-    assert "--same-cluster" in done.errors
-    done = replay(SARAMA, target.address, lines, "--same-cluster", "--api", "ApiVersions")
+    assert "--allow same-cluster" in done.errors
+    done = replay(SARAMA, target.address, lines, "--allow", "same-cluster", "--api", "ApiVersions")
     assert done.status == 0, done.explain()
 
 

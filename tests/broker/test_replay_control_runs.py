@@ -22,22 +22,17 @@ OPTIONS = (*EVERYTHING, "--create-topics", "--pace", "x4", "--control-runs", "2"
 
 
 def test_a_broker_is_like_itself(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
-    """Three runs into names of their own on one broker: no finding, and nothing of one run is in
-    the topics of another. Only --keep-runs leaves them there."""
+    """Three runs into names of their own on one broker: no finding, and the replay deletes what
+    they have made."""
     target = start_broker(LATEST, settings=AS_RECORDED)
-    options = (*OPTIONS, "--against", target.address, "--keep-runs")
+    options = (*OPTIONS, "--against", target.address)
     done = replay(SARAMA, target.address, tmp_path / "r.jsonl", *options)
     assert done.status == 0, done.explain()
     assert done.verdicts["same"] + done.verdicts["tolerated"] >= 500
     from confluent_kafka.admin import AdminClient
 
     topics = AdminClient({"bootstrap.servers": target.address}).list_topics(timeout=20).topics
-    made = [name for name in topics if not name.startswith("__")]
-    assert {name.rpartition("-")[2] for name in made} == {"1", "2", "3"}
-    assert len({name.rpartition("-")[0] for name in made}) == len(made) / 3
-    replay(SARAMA, target.address, tmp_path / "r.jsonl", *options[:-1])
-    topics = AdminClient({"bootstrap.servers": target.address}).list_topics(timeout=20).topics
-    assert {name for name in topics if not name.startswith("__")} == set(made)
+    assert not [name for name in topics if not name.startswith("__")]
 
 
 @pytest.mark.parametrize("is_delayed", [True, False], ids=["slower", "as fast"])

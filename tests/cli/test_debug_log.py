@@ -74,13 +74,12 @@ def test_a_mistake_has_its_traceback(kdissect: Run) -> None:
 def test_secrets_stay_out(kdissect: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Passwords, users, settings of unknown form and credentials in URLs are hidden."""
     secret = "hunter2-secret"
-    password = tmp_path / "password"
-    password.write_text(secret)
+    monkeypatch.setenv("KDISSECT_SASL_PASSWORD", secret)
     monkeypatch.setenv("KDISSECT_TLS_KEY_PASSWORD", secret)
     monkeypatch.setenv("KDISSECT_SASL_TOKEN", "12345")
     replay = kdissect(
         "replay", CAPTURE, "--dry-run", "--sasl", "PLAIN", "--sasl-user", secret,
-        "--sasl-password-file", str(password), "--debug",
+        "--debug",
     )  # fmt: skip
     assert replay.returncode == 0
     assert "--sasl-user: [hidden]" in replay.stderr

@@ -202,7 +202,6 @@ VERBS = {
     "dissect": ("--out", "{out}"),
     "show": (),
     "extract": ("--out", "{out}"),
-    "replay": ("--dry-run",),
 }
 
 

@@ -10,14 +10,7 @@ from kdissect.replay.output.results import Results
 from kdissect.replay.output.traffic import write_capture
 
 
-def write_tables(
-    results: Results,
-    out: str,
-    *,
-    overwrite: bool = False,
-    payload: str = "full",
-    reveal_secrets: bool = False,
-) -> None:
+def write_tables(results: Results, out: str) -> None:
     """Write a table set of the requests that the replay sent and the target's responses.
 
     The run's traffic is first written to a temporary file, so `captures.path` is `replay.pcap`.
@@ -27,5 +20,5 @@ def write_tables(
     with tempfile.TemporaryDirectory(prefix="kdissect-replay-") as folder:
         path = Path(folder, "replay.pcap")
         write_capture(results.run, path)
-        tables = api.read(path, ports=ports, payload=payload, reveal_secrets=reveal_secrets)
-        tables.write(out, overwrite=overwrite)
+        tables = api.read(path, ports=ports)
+        tables.write(out)

@@ -58,7 +58,6 @@ class SessionOptions:
     rules: files of rules for the comparison. is_strict: no built-in tolerance.
     baseline: a file of an earlier run's --json.
     control_runs: how often to replay to the reference. reset: a command before each run, "" none.
-    keeps_runs: leave the topics and groups that have a suffix of a run at the target.
     """
 
     run: RunOptions = field(default_factory=RunOptions)
@@ -72,7 +71,6 @@ class SessionOptions:
     baseline: str | None = None
     control_runs: int = 0
     reset: str = ""
-    keeps_runs: bool = False
     latency: LatencyOptions = field(default_factory=LatencyOptions)
 
 
@@ -142,7 +140,7 @@ class _Replay:
                 finished.result.ended = reason
                 break
             run = await _run(plan, each, options, self._existing[each.name], self._watch)
-            if each.suffix and not options.keeps_runs:
+            if each.suffix:
                 await self._delete_made(each)
             for outcome in run.result.outcomes:
                 if outcome.judgement is not None:

@@ -38,13 +38,12 @@ class LoginFailed(Exception):
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """verify: check the target's certificate and name. ca, cert, key: PEM files."""
+    """verify: check the target's certificate and name. ca: a PEM file. cert: one with the
+    client's certificate and its key."""
 
     ca: str | None = None
     cert: str | None = None
-    key: str | None = None
     verify: bool = True
-    server_name: str | None = None
 
     def context(self) -> ssl.SSLContext:
         """Made once, for all connections. Raises OptionError where a file cannot be used."""
@@ -55,7 +54,7 @@ class TlsOptions:
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        for path in (self.ca, self.cert, self.key):
+        for path in (self.ca, self.cert):
             if path is not None and not Path(path).is_file():
                 raise OptionError(f"{path}: no such file")
         try:
@@ -67,14 +66,12 @@ class TlsOptions:
             # never the terminal's prompt: an encrypted key without its password is an error
             password = os.environ.get(KEY_PASSWORD_VARIABLE, "")
             try:
-                context.load_cert_chain(self.cert, self.key, password=password)
+                context.load_cert_chain(self.cert, password=password)
             except (ssl.SSLError, OSError) as error:
                 raise OptionError(
                     f"{self.cert}: certificate and key cannot be used ({_why(error)}); the "
                     f"password of an encrypted key goes into {KEY_PASSWORD_VARIABLE}"
                 ) from None
-        elif self.key is not None:
-            raise OptionError("a TLS key needs its certificate as well")
         return context
 
 
@@ -105,10 +102,8 @@ class Sasl:
         return _scram(self.user, self.secret, digest, secrets.token_urlsafe(24))
 
 
-def sasl_from(
-    mechanism: str, user: str | None, password_file: str | None, token_file: str | None
-) -> Sasl:
-    """SASL settings from options; secrets come from files, else from the environment.
+def sasl_from(mechanism: str, user: str | None) -> Sasl:
+    """SASL settings from options; secrets come from the environment.
 
     Raises OptionError.
     """
@@ -116,21 +111,16 @@ def sasl_from(
     if mechanism not in MECHANISMS:
         raise OptionError(f"SASL mechanism {mechanism} is none of {', '.join(MECHANISMS)}")
     if mechanism == "OAUTHBEARER":
-        return Sasl(mechanism, "", _secret(token_file, TOKEN_VARIABLE, "--sasl-token-file"))
+        return Sasl(mechanism, "", _secret(TOKEN_VARIABLE))
     if not user:
         raise OptionError(f"{mechanism} needs --sasl-user")
-    return Sasl(mechanism, user, _secret(password_file, PASSWORD_VARIABLE, "--sasl-password-file"))
+    return Sasl(mechanism, user, _secret(PASSWORD_VARIABLE))
 
 
-def _secret(path: str | None, variable: str, option: str) -> str:
-    if path is not None:
-        try:
-            return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"{path}: cannot be read ({type(error).__name__})") from None
+def _secret(variable: str) -> str:
     if variable in os.environ:
         return os.environ[variable]
-    raise OptionError(f"{option} or the environment variable {variable} is needed")
+    raise OptionError(f"the environment variable {variable} is needed")
 
 
 def _plain(user: str, password: str) -> Tokens:

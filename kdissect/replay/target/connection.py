@@ -245,7 +245,7 @@ async def connect_as(make: type[L], host: str, port: int, access: Access) -> L:
     """The same, as a kind of Link of the caller's own."""
     loop = asyncio.get_running_loop()
     context = access.tls.context() if access.tls else None
-    name = (access.tls.server_name or host) if access.tls else None
+    name = host if access.tls else None
     link: L | None = None
     try:
         async with asyncio.timeout(access.connect_timeout):

@@ -22,6 +22,8 @@ from kdissect.replay.model import (
 from kdissect.replay.target.cluster import Target, show_address
 
 Address = tuple[str, int]
+SAME_CLUSTER = "same-cluster"  # allowed beside classes: the captured cluster is the target
+_BESIDE = (DELETE_EXISTING, SAME_CLUSTER)
 
 
 class GuardError(Error, ValueError):
@@ -32,10 +34,10 @@ def parse_allow(values: Iterable[str]) -> frozenset[str]:
     """Classes of ``produce,groups`` and the like, as often as given. Raises GuardError."""
     names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
     for name in sorted(names):
-        if name not in (*CLASSES, DELETE_EXISTING):
-            known = ", ".join((*WRITING_CLASSES, DELETE_EXISTING))
+        if name not in (*CLASSES, *_BESIDE):
+            known = ", ".join((*WRITING_CLASSES, *_BESIDE))
             raise GuardError(f"--allow {name}: classes are {known}")
-    return frozenset(names) & {*WRITING_CLASSES, DELETE_EXISTING}
+    return frozenset(names) & {*WRITING_CLASSES, *_BESIDE}
 
 
 def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool) -> None:
@@ -48,7 +50,7 @@ def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool
     if found := sorted(ours & {(_plain(name), number) for name, number in known} | ours & known):
         raise GuardError(
             f"{show_address(host, port)} is an address of the captured cluster "
-            f"({show_address(*found[0])}); if this is meant, say --same-cluster"
+            f"({show_address(*found[0])}); if this is meant, say --allow same-cluster"
         )
 
 
@@ -58,7 +60,7 @@ def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> N
         if target.cluster_id in facts.cluster_ids:
             raise GuardError(
                 f"{target} belongs to the captured cluster (id {target.cluster_id}); if this is "
-                "meant, say --same-cluster"
+                "meant, say --allow same-cluster"
             )
 
 

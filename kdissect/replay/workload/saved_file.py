@@ -5,8 +5,8 @@ Format, version 1
 gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
 each a JSON object; plain text is read too.
 
-Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "payload": ..., "reveal_secrets":
-..., "notes": [...], "manifest": {...}}``. The manifest is the state that the capture began with, as
+Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "notes": [...], "manifest":
+{...}}``. The manifest is the state that the capture began with, as
 far as its answers show it; older files have none: ``{"topics": {name: partitions}, "logs": [[topic,
 partition, first offset, end]], "commits": [[group, topic, partition, offset]]}``.
 
@@ -24,7 +24,7 @@ The lines of its exchanges follow, in the order of their requests: ``{"id", "api
 - ``packets`` ([request, response]) and ``capture``: where the frames are in the capture
 
 Traffic among brokers is left out, and so is SASL, which is never replayed and full of secrets.
-`redaction` says which secrets and record data are replaced.
+`redaction` says which secrets are replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any
 from kdissect.errors import CaptureError
 from kdissect.replay.model import Connection, Exchange, StartingState, Workload
 from kdissect.replay.workload import messages
-from kdissect.replay.workload.redaction import Redaction
+from kdissect.replay.workload.redaction import without_secrets
 from kdissect.replay.workload.starting_state import starting_state
 
 _FORMAT_VERSION = 1
@@ -62,14 +62,11 @@ def is_saved(path: str) -> bool:
             return False
 
 
-def save(
-    workload: Workload, path: str, *, payload: str = "full", reveal_secrets: bool = False
-) -> dict[str, int]:
+def save(workload: Workload, path: str) -> dict[str, int]:
     """Write a workload; gives counts: connections, exchanges, left_out, redacted.
 
-    payload: "full", "keys", "hash" or "none". Raises OSError where the file cannot be written.
+    Raises OSError where the file cannot be written.
     """
-    redaction = Redaction(payload, reveal_secrets)
     lines: list[str] = []
     counts = {"connections": 0, "exchanges": 0, "left_out": 0, "redacted": 0}
     for connection in workload.connections:
@@ -81,14 +78,12 @@ def save(
         lines.append(_text(_connection_line(connection)))
         for exchange in kept:
             counts["exchanges"] += 1
-            shown = redaction.apply(exchange)
+            shown = without_secrets(exchange)
             counts["redacted"] += shown is not exchange
             lines.append(_text(_exchange_line(shown, connection.start_time_ns)))
     header = {
         "kdissect": "replay",
         "format_version": _FORMAT_VERSION,
-        "payload": payload,
-        "reveal_secrets": reveal_secrets,
         "notes": workload.notes,
         "manifest": _manifest(starting_state(workload)),
     }

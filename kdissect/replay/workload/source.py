@@ -46,15 +46,14 @@ def load_workload(
     limits: Limits | Mapping[str, int] | None = None,
     from_ns: int | None = None,
     to_ns: int | None = None,
-    hosts: Sequence[str] = (),
-    selection: Selection | None = None,
+    clients: Sequence[str] = (),
 ) -> Workload:
     """Read a workload from captures (files, folders, globs), or from one saved file.
 
     ports, keylog, spool, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
-    requests captured in this time (nanoseconds since 1970, the end excluded). hosts: only
-    connections that have this address at either end. selection: names the exchanges of
-    `Workload.chosen`. Raises CaptureError where nothing of it can be used.
+    requests captured in this time (nanoseconds since 1970, the end excluded). clients: client ids
+    or addresses, whose exchanges are `Workload.chosen`. Raises CaptureError where nothing of it can
+    be used.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     texts = [os.fspath(path) for path in named]
@@ -73,13 +72,13 @@ def load_workload(
         )
         with planned(texts, options, 1, spool) as plan:
             connections = _captured(plan)
-    connections = _ordered(_chosen(connections, from_ns, to_ns, hosts))
+    connections = _ordered(_between(connections, from_ns, to_ns))
     if not connections:
         notes.append("no Kafka request was found")
     workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
     workload.starting = starting
-    if selection is not None and not selection.is_empty:
-        workload.chosen = _passing(connections, selection)
+    if clients:
+        workload.chosen = _passing(connections, Selection(clients=tuple(clients)))
     return workload
 
 
@@ -235,13 +234,11 @@ def _no_response(status: PairStatus, has_answer: bool) -> str:
     return _NEVER_SEEN
 
 
-def _chosen(
-    connections: list[Connection], from_ns: int | None, to_ns: int | None, hosts: Sequence[str]
+def _between(
+    connections: list[Connection], from_ns: int | None, to_ns: int | None
 ) -> list[Connection]:
     kept = []
     for connection in connections:
-        if hosts and connection.client[0] not in hosts and connection.broker[0] not in hosts:
-            continue
         connection.exchanges = [
             each
             for each in connection.exchanges

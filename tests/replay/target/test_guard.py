@@ -26,7 +26,7 @@ FACTS = WorkloadFacts(
 )
 def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
     """As spelled in the capture, as another spelling, as a name of it."""
-    with pytest.raises(GuardError, match="--same-cluster"):
+    with pytest.raises(GuardError, match="--allow same-cluster"):
         check_address(FACTS, host, port, same_cluster=False)
     check_address(FACTS, host, port, same_cluster=True)
 
@@ -38,7 +38,7 @@ def test_other_addresses_are_not_the_captured_cluster() -> None:
 
 
 def test_the_captured_cluster_id_is_refused() -> None:
-    """The captured cluster id is refused without --same-cluster."""
+    """The captured cluster id is refused without --allow same-cluster."""
     target = Target("127.0.0.1", 9094, cluster_id="captured")
     with pytest.raises(GuardError, match="captured cluster"):
         check_cluster(FACTS, target, same_cluster=False)

@@ -98,14 +98,14 @@ def time_of_first_records() -> int:
 
 
 def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
-    """The end of a capture began with topics and records of the first half; without
-    record data the manifest still says so."""
+    """The end of a capture began with topics and records of the first half, and the
+    manifest says so."""
     part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
     found = starting_state(part)
     assert found.topics
     assert found.logs
     path = tmp_path / "part.replay"
-    save(part, str(path), payload="none")
+    save(part, str(path))
     assert load_workload([str(path)]).starting == found
 
 
