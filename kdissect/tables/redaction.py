@@ -7,7 +7,7 @@ becomes ``[redacted]`` (bytes: the same in ASCII); null stays null.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,10 @@ ALWAYS_HIDDEN: dict[tuple[int, int], tuple[str, ...]] = {
     (58, 0): ("request_data",),
     (58, 1): ("response_data",),
 }
+
+SECRET_FIELDS = frozenset(
+    path.rpartition(".")[2] for paths in ALWAYS_HIDDEN.values() for path in paths
+)
 
 # (api key, side) -> (list path, name field, value field, flag field or "") of config entries.
 CONFIGS: dict[tuple[int, int], tuple[tuple[str, str, str, str], ...]] = {
@@ -76,6 +80,16 @@ _HARMLESS = re.compile(r"key\.(de)?serializer|key\.type|keystore\.(type|location
 def is_sensitive_name(name: str) -> bool:
     """Return whether a config's name indicates that its value is a secret."""
     return bool(SENSITIVE_NAME.search(name)) and not _HARMLESS.search(name)
+
+
+def is_secret(name: str, holder: Mapping[str, Any]) -> bool:
+    """Return whether the field `name` of a struct holds a secret: hidden by its own name, or the
+    value of a sensitive config."""
+    if name in SECRET_FIELDS:
+        return True
+    config = holder.get("name")
+    is_named = name == "value" and isinstance(config, str)
+    return is_named and (bool(holder.get("is_sensitive")) or is_sensitive_name(config or ""))
 
 
 def redact_body(body: pa.StructArray, api_key: int, side: int) -> pa.StructArray:

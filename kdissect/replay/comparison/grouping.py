@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kdissect.replay.comparison.value_text import text_of
+from kdissect.replay.comparison.value_text import dropped_text
 from kdissect.replay.model import Difference, Outcome
 from kdissect.text import plural
 
 VALUES_MAX = 5  # distinct pairs of values at one place that are shown apart
 OTHER_CODE = "beside an error code that is another one"  # a note
 _INDEX = re.compile(r"\[[^\]]*\]")
+_UNNAMED = re.compile(r"\[(\d+|offset -?\d+)\]")  # elements without a name in the path
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
         for each in outcome.dropped:
             key = (outcome.step.api_name, exchange.api_version, outcome.api_version,
                    plain_path(each.path))  # fmt: skip
-            values_of.setdefault(key, Counter())[text_of(each.value)] += 1
+            values_of.setdefault(key, Counter())[dropped_text(each)] += 1
     notes = []
     for (name, was, sent, path), values in values_of.items():
         said = ", ".join(f"{count} x {text}" for text, count in values.most_common(VALUES_MAX))
@@ -140,7 +141,7 @@ def group_differences(
             continue
         for difference in outcome.judgement.differences:
             name = outcome.step.api_name
-            path = plain_path(difference.path)
+            path = _UNNAMED.sub("[]", difference.path)
             by_values = exact.setdefault((name, path, difference.rule), {})
             values = (difference.captured, difference.answered)
             group = by_values.get(values)

@@ -20,7 +20,7 @@ from kdissect.protocol.model import Type
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules
-from kdissect.replay.comparison.value_text import element_text, records_text, text_of
+from kdissect.replay.comparison.value_text import element_text, field_text, records_text, text_of
 from kdissect.replay.model import Difference, ReplayPlan, Step
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.field_kinds import (
@@ -140,8 +140,10 @@ class DiffPosition(NamedTuple):
         dot = "." if self.path else ""
         return self._replace(path=f"{self.path}{dot}{name}", plain=f"{self.plain}{dot}{name}")
 
-    def element(self, index: int) -> DiffPosition:
-        return self._replace(path=f"{self.path}[{index}]", plain=f"{self.plain}[]")
+    def element(self, index: int, of: Body | None = None) -> DiffPosition:
+        """The position of an element; a config has its name instead of the index."""
+        key = (of or {}).get("name", index) if self.plain.endswith("configs") else index
+        return self._replace(path=f"{self.path}[{key}]", plain=f"{self.plain}[]")
 
 
 class DiffContext(NamedTuple):
@@ -278,7 +280,8 @@ class TreeDiff:
                 self._add(place, "this order", "another order", rule)
         for mine, theirs in pairs:
             if mine >= 0 and theirs >= 0:
-                self.struct(slot.inner, other.inner, c[mine], a[theirs], place.element(mine))
+                here = place.element(mine, c[mine])
+                self.struct(slot.inner, other.inner, c[mine], a[theirs], here)
             else:
                 self._one_sided(c, a, mine, theirs, place, theirs in twice)
 
@@ -329,7 +332,7 @@ class TreeDiff:
         is_second: bool,
     ) -> None:
         element = c[captured_at] if captured_at >= 0 else a[answered_at]
-        here = place.element(captured_at if captured_at >= 0 else answered_at)
+        here = place.element(captured_at if captured_at >= 0 else answered_at, element)
         if self.api_key in FETCH_APIS and not is_second:
             if self._fetched_one_sided(element, captured_at >= 0, here):
                 return
@@ -511,10 +514,10 @@ class TreeDiff:
         return _equal_modulo(rule, c, a)
 
     def _add(self, place: DiffPosition, c: Any, a: Any, rule: Rule | None) -> None:
+        field = place.plain.rpartition(".")[2]
+        then, now = (field_text(field, value, place.captured, place.answered) for value in (c, a))
         name = "" if rule is None else rule.name
-        self.differences.append(
-            Difference(place.path, text_of(c), text_of(a), name, self._note(place, c, a))
-        )
+        self.differences.append(Difference(place.path, then, now, name, self._note(place, c, a)))
 
     def _note(self, place: DiffPosition, c: Any, a: Any) -> str:
         if place.plain.endswith("error_code") and isinstance(c, int) and isinstance(a, int):

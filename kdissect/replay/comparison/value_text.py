@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from kdissect.replay.batch_headers import headers
+from kdissect.replay.model import DroppedField
+from kdissect.tables.redaction import TEXT, is_secret
 
 _TEXT_MAX = 200
 
@@ -33,9 +36,22 @@ def text_of(value: Any, null: str = "null") -> str:
     return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
 
 
+def field_text(name: str, value: Any, *holders: Mapping[str, Any]) -> str:
+    """The value of a field as text for people, without a secret. holders: the structs that have
+    the field, of the captured and of the answered message."""
+    if value is not None and any(is_secret(name, holder) for holder in holders or ({},)):
+        return TEXT
+    return text_of(value)
+
+
+def dropped_text(field: DroppedField) -> str:
+    """The value that a request of another version lacks."""
+    return field_text(field.path.rpartition(".")[2], field.value)
+
+
 def element_text(element: dict[str, Any]) -> str:
     fields = (
-        f"{name}={text_of(value)}"
+        f"{name}={field_text(name, value, element)}"
         for name, value in element.items()
         if not isinstance(value, (dict, list, bytes))
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kdissect.atomic_file import atomic_write
-from kdissect.replay.comparison.value_text import text_of
+from kdissect.replay.comparison.value_text import dropped_text
 from kdissect.replay.model import Outcome
 from kdissect.replay.output.results import RESULTS_VERSION, Results, judgement_of, timestamp
 
@@ -73,7 +73,7 @@ def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[s
         "api_name": step.api_name,
         "api_version": exchange.api_version,
         "sent_api_version": outcome.api_version if was_sent and outcome.api_version >= 0 else None,
-        "dropped": [{"path": each.path, "value": text_of(each.value)} for each in outcome.dropped],
+        "dropped": [{"path": each.path, "value": dropped_text(each)} for each in outcome.dropped],
         "class": step.step_class,
         "verdict": judgement.verdict.value,
         "reason": judgement.reason or None,

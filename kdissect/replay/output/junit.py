@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from kdissect.atomic_file import atomic_write
-from kdissect.replay.comparison.value_text import text_of
+from kdissect.replay.comparison.value_text import dropped_text
 from kdissect.replay.model import Judgement, Outcome, Verdict
 from kdissect.replay.output.results import Results, judgement_of, timestamp
 
@@ -145,7 +145,7 @@ def _details(outcome: Outcome, judgement: Judgement) -> str:
         line += f" [tolerated by {each.rule}]" if each.rule else ""
         lines.append(line + (f" ({each.note})" if each.note else ""))
     lines += [
-        f"v{outcome.api_version} has no {each.path}: {text_of(each.value)} was not sent"
+        f"v{outcome.api_version} has no {each.path}: {dropped_text(each)} was not sent"
         for each in outcome.dropped
     ]
     for index, earlier in enumerate(outcome.earlier, 1):
