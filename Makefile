@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
+# what the bounds decide: kernels, Arrow, SQL, Spark, the command line
+LOWEST := tests/codec tests/capture tests/tcp tests/tls tests/sql tests/pipeline/test_spark.py tests/test_cli.py
 
-.PHONY: setup demo test test-all lint bench lock java wheel release-check site clean
+.PHONY: setup demo test test-all lint bench lock lowest java wheel release-check site clean
 
 setup: $(STAMP) java
 
@@ -37,7 +39,6 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PY) -m tools.measure_english --offenders *.md docs kdissect
 
 bench: $(STAMP) java
 	$(PY) bench/run.py
@@ -48,7 +49,7 @@ wheel: $(STAMP)
 	rm -rf build dist
 	$(PY) -m build --quiet --sdist --no-isolation
 	$(PY) -m kdissect.compile --cpu common
-	$(PY) -m build --quiet --wheel --no-isolation $$($(PY) tools/wheel_tags.py)
+	$(PY) tools/build_wheel.py
 
 release-check: wheel
 	tools/release_check.sh $(PY)
@@ -59,11 +60,21 @@ site: $(STAMP)
 
 # Versions and hashes only: lines that name where packages come from belong to a machine.
 lock: $(STAMP)
-	cp requirements.lock requirements.new
+	mkdir -p out
+	cp requirements.lock out/requirements.new
+	$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > out/dev.in
 	$(VENV)/bin/pip-compile --quiet --generate-hashes --strip-extras --no-header --no-annotate \
-	  --allow-unsafe --extra dev -o requirements.new pyproject.toml
-	sed '/^--/d' requirements.new > requirements.lock
-	rm requirements.new
+	  --allow-unsafe --extra notebook -o out/requirements.new pyproject.toml out/dev.in
+	sed '/^--/d' out/requirements.new > requirements.lock
+
+# The product's tests with the lowest version of each dependency that pyproject.toml allows.
+lowest: $(STAMP) java
+	rm -rf out/lowest
+	$(VENV)/bin/uv venv --quiet --python $(PY) out/lowest
+	$(VENV)/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml -o out/lowest.txt
+	$(VENV)/bin/uv pip install --quiet --python out/lowest/bin/python -r out/lowest.txt \
+	  crc32c hypothesis moto[server] pytest pytest-randomly pytest-timeout pytest-xdist
+	out/lowest/bin/python -m pytest -n 2 --dist loadgroup $(LOWEST)
 
 clean:
 	rm -rf out build kdissect/machine_code dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
