@@ -49,7 +49,7 @@ wheel: $(STAMP)
 	rm -rf build dist
 	$(PY) -m build --quiet --sdist --no-isolation
 	$(PY) -m kdissect.compile --cpu common
-	$(PY) tools/build_wheel.py
+	$(PY) -m tools.build_wheel
 
 release-check: wheel
 	tools/release_check.sh $(PY)

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
-
-import numba
 
 
 def build() -> Path:
@@ -41,7 +40,7 @@ def pin_numba(wheel: Path) -> None:
     record = metadata.replace("METADATA", "RECORD")
     text, count = re.subn(
         rb"(?m)^Requires-Dist: numba\b.*$",
-        f"Requires-Dist: numba=={numba.__version__}".encode(),
+        f"Requires-Dist: numba=={version('numba')}".encode(),
         files[metadata],
     )
     assert count == 1
