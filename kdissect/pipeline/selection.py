@@ -138,14 +138,15 @@ class Selection:
         """
         exchanges = assembly.exchanges
         request, response = exchanges["request"], exchanges["response"]
-        has_request, has_response = request["size"] >= 0, response["size"] >= 0
+        has_request = request["size"] >= 0
         kept = np.ones(len(exchanges), np.bool_)
         if self.apis:
             is_token = exchanges["is_sasl_token"] != 0
             key = exchanges["api_key"].astype(np.int64)
             kept &= np.where(is_token, -1 in self.apis, np.isin(key, list(self.apis - {-1})))
         if self.slow_ms is not None:
-            kept &= has_request & has_response & (service_ns(exchanges) >= self.slow_ms * 1e6)
+            service, is_known = service_ns(exchanges)
+            kept &= is_known & (service >= self.slow_ms * 1e6)
         if self.time_from_ns is not None or self.time_to_ns is not None:
             time = np.where(has_request, request["time_ns"], response["time_ns"])
             kept &= is_within(time, self.time_from_ns, self.time_to_ns)

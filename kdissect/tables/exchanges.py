@@ -19,6 +19,7 @@ from kdissect.tables.arrow_arrays import ints, labels, names_of, table_of, times
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.message_facts import ChunkMarks
 from kdissect.tables.schemas import EXCHANGES
+from kdissect.tables.waits import service_ns
 
 SASL_TOKEN = "SaslToken"
 
@@ -98,7 +99,7 @@ def exchanges_table(
     both = has_request & has_response
     latency_ns = response["time_ns"] - request["end_time_ns"]
     queued_ns = exchanges["queued_ns"]
-    has_queue = both & (queued_ns >= 0)
+    service, has_queue = service_ns(exchanges)
     where = endpoint_columns(endpoints, connections)
     via = pa.array(exchanges["connection"], pa.int32())
     has_version = has_request | (exchanges["confidence"] > 0)
@@ -138,7 +139,7 @@ def exchanges_table(
         "latency_ms": _ms(latency_ns, both),
         "duration_ms": _ms(response["end_time_ns"] - request["time_ns"], both),
         "queued_ms": _ms(queued_ns, has_queue),
-        "service_ms": _ms(latency_ns - queued_ns, has_queue),
+        "service_ms": _ms(service, has_queue),
         "upload_ms": _ms(request["end_time_ns"] - request["time_ns"], has_request),
         "download_ms": _ms(response["end_time_ns"] - response["time_ns"], has_response),
         "wait": facts.wait,

@@ -4,7 +4,8 @@
 - `long_poll`: a Fetch or ShareFetch that had to wait, as its client requested: fewer than
   `min_bytes` were available, and `max_wait_ms` had not passed.
 - `group`: JoinGroup and SyncGroup wait for the other members of the group.
-- `undecided`: a poll, and the capture does not show which.
+- `undecided`: a poll, and the capture does not show which, or not how long its response waited for
+  the one before it.
 
 The records that a poll returned decide. A batch was not available if its latest timestamp is after
 the request. It was available if that timestamp is more than APPEND_MS before the request: a
@@ -51,10 +52,16 @@ class Wait(IntEnum):
     UNDECIDED = 3
 
 
-def service_ns(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-    """int64[n]: latency minus queued_ns (if known), in ns; valid if both sides exist."""
+def service_ns(exchanges: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], Bools]:
+    """(int64[n] latency minus queued_ns, in ns; bool[n] both sides exist and the queue is known).
+
+    `service_ms` is this time. Without the response before it, nobody knows how long a response
+    waited for its turn on the connection.
+    """
     latency = exchanges["response"]["time_ns"] - exchanges["request"]["end_time_ns"]
-    return np.asarray(latency - np.maximum(exchanges["queued_ns"], 0), np.int64)
+    is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
+    queued = exchanges["queued_ns"]
+    return np.asarray(latency - queued, np.int64), is_answered & (queued >= 0)
 
 
 def waits(
@@ -69,8 +76,10 @@ def waits(
     wait = np.where(np.isin(key, GROUP_WAITS), Wait.GROUP, Wait.ANSWER).astype(np.int8)
     wait[np.isin(key, _POLLS) & ~is_decoded] = Wait.UNDECIDED
     longest, is_poll = marks.first_number(Role.MAX_WAIT_MS)
-    service_ms = service_ns(exchanges) / 1e6
-    is_poll &= is_answered & is_decoded & (service_ms >= POLL_MIN_MS)
+    service, is_known = service_ns(exchanges)
+    service_ms = service / 1e6
+    wait[is_poll & is_answered & ~is_known] = Wait.UNDECIDED
+    is_poll &= is_known & is_decoded & (service_ms >= POLL_MIN_MS)
     is_poll &= service_ms <= longest * POLL_LATE + POLL_LATE_MS
     wanted = np.maximum(marks.first_number(Role.MIN_BYTES)[0], 1)
     least, most = _bytes_there(exchanges, is_poll, marks)

@@ -94,3 +94,16 @@ def test_a_capture_has_the_three_kinds(captures: Path) -> None:
         "select count(*) n from exchanges where (wait is null) <> (latency_ms is null)"
     ).to_pylist()
     assert unanswered == [{"n": 0}]
+
+
+def test_a_poll_whose_queue_is_unknown_is_undecided(tmp_path: Path) -> None:
+    """Its response may have waited for a lost one: `service_ms` and `wait` both say so."""
+    asked = {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}
+    poll = {"max_wait_ms": 500, "min_bytes": 1, **asked}
+    messages = [exchange(number, 1, 12, poll, {"responses": []}) for number in range(3)]
+    whole = write_capture(tmp_path / "whole.pcap", messages, pauses_ms={(2, 1): 400})
+    lossy = write_capture(tmp_path / "lossy.pcap", messages, pauses_ms={(2, 1): 400}, lost=[(1, 1)])
+    for path, expected in ((whole, "long_poll"), (lossy, "undecided")):
+        rows = kdissect.read(path).exchanges.to_arrow().sort_by("request_time").to_pylist()
+        assert rows[2]["wait"] == expected
+        assert (rows[2]["service_ms"] is None) == (expected == "undecided")
