@@ -73,7 +73,7 @@ lowest: $(STAMP) java
 	$(VENV)/bin/uv venv --quiet --python $(PY) out/lowest
 	$(VENV)/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml -o out/lowest.txt
 	$(VENV)/bin/uv pip install --quiet --python out/lowest/bin/python -r out/lowest.txt \
-	  hypothesis pytest pytest-randomly pytest-timeout pytest-xdist
+	  dpkt hypothesis pytest pytest-randomly pytest-timeout pytest-xdist
 	out/lowest/bin/python -m pytest -n 2 --dist loadgroup $(LOWEST)
 
 clean:
