@@ -52,6 +52,8 @@ from kdissect.replay.running.lane_connections import LaneConnections
 from kdissect.replay.running.multi_node import NodeConnections
 from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
 from kdissect.replay.running.waits import (
+    RETRY_PAUSES_S,
+    Patience,
     ask_metadata,
     await_leaders,
     made_partitions,
@@ -61,7 +63,6 @@ from kdissect.replay.target.connection import ConnectFailed, allow_many_files
 from kdissect.text import plural
 
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
-RETRY_PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.0, 1.0)  # for answers that say: not yet
 PARTS_PAUSE_S = 0.002
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 SCRIPT_TIMEOUTS = 3  # the same for one connection
@@ -103,6 +104,7 @@ class Runner:
         self._is_pumping = self._is_pump_due = False
         self._in_flight_bytes = 0
         self._asked: set[str] = set()
+        self._patience = Patience()
         self._unserved: set[str] = set()  # topics that were awaited in vain
         self._timeouts = 0
         self._timer_count = 0
@@ -525,9 +527,7 @@ class Runner:
         assert outcome.sent is not None
         self._timeouts = lane.timeouts = 0
         self.answered_count += 1
-        reason = ""
-        if outcome.attempts <= len(RETRY_PAUSES_S):
-            reason = self._retry_reason(outcome.step, frame)
+        reason = self._retry_reason(outcome, frame, now)
         if reason:
             attempt = Attempt(link.record, outcome.sent, outcome.sent_ns, frame, now)
             self._retried.append(attempt)
@@ -589,7 +589,7 @@ class Runner:
                 self._completion.complete(step.number, outcome)
                 return
             answer = self.translation.merged(step, [each.answer for each in asked])
-            reason = self._retry_reason(step, answer) if pause_s else ""
+            reason = self._retry_reason(outcome, answer, self._now())
             if reason:
                 _keep_answer(outcome, answer, reason, self._now())
                 outcome.attempts += 1
@@ -599,11 +599,19 @@ class Runner:
             self._accept(lane, outcome, answer, self._now())
             return
 
-    def _retry_reason(self, step: Step, frame: bytes) -> str:
+    def _retry_reason(self, outcome: Outcome, frame: bytes, now: int) -> str:
+        """Why a request is sent again; "" if its answer is final."""
+        step = outcome.step
+        if outcome.attempts > len(RETRY_PAUSES_S):
+            return ""
+        if self._patience.is_over(outcome, frame, now):
+            return ""
         try:
-            return self.translation.retry(step, frame)
+            reason = self.translation.retry(step, frame)
         except Error:
             return ""
+        self._patience.note(outcome, frame, reason, now)
+        return reason
 
     def _on_lost(self, lane: Lane, link: LaneConnection, reason: str) -> None:
         self._connections.drop(lane, link)
