@@ -86,6 +86,7 @@ def machine() -> dict[str, Any]:
         tshark = subprocess.check_output(["tshark", "--version"], text=True)
     return {
         "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
         "load": round(os.getloadavg()[0], 1),
         "processor": cpu[1] if cpu else platform.machine(),
         "core_count": len(os.sched_getaffinity(0)),
@@ -96,6 +97,12 @@ def machine() -> dict[str, Any]:
         "tshark": " ".join(tshark.splitlines()[0].split()[1:3]) if tshark else None,
         **{name: version(name) for name in LIBRARIES},
     }
+
+
+def _commit() -> str:
+    """The code that is measured; empty outside of a clone."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Helper:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bench import plots
-from bench.plots import PROGRAMS
-
 MB = 1 << 20
-# most or least; of issue 9, for captures by name and what they are compared with
+PROGRAMS = {
+    "fields": "tshark -T fields",
+    "json": "tshark -T json",
+    "ek": "tshark -T ek",
+    "loop": "dpkt + kafka-python",
+}
+# most or least, for captures by name and what they are compared with
 GOALS = {
     ("records", "json"): (">=", 40),
     ("records", "fields"): (">=", 5),
@@ -25,11 +28,9 @@ Goal = tuple[str, float] | None
 Row = tuple[str, str, str, str]
 
 
-def text(results: dict[str, Any], pictures: dict[str, str] | None = None) -> str:
-    """The page; benchmarks that were not run are named as such. pictures: file -> title."""
+def text(results: dict[str, Any]) -> str:
+    """The page; benchmarks that were not run are named as such."""
     parts = [HEAD, *_ratios(results)]
-    for file, title in (pictures or {}).items():
-        parts.append(f"![{title}](plots/{file})\n\n*{title}*\n")
     for name, section in SECTIONS.items():
         if name in results:
             parts += section(results[name])
@@ -70,7 +71,8 @@ def _made_by(result: dict[str, Any]) -> str:
         f"{machine['processor']}"
     )
     note = f" {result['note']}" if "note" in result else ""
-    return f"Made on {machine['date']} by `{result['command']}`{busy}.{note}\n"
+    made = f"Made on {machine['date']}, at commit {machine['commit']} or just before it"
+    return f"{made}, by `{result['command']}`{busy}.{note}\n"
 
 
 # -- ratios ---------------------------------------------------------------------------------
@@ -269,17 +271,20 @@ def _marginal_section(result: dict[str, Any]) -> list[str]:
 
 
 def _stage_rates(result: dict[str, Any]) -> list[str]:
-    rates: dict[str, dict[str, float]] = {}
-    for row in plots.stages({"marginal": result}):
-        rates.setdefault(row["capture"], {})[row["stage"]] = row["MB/s"]
-    if not rates:
-        return []
-    rows = [
-        (capture, *(f"{known[stage]:.0f}" if stage in known else "" for stage in plots.STAGES))
-        for capture, known in rates.items()
-    ]
+    stages = ("scan", "assemble", "decode")
+    rows = []
+    for one in result["inputs"].values():
+        timings = list(one["timings"].values())[-1]
+        rates = [
+            f"{size / MB / timings[f'{stage}_s']:.0f}"
+            if (size := timings.get(f"{stage}_bytes")) and timings.get(f"{stage}_s")
+            else ""
+            for stage in stages
+        ]
+        if any(rates):
+            rows.append((one["title"], *rates))
     what = "MB/s of a stage: the bytes that its tasks read, by the sum of their times (one core)."
-    return [f"{what}\n", _table(("capture", *plots.STAGES), rows)]
+    return [f"{what}\n", _table(("capture", *stages), rows)] if rows else []
 
 
 COSTS = ("T of 1", "T of 5", "marginal", "floor of 1", "floor of 5")
@@ -314,25 +319,6 @@ def _codecs_section(result: dict[str, Any]) -> list[str]:
             rows,
         ),
     ]  # fmt: skip
-
-
-def _process_section(result: dict[str, Any]) -> list[str]:
-    rows = [
-        (
-            one["title"],
-            _span(one["seconds"]["1"]),
-            _span(one["seconds"]["5"]),
-            f"{one['marginal']:.2f}",
-        )
-        for one in result["inputs"].values()
-    ]
-    return [
-        "## Whole processes\n",
-        f"{_made_by(result)}\n`kdissect dissect CAPTURE --out DIR --quiet` from start to end, "
-        f"{result['rounds']} rounds in turns. The session's start is in both and drops out of the "
-        "difference.\n",
-        _table(("capture", "T of 1", "T of 5", "marginal"), rows),
-    ]
 
 
 def _tshark_section(result: dict[str, Any]) -> list[str]:
@@ -540,44 +526,9 @@ def _replay_section(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _parts_section(result: dict[str, Any]) -> list[str]:
-    outputs = [
-        f"```\n$ python -m {one['arguments']}\n{one['text'].rstrip()}\n```\n"
-        for one in result["parts"]
-    ]
-    return ["## Parts alone\n", _made_by(result), *outputs]
-
-
-def _undamaged_section(result: dict[str, Any]) -> list[str]:
-    now, before = result["commits"]["now"], result["commits"]["before"]
-    rows = [
-        (
-            one["title"],
-            what,
-            _span(one[what]["before_5"]),
-            _span(one[what]["now_5"]),
-            _span(one["ratios"][what], 3),
-            f"{one['marginal'][what]['now'] / one['marginal'][what]['before']:.3f}",
-        )
-        for one in result["inputs"].values()
-        for what in ("seconds", "cpu")
-    ]
-    return [
-        "## Undamaged captures, before and after\n",
-        f"{_made_by(result)}\n`{now['id']}` ({now['title']}) beside `{before['id']}` "
-        f"({before['title']}). Without `--against`, this is the last commit before captures were "
-        f"read as hostile. Each runs in a worktree of its own and a warm session, "
-        f"{result['rounds']} rounds in turns, on five copies of each capture; the cost is the "
-        "marginal one. All changes between the two are in the difference. Goal: no ratio above "
-        "1.10.\n",
-        _table(("capture", "time", "before", "now", "now / before", "marginal, ratio"), rows),
-    ]
-
-
 SECTIONS = {
     "marginal": _marginal_section,
     "codecs": _codecs_section,
-    "process": _process_section,
     "tshark": _tshark_section,
     "loop": _loop_section,
     "growth": _growth_section,
@@ -585,6 +536,4 @@ SECTIONS = {
     "shapes": _shapes_section,
     "startup": _startup_section,
     "replay": _replay_section,
-    "parts": _parts_section,
-    "undamaged": _undamaged_section,
 }

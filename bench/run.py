@@ -14,24 +14,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import plots, report  # noqa: E402
+from bench import report  # noqa: E402
 from bench.measure import machine  # noqa: E402
 from bench.suite import BENCHMARKS  # noqa: E402
 
 RESULTS = ROOT / "reports" / "benchmarks.json"
-PLOTS = ROOT / "reports" / "plots"
 
 
 def main() -> None:
-    """Command: run.py [--quick] [--against COMMIT] [NAME...]."""
+    """Command: run.py [--quick] [NAME...]."""
     parser = argparse.ArgumentParser(description="Benchmarks of kdissect.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller inputs")
-    parser.add_argument(
-        "--against",
-        metavar="COMMIT",
-        help="undamaged: the older commit; the default is the last one before hostile captures",
-    )
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
@@ -41,17 +35,14 @@ def main() -> None:
         began = time.perf_counter()
         print(f"{name} ...", file=sys.stderr, flush=True)
         before = machine()
-        more = {"against": given.against} if name == "undamaged" and given.against else {}
-        results[name] = BENCHMARKS[name](given.quick, **more)
-        options = "--quick " * given.quick + "".join(
-            f"--{key} {value} " for key, value in more.items()
-        )
+        results[name] = BENCHMARKS[name](given.quick)
+        options = "--quick " * given.quick
         results[name]["command"] = f"python bench/run.py {options}{name}"
         results[name]["machine"] = before
         results[name]["took_s"] = round(time.perf_counter() - began)
         print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    text = report.text(results, plots.write(results, PLOTS))
+    text = report.text(results)
     (ROOT / "reports" / "benchmarks.md").write_text(text)
     print(text)
 

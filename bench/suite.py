@@ -24,7 +24,6 @@ from bench.measure import (
     spread,
     timed,
 )
-from bench.undamaged import undamaged
 from kdissect.codec.compression import CODEC_NAMES
 
 CORES = 2
@@ -154,26 +153,6 @@ def _codec_row(
     if magic == 2:
         row["floor_bytes"] = runs["floor_1"][-1]["byte_count"]
     return row
-
-
-def process(quick: bool) -> dict[str, Any]:
-    """The same marginal cost by whole processes: `kdissect dissect` from start to end."""
-    rounds = 3 if quick else 5
-    found = {}
-    for source in (inputs.record_heavy(), inputs.message_heavy()):
-        runs = interleaved(
-            {
-                str(n): lambda n=n: timed(_command(inputs.copies_of(source, n), f"c{n}"))  # noqa: B023
-                for n in (1, COPIES)
-            },
-            rounds,
-        )
-        found[source.name] = {
-            "title": source.title,
-            "seconds": {number: spread(values) for number, values in runs.items()},
-            "marginal": _marginal(runs["1"], runs[str(COPIES)]),
-        }
-    return {"rounds": rounds, "inputs": found}
 
 
 def _command(capture: Path, out: str, *more: str) -> list[str]:
@@ -412,34 +391,9 @@ def _replayed(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# -- parts alone, which print what they measure ----------------------------------------------
-
-
-def parts(quick: bool) -> dict[str, Any]:
-    """Columns of messages, columns of records, recovery from damage."""
-    size = "2" if quick else "8"
-    commands = {
-        "bench.bench_body": ["--megabytes", size, "--runs", "3" if quick else "5"],
-        "bench.bench_records": ["--megabytes", "8" if quick else "64", "--runs", "3"],
-        "bench.recovery": ["--seeds", "1" if quick else "3"],
-    }
-    if quick:
-        commands["bench.recovery"].append("captures/librdkafka.pcap")
-    told = [
-        # recovery ends with 1 where it met a false frame, which its table shows
-        {
-            "arguments": " ".join([name, *more]),
-            "text": printed([PYTHON, "-m", name, *more], codes=(0, 1)),
-        }
-        for name, more in commands.items()
-    ]
-    return {"parts": told}
-
-
-BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
+BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "marginal": marginal,
     "codecs": codecs,
-    "process": process,
     "tshark": tshark,
     "loop": loop,
     "growth": growth,
@@ -447,6 +401,4 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "shapes": shapes,
     "startup": startup,
     "replay": replay,
-    "parts": parts,
-    "undamaged": undamaged,
 }

@@ -17,7 +17,6 @@ PAGES = ("*.md", "docs/*.md", "reports/*.md", "captures/*.md")
 LINKED = (
     "docs/site.css",
     "docs/images/*",
-    "reports/plots/*",
     "notebooks/*.ipynb",
     "examples/ci/*",
     "LICENSE",
