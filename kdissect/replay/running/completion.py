@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from kdissect.replay.model import Outcome, ReplayPlan
-from kdissect.replay.running.lane import Lane
+from kdissect.replay.running.lanes import Lane
 
 
 class StepCompletion:

@@ -28,7 +28,7 @@ from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Outcome, Skipped, Step, Translation
-from kdissect.replay.running.multi_node import NodeConnections
+from kdissect.replay.running.lanes import NodeConnections
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.workload.field_kinds import group_names
 from kdissect.replay.workload.messages import (

@@ -47,9 +47,7 @@ from kdissect.replay.model import (
 from kdissect.replay.planning.schedule import schedule
 from kdissect.replay.running.completion import StepCompletion
 from kdissect.replay.running.group_members import GroupMembers
-from kdissect.replay.running.lane import Lane, LaneConnection
-from kdissect.replay.running.lane_connections import LaneConnections
-from kdissect.replay.running.multi_node import NodeConnections
+from kdissect.replay.running.lanes import Lane, LaneConnection, LaneConnections, NodeConnections
 from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
 from kdissect.replay.running.waits import (
     RETRY_PAUSES_S,

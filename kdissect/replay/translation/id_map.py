@@ -85,10 +85,6 @@ class IdMap:
         return self.renames["transactional-id"].get(name, name)
 
     @property
-    def has_renames(self) -> bool:
-        return bool(self.options.renames)
-
-    @property
     def has_topic_renames(self) -> bool:
         return bool(self.renames["topic"])
 

@@ -63,12 +63,6 @@ class Producers:
         last = self._last.get(captured_id)
         return None if last is None else self._targets[last].producer_id
 
-    def is_target(self, producer_id: int) -> bool:
-        """Return whether an answer of the target has given this producer id, or it is none."""
-        return producer_id < 0 or any(
-            each.producer_id == producer_id for each in self._targets.values()
-        )
-
     def sequence(self, captured: Producer, log: Log, base_sequence: int) -> int:
         """The target's base sequence of a captured batch."""
         entry = self._sequences.get((captured, log))

@@ -13,7 +13,7 @@ import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.schedule import Pace
-from kdissect.replay.running import lane_connections
+from kdissect.replay.running import lanes
 from kdissect.replay.running.result import RunOptions, RunResult
 from kdissect.replay.running.runner import NOT_WAITED, Runner
 from kdissect.replay.target.cluster import Target
@@ -390,7 +390,7 @@ def test_a_request_that_fails_makes_room() -> None:
 def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 0 says "not yet" to 10 kB and goes away; of eight times 1 kB to node 1 no more than
     three are open under a limit of 2.5 kB, as if the 10 kB had never been."""
-    monkeypatch.setattr(lane_connections, "RECONNECT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(lanes, "RECONNECT_PAUSES_S", (0.01,))
     maker = PlanMaker()
     large = maker.add(0, member_id="m" * 10_000)
     maker.add(1)
@@ -467,7 +467,7 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
 ) -> None:
     """After three missing answers a connection's other steps fail, also the one for which a new
     connection is being opened just then, in vain; the rest of the run goes on."""
-    monkeypatch.setattr(lane_connections, "RECONNECT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(lanes, "RECONNECT_PAUSES_S", (0.01,))
     maker = PlanMaker()
     for connection, count in ((0, 5), (1, 40)):
         before: tuple[int, ...] = ()
