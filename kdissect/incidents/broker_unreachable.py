@@ -21,6 +21,8 @@ LENGTH_MIN_MS = 1000
 GIVING_AWAY_S = 10
 # A node that announced its shutdown takes so long at most (controlled shutdown and log flushes).
 SHUTDOWN_S = 60
+# Clients that get answers to these from another broker go on with their work there.
+_DATA_APIS = ("Produce", "Fetch", "ShareFetch")
 # Listeners of one node close within so long of each other.
 ONE_NODE = timedelta(milliseconds=250)
 # A client connects to the brokers that Metadata named within so long of its own start.
@@ -147,32 +149,48 @@ def _outages_with_requests() -> str:
             FILTER (r.is_unanswered)[:{EVIDENCE_MAX}] AS exchange_ids,
           coalesce(bool_or(r.is_not_leader
             AND r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS), false)
-            AS is_planned
+            AS gave_away
         FROM outages o JOIN requests r ON r.broker = o.broker
           AND r.request_time <= coalesce(o.back, o.last_failed)
           AND (r.request_time >= o.last_response OR list_contains(o.closed_ids, r.connection_id)
             OR r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS)
         GROUP BY o.broker, o.era
+      ), users AS (
+        SELECT broker, client, min(response_time) AS since FROM requests
+        WHERE api IN {_DATA_APIS} AND NOT is_broker AND response_time IS NOT NULL GROUP BY ALL
+      ), served AS (
+        SELECT DISTINCT o.broker, o.era FROM outages o
+        JOIN requests r ON r.broker <> o.broker AND r.request_time > o.first_failed
+          AND r.response_time <= coalesce(o.back, o.last_failed)
+        JOIN users u ON u.broker = o.broker AND u.client = r.client AND u.since < o.first_failed
+        WHERE r.api IN {_DATA_APIS} AND NOT r.failed
       )
       SELECT o.*, coalesce(
           CASE WHEN o.closed_at IS NOT NULL THEN least(o.closed_at, h.first_ignored) END,
           h.first_unanswered, o.first_failed) AS start,
         coalesce(o.back, o.last_failed) AS stop, coalesce(h.requests, 0) AS requests,
-        h.exchange_ids, coalesce(h.is_planned, false) OR EXISTS (
+        h.exchange_ids, coalesce(h.gave_away, false) AS gave_away, EXISTS (
           FROM shutdowns s WHERE s.broker = o.broker AND s.time
-            BETWEEN o.first_failed - INTERVAL {SHUTDOWN_S} SECONDS AND o.first_failed) AS is_planned
-      FROM outages o LEFT JOIN hits h USING (broker, era)
+            BETWEEN o.first_failed - INTERVAL {SHUTDOWN_S} SECONDS AND o.first_failed)
+          AS is_announced,
+        s.broker IS NOT NULL AS is_served
+      FROM outages o LEFT JOIN hits h USING (broker, era) LEFT JOIN served s USING (broker, era)
     """
 
 
 def _severity(row: Row, is_internal: bool) -> str | None:
-    """Return the severity of an outage; None if it is too short to matter."""
+    """Return the severity of an outage; None if it is too short to matter.
+
+    It follows from what the clients lost: nothing, if the node had given its partitions away and
+    other brokers served them meanwhile.
+    """
     is_single = row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN
     if not row["requests"] and (is_single or lasted_ms(row) < LENGTH_MIN_MS):
         return None
     if not row["era"]:
         return WARN if row["back"] is None else INFO
-    return INFO if row["is_planned"] or is_internal else BAD
+    has_moved = row["is_served"] and (row["is_announced"] or row["gave_away"])
+    return INFO if has_moved or is_internal else BAD
 
 
 def _ip(row: Row) -> str:
@@ -192,8 +210,10 @@ def _outage(facts: Facts, listeners: list[Row]) -> Incident:
     if first["closed_connections"]:
         closed = plural(first["closed_connections"], "connection")
         sentences.append(f"It closed {closed} at the beginning.")
-    if first["is_planned"]:
-        sentences.append("It had given its partitions away: an orderly shutdown.")
+    if first["is_announced"]:
+        sentences.append("It had announced its shutdown.")
+    if first["is_served"] and (first["is_announced"] or first["gave_away"]):
+        sentences.append("It had given its partitions away, and its clients went on elsewhere.")
     if requests:
         sentences.append(f"{plural(requests, 'request')} had no response.")
     sentences.append(f"It {_ending(first)}.")

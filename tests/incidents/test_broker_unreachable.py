@@ -59,12 +59,45 @@ def test_a_broker_that_was_killed_and_came_back() -> None:
     assert outage["evidence"]["exchange_ids"] == [500]
 
 
-def test_a_broker_that_announced_its_end_is_only_information() -> None:
-    """It gave its partitions away: clients got NOT_LEADER_OR_FOLLOWER before."""
-    moved = exchange(501, at_us=8_500_000, api_name="Produce", error_code=6, error_codes=[6])
-    (outage,) = found(exchanges=[*_traffic(1, 0, 9), moved], connections=KILLED)
+def _produce(number: int, second: float, **values: Any) -> Row:
+    return exchange(number, at_us=round(second * 1e6), api_name="Produce", **values)
+
+
+MOVED = _produce(501, 8.5, error_code=6, error_codes=[6])  # NOT_LEADER_OR_FOLLOWER
+BEFORE = _produce(500, 5)
+
+
+def _outage(**rows: Any) -> Row:
+    (outage,) = (row for row in found(**rows) if row["kind"] == "broker_unreachable")
+    return outage
+
+
+def test_clients_that_went_on_elsewhere_lost_nothing() -> None:
+    """The node had given its partitions away, and another one served its clients meanwhile."""
+    other = _worked(3, 0, 60, broker_port=9094)
+    went_on = _produce(502, 12, connection_id=3)
+    rows = [*_traffic(1, 0, 9), BEFORE, MOVED, went_on]
+    outage = _outage(exchanges=rows, connections=[*KILLED, other])
     assert outage["severity"] == "info"
-    assert "an orderly shutdown" in outage["text"]
+    assert "its clients went on elsewhere" in outage["text"]
+
+
+def test_a_moved_partition_is_no_shutdown() -> None:
+    """The only broker said NOT_LEADER_OR_FOLLOWER when a topic was made, and died seconds later:
+    clients lost all of it."""
+    outage = _outage(exchanges=[*_traffic(1, 0, 9), BEFORE, MOVED], connections=KILLED)
+    assert outage["severity"] == "bad"
+    assert "shutdown" not in outage["text"]
+    assert "partitions" not in outage["text"]
+
+
+def test_a_killed_node_of_several_is_told_by_what_was_lost() -> None:
+    """Other nodes serve its clients, but it had given nothing away."""
+    other = _worked(3, 0, 60, broker_port=9094)
+    went_on = _produce(502, 12, connection_id=3)
+    rows = [*_traffic(1, 0, 9), BEFORE, went_on]
+    outage = _outage(exchanges=rows, connections=[*KILLED, other])
+    assert outage["severity"] == "bad"
 
 
 def test_a_node_with_two_listeners_is_one_incident_of_its_clients_listener() -> None:
