@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kdissect import text as f
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import INTER_BROKER_APIS
 from kdissect.report.database import ReportDatabase
 from kdissect.report.exchange_facts import quantile
 from kdissect.report.sections.latency import ANSWERS_MIN
@@ -61,6 +63,7 @@ _EXPLAINED = {
     "member_too_slow": ("groups", "errors"),
     "transaction_open": ("transactions",),
 }
+_BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
 _ORDER = {"bad": 0, "warn": 1, "info": 2}
 
 
@@ -324,14 +327,17 @@ def _errors(facts: _Facts) -> Iterator[Finding]:
         evidence = facts.evidence(condition, (row["api"], row["code"]))
         has_code = f"list_contains(error_codes, {row['code']})"
         places = f" Topics: {', '.join(row['topics'])}." if row["topics"] else ""
-        longest, lost = _until_success(facts, row) if row["is_retriable"] else (None, None)
+        # a broker repeats its own requests whatever the code: a success says that it helped
+        is_repeated = row["is_retriable"] or row["api"] in _BROKERS_APIS
+        longest, lost = _until_success(facts, row) if is_repeated else (None, None)
         passing = longest is not None and longest <= PASSING_MS
+        has_ended = row["is_retriable"] or longest is not None
         if longest is not None:
             then = f"A request without it followed within {f.duration(longest)}."
         else:
             then = "May be tried again." if row["is_retriable"] else "Trying again does not help."
         yield _finding(
-            ("info" if passing else "warn") if row["is_retriable"] else "bad",
+            ("info" if passing else "warn") if has_ended else "bad",
             "errors",
             f"{row['error']} in {row['api']}",
             f"{f.plural(row['clients'], 'client')}. {then}{places}",

@@ -213,6 +213,18 @@ def test_an_error_that_ends_soon_is_an_info() -> None:
     assert (never["level"], never["time_lost_ms"]) == ("warn", None)
 
 
+def test_an_error_that_a_broker_tries_again_until_it_succeeds() -> None:
+    """DUPLICATE_BROKER_REGISTRATION is permanent by its code; it ends with the old session."""
+    rows = [
+        exchange(n, at_us=n * 1_000_000, api_name="BrokerRegistration", api_key=62,
+                 error_code=code, error_codes=[code] if code else [], latency_us=2_000)
+        for n, code in ((1, 101), (2, 101), (3, 0))
+    ]  # fmt: skip
+    (found,) = _found(*rows)
+    assert found["level"] == "warn"
+    assert "A request without it followed within 2.00 s" in found["text"]
+
+
 def test_tls_that_was_not_decrypted_is_no_full_capture() -> None:
     """The share that was read is a warning."""
     closed = _COUNTS | {"is_kafka": False, "is_tls": True, "protocol": "tls"}
