@@ -280,9 +280,5 @@ def page(
                 for delay in DELAYS_MS
                 for share in SHARES
             ),
-            "",
-            f"| halves of | diffs | false alarms | {heads} |",
-            f"|---|---:|---:|{'---:|' * len(KINDS)}",
-            *(f"| {name} | {tally.cells()} |" for name, tally in tallies.items()),
         ]
     )
