@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,29 +12,11 @@ from numpy.typing import NDArray
 
 from kdissect.codec.message_columns import decode_columns
 from kdissect.jit import JIT_ENABLED
+from tests.codec.conftest import ROOM
 from tests.codec.message_vectors import batch, message_vectors
 from tests.conftest import ROOT
 
-PAGE = mmap.PAGESIZE
-ROOM = 4 * PAGE
-PROT_NONE, PROT_READ_WRITE = 0, 3
-
 linux = pytest.mark.skipif(sys.platform != "linux", reason="guard pages are set with mprotect")
-
-
-@pytest.fixture
-def guarded() -> Iterator[NDArray[np.uint8]]:
-    """Bytes between two pages that no one may touch."""
-    pages = mmap.mmap(-1, ROOM + 2 * PAGE)
-    array = np.frombuffer(pages, np.uint8)
-    address = array.ctypes.data
-    libc = ctypes.CDLL(None, use_errno=True)
-    guards = [ctypes.c_void_p(address), ctypes.c_void_p(address + PAGE + ROOM)]
-    for guard in guards:
-        assert libc.mprotect(guard, PAGE, PROT_NONE) == 0
-    yield array[PAGE : PAGE + ROOM]
-    for guard in guards:
-        assert libc.mprotect(guard, PAGE, PROT_READ_WRITE) == 0
 
 
 @linux

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import random
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +13,7 @@ from kdissect.codec.compression import CODEC_NAMES
 from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.codec.record_codec import encode_batch, encode_messages
 
-PAGE = mmap.PAGESIZE
-ROOM = 4 * PAGE
-PROT_NONE, PROT_READ_WRITE = 0, 3
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="guard pages are set with mprotect")
-
-
-@pytest.fixture
-def guarded() -> Iterator[npt.NDArray[np.uint8]]:
-    """Bytes between two pages that no one may touch."""
-    pages = mmap.mmap(-1, ROOM + 2 * PAGE)
-    array = np.frombuffer(pages, np.uint8)
-    address = array.ctypes.data
-    libc = ctypes.CDLL(None, use_errno=True)
-    guards = [ctypes.c_void_p(address), ctypes.c_void_p(address + PAGE + ROOM)]
-    for guard in guards:
-        assert libc.mprotect(guard, PAGE, PROT_NONE) == 0
-    yield array[PAGE : PAGE + ROOM]
-    for guard in guards:
-        assert libc.mprotect(guard, PAGE, PROT_READ_WRITE) == 0
 
 
 def test_cut_and_damaged_sets_stay_inside(guarded: npt.NDArray[np.uint8]) -> None:
