@@ -20,11 +20,11 @@ from kdissect.replay.model import Step, Verdict, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
-from tests.broker.lies import RECORD_KINDS
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
 from tests.oracles.message_fields import holders
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, replay
+from tests.replay.record_lies import RECORD_KINDS
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 NAMES = ("librdkafka.pcap", "java_2_0_1.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz")
