@@ -2,9 +2,9 @@
 
     python -m tools.coverage [--captures PATH ...] [--out FILE]
 
-Frames: Kafka's own (``../shared/kafka/vectors`` beside the checkout, where that is) and the golden
-ones of ``tests/golden``. Each is decoded and compared with the values written beside it, then
-encoded and compared with its bytes. Captures: ``captures/`` of the checkout, and those named.
+Frames: Kafka's own (``tests/golden/vectors``) and the golden ones of ``tests/golden``. Each is
+decoded and compared with the values written beside it, then encoded and compared with its bytes.
+Captures: ``captures/`` of the checkout, and those named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kdissect.protocol.model import NEVER, SIDES, Api, VersionRange
 from tests.codec.message_values import to_json
 
 ROOT = Path(__file__).resolve().parent.parent
-VECTORS = ROOT.parent / "shared" / "kafka" / "vectors" / "messages.jsonl.gz"
+VECTORS = ROOT / "tests" / "golden" / "vectors" / "messages.jsonl.gz"
 GOLDEN = ROOT / "tests" / "golden" / "messages.jsonl"
 
 Place = tuple[int, int, str]  # api_key, api_version, side
@@ -103,6 +103,8 @@ def coverage_markdown(evidence: Evidence) -> str:
     lines = [
         "# Coverage",
         "",
+        "`python -m tools.coverage --captures PATH` writes this page. PATH: the recorded captures.",
+        "",
         f"{len(rows)} APIs, {totals['pairs']} versions, each with a request and a response:"
         f" {totals['decoded']} decoded, {totals['encoded']} encoded,"
         f" {totals['seen']} seen in real captures.",
@@ -162,10 +164,10 @@ def main() -> int:
     decoded: Counter[Place] = Counter()
     encoded: Counter[Place] = Counter()
     seen: Counter[Place] = Counter()
-    sources = []
-    if VECTORS.is_file():
-        sources.append(f"Frames of Kafka's own writer: {check(VECTORS, decoded, encoded)}.")
-    sources.append(f"Golden frames of tests/golden: {check(GOLDEN, decoded, encoded)}.")
+    sources = [
+        f"Frames of Kafka's own writer: {check(VECTORS, decoded, encoded)}.",
+        f"Golden frames of tests/golden: {check(GOLDEN, decoded, encoded)}.",
+    ]
     count = seen_in([ROOT / "captures", *options.captures], seen)
     sources.append(f"Captures: {count:,} messages decoded.")
     evidence = Evidence(tuple(sources), decoded, encoded, seen)
