@@ -10,7 +10,15 @@ The names below are loaded at their first use, so that importing the package is 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kdissect.api import Table, Tables, dissect, read
+    from kdissect.api import open_tables as open
+    from kdissect.codec.message import Message, decode_message, encode_message
+    from kdissect.datasource import register
+    from kdissect.errors import CaptureError, DecodeError, EncodeError, Error, OutputError
+    from kdissect.pipeline.limits import Limits
 
 __version__ = "0.1.0"
 
@@ -32,17 +40,36 @@ _PUBLIC = {
     "register": "kdissect.datasource",
 }
 
-__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604  (names are made by __getattr__)
+__all__ = [
+    "CaptureError",
+    "DecodeError",
+    "EncodeError",
+    "Error",
+    "Limits",
+    "Message",
+    "OutputError",
+    "Table",
+    "Tables",
+    "__version__",
+    "decode_message",
+    "dissect",
+    "encode_message",
+    "open",
+    "read",
+    "register",
+]
 
 
-def __getattr__(name: str) -> Any:
-    place = _PUBLIC.get(name)
-    if place is None:
-        raise AttributeError(f"module 'kdissect' has no attribute {name!r}")
-    module, _, attribute = place.partition(":")
-    value = getattr(import_module(module), attribute or name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        place = _PUBLIC.get(name)
+        if place is None:
+            raise AttributeError(f"module 'kdissect' has no attribute {name!r}")
+        module, _, attribute = place.partition(":")
+        value = getattr(import_module(module), attribute or name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,7 @@ class Scene:
                 "select exchange_id from api_fetch where request.replica_id >= 0 "
                 "or request.replica_state.replica_id >= 0"
             )
-            rows = rows[~rows.exchange_id.isin(replicas["exchange_id"].to_pylist())]
+            rows = rows[~rows.exchange_id.isin(replicas.to_pandas().exchange_id)]
         return rows
 
     @cached_property

@@ -1,0 +1,33 @@
+"""A type checker sees the real types of the package's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mypy import api
+
+ROOT = Path(__file__).parents[1]
+USES = """
+import kdissect
+
+t: kdissect.Tables = kdissect.read("a.pcap", ports=[9092])
+n: int = len(kdissect.open("out")["exchanges"])
+m: kdissect.Message = kdissect.decode_message(b"", side="request")
+kdissect.read(1, nonsense=3)
+kdissect.read("a.pcap").exchanges.head("3")
+kdissect.nothing_of_ours()
+x: int = kdissect.decode_message(b"", side="request")
+"""
+WRONG = range(7, 11)  # lines
+
+
+def test_mypy_tells_right_uses_from_wrong_ones(tmp_path: Path) -> None:
+    """Each wrong line is named, and no right one."""
+    uses = tmp_path / "uses.py"
+    uses.write_text(USES.removeprefix("\n"))
+    config = ["--config-file", str(ROOT / "pyproject.toml")]
+    cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
+    output, errors, _ = api.run([*config, *cache, "--no-error-summary", str(uses)])
+    assert not errors
+    lines = {int(line.split(":")[1]) for line in output.splitlines() if ": error:" in line}
+    assert lines == {line - 1 for line in WRONG}, output
