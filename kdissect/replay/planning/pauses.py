@@ -7,8 +7,11 @@ A coordinator aborts a transaction that is open longer than its producer asked f
 the producer sends for it then. It looks for such transactions every few seconds. A request that was
 refused for this would end the transaction well where it comes too early.
 
-At the target both times run anew, so these requests wait as long after the last request of the
-member, or the first one of the transaction.
+A broker takes the telemetry of a client only at intervals, which its answer about subscriptions has
+(KIP-714). The last push of a client may come at any time.
+
+At the target these times run anew, so the requests wait as long after the last request of the
+member, the first one of the transaction, or the push before.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
@@ -41,6 +45,7 @@ _OTHER_APIS = frozenset(
         ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT, ApiKey.CONSUMER_GROUP_HEARTBEAT,
     }
 )  # fmt: skip
+_TELEMETRY_APIS = frozenset({ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY})
 _ENDED = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED,
@@ -54,6 +59,7 @@ def mark_pauses(steps: list[Step]) -> None:
     which the pauses count."""
     _mark_sessions(steps)
     _mark_transactions(steps)
+    _mark_pushes(steps)
 
 
 def _pause(step: Step, pauses: Iterable[tuple[int, int]]) -> None:
@@ -159,3 +165,28 @@ def _names(request: Message) -> Iterator[str]:
         yield own
     for each in entries(request.body.get("transactions")):
         yield each["transactional_id"]
+
+
+# -- telemetry ----------------------------------------------------------------------------------
+
+
+def _mark_pushes(steps: Iterable[Step]) -> None:
+    intervals_ns: dict[UUID, int] = {}  # by client
+    pushes: dict[UUID, Step] = {}  # the last one of each client
+    for step in steps:
+        api_key = step.exchange.api_key
+        if step.skipped is not None or api_key not in _TELEMETRY_APIS:
+            continue
+        request, response = request_of(step.exchange), response_of(step.exchange)
+        if request is None or response is None:
+            continue
+        if api_key == ApiKey.GET_TELEMETRY_SUBSCRIPTIONS:
+            client = response.body["client_instance_id"]
+            intervals_ns[client] = response.body["push_interval_ms"] * _MS_NS
+            pushes.pop(client, None)
+            continue
+        client = request.body["client_instance_id"]
+        is_due = not response.body["error_code"] and not request.body["terminating"]
+        if is_due and client in pushes and client in intervals_ns:
+            _pause(step, [(pushes[client].number, intervals_ns[client])])
+        pushes[client] = step

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
-from kdissect.codec.message import Message
+from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.planning.plan import make_plan
@@ -122,3 +124,15 @@ def test_a_transaction_of_a_broker_that_ran_out_of_time() -> None:
     plan = make_plan(workload([began], checks), everything())
     first, second = (step_of(plan, each) for each in checks)
     assert (first.pauses, second.pauses) == ((), ((first.number, ABORTED_NS),))
+
+
+def test_a_push_of_telemetry_waits_for_the_interval() -> None:
+    """After the push before it, if that was taken and is not the last one of the client."""
+    client = {"client_instance_id": UUID(int=7)}
+    answered = {**client, "push_interval_ms": 500}
+    got = ask(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, 0)
+    got.response = encode_message(Message(got.api_key, 0, "response", {}, answered))
+    pushes = [ask(ApiKey.PUSH_TELEMETRY, 0, at_ms, **client) for at_ms in (1, 2)]
+    last = ask(ApiKey.PUSH_TELEMETRY, 0, 3, **client, terminating=True)
+    steps = make_plan(workload([got, *pushes, last]), everything()).steps
+    assert [step.pauses for step in steps] == [(), (), ((1, 500_000_000),), ()]
