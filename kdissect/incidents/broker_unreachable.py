@@ -145,6 +145,7 @@ def _outages_with_requests() -> str:
             AS first_unanswered,
           min(r.request_time) FILTER (r.is_unanswered AND r.request_time > o.last_response
             AND r.api NOT IN {HELD_APIS}) AS first_ignored,
+          count(*) FILTER (r.is_unanswered AND r.api NOT IN {HELD_APIS}) AS lost,
           list(r.exchange_id ORDER BY r.request_time)
             FILTER (r.is_unanswered)[:{EVIDENCE_MAX}] AS exchange_ids,
           coalesce(bool_or(r.is_not_leader
@@ -169,7 +170,8 @@ def _outages_with_requests() -> str:
           CASE WHEN o.closed_at IS NOT NULL THEN least(o.closed_at, h.first_ignored) END,
           h.first_unanswered, o.first_failed) AS start,
         coalesce(o.back, o.last_failed) AS stop, coalesce(h.requests, 0) AS requests,
-        h.exchange_ids, coalesce(h.gave_away, false) AS gave_away, EXISTS (
+        coalesce(h.lost, 0) AS lost, h.exchange_ids, coalesce(h.gave_away, false) AS gave_away,
+        EXISTS (
           FROM shutdowns s WHERE s.broker = o.broker AND s.time
             BETWEEN o.first_failed - INTERVAL {SHUTDOWN_S} SECONDS AND o.first_failed)
           AS is_announced,
@@ -181,15 +183,15 @@ def _outages_with_requests() -> str:
 def _severity(row: Row, is_internal: bool) -> str | None:
     """Return the severity of an outage; None if it is too short to matter.
 
-    It follows from what the clients lost: nothing, if the node had given its partitions away and
-    other brokers served them meanwhile.
+    It follows from what the clients lost: nothing, if the node had given its partitions away,
+    other brokers served them meanwhile, and no request was lost that a broker answers at once.
     """
     is_single = row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN
     if not row["requests"] and (is_single or lasted_ms(row) < LENGTH_MIN_MS):
         return None
     if not row["era"]:
         return WARN if row["back"] is None else INFO
-    has_moved = row["is_served"] and (row["is_announced"] or row["gave_away"])
+    has_moved = row["is_served"] and (row["is_announced"] or row["gave_away"]) and not row["lost"]
     return INFO if has_moved or is_internal else BAD
 
 
@@ -212,8 +214,8 @@ def _outage(facts: Facts, listeners: list[Row]) -> Incident:
         sentences.append(f"It closed {closed} at the beginning.")
     if first["is_announced"]:
         sentences.append("It had announced its shutdown.")
-    if first["is_served"] and (first["is_announced"] or first["gave_away"]):
-        sentences.append("It had given its partitions away, and its clients went on elsewhere.")
+    if first["is_served"]:
+        sentences.append("Other brokers served its clients meanwhile.")
     if requests:
         sentences.append(f"{plural(requests, 'request')} had no response.")
     sentences.append(f"It {_ending(first)}.")

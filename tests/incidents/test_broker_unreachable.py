@@ -79,7 +79,7 @@ def test_clients_that_went_on_elsewhere_lost_nothing() -> None:
     rows = [*_traffic(1, 0, 9), BEFORE, MOVED, went_on]
     outage = _outage(exchanges=rows, connections=[*KILLED, other])
     assert outage["severity"] == "info"
-    assert "its clients went on elsewhere" in outage["text"]
+    assert "Other brokers served its clients meanwhile" in outage["text"]
 
 
 def test_a_moved_partition_is_no_shutdown() -> None:
@@ -96,6 +96,15 @@ def test_a_killed_node_of_several_is_told_by_what_was_lost() -> None:
     other = _worked(3, 0, 60, broker_port=9094)
     went_on = _produce(502, 12, connection_id=3)
     rows = [*_traffic(1, 0, 9), BEFORE, went_on]
+    outage = _outage(exchanges=rows, connections=[*KILLED, other])
+    assert outage["severity"] == "bad"
+
+
+def test_lost_requests_are_no_information() -> None:
+    """One topic had moved and its client went on there; another one's requests were lost."""
+    other = _worked(3, 0, 60, broker_port=9094)
+    lost = _produce(503, 9.99, latency_us=None, status="connection_closed", request_pos=2000)
+    rows = [*_traffic(1, 0, 9), BEFORE, MOVED, lost, _produce(502, 12, connection_id=3)]
     outage = _outage(exchanges=rows, connections=[*KILLED, other])
     assert outage["severity"] == "bad"
 
