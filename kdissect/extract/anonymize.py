@@ -16,11 +16,11 @@ from kdissect.codec import message_codec
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
 from kdissect.codec.record_codec import decode_record_set, encode_entry
+from kdissect.codec.redaction import SECRET_FIELDS, TEXT
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
-from kdissect.tables.redaction import TEXT
 
 _KEPT = frozenset(
     {
@@ -50,7 +50,6 @@ _KINDS = {
     "cluster", "user": "user", "principal": "principal", "principal_name": "principal",
     "log_dir": "directory", "path": "directory", "error_message": "text", "reason": "text",
 }  # fmt: skip
-_SECRETS = frozenset({"auth_bytes", "hmac", "salt", "salted_password"})
 _SUBSCRIPTIONS = frozenset({"metadata", "member_metadata"})
 _ASSIGNMENTS = frozenset({"assignment", "member_assignment"})
 
@@ -139,8 +138,6 @@ class Anonymizer:
         return text if text.isdigit() or text == "*" else self.names.name("resource", text)
 
     def _bytes(self, name: str) -> Callable[[bytes], bytes]:
-        if name in _SECRETS:
-            return lambda data: TEXT.encode() if data else data
         if name in _SUBSCRIPTIONS:
             return lambda data: self._versioned("ConsumerProtocolSubscription", data)
         if name in _ASSIGNMENTS:
@@ -151,6 +148,8 @@ class Anonymizer:
             return self._packed_address
         if name in ("request_data", "response_data"):
             return self._inner(name.partition("_")[0])
+        if name in SECRET_FIELDS:
+            return lambda data: TEXT.encode() if data else data
         return self.names.data
 
     def _packed_address(self, data: bytes) -> bytes:

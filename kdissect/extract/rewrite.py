@@ -16,13 +16,13 @@ import numpy as np
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_builder import BROKER, CLIENT, Flow
+from kdissect.codec.redaction import TEXT
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.anonymize import Anonymizer
 from kdissect.kafka.assembly import Assembly, CloseReason, PairStatus
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.tables.redaction import TEXT
 
 _SEGMENT_MAX = 1448  # bytes of payload in an Ethernet packet with TCP timestamps
 

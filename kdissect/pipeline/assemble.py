@@ -23,6 +23,7 @@ from kdissect.arrays import gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import SegmentBatch
+from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
@@ -52,7 +53,6 @@ from kdissect.tables.anomalies import (
 )
 from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.connections import connections_table
-from kdissect.tables.redaction import SECRET_APIS, TEXT
 
 SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
 STATE_BYTES_MAX = 256 << 20  # of carried payload per bucket
@@ -220,7 +220,7 @@ def _resumed_bucket(
     options = plan.options
     carry = ConnectionCarry(options.stream_options, plan.key_logs(sources), SET_LIMITS, states)
     earlier = plan.earlier_count
-    secret = frozenset() if options.reveal_secrets else SECRET_APIS
+    secret = frozenset() if options.reveal_secrets else secret_apis()
     set_run = SetRun(plan.end_ns, earlier, options.stream_options.duplicate_window_ns, secret)
     window = carry.append(CarriedBytes(batch, sources, earlier), set_run)
     assembly, sources = _carrying_earlier_bytes(window.assembly, window.sources, earlier)

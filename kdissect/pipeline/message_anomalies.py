@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import take
+from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.message_chunks import MessageChunk
@@ -24,7 +25,6 @@ from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of
 from kdissect.tables.arrow_arrays import binaries, ints
 from kdissect.tables.exchanges import DecodeStatus, VersionSource
 from kdissect.tables.payload import FULL
-from kdissect.tables.redaction import SECRET_APIS, TEXT
 
 NO_BYTES = pa.scalar(None, pa.binary())
 
@@ -146,7 +146,7 @@ def add_anomalies(
             shown = pc.coalesce(pc.binary_slice(data[part], 0, data_max), shown)
         api_key = exchanges["api_key"]
         if not options.reveal_secrets:
-            secret = pa.array(np.isin(api_key, list(SECRET_APIS)))
+            secret = pa.array(np.isin(api_key, list(secret_apis())))
             shown = pc.if_else(secret, pa.scalar(TEXT.encode()), shown)
         if options.payload != FULL:
             keys = [key for key in np.unique(api_key).tolist() if _may_hold_records(key, side)]

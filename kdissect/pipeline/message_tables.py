@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kdissect.arrays import take
 from kdissect.codec.message_columns import body_type
+from kdissect.codec.redaction import hide_tags, may_hold_secrets, redact_column
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.message_anomalies import TableOutput, add_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk
@@ -22,7 +23,6 @@ from kdissect.status import Status
 from kdissect.tables.arrow_arrays import ints, labels, names_of, times_from_ns
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
 from kdissect.tables.exchanges import SASL_TOKEN, DecodeStatus, ExchangeFacts, exchanges_table
-from kdissect.tables.redaction import redact_body
 from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
 from kdissect.tables.waits import Wait, waits
 
@@ -147,6 +147,11 @@ def _write_api(
     """Write the table of one API, with decoded columns for messages embedded in its bytes
     fields."""
     bodies = _with_embedded(chunk, output, api_key, bodies, rows)
+    if not output.options.reveal_secrets:
+        tags = [
+            hide_tags(each) if may_hold_secrets(api_key, side) else each
+            for side, each in enumerate(tags)
+        ]
     exchanges = take(chunk.frames.exchanges, rows)
     request, response = exchanges["request"], exchanges["response"]
     columns = [
@@ -178,6 +183,4 @@ def _with_embedded(
         detail = pa.array([where + fault.detail for fault in some], pa.string())
         at = rows[[fault.row for fault in some]]
         add_anomalies(output, chunk.frames, kind, at, side, detail)
-    if reveal:
-        return [request, response]
-    return [redact_body(request, api_key, REQUEST), redact_body(response, api_key, RESPONSE)]
+    return [request, response] if reveal else [redact_column(request), redact_column(response)]

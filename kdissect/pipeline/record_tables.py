@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.codec.record_batches import FaultStage, iter_record_chunks
+from kdissect.codec.redaction import TEXT
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.facts import NamesUsed
 from kdissect.pipeline.message_anomalies import NO_BYTES, TableOutput, add_anomalies
@@ -42,7 +43,6 @@ from kdissect.tables.records import (
     RecordRows,
     RecordSetFacts,
 )
-from kdissect.tables.redaction import TEXT
 
 Ints = npt.NDArray[Any]
 

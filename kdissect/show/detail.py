@@ -15,17 +15,17 @@ import pyarrow as pa
 from kdissect.codec.group_protocols import DECODED
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.message_columns import body_type
+from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets, redact_column
 from kdissect.errors import DecodeError
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.options import Options
 from kdissect.protocol import catalog
 from kdissect.protocol.error_codes import error_name
-from kdissect.protocol.model import SIDES, Definition
+from kdissect.protocol.model import RESPONSE, SIDES, Definition
 from kdissect.show import style
 from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.message_facts import METADATA_TOPIC
-from kdissect.tables.redaction import ALWAYS_HIDDEN, CONFIGS, TEXT, redact_body, redact_values
 from kdissect.text import rfc3339, visible
 
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said
@@ -83,9 +83,7 @@ class Detailer:
             if column.type.equals(bodies[side].type):
                 decoded.append(None)
                 continue
-            decoded.append(
-                (column if reveal else redact_body(column, api_key, side)).to_pylist()[0]
-            )
+            decoded.append((column if reveal else redact_column(column)).to_pylist()[0])
         return decoded
 
     def _painted(self, part: str, colour: str) -> str:
@@ -215,8 +213,8 @@ class _MessageView:
         self._is_whole = is_whole
         self._inside = inside
         self._holds_metadata = METADATA_TOPIC in topics
-        self._redacted: dict[str, Any] | None = None
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, Any] | None = None
+        self._is_faulty = False
 
     def nodes(self) -> list[Node]:
         data = self.data
@@ -228,10 +226,8 @@ class _MessageView:
         if header is not None:
             _, pos = walk.message("header", header, version, 0)
         if body is not None and walk.error is None:
-            values, pos = walk.message("body", body, self.api_version, pos)
-            self._values = values
-            if not self._options.reveal_secrets:
-                self._redacted = redact_values(_copy(values), self._api_key, self._side)
+            self._values, pos = walk.message("body", body, self.api_version, pos)
+        self._is_faulty = walk.error is not None
         if pos < len(data) or walk.error is not None or not self._is_whole:
             walk.nodes.append(self._rest(walk, pos, body is not None))
         return walk.nodes
@@ -267,18 +263,16 @@ class _MessageView:
             return False
         if self._is_token:
             return True
-        rule = (self._api_key, self._side)
-        has_rules = rule in ALWAYS_HIDDEN or rule in CONFIGS
-        if node.path[0] not in ("header", "body"):
-            return has_rules
-        if node.name.startswith(UNKNOWN_TAGS):
-            return has_rules
-        if node.path[0] == "header" or node.is_default:
+        if node.path[0] not in ("header", "body") or node.name.startswith(UNKNOWN_TAGS):
+            return may_hold_secrets(self._api_key, self._side)
+        if node.path[0] == "header" or node.is_default or not isinstance(node.value, (str, bytes)):
             return False
-        if self._redacted is None:
-            return has_rules and isinstance(node.value, (str, bytes))
-        is_text = isinstance(node.value, (str, bytes))
-        return is_text and value_at(self._redacted, node.path[1:]) == TEXT and node.value != TEXT
+        holder = value_at(self._values, node.path[1:-1])
+        if not isinstance(holder, dict):
+            return False
+        # a response that is cut behind the value does not say whether the config is sensitive
+        is_flagged = self._is_faulty and self._side == RESPONSE and node.name == "value"
+        return is_secret(node.name, {"is_sensitive": is_flagged, **holder})
 
     def hides_raw(self, node: Node) -> bool:
         """Return whether the bytes may hold a secret, or records that are not to be shown."""
@@ -296,12 +290,6 @@ class _MessageView:
             return None
         *outer, name = node.path[1:]
         return value_at(self._inside, (*outer, f"{name}{DECODED}")) or None
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copy(item) for name, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def value_text(value: Any) -> str:

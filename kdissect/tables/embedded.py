@@ -25,13 +25,13 @@ from kdissect.codec.group_protocols import (
 )
 from kdissect.codec.json_values import to_json, without_records
 from kdissect.codec.message import Message, decode_message
+from kdissect.codec.redaction import redact_body
 from kdissect.codec.sasl_tokens import read_token
 from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.status import REASONS, Status
-from kdissect.tables.redaction import TEXT, is_sensitive_name, redact_values
 from kdissect.tables.schemas import TIME
 
 Rows = NDArray[np.int64]
@@ -58,8 +58,6 @@ SASL_TOKEN_TYPE = pa.struct(
         ("extensions", _NAMED),
     ]
 )
-_TOKEN_SECRETS = ("password", "salt", "proof", "server_signature", "token")
-_TOKEN_AUTH = "tokenauth"  # KIP-48: marks a user name as a delegation token's id; no secret
 
 INNER_MESSAGE = pa.struct(
     [
@@ -288,22 +286,8 @@ def _sasl_authenticate(sides: _Sides) -> None:
     for side, body in enumerate(sides.bodies):
         given = body.field("auth_bytes").to_pylist()
         tokens = [None if data is None else read_token(data, side) for data in given]
-        if not sides.reveal_secrets:
-            for token in tokens:
-                _hide_token(token)
         found = Embedded(pa.array(tokens, SASL_TOKEN_TYPE))
         sides.bodies[side] = sides.beside(body, "auth_bytes", found, side, _top(body))
-
-
-def _hide_token(token: dict[str, Any] | None) -> None:
-    if token is None:
-        return
-    for name in _TOKEN_SECRETS:
-        if token.get(name) is not None:
-            token[name] = TEXT
-    for pair in (token.get("claims") or []) + (token.get("extensions") or []):
-        if is_sensitive_name(pair["name"]) and pair["name"] != _TOKEN_AUTH:
-            pair["value"] = TEXT
 
 
 def _envelope(sides: _Sides) -> None:
@@ -346,7 +330,7 @@ def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] |
     definition = catalog.api(message.api_key).side(SIDES[side])
     body = without_records(definition, message.body)
     if not reveal:
-        body = redact_values(body, message.api_key, side)
+        body = redact_body(body, message.api_key, side)
     client_id = message.header.get("client_id")
     if client_id is not None:
         client_id = client_id.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -401,8 +385,8 @@ def add_decoded(
     """(request, response, faults): both sides with their `_decoded` columns, and embedded faults.
 
     request, response: of `message_columns.body_type` of that API, not redacted. Without
-    `reveal_secrets` the decoded columns contain no secrets; `redact_body` handles the original
-    bytes. nesting: depth limit for values of pushed metrics.
+    `reveal_secrets` the JSON of inner messages contains no secrets; `redact_column` handles the
+    columns. nesting: depth limit for values of pushed metrics.
     """
     decode = _APIS.get(api_key)
     if decode is None:

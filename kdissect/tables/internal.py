@@ -17,12 +17,18 @@ from kdissect.codec.internal_records import (
     InternalFaults,
     decode_internal,
 )
+from kdissect.codec.redaction import (
+    TEXT,
+    hide_tags,
+    record_may_hold_secrets,
+    redact_column,
+    secret_rows,
+)
 from kdissect.kafka.assembly import Anomaly
 from kdissect.status import Status
 from kdissect.tables.arrow_arrays import ints
 from kdissect.tables.embedded import group_members
 from kdissect.tables.payload import FULL, KEYS
-from kdissect.tables.redaction import TEXT, holds_secrets, redact_record
 from kdissect.tables.schemas import internal_schema
 
 _PLACE = [
@@ -98,14 +104,15 @@ def _decode(
     keys, values = some["key"].combine_chunks(), some["value"].combine_chunks()
     decoded, faults = decode_internal(log, keys, values)
     for columns in decoded:
-        value = columns.value
-        if not reveal_secrets:
-            value, hidden = redact_record(value, columns.name)
-            internal_tables.secret.append(rows[columns.rows[hidden]])
+        value, tags = columns.value, columns.value_unknown_tags
+        if not reveal_secrets and record_may_hold_secrets(columns.name):
+            internal_tables.secret.append(rows[columns.rows[secret_rows(value)]])
+            value, tags = redact_column(value), hide_tags(tags)
         if len(columns.rows):
-            internal_tables.tables.append((columns.name, _table(some, columns, value, payload)))
+            table = _table(some, columns, value, tags, payload)
+            internal_tables.tables.append((columns.name, table))
     for fault in faults:
-        is_secret = not reveal_secrets and holds_secrets(fault.what)
+        is_secret = not reveal_secrets and record_may_hold_secrets(fault.what)
         if is_secret:
             internal_tables.secret.append(rows[fault.rows])
         internal_tables.faults += _batch_faults(
@@ -118,9 +125,10 @@ def _taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     return table if len(rows) == table.num_rows else table.take(pa.array(rows))
 
 
-def _table(some: pa.Table, columns: InternalColumns, value: Any, payload: str) -> pa.Table:
+def _table(
+    some: pa.Table, columns: InternalColumns, value: Any, tags: Any, payload: str
+) -> pa.Table:
     count = len(columns.rows)
-    tags = columns.value_unknown_tags
     members = group_members(value) if columns.name == "GroupMetadata" else None
     if payload != FULL:
         if members is not None:

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,12 @@ import kdissect
 from kdissect.codec.message import decode_message
 from kdissect.pipeline.selection import Selection, api_keys
 from kdissect.show.loop import Style
-from tests.pipeline.made import batch, exchange, fetch, write_capture
-from tests.pipeline.test_internal import metadata
 from tests.show.conftest import SHIPPED, shown
 from tests.tcp.test_proxy_protocol import packets, write
 
 TREE, RAW = Style(tree=True), Style(raw=True)
 HIDDEN = -1  # how many bytes a secret has is not said
 WHOLE = Style(tree=True, raw=True, records=True)
-SECRET = b"correct-horse-battery"
 
 
 def leaves(value: object) -> int:
@@ -77,65 +73,6 @@ def raw_text(lines: list[str]) -> str:
     """The bytes that stand beside fields, one after the other, as text."""
     rows = (re.match(r"  [0-9a-f]{6}  ((?:[0-9a-f]{2} )+)", line) for line in lines)
     return b"".join(bytes.fromhex(row[1]) for row in rows if row).decode("latin-1")
-
-
-def configs(**names: str) -> list[dict[str, str]]:
-    return [{"name": name.replace("_", "."), "value": value} for name, value in names.items()]
-
-
-def with_secrets(path: Path) -> Path:
-    """A capture with the same secret at every place where one may be."""
-    text = SECRET.decode()
-    of_topic = configs(ssl_key_password=text, retention_ms="7")
-    of_broker = configs(sasl_jaas_config=text)
-    resources = {"resources": [{"resource_name": "1", "configs": of_broker}]}
-    marked = [{"name": "some.plugin", "value": text, "is_sensitive": True}]
-    scram = {"name": "alice", "mechanism": 1}
-    fields: list[tuple[int, int, dict[str, Any], dict[str, Any]]] = [
-        (36, 2, {"auth_bytes": b"\0alice\0" + SECRET}, {"auth_bytes": SECRET}),
-        (38, 3, {}, {"hmac": SECRET}),
-        (39, 2, {"hmac": SECRET}, {}),
-        (40, 2, {"hmac": SECRET}, {}),
-        (41, 3, {}, {"tokens": [{"token_id": "t", "hmac": SECRET}]}),
-        (51, 0, {"upsertions": [{**scram, "salt": SECRET, "salted_password": SECRET}]}, {}),
-        (58, 0, {"request_data": SECRET, "client_host_address": b"\x7f\0\0\1"},
-         {"response_data": SECRET}),
-        (19, 7, {"topics": [{"name": "t", "configs": of_topic}]},
-         {"topics": [{"name": "t", "configs": of_topic + marked}]}),
-        (32, 4, {}, {"results": [{"resource_name": "1", "configs": [
-            {**marked[0], "synonyms": of_broker}]}]}),
-        (33, 2, resources, {}),
-        (44, 1, resources, {}),
-    ]  # fmt: skip
-    made = [exchange(number, *given) for number, given in enumerate(fields)]
-    scram_record = metadata("UserScramCredentialRecord", name="alice", mechanism=1, salt=SECRET,
-                            stored_key=SECRET, server_key=SECRET)  # fmt: skip
-    config_record = metadata("ConfigRecord", resource_type=4, resource_name="1",
-                             name="sasl.jaas.config", value=text)  # fmt: skip
-    records = batch([(b"", scram_record), (b"", config_record)])
-    made.append(fetch(20, "__cluster_metadata", [records]))
-    handshake = exchange(21, 17, 0, {"mechanism": "PLAIN"}, {"mechanisms": ["PLAIN"]})
-    made += [handshake, (b"\0alice\0" + SECRET, b"")]
-    return write_capture(path, made, ports=[50000] * (len(made) - 2) + [50001] * 2)
-
-
-@pytest.mark.parametrize("style", [TREE, RAW, WHOLE, Style(as_json=True, records=True)], ids=str)
-def test_secrets_are_hidden(style: Style, tmp_path: Path) -> None:
-    """Trees, fields and records hide secrets without --reveal-secrets."""
-    path = with_secrets(tmp_path / "made.pcap")
-    hidden = shown(path, style)
-    assert SECRET.decode() not in "\n".join(hidden) + raw_text(hidden)
-    assert SECRET.hex() not in "\n".join(hidden)
-
-
-def test_every_secret_is_shown_if_asked_for(tmp_path: Path) -> None:
-    """So that each of them would have been found."""
-    path = with_secrets(tmp_path / "made.pcap")
-    fields = raw_text(shown(path, RAW, reveal_secrets=True)).count(SECRET.decode())
-    records = "".join(shown(path, Style(records=True), reveal_secrets=True)).count(SECRET.decode())
-    assert (fields, records) == (18, 4)
-    assert path.read_bytes().count(SECRET) == 22
-    assert "".join(shown(path, TREE)).count("[redacted]") >= 18
 
 
 def test_a_broken_message_is_shown_up_to_its_fault(captures: Path, tmp_path: Path) -> None:

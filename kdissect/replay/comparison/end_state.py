@@ -17,6 +17,7 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
+from kdissect.replay.comparison.value_text import config_text
 from kdissect.replay.model import Outcome, RunFinding
 from kdissect.replay.target.end_state import EndState, Log, LogExtent
 from kdissect.replay.translation.id_map import IdMap
@@ -24,6 +25,7 @@ from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
 from kdissect.text import plural
 
 _KIND = "end state"
+_CONFIG = "config "
 _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
 _MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
@@ -331,7 +333,8 @@ class Claims:
             for config, value in claim.configs.items() if configs is not None else ():
                 if value is not None and configs is not None and configs.get(config) != value:
                     found = configs.get(config, "not set")
-                    yield RunFinding(_KIND, f"config {config} of {name}", value, found, _BY_ANSWERS)
+                    texts = config_text(config, value), config_text(config, found)
+                    yield RunFinding(_KIND, f"{_CONFIG}{config} of {name}", *texts, _BY_ANSWERS)
 
     def _check_logs(self, state: EndState, held: set[str]) -> Iterator[RunFinding]:
         for log, claim in sorted(self._logs.items()):
@@ -422,6 +425,10 @@ def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunF
         expected = [each.get(subject, "none") for each in others]
         found = facts.get(subject, "none")
         if found not in expected:
+            if subject.startswith(_CONFIG):
+                name = subject.removeprefix(_CONFIG).partition(" ")[0]
+                expected = [config_text(name, each) for each in expected]
+                found = config_text(name, found)
             findings.append(RunFinding(_KIND, subject, _either(expected), found, _BY_REFERENCE))
     return findings
 
@@ -441,5 +448,5 @@ def _facts(state: EndState) -> dict[str, str]:
         )
     facts |= {f"transactional id {name}": each for name, each in state.transactions.items()}
     for topic, configs in state.configs.items():
-        facts |= {f"config {name} of {topic}": value for name, value in configs.items()}
+        facts |= {f"{_CONFIG}{name} of {topic}": value for name, value in configs.items()}
     return facts

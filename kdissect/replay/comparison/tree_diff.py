@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
+from kdissect.codec.redaction import TEXT, may_hold_secrets
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.protocol.model import Type
+from kdissect.protocol.model import RESPONSE, Type
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules
@@ -35,6 +36,7 @@ from kdissect.replay.workload.messages import entries, request_of
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 ABSENT = "absent"
 TWICE = "it is listed twice"
+_SURPLUS = "surplus"  # bytes after the end of the message
 
 Body = dict[str, Any]
 
@@ -179,7 +181,7 @@ class TreeDiff:
         place = DiffPosition("", "", self.request_around(), captured.body, answer.body, None)
         self.struct(ours, theirs, captured.body, answer.body, place)
         if captured.surplus != answer.surplus:
-            self.leaf(place.field("surplus"), captured.surplus, answer.surplus, None, None)
+            self.leaf(place.field(_SURPLUS), captured.surplus, answer.surplus, None, None)
 
     def request_around(self) -> FieldContext:
         """Group and transactional id that only the request names."""
@@ -515,7 +517,10 @@ class TreeDiff:
 
     def _add(self, place: DiffPosition, c: Any, a: Any, rule: Rule | None) -> None:
         field = place.plain.rpartition(".")[2]
-        then, now = (field_text(field, value, place.captured, place.answered) for value in (c, a))
+        holders = place.captured, place.answered
+        if field == _SURPLUS and may_hold_secrets(self.api_key, RESPONSE):
+            c, a = c and TEXT, a and TEXT  # nobody knows what these bytes are
+        then, now = (field_text(field, value, *holders) for value in (c, a))
         name = "" if rule is None else rule.name
         self.differences.append(Difference(place.path, then, now, name, self._note(place, c, a)))
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from kdissect.codec.redaction import TEXT, is_secret
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import DroppedField
-from kdissect.tables.redaction import TEXT, is_secret
 
 _TEXT_MAX = 200
 
@@ -42,6 +42,11 @@ def field_text(name: str, value: Any, *holders: Mapping[str, Any]) -> str:
     if value is not None and any(is_secret(name, holder) for holder in holders or ({},)):
         return TEXT
     return text_of(value)
+
+
+def config_text(name: str, value: str) -> str:
+    """The value of a config as text for people, without a secret."""
+    return field_text("value", value, {"name": name})
 
 
 def dropped_text(field: DroppedField) -> str:

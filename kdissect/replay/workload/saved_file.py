@@ -24,7 +24,8 @@ The lines of its exchanges follow, in the order of their requests: ``{"id", "api
 - ``packets`` ([request, response]) and ``capture``: where the frames are in the capture
 
 Traffic among brokers is left out, and so is SASL, which is never replayed and full of secrets.
-`redaction` says which secrets are replaced.
+A request with secrets is left out, since it would not work without them. In a response they are
+replaced; the comparison recognises the replacement.
 """
 
 from __future__ import annotations
@@ -33,18 +34,25 @@ import base64
 import gzip
 import json
 import zlib
+from copy import copy
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from kdissect.codec.redaction import redact_frame
 from kdissect.errors import CaptureError
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import RESPONSE, SIDES
 from kdissect.replay.model import Connection, Exchange, StartingState, Workload
 from kdissect.replay.workload import messages
-from kdissect.replay.workload.redaction import without_secrets
 from kdissect.replay.workload.starting_state import starting_state
+from kdissect.tables.message_facts import METADATA_TOPIC
 
 _FORMAT_VERSION = 1
+_METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)
 _GZIP = b"\x1f\x8b"
 _MARK = b'{"kdissect": "replay"'
+_REQUEST_HELD = "it holds secrets, which are redacted"
 _TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "response_end_time_ns")
 
 
@@ -119,6 +127,37 @@ def _read_manifest(manifest: dict[str, Any]) -> StartingState:
 def _is_kept(exchange: Exchange) -> bool:
     is_sasl = exchange.api_key in messages.TARGET_OWN_APIS or exchange.api_key == messages.NO_API
     return not exchange.internal_reason and not is_sasl
+
+
+def without_secrets(exchange: Exchange) -> Exchange:
+    """The exchange itself if it has nothing to hide, else a copy."""
+    changed = exchange
+    for number, side in enumerate(SIDES):
+        frame = getattr(exchange, side)
+        if frame is None:
+            continue
+        shown = redact_frame(frame, exchange.api_key, exchange.api_version, number)
+        if number == RESPONSE and _reads_metadata_log(exchange):
+            shown = None
+        if shown is frame:
+            continue
+        if changed is exchange:
+            changed = copy(exchange)
+        if side == "request" or shown is None:
+            shown = None
+            setattr(changed, f"{side}_missing", _REQUEST_HELD)
+        setattr(changed, side, shown)
+    return changed
+
+
+def _reads_metadata_log(exchange: Exchange) -> bool:
+    """Return whether the response holds records of the metadata log, which holds credentials."""
+    if exchange.api_key not in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
+        return False
+    request = messages.request_of(exchange)
+    asked = messages.entries(request.body["topics"]) if request is not None else []
+    is_asked = any(each.get("topic_id") == _METADATA_ID for each in asked)
+    return is_asked or METADATA_TOPIC.encode() in (exchange.response or b"")
 
 
 def _text(value: dict[str, Any]) -> str:

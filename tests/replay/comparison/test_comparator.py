@@ -41,7 +41,6 @@ from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.field_kinds import FieldContext, FieldKind
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
-from kdissect.tables.redaction import ALWAYS_HIDDEN
 from tests.conftest import ROOT
 from tests.material import CAPTURES, needs_material
 from tests.replay.made import response
@@ -605,41 +604,3 @@ def test_lookups_by_a_time_that_the_broker_has_set(
     outcome = Outcome(one.steps[0], answer=encode_message(found(*answered)))
     verdict = Comparator(IdMap(one)).judge(outcome).verdict
     assert (verdict is not Verdict.DIFFERENT) is is_allowed
-
-
-SECRET = "hunter2-of-tests"
-
-
-def secret_answers() -> list[Any]:
-    """(API, response with a secret in one field) of every field that is always hidden."""
-    found = []
-    for (api_key, side), paths in ALWAYS_HIDDEN.items():
-        if side == 1:
-            for path in paths:
-                *lists, name = path.split(".")
-                struct: dict[str, Any] = {name: SECRET.encode()}
-                for each in reversed(lists):
-                    struct = {each: [struct]}
-                found.append(pytest.param(api_key, struct, id=f"{api_key} {path}"))
-    config = {"name": "ssl.keystore.password", "value": SECRET}
-    results = [{"resource_name": "1", "resource_type": 4, "configs": [config]}]
-    found.append(pytest.param(ApiKey.DESCRIBE_CONFIGS, {"results": results}, id="configs"))
-    return found
-
-
-@pytest.mark.parametrize("is_captured", [True, False])
-@pytest.mark.parametrize(("api_key", "body"), secret_answers())
-def test_differences_tell_no_secret(api_key: int, body: dict[str, Any], is_captured: bool) -> None:
-    """Neither of the captured answer nor of the target's, as text or in hexadecimal digits."""
-    version = catalog.api(api_key).response.versions.last
-    header = {"correlation_id": 1}
-    both = [Message(api_key, version, "response", header, each) for each in (body, {})]
-    captured, answer = both if is_captured else both[::-1]
-    asked = Message(api_key, version, "request", {**header, "client_id": "c"}, {})
-    plan = make_plan(workload([exchange(0, asked, 1, 2, captured)]), everything())
-    outcome = Outcome(plan.steps[0], answer=encode_message(answer), api_version=version)
-    judgement = Comparator(IdMap(plan)).judge(outcome)
-    assert judgement.differences or judgement.verdict is Verdict.SKIPPED
-    told = repr(judgement)
-    assert SECRET not in told
-    assert SECRET.encode().hex()[:16] not in told

@@ -13,8 +13,7 @@ from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import response_of
-from kdissect.replay.workload.redaction import without_secrets
-from kdissect.replay.workload.saved_file import save
+from kdissect.replay.workload.saved_file import save, without_secrets
 from kdissect.replay.workload.source import load_workload
 from tests.replay.other_cluster import everything
 
