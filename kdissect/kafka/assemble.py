@@ -400,7 +400,7 @@ def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scra
         (protocol == Protocol.OTHER) & ~is_known & (begins[:, 0] != begins[:, 1])
     )
     if len(alone):
-        from kdissect.kafka.response_only import (
+        from kdissect.kafka.response_bodies import (
             detect_single_responses,  # it loads the decoder of messages
         )
 
@@ -460,12 +460,19 @@ def _frames(
     )  # fmt: skip
     pending = _pending(requests, plain.times, _is_done(requests, connections, earlier), scratch)
 
-    def walk_responses(state: framing.WalkState, most: int) -> Any:
-        return framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
-
-    responses = Frames.of(walk_responses, len(connections), scratch)
     of_requests = _streams_of(client_side, REQUEST)
     of_responses = _streams_of(client_side, RESPONSE)
+
+    def walk_responses(state: framing.WalkState, most: int) -> Any:
+        found = framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
+        if state.walk["request"][0] != framing.NO_REQUEST:
+            from kdissect.kafka.response_bodies import refuse_other_bytes
+
+            stream = framing.bounds_of(plain.pieces, plain.sides, of_responses[state.connection])
+            refuse_other_bytes(state, plain.pieces, stream, requests.table)
+        return found
+
+    responses = Frames.of(walk_responses, len(connections), scratch)
     behind_hole = responses.behind_hole(detection.origin[of_responses] != 0, scratch)
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(

@@ -532,8 +532,9 @@ def response_points(
     if row >= 0:
         points = 3 if row == expecting(pending, first, last) else 2
     else:
-        if correlation == 0 and not begins:
-            return -1  # a record set's size and first offset
+        if not begins and (correlation < SMALL_ID or step(correlation, last_id) > STEP_MAX):
+            # Other bytes that end at a boundary score for the frames behind them only.
+            return -1
         points = LOCK_POINTS - LOCK_POINTS_UNMATCHED
         if is_reserved(correlation) and begins:
             points += 3
@@ -557,7 +558,7 @@ def response_points(
     if begins:
         points += TELLING_POINTS if lists_names else 1
     elif correlation < SMALL_ID:
-        points -= 1 if row >= 0 else 2
+        points -= 1
     at = pos
     # evidence of the next two frames
     for number in range(2):

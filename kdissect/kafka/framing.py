@@ -8,7 +8,8 @@ The walk searches only after a gap over a size prefix, or after an impossible si
 the limit, text of another protocol). So a lost packet costs only the frames that it overlaps.
 
 Requests are framed first, without responses. Responses are framed with the requests at hand: the
-correlation id of a pending request is the evidence that a search needs.
+correlation id of a pending request is the evidence that a search needs. A whole response that a
+search found has to decode as well (`response_bodies.py`).
 
 A frame whose header was captured becomes a row, even if bytes in its middle or at its end are
 missing. For this purpose a request header ends after the correlation id. Bytes in no frame are
@@ -36,6 +37,7 @@ from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
     CLIENTS_MAX,
+    CLOCK_SLACK_NS,
     FAIR,
     FALL_MAX,
     GOOD,
@@ -88,7 +90,7 @@ _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
 AHEAD = 8  # pieces; the first bytes of that piece are prefetched
 CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary, clocks of two captures may differ by this
 
-# Position of a walk, WalkState.walk[0]; all 0 at first. `connection` is the current one;
+# Position of a walk, WalkState.walk[0]. `connection` is the current one;
 # `is_inside` says whether the other fields describe a position in it.
 WALK = np.dtype([
     ("connection", "i8"),
@@ -104,7 +106,12 @@ WALK = np.dtype([
     ("last_id", "i8"),  # correlation id of the last frame, -1 if none
     ("client_count", "i8"),  # of requests: number of entries in WalkState.clients
     ("next_request", "i8"),  # of responses: first request neither answered nor passed over
+    ("found", "i8"),  # of responses: last position that the search found, -1 if none
+    ("request", "i8"),  # of responses: the request that a response at `found` answers, NO_REQUEST
+    ("refused_count", "i8"),  # of responses: positions that the search found, and that were none
 ])  # fmt: skip
+
+NO_REQUEST = -1
 
 # Further results for a position on a boundary, beside EXPECTS (of a response: it has a header) and
 # TOKEN.
@@ -151,7 +158,9 @@ class WalkState(NamedTuple):
 
 def walk_state() -> WalkState:
     """The state before the first step of a walk."""
-    return WalkState(np.zeros(1, WALK), np.zeros(CLIENTS_MAX, np.int64), np.zeros(2, HEADER))
+    walk = np.zeros(1, WALK)
+    walk["request"] = NO_REQUEST
+    return WalkState(walk, np.zeros(CLIENTS_MAX, np.int64), np.zeros(2, HEADER))
 
 
 @inlined
@@ -188,6 +197,8 @@ def _enter(walk: Any, connection: int, origin: int, first_request: int) -> None:
     walk["last_id"] = (origin >> LAST_ID) - 1
     walk["client_count"] = 0
     walk["next_request"] = first_request
+    walk["found"] = -1
+    walk["refused_count"] = 0
 
 
 @inlined
@@ -551,7 +562,8 @@ def some_responses(
     """Frames of the response streams; otherwise like `some_requests`.
 
     pending: `frame_search.PendingRequests` of all connections; those of a connection begin at
-    pending_start[connection].
+    pending_start[connection]. The walk also returns to its caller where a search found a response
+    to a request (WALK.request), for a test of its body.
     """
     frames, extents, faults, used = empty_tables()
     header = state.headers[0]
@@ -591,6 +603,18 @@ def some_responses(
                 if pos < 0:
                     break
                 index = _piece_at(pieces, index, stop, pos)
+                if walk["found"] != pos:
+                    # The caller decodes the response there, and continues the walk.
+                    walk["found"] = pos
+                    response_header(pieces, index, stop, pos, limit, header)
+                    sent_before = times[pieces[index]["segment"]] + CLOCK_SLACK_NS
+                    walk["request"] = find_pending(
+                        pending, first, last, header["correlation"], sent_before
+                    )
+                    if walk["request"] >= 0:
+                        walk["pos"] = pos
+                        walk["is_inside"] = 1
+                        return frames, extents, faults, used
                 _lock(walk, pos)
             while first < last and pending[first]["kind"] == SILENT:
                 first += 1

@@ -9,11 +9,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from kdissect.codec.message import Message, encode_message
 from kdissect.kafka.assembly import Assembly
+from kdissect.protocol.api_keys import ApiKey
 from tests.kafka.playbook import BROKER, CLIENT, Playbook, framed, produce, request, response
 
 TOKEN_ID = -1
@@ -100,7 +102,7 @@ def _batch(leader_epoch: int) -> bytes:
 
 BODIES = (b"\0\0\0\0", b"\0\0", bytes(40), b"\0\1\2x" * 30)
 ASKED = (*BODIES, bytes(30) + _batch(-1))  # producers do not know the epoch
-ANSWERED = (*BODIES, b"\0\0" + _batch(3), bytes(30) + _batch(3) + b"ab")
+FETCHED = (*BODIES, b"\0\0" + _batch(3), bytes(30) + _batch(3) + b"ab")
 NAMED = ("orders", "consumer-orders-1")
 NAMES = (*NAMED, *NAMED, "", None)
 APIS = ((3, 1), (3, 9), (1, 4), (1, 12), (2, 1), (9, 1), (12, 0), (18, 0))
@@ -153,7 +155,13 @@ def conversations(
 
 
 def _answer(draw: st.DrawFn, talk: Conversation, number: int, api: tuple[int, int]) -> None:
-    talk.say(BROKER, response(number, draw(st.sampled_from(ANSWERED))), number, api)
+    """A response that decodes as one of its API; that of a Fetch has any bytes as records."""
+    body: dict[str, Any] = {}
+    if api[0] == ApiKey.FETCH:
+        fetched = draw(st.lists(st.sampled_from(FETCHED), max_size=2))
+        body = {"responses": [{"topic": "t", "partitions": [{"records": one} for one in fetched]}]}
+    answer = Message(*api, "response", {"correlation_id": number}, body)
+    talk.say(BROKER, framed(encode_message(answer)), number, api)
 
 
 sizes = st.lists(st.sampled_from((1, 3, 7, 20, 60, 60, 1400)), min_size=1, max_size=6)

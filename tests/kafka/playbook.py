@@ -68,7 +68,7 @@ def produce(
     return request(correlation_id, 0, api_version, client_id, body)
 
 
-def response(correlation_id: int, body: bytes = b"\0\0\0\0\0\0") -> bytes:
+def response(correlation_id: int, body: bytes = bytes(12)) -> bytes:
     return framed(struct.pack(">i", correlation_id) + body)
 
 

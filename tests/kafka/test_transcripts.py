@@ -53,7 +53,7 @@ def test_equal_ids_pair_in_order() -> None:
     """Requests with the same correlation id take the responses in their order."""
     book = Playbook().syn() >> request(0) >> request(0) << response(0, b"\0\0\1") << response(0)
     sizes = book.run().exchanges["response"]["size"]
-    assert list(sizes) == [7, 10]
+    assert list(sizes) == [7, 16]
 
 
 def test_ids_wrap() -> None:
@@ -348,3 +348,26 @@ def test_a_syn_after_its_answer_belongs_to_it() -> None:
     found = book.run()
     assert len(found.connections) == 1
     assert book.rows[1][2] == SYN
+
+
+@pytest.mark.parametrize("correlation_id", [0, 7])
+def test_a_record_set_behind_a_gap_is_no_response(correlation_id: int) -> None:
+    """The header of a Fetch response is lost. Behind it, a size and a base offset of 0 look like a
+    response with id 0, and the record set ends where the response ends."""
+    records = struct.pack(">qi", 0, 1000) + bytes(1000)
+    body = struct.pack(">iih", 1, 0, 0) + bytes(20) + struct.pack(">i", len(records))
+    book = Playbook().syn() >> request(0, 1, 0) << response(0, body + records)
+    book = book >> request(correlation_id, 1, 0) << gap(8 + len(body) - 4)
+    book = book << struct.pack(">i", len(records)) + records
+    assert book.exchanges()[1] == (correlation_id, "response_missing")
+
+
+def test_a_fitting_end_makes_no_response() -> None:
+    """The end of a lost response resembles a response, and its end is a boundary."""
+    book = Playbook().syn()
+    for number in (1, 2, 3, 4, 5):
+        book = book >> request(number, 1, 0)
+        if number == 3:
+            book = book << gap(100) << bytes(50) + framed(struct.pack(">iq", -1, 0))
+        book = book << response(number, struct.pack(">i", 0))
+    assert [row[0] for row in book.exchanges()] == [1, 2, 3, 4, 5]

@@ -52,7 +52,9 @@ def _talk(parties: Parties, session: Any = None, count: int = EXCHANGES) -> Talk
 
 
 def _answer(number: int) -> bytes:
-    return response(number, body=bytes(4) + bytes([number & 255]) * (number * 7 % 900))
+    """A Metadata response of version 1 with one topic."""
+    name = bytes([97 + number % 26]) * (number * 7 % 900)
+    return response(number, bytes(8) + struct.pack(">ihh", 1, 0, len(name)) + name + bytes(5))
 
 
 def _assemble(book: Playbook, *key_logs: bytes) -> Assembly:

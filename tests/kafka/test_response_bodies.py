@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kdissect
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.response_detection import every_response, weight
-from kdissect.kafka import response_only
+from kdissect.kafka import response_bodies
 from tests.fuzz.packets import Packet, conversation, pcap_bytes
 from tests.kafka.playbook import framed, response
 from tests.kafka.test_other_traffic import PROTOCOLS, sized
@@ -164,7 +164,7 @@ def on_ports_of(packets: list[Packet], ports: tuple[int, int]) -> list[Packet]:
 def test_random_bytes_are_no_response(body: bytes, correlation_id: int) -> None:
     """Random bytes after a correlation ID never reach the weight of a response."""
     frame = struct.pack(">i", correlation_id) + body
-    assert max(weight(key, version, frame) for key, version in SOME) < response_only.WEIGHT_MIN
+    assert max(weight(key, version, frame) for key, version in SOME) < response_bodies.WEIGHT_MIN
 
 
 SOME = random.Random(0).sample(sorted(every_response()), 40)
@@ -172,13 +172,13 @@ SOME = random.Random(0).sample(sorted(every_response()), 40)
 
 def test_equal_answers_are_weighed_once() -> None:
     """Responses equal but for their IDs are weighed once; others try the known API first."""
-    tried = response_only._Tried()
+    tried = response_bodies._Tried()
     first = answer("metadata v1, no topics", 1)[4:]
     assert tried.try_out([first, answer("metadata v1, no topics", 2)[4:], bytes(30)]) == [
         True, True, False,
     ]  # fmt: skip
     assert (tried.count, len(tried.results)) == (2, 2)
-    tried.count = response_only.TRIED_MAX
+    tried.count = response_bodies.TRIED_MAX
     other = first.replace(b"broker-1", b"broker-2")
     assert tried.try_out([other, answer("produce v0", 3)[4:]]) == [True, False]
     assert (3, 1) in tried.successful

@@ -1,7 +1,13 @@
-"""Detects Kafka connections of which only one or two responses were captured.
+"""Decodes bodies of responses as evidence: for single responses, and for frames after a gap.
 
-Theory of operation
--------------------
+A response after a gap
+----------------------
+A search finds a response by its size and its correlation id (`frame_search.py`). Other bytes may
+resemble these. If all bytes of the response are there, they have to decode as an answer to its
+request; else the search goes on (`refuse_other_bytes`).
+
+A connection with single responses
+----------------------------------
 A chain of frames is recognised by its headers. A single response has no other frame to agree with.
 This occurs if a client opens a connection per request, or if a capture of one direction begins near
 the end of a connection. But the response can be decoded. If a definition decodes a frame to its
@@ -33,7 +39,10 @@ from kdissect.codec.response_detection import Pair, every_response, fits, weight
 from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import HEADER, STEP_MAX, response_header, step
-from kdissect.kafka.framing import AT_ORIGIN, bounds_of
+from kdissect.kafka.frame_tables import API_KEY, VERSION
+from kdissect.kafka.framing import AT_ORIGIN, NO_REQUEST, WalkState, bounds_of
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.tcp.byte_ranges import find, int64, read_bytes
 from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, PIECE_START, SIDE_WIDTH
 from kdissect.tcp.reassembly import Streams
@@ -47,6 +56,7 @@ TRIED_MAX = 2048
 TRIED_BYTES = 16 << 20
 AT_ONCE = 1024  # connections whose responses are weighed together
 LOT = 4 << 20  # bytes of responses in memory together
+REFUSED_MAX = 1000  # of a stream; after so many the score of a frame decides, as for larger frames
 
 Ints = npt.NDArray[np.int64]
 
@@ -141,6 +151,34 @@ class _Tried:
                 if weight(key, version, frames[row]) >= WEIGHT_MIN:
                     self.results[names[row]] = True
                     self.successful.add((key, version))
+
+
+def refuse_other_bytes(state: WalkState, pieces: Any, stream: Any, requests: Ints) -> None:
+    """Continue a walk one byte further if the frame that its search found is no response.
+
+    stream: `bounds_of` the stream. requests: int64[n, FRAME_WIDTH], among them WALK.request, whose
+    response it would be. After REFUSED_MAX frames of a stream the walk keeps the next ones, so that
+    the time stays linear in the bytes.
+    """
+    walk = state.walk[0]
+    key, version = requests[walk["request"], [API_KEY, VERSION]].tolist()
+    walk["request"] = NO_REQUEST
+    index, stop, _ = stream
+    pos, size = int(walk["pos"]) + 4, int(state.headers[0]["size"])
+    index = find(pieces, index, stop, pos)
+    if walk["refused_count"] == REFUSED_MAX or size > _SIZE_MAX:
+        return
+    if not _is_whole(pieces, index, stop, pos + size):
+        return
+    if key not in catalog.apis() or version not in catalog.api(key).response.versions:
+        return
+    # KIP-511: a broker answers an unknown version of ApiVersions with version 0.
+    versions = {version, 0} if key == ApiKey.API_VERSIONS else {version}
+    frame = np.frombuffer(read_bytes(pieces, index, pos, size), np.uint8)
+    start, end = np.zeros(1, np.int64), np.array([size], np.int64)
+    if not any(fits(key, version, frame, start, end)[0] for version in versions):
+        walk["pos"] += 1
+        walk["refused_count"] += 1
 
 
 def detect_single_responses(
