@@ -21,7 +21,7 @@ import pyarrow as pa
 from kdissect.incidents.model import Incident
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql import Database, view_name
-from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
+from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault, topic_names
 from kdissect.sql.unanswered import unanswered
 from kdissect.text import shell_word
 
@@ -177,9 +177,4 @@ class Facts:
             LEFT JOIN ({unanswered()}) u USING (exchange_id)
             """
         )
-        self.run(
-            """
-            CREATE TEMP TABLE topic_names AS
-            SELECT topic_id, any_value(topic) AS topic FROM topics GROUP BY topic_id
-            """
-        )
+        self.run(f"CREATE TEMP TABLE topic_names AS {topic_names()}")

@@ -15,23 +15,15 @@ Columns of `x` that need a word:
 from __future__ import annotations
 
 from kdissect.report.database import ReportDatabase
-from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault
+from kdissect.sql.exchange_facts import broker_connections, endpoint, is_fault, topic_names
 from kdissect.sql.unanswered import unanswered
 
 EXACT_MAX = 20_000_000  # above this many exchanges percentiles are t-digests: bounded memory
 
-# Kafka's fixed topic ids: of the metadata log, and of none.
-METADATA_ID, ZERO_ID = "AAAAAAAAAAAAAAAAAAAAAQ", "AAAAAAAAAAAAAAAAAAAAAA"
-
 
 def prepare(database: ReportDatabase) -> None:
     """Make `broker_connections`, `topic_names` and `x`."""
-    database.run(
-        "CREATE TABLE topic_names AS "
-        "SELECT topic_id, any_value(topic ORDER BY first_time) AS topic "
-        f"FROM topics WHERE topic IS NOT NULL AND topic_id NOT IN ('{METADATA_ID}', '{ZERO_ID}') "
-        f"GROUP BY topic_id UNION ALL SELECT '{METADATA_ID}', '__cluster_metadata'"
-    )
+    database.run(f"CREATE TABLE topic_names AS {topic_names()}")
     database.run(
         f"CREATE TABLE broker_connections AS {broker_connections(database.has('apis/Fetch'))}"
     )

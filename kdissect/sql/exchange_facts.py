@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
+from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT
 
 
 def is_fault(api: str, codes: str) -> str:
@@ -33,6 +34,15 @@ def broker_connections(has_fetch: bool) -> str:
             "coalesce(request.replica_state.replica_id, -1)) >= 0"
         )
     return query
+
+
+def topic_names() -> str:
+    """SQL of `topic_id` and `topic`: the name of each topic id, as `CaptureFacts.names_by_id`."""
+    return f"""
+        SELECT topic_id, any_value(topic ORDER BY first_time, source, topic) AS topic FROM topics
+        WHERE topic IS NOT NULL AND topic_id NOT IN ('{METADATA_TOPIC_ID}', '{ZERO_UUID_TEXT}')
+        GROUP BY topic_id UNION ALL SELECT '{METADATA_TOPIC_ID}', '{METADATA_TOPIC}'
+        """
 
 
 def endpoint(ip: str, port: str) -> str:
