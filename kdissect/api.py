@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from kdissect.pipeline.selection import Selection
     from kdissect.plot import Plots
+    from kdissect.report import Report
     from kdissect.sql import Database
 
 PathLike = str | os.PathLike[str]
@@ -292,8 +293,13 @@ class Tables(Mapping[str, Table]):
         Every table is a view: `exchanges`, `api_fetch` for ``apis/Fetch``,
         `internal_offset_commit`; so are `incidents` and `inventory`. A query is one statement that
         only reads.
-        Raises ValueError (`QueryError`) for any other statement and for wrong SQL.
-        memory_limit: DuckDB's, for example "2GB".
+
+        Args:
+            query: the statement.
+            memory_limit: DuckDB's, for example "2GB".
+
+        Raises:
+            ValueError: any other statement, or wrong SQL (`QueryError`).
         """
         with self.database(memory_limit=memory_limit) as database:
             return _in_memory("sql", database.query(query))
@@ -327,8 +333,10 @@ class Tables(Mapping[str, Table]):
         Columns: client_ip, client_id, software, principals, role (`client` or `broker`),
         first_time, last_time, observed_ms (the time in which a connection was open),
         connection_count, request_count, api_versions, topics_written, topics_read, groups.
-        since: a time. With it, `change` (`new`, `gone`, `changed`, `same`) compares the requests
-        from then on with those before, and `changes` lists what differs.
+
+        Args:
+            since: a time. With it, `change` (`new`, `gone`, `changed`, `same`) compares the
+                requests from then on with those before, and `changes` lists what differs.
         """
         from kdissect.sql import Database
         from kdissect.sql.inventory import inventory
@@ -338,6 +346,64 @@ class Tables(Mapping[str, Table]):
         with Database({name: self._tables[name].dataset for name in names}) as database:
             rows = inventory(database, has_fetch="apis/Fetch" in names, since_us=since_us)
         return _in_memory("inventory", rows)
+
+    def report(
+        self,
+        out: PathLike | None = None,
+        *,
+        name: str | None = None,
+        csv: bool = True,
+        broker_logs: Sequence[str] = (),
+        target: str = "4.0",
+        since: Time | None = None,
+    ) -> Report:
+        """Write the report: one HTML page, with CSV files beside it.
+
+        Args:
+            out: the HTML file (default ``reports/NAME.html``). The CSV files are NAME-*.csv in the
+                same folder. An existing file is replaced once the new one is complete.
+            name: the page's (default: of the captures).
+            csv: whether to write the CSV files.
+            broker_logs: request logs of brokers, whose times are compared.
+            target: the release of Kafka that the clients have to work with.
+            since: a time; the page shows which clients are new, gone or changed from then on.
+
+        Raises:
+            OutputError: `out` cannot be written.
+            CaptureError: a log is missing.
+            ValueError: the release is unknown.
+        """
+        from kdissect.report import build
+
+        return build(
+            self, out, name=name, csv=csv, broker_logs=tuple(broker_logs), target=target,
+            since=since,
+        )  # fmt: skip
+
+    def diff(self, after: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
+        """Compare this set with one from later; returns the document of ``diff --json``.
+
+        Args:
+            after: the later set.
+            memory_limit: DuckDB's, for example "2GB".
+        """
+        from kdissect.diff import compare
+
+        return compare(self, after, memory_limit=memory_limit)
+
+    def readiness(self, target: str = "4.0") -> dict[str, Any]:
+        """Tell which clients would break on a release; returns the document of ``readiness
+        --json``.
+
+        Args:
+            target: the release of Kafka.
+
+        Raises:
+            ValueError: the release is unknown.
+        """
+        from kdissect.readiness import assess
+
+        return assess(self, target)
 
     def select(self, selection: Selection) -> Tables:
         """Return a set of the selected exchanges only, with the rows that belong to them.
@@ -430,25 +496,32 @@ def read(
     decode_values: str | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
     hosts: str | Sequence[str] = (),
-    time_from: Time | None = None,
-    time_to: Time | None = None,
+    from_: Time | None = None,
+    until: Time | None = None,
     limits: Limits | Mapping[str, int] | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
 ) -> Tables:
     """Dissect captures (files, folders, globs) in this process and keep the tables in memory.
 
-    ports: TCP ports on which to expect Kafka; detection still looks at the bytes.
-    reveal_secrets: show passwords, tokens and sensitive configuration values.
-    payload: how much of the records' keys and values to show: "full", "keys", "hash" or "none".
-    decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
-    keylog: files with TLS session secrets, in the format of SSLKEYLOGFILE.
-    hosts: IP addresses; keep only connections from or to one of them.
-    time_from, time_to: keep only exchanges that begin in [time_from, time_to). A time is a
-    datetime, text in RFC 3339, or seconds since 1970.
-    limits: largest values accepted from a capture, by name (docs/limits.md).
-    split_bytes: bytes of a capture per scan task. spool: folder for unpacked copies.
-    Raises ValueError for a wrong option, CaptureError if a named file is missing or is no capture.
+    Args:
+        paths: captures: files, folders, globs, URLs of object stores.
+        ports: TCP ports on which to expect Kafka; detection still looks at the bytes.
+        reveal_secrets: show passwords, tokens and sensitive configuration values.
+        payload: what to show of records' keys and values: "full", "keys", "hash" or "none".
+        decode_values: "json", "string" or "schema-registry-id" adds columns to `records`.
+        keylog: files with TLS session secrets, in the format of SSLKEYLOGFILE.
+        hosts: IP addresses; keep only connections from or to one of them.
+        from_: keep only exchanges that begin at this time or later. A time is a datetime, text in
+            RFC 3339, or seconds since 1970.
+        until: keep only exchanges that begin before this time.
+        limits: largest values accepted from a capture, by name (docs/limits.md).
+        split_bytes: bytes of a capture per scan task.
+        spool: folder for unpacked copies.
+
+    Raises:
+        ValueError: an option is wrong.
+        CaptureError: a named file is missing or is no capture.
     """
     options = Options(
         ports=_ports(ports),
@@ -458,8 +531,8 @@ def read(
         decode_values=decode_values,
         keylog=tuple(_paths(keylog)),
         hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
-        time_from_ns=None if time_from is None else time_ns(time_from),
-        time_to_ns=None if time_to is None else time_ns(time_to),
+        time_from_ns=None if from_ is None else time_ns(from_),
+        time_to_ns=None if until is None else time_ns(until),
         limits=Limits.of(limits),
     )
     began = time.perf_counter()
@@ -566,30 +639,35 @@ def dissect(
     decode_values: str | None = None,
     keylog: PathLike | Sequence[PathLike] = (),
     hosts: str | Sequence[str] = (),
-    time_from: Time | None = None,
-    time_to: Time | None = None,
+    from_: Time | None = None,
+    until: Time | None = None,
     limits: Limits | Mapping[str, int] | None = None,
     split_bytes: int | None = None,
     spool: str | None = None,
-    session_start_s: float = 0.0,
 ) -> Tables:
     """Dissect captures on the caller's Spark session and write a table set to `out`.
 
-    The session is used and never stopped. Other options are those of `read`.
-    overwrite: replace a table set at `out`.
-    append: add the captures to the set at `out`, as if all had been read at once
-    (pipeline/append.py). If the set was written without state, its captures are read again, so they
-    must still be in place.
-    keep_state: save the state that a later append needs, beside the tables.
-    read_again: append by reading the captures of the set again in any case.
-    session_start_s: seconds that starting the session took, for the manifest's timings.
-    The `notes` of the result say why captures were read again and what differs from one run.
-    Raises CaptureError for unusable inputs, OutputError if `out` exists (without `overwrite` or
-    `append`) or cannot be written. After an error `out` is as it was before.
+    The session is used and never stopped. Other options are those of `read`. The `notes` of the
+    result say why captures were read again and what differs from one run. After an error `out` is
+    as it was before.
+
+    Args:
+        out: folder or URL of the table set.
+        overwrite: replace a table set at `out`.
+        append: add the captures to the set at `out`, as if all had been read at once
+            (pipeline/append.py). If the set was written without state, its captures are read
+            again, so they must still be in place.
+        keep_state: save the state that a later append needs, beside the tables.
+        read_again: append by reading the captures of the set again in any case.
+
+    Raises:
+        CaptureError: an input cannot be used.
+        OutputError: `out` exists (without `overwrite` or `append`) or cannot be written.
     """
     from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline import spark_session
 
+    session_start_s = spark_session.start_seconds(spark)
     began = time.perf_counter() - session_start_s
     target = os.fspath(out)
     if overwrite and append:
@@ -604,8 +682,8 @@ def dissect(
         decode_values=decode_values,
         keylog=tuple(_paths(keylog)),
         hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
-        time_from_ns=None if time_from is None else time_ns(time_from),
-        time_to_ns=None if time_to is None else time_ns(time_to),
+        time_from_ns=None if from_ is None else time_ns(from_),
+        time_to_ns=None if until is None else time_ns(until),
         limits=Limits.of(limits),
     )
     spark_session.use_this_python(spark)

@@ -186,6 +186,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_spark, "run", run)
     monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
     monkeypatch.setattr(spark_session, "parallelism", lambda _: 2)
+    monkeypatch.setattr(spark_session, "start_seconds", lambda _: 0.0)
 
 
 @pytest.fixture

@@ -166,8 +166,8 @@ def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "selected",
     [
-        {"time_from": "2026-11-21T02:15:35Z"},
-        {"time_to": "2026-11-21T02:15:40Z"},
+        {"from_": "2026-11-21T02:15:35Z"},
+        {"until": "2026-11-21T02:15:40Z"},
         {"hosts": "10.9.9.9"},
     ],
     ids=str,

@@ -12,13 +12,14 @@ import kdissect
 
 t: kdissect.Tables = kdissect.read("a.pcap", ports=[9092])
 n: int = len(kdissect.open("out")["exchanges"])
+v: str = t.readiness("4.0")["verdict"]
 m: kdissect.Message = kdissect.decode_message(b"", side="request")
 kdissect.read(1, nonsense=3)
 kdissect.read("a.pcap").exchanges.head("3")
 kdissect.nothing_of_ours()
 x: int = kdissect.decode_message(b"", side="request")
 """
-WRONG = range(7, 11)  # lines
+WRONG = range(8, 12)  # lines
 
 
 def test_mypy_tells_right_uses_from_wrong_ones(tmp_path: Path) -> None:

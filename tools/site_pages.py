@@ -2,6 +2,7 @@
 
 The site has the layout of the project: `docs/`, `reports/` and the pages beside them keep their
 paths, so that a link works on the site as it does in the repository. README.md is the first page.
+The page of the command line is made from the help texts.
 Files that pages link to and that are no pages (notebooks, examples, pictures) are copied.
 """
 
@@ -9,8 +10,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+
+from kdissect.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("*.md", "docs/*.md", "reports/*.md", "captures/*.md")
@@ -31,7 +36,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for pattern in (*PAGES, *LINKED)
         for path in sorted(ROOT.glob(pattern))
     ]
-    return Files([*theme, *own])
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="kdissect")
+    verbs = get_docs_for_click(obj=command, ctx=context, name="kdissect", title="Command line")
+    return Files([*theme, *own, File.generated(config, "docs/cli.md", content=verbs)])
 
 
 def _under_docs(config: MkDocsConfig) -> set[str]:

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,7 +144,6 @@ def dissect_command(
     check_disk(out, inputs)
     if master.startswith("local"):
         check_java()
-    began = time.perf_counter()
     with _spark_log() as log_path:
         start = Background(lambda: _start_spark(master, settings, log_path))
         hash_ahead(inputs)
@@ -153,7 +151,6 @@ def dissect_command(
 
         with logged_step(_log, "start of Spark"):
             spark = start.result()
-        session_start_s = time.perf_counter() - began
         with _progress(spark, sum(item.size for item in inputs), quiet):
             tables = api.dissect(
                 spark,
@@ -169,12 +166,11 @@ def dissect_command(
                 keylog=keylog or (),
                 decode_values=decode_values.value if decode_values else None,
                 hosts=host or (),
-                time_from=from_time,
-                time_to=until_time,
+                from_=from_time,
+                until=until_time,
                 limits=limits,
                 split_bytes=split_bytes,
                 spool=spool,
-                session_start_s=session_start_s,
             )
     try:
         _print_result(tables, captures, out, as_json, quiet)

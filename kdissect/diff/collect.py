@@ -8,13 +8,15 @@ distinct values, which DuckDB sorts on disk if they exceed memory.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from kdissect.api import Tables
 from kdissect.sql import Database, view_name
 from kdissect.sql.unanswered import unanswered
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
 
 COMPARED = ("a", "b")
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

@@ -12,9 +12,8 @@ not excluded (POSSIBLE_RATE).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdissect.api import Tables
 from kdissect.diff.collect import (
     COMPARED,
     TAILS,
@@ -29,6 +28,9 @@ from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
 from kdissect.sql.views import literal
 from kdissect.text import rfc3339
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
 
 _FORMAT_VERSION = 1
 SAMPLE_MIN = 20  # exchanges on each side; fewer are not compared

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
 from kdissect.errors import EnvironmentFailed
+
+_START_SECONDS = "kdissect.session.start.seconds"  # a setting of the sessions that we start
 
 
 def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str]) -> SparkSession:
@@ -40,15 +43,18 @@ def session(master: str, conf: dict[str, str], log_path: str | os.PathLike[str])
     builder = SparkSession.builder.appName("kdissect").master(_with_retries(master))
     for name, value in settings.items():
         builder = builder.config(name, value)
+    began = time.perf_counter()
     descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         with _stderr_to(descriptor):
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFailed(f"Spark did not start: {reason[0]}") from error
     finally:
         os.close(descriptor)
+    spark.conf.set(_START_SECONDS, str(time.perf_counter() - began))
+    return spark
 
 
 def worker_python(master: str, conf: dict[str, str]) -> str:
@@ -98,6 +104,11 @@ def use_this_python(spark: SparkSession) -> None:
         and not os.environ.get("PYSPARK_PYTHON")
     ):
         context.pythonExec = sys.executable
+
+
+def start_seconds(spark: SparkSession) -> float:
+    """Seconds that `session` took to start the session; 0 if somebody else started it."""
+    return float(spark.conf.get(_START_SECONDS, "0") or 0)
 
 
 def parallelism(spark: SparkSession) -> int:

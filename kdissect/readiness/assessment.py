@@ -25,9 +25,8 @@ upgraded with the cluster. `kdissect.protocol.releases` has the versions of each
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kdissect.api import Tables
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import VersionRange
@@ -38,6 +37,9 @@ from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
 from kdissect.text import rfc3339
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
 
 _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"

@@ -14,10 +14,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdissect import __version__
-from kdissect.api import Tables, Time
 from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
@@ -40,6 +39,9 @@ from kdissect.report.sections import (
     transactions,
 )
 from kdissect.step_log import logged_step
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables, Time
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class Report:
 
 
 def build(
-    source: str | os.PathLike[str] | Tables,
+    tables: Tables,
     out: str | os.PathLike[str] | None = None,
     *,
     name: str | None = None,
@@ -107,26 +109,16 @@ def build(
     since: Time | None = None,
     progress: Progress = _quiet,
 ) -> Report:
-    """Write the report of a table set.
+    """Write the report of a table set, see `Tables.report`.
 
-    source: a table set's folder, or what `kdissect.read` gave.
-    name: the page's (default: of the folder or the captures, as `name_of`).
-    out: the HTML file (default ``reports/NAME.html``). The CSV files are NAME-*.csv in the same
-    folder. An existing file is replaced once the new one is complete.
-    broker_logs: request logs of brokers, whose times are compared.
-    target: the release of Kafka that the clients have to work with.
-    since: a time; the page shows which clients are new, gone or changed from then on.
     progress: called with the name of each step, and the share of the work done so far (0 to 1).
-
-    Raises CaptureError if there is no table set, OutputError if `out` cannot be written,
-    ReadinessError if the release is unknown.
     """
     check_options(out, broker_logs, target)
     if name is None:
-        name = name_of(_inputs(source) if isinstance(source, Tables) else [source])
+        name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
     library = Background(charts.library)
-    with ReportDatabase(source) as database:
+    with ReportDatabase(tables) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -12,12 +12,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
 
-from kdissect.api import Tables, open_tables
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed
 from kdissect.interrupts import interrupts
@@ -25,6 +24,9 @@ from kdissect.sql.csv_files import copy_csv
 from kdissect.sql.database import STORE_ERROR
 from kdissect.sql.views import connect, make_views
 from kdissect.text import rfc3339
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
 
 REPORT_MEMORY_LIMIT = "512MB"
 JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
@@ -36,12 +38,8 @@ Row = dict[str, Any]
 class ReportDatabase:
     """Views of a table set, by SQL names: `exchanges`, `api_fetch`, `internal_offset_commit`."""
 
-    def __init__(self, source: str | os.PathLike[str] | Tables) -> None:
-        """source: a table set's folder, or the result of `kdissect.read`.
-
-        Raises CaptureError without a table set.
-        """
-        self.tables = source if isinstance(source, Tables) else open_tables(source)
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
         self.folder = tempfile.mkdtemp(prefix="kdissect-report-")
         place = os.path.join(self.folder, "work.duckdb")
         self._connection = connect(place, self.folder, REPORT_MEMORY_LIMIT)

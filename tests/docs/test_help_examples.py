@@ -141,7 +141,7 @@ def folder(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def in_this_process(_spark: None, captures: Any, out: Any, **options: Any) -> Any:
     """`api.dissect` without Spark."""
     replaces = options.pop("overwrite") | options.pop("append")
-    for name in ("session_start_s", "keep_state", "read_again"):
+    for name in ("keep_state", "read_again"):
         del options[name]
     return package.read(captures, **options).write(out, overwrite=replaces)
 

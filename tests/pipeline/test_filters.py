@@ -61,7 +61,7 @@ def test_a_host_name_and_an_empty_range_are_refused():
     with pytest.raises(ValueError, match="no IP address"):
         package.read(CAPTURE, hosts=["broker-1"])
     with pytest.raises(ValueError, match="range of times is empty"):
-        package.read(CAPTURE, time_from="2026-01-02", time_to="2026-01-01")
+        package.read(CAPTURE, from_="2026-01-02", until="2026-01-01")
 
 
 def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
@@ -70,7 +70,7 @@ def test_a_range_of_times_gives_the_exchanges_that_begin_in_it(whole):
     times = pc.coalesce(exchanges["request_time"], exchanges["response_time"])
     ordered = sorted(times.to_pylist())
     first, last = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
-    chosen = package.read(CAPTURE, time_from=first, time_to=last)
+    chosen = package.read(CAPTURE, from_=first, until=last)
     within = pc.and_(
         pc.greater_equal(times, pa.scalar(first, times.type)),
         pc.less(times, pa.scalar(last, times.type)),
@@ -90,7 +90,7 @@ def test_two_ranges_make_the_whole(whole):
     """The exchanges and records of both halves are those of the whole."""
     exchanges = _sorted(whole.exchanges.to_arrow())
     middle = exchanges["request_time"].to_pylist()[len(exchanges) // 2] + timedelta(microseconds=1)
-    parts = [package.read(CAPTURE, time_to=middle), package.read(CAPTURE, time_from=middle)]
+    parts = [package.read(CAPTURE, until=middle), package.read(CAPTURE, from_=middle)]
     for name in ("exchanges", "records"):
         counts = [part[name].num_rows for part in parts]
         assert all(counts)

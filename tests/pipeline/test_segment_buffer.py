@@ -81,9 +81,9 @@ def test_a_giant_among_others_over_rotated_files(
     divide(monkeypatch, 20_000)
     same_tables(expected, kdissect.read(files, split_bytes=90_000))
     first, last = "2023-11-14T22:13:20.030Z", "2023-11-14T22:13:20.080Z"
-    some = kdissect.read(files, time_from=first, time_to=last)
+    some = kdissect.read(files, from_=first, until=last)
     monkeypatch.undo()
-    same_tables(kdissect.read(files, time_from=first, time_to=last), some)
+    same_tables(kdissect.read(files, from_=first, until=last), some)
 
 
 @pytest.mark.parametrize("large_bytes", [0, 600, 1 << 20])

@@ -11,7 +11,7 @@ import pytest
 
 import kdissect
 from kdissect.api import Tables
-from kdissect.report import Report, build
+from kdissect.report import Report
 from tests.conftest import CAPTURES
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
@@ -35,7 +35,8 @@ def table_set(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="session")
 def report(table_set: Path) -> Report:
     """Its report, with CSV files beside it."""
-    return build(table_set, table_set.parent / "out" / "orders.html")
+    tables_of = kdissect.open(table_set)
+    return tables_of.report(table_set.parent / "out" / "orders.html", name="orders")
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +54,7 @@ def document(report: Report) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def attacked_report(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A report of tables in which every name is hostile, with CSV files beside it."""
-    return build(hostile(librdkafka), tmp_path_factory.mktemp("hostile") / "hostile.html")
+    return hostile(librdkafka).report(tmp_path_factory.mktemp("hostile") / "hostile.html")
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +66,7 @@ def attacked(attacked_report: Report) -> Path:
 @pytest.fixture(scope="session")
 def empty_report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """The report of a table set without rows."""
-    return build(tables(), tmp_path_factory.mktemp("empty") / "empty.html", csv=False)
+    return tables().report(tmp_path_factory.mktemp("empty") / "empty.html", csv=False)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 import kdissect
 from kdissect.api import Tables
-from kdissect.report import Report, build
+from kdissect.report import Report
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
 from tests.report.made import HOSTILE, hostile
@@ -121,7 +121,7 @@ def test_quiet_and_whole(
 def long_names(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Names of 250 characters without a space, with markup and characters that reorder text."""
     tables_of = hostile(librdkafka, "W" * 60 + "x" * 180 + HOSTILE)
-    return build(tables_of, tmp_path_factory.mktemp("long") / "x.html", csv=False).html
+    return tables_of.report(tmp_path_factory.mktemp("long") / "x.html", csv=False).html
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not capture.exists():
         pytest.skip(ABSENT)
     out = tmp_path_factory.mktemp("large") / "x.html"
-    return build(kdissect.read(capture), out, csv=False).html
+    return kdissect.read(capture).report(out, csv=False).html
 
 
 # the page and the tables that are wider than their room

@@ -17,8 +17,8 @@ COPIES = 25  # of a capture with 40,858 exchanges
 MEMORY_MB_MAX, PAGE_MB_MAX = 1500, 4
 _MEASURED = """
 import sys
-from kdissect.report import build
-build(sys.argv[1], sys.argv[2])
+import kdissect
+kdissect.open(sys.argv[1]).report(sys.argv[2])
 # not ru_maxrss, which begins with that of the process that started this one
 peak_kb = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(int(peak_kb) >> 10)

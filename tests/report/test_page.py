@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kdissect.api import Tables
-from kdissect.report import CSV_TABLES, Report, build
+from kdissect.report import CSV_TABLES, Report
 from kdissect.report.page import json_script
 from tests.report.made import exchange, tables
 
@@ -160,10 +160,8 @@ def test_csv_files_are_whole_and_start_no_formula(
 def test_a_cut_list_counts_its_other_rows(tmp_path: Path) -> None:
     """The page shows the first rows, and names the CSV file."""
     rows = [exchange(i, client_id=f"client-{i:03}", connection_id=i) for i in range(1, 131)]
-    report = build(
-        tables(exchanges=rows, connections=[_connection(i) for i in range(1, 131)]),
-        tmp_path / "many.html",
-    )
+    made = tables(exchanges=rows, connections=[_connection(i) for i in range(1, 131)])
+    report = made.report(tmp_path / "many.html")
     assert report.document["clients"]["total"] == 130
     said = " ".join("".join(_read(report.html).text).split())
     assert "60 of 130 rows; all in many-clients.csv" in said

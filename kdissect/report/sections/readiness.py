@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdissect import text as f
-from kdissect.api import Tables
 from kdissect.protocol.releases import find_release, first_release_with, release_number
 from kdissect.readiness.assessment import BREAKS, OK, ReadinessError, assess
 from kdissect.report.database import LISTED_MAX
+
+if TYPE_CHECKING:
+    from kdissect.api import Tables
 
 DEFAULT_TARGET = "4.0"
 
