@@ -26,7 +26,7 @@ from kdissect.pipeline.append import (
     AppendPlan,
     ReadAgainError,
     append_plan,
-    exception_notes,
+    count_notes,
     extended,
     planned_append,
     state_to_save,
@@ -648,17 +648,17 @@ def dissect(
     """Dissect captures on the caller's Spark session and write a table set to `out`.
 
     The session is used and never stopped. Other options are those of `read`. The `notes` of the
-    result say why captures were read again and what differs from one run. After an error `out` is
-    as it was before.
+    result say why captures were read again, what came late and what is open. After an error `out`
+    is as it was before.
 
     Args:
         out: folder or URL of the table set.
         overwrite: replace a table set at `out`.
-        append: add the captures to the set at `out`, as if all had been read at once
-            (pipeline/append.py). If the set was written without state, its captures are read
-            again, so they must still be in place.
+        append: add the captures to the set at `out`. An exchange is a row of the run whose packets
+            complete it (pipeline/append.py). If the set was written without state, its captures
+            are read again, so they must still be in place.
         keep_state: save the state that a later append needs, beside the tables.
-        read_again: append by reading the captures of the set again in any case.
+        read_again: append by reading the captures of the set again: the rows are those of one run.
 
     Raises:
         CaptureError: an input cannot be used.
@@ -691,13 +691,12 @@ def dissect(
     named = _paths(paths)
     timings = {"session_start_s": session_start_s}
     walk_pieces = on_spark.walk_pieces(spark)
-    run = _Run(
-        spark, target, append or keep_state, cores, spool, walk_pieces, began, timings
-    )  # fmt: skip
+    keeps = keep_state or (append and not read_again)
+    run = _Run(spark, target, keeps, cores, spool, walk_pieces, began, timings)
     notes: list[str] = []
     with writing(target, overwrite or append):
         if not append:
-            run.over(named, options)
+            notes = run.over(named, options)
         else:
             notes = run.appending(named, options, read_again)
     tables = _written(target, run.manifest) if run.manifest else open_tables(target)
@@ -728,25 +727,26 @@ class _Run:
         try:
             append = append_plan(self.target, paths, options, read_again)
             if append is None:
-                self.over(paths, options)
-                return []
+                return self.over(paths, options)
             notes = [f"{path}: is in {self.target} already; left out" for path in append.known]
             if append.inputs:
                 notes += self.after_set(append)
         except ReadAgainError as error:
-            self.over(*extended(self.target, paths, options, str(error)), read_again=str(error))
-            notes.append(f"the captures of {self.target} were read again: {error}")
+            notes = self.over(*extended(self.target, paths, options, str(error)), str(error))
+            notes = [f"the captures of {self.target} were read again: {error}", *notes]
         return notes
 
-    def over(self, paths: list[str], options: Options, read_again: str | None = None) -> None:
-        """Dissect all of `paths`; read_again: the reason if captures of an existing set are
-        among them."""
+    def over(self, paths: list[str], options: Options, read_again: str | None = None) -> list[str]:
+        """Dissect all of `paths`; returns notes for the user. read_again: the reason if captures of
+        an existing set are among them."""
         with planned(paths, options, self.cores, self.spool, self.walk_pieces) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
                 reason = state_unavailable_reason(self.target, options, plan)
             plan = replace(plan, keeps=reason is None)
-            self._done(plan, None, reason, {"read_again": read_again} if read_again else None)
+            return self._done(
+                plan, None, reason, {"read_again": read_again} if read_again else None
+            )
 
     def after_set(self, append: AppendPlan) -> list[str]:
         """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
@@ -790,7 +790,7 @@ class _Run:
             if append_entry is not None:
                 manifest["append"] = append_entry
             self.manifest = commit(target, run_id, files, manifest, kept)
-        return exception_notes(result["state"])
+        return count_notes(result["state"]["counts"]) if plan.keeps else []
 
 
 def _manifest(

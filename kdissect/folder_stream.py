@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kdissect import __version__
 from kdissect.capture.inputs import describe, listed
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.windows import Window, WindowReader
@@ -51,6 +52,7 @@ from kdissect.pipeline.disk_index import private_folder
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
+from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.selection import Selection
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
 from kdissect.show.listing import Lister
@@ -60,7 +62,6 @@ from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
 Offset = dict[str, Any]
 Key = tuple[int, str]  # orders files: time of the first packet, path
 
-STATE_FORMAT = 1  # raise it when a saved class changes its fields
 SECRET_FILES_MAX = 1024  # captures whose TLS secrets a batch reads again
 
 _log = logging.getLogger("kdissect")
@@ -270,7 +271,7 @@ class FolderStream:
             raise CaptureError("the checkpoint is another version's; begin with a new one")
         made_of = repr((os.path.abspath(self.folder), self.options))
         digest = hashlib.sha256(made_of.encode()).hexdigest()[:16]
-        folder = f"format-{STATE_FORMAT}-{at['query']}-{digest}"
+        folder = f"{__version__}-{at['query']}-{digest}"
         return private_folder(self.spool, "streams") / folder / str(at["number"])
 
 
@@ -296,7 +297,7 @@ class _Batch:
         last = _key(start)
         in_order = self.state.connections
         late = _new_connections(self.options)
-        given_up = in_order.resumed.given_up
+        given_up, late_count = in_order.resumed.given_up, in_order.resumed.late_count
         for time_ns, path in end["files"]:
             key = int(time_ns), str(path)
             follows = key >= last
@@ -312,6 +313,9 @@ class _Batch:
                 f"{given_up} connections were quiet for long and made room for others with "
                 "requests still open",
             )
+        late_count = in_order.resumed.late_count + late.resumed.late_count - late_count
+        if late_count:
+            self._report(Anomaly.LATE_PACKETS, f"{late_count} {COUNTS['late_packets']}")
         self.state.names.update(self._lister.names)
         if self.anomalies:
             yield {"anomalies": anomalies_table(self.anomalies)}
@@ -499,7 +503,7 @@ class _Batch:
 
 
 def _new_connections(options: Options) -> _Connections:
-    return _Connections(ConnectionCarry(options.stream_options, with_anomalies=True))
+    return _Connections(ConnectionCarry(options.stream_options))
 
 
 @lru_cache(SECRET_FILES_MAX)

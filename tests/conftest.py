@@ -176,11 +176,11 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(_: Any, run_plan: Any, out: str, run_id: str) -> Any:
         sinks = [ParquetSink(out, run_id, "s00000")]
-        lanes = files = None
+        files = None
         if run_plan.keeps:
-            sinks += [ParquetSink(out, run_id, label, is_final=False) for label in "oe"]
-            lanes, files = (sinks[1], sinks[2]), StateFiles(out, run_id)
-        result = local.run(run_plan, sinks[0], lanes, files)
+            sinks.append(ParquetSink(out, run_id, "e", is_final=False))
+            files = StateFiles(out, run_id)
+        result = local.run(run_plan, sinks[0], sinks[-1], files)
         return [file for sink in sinks for file in sink.close()], result
 
     monkeypatch.setattr(on_spark, "run", run)

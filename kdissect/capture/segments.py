@@ -60,6 +60,9 @@ NO_WINDOW = 1 << 18
 # In ip_id of a SYN: 1 + the number of 32-bit words of TCP options, which lie before `pos` in the
 # source. 0 if they are cut, or if the SYN came in IP fragments.
 OPTIONS_SHIFT, OPTIONS_MASK = 19, 15
+# In ip_id: an earlier window counted the segment (see `resume.carry`).
+COUNTED_BEFORE = 1 << 23
+NOT_COUNTED = FRAGMENT_PART | COUNTED_BEFORE
 
 
 def option_sizes(segments: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

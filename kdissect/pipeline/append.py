@@ -7,22 +7,24 @@ lies beside the tables, in files of ``_state/`` that the manifest lists. It has 
 (`resume.connection_state`), the events of groups, producers and fetch sessions, and one file with
 the rest: facts about topics and brokers, counts of the captures, and names that rows lack.
 
-Rows go to two kinds of files. *Final* files are never read or replaced by an append. The others are
-written anew by each append, which drops the earlier ones. They hold *open* rows: connections that
-may continue and exchanges that are not complete (built from the saved state), the tables built from
-all events (groups, transactions, fetch sessions), and `captures`, `topics` and `brokers`. So the
-cost of an append is that of the new captures, of the open rows, and of reading the events once.
+A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes.
+Requests and responses that are open at the end of a run become rows of a later one. Rows go to two
+kinds of files. *Final* files are never read or replaced by an append. The others are written anew
+by each append, which drops the earlier ones: the rows of connections that may continue, the tables
+built from all events (groups, transactions, fetch sessions), `captures`, `topics` and `brokers`. So
+the cost of an append is that of the new captures, of the open connections, and of reading the
+events once.
 
 The steps are those of any run. The plan lists the captures of the set first but does not read them.
 Each file of open connections is a task of the scan, which sends every connection to its bucket. A
 bucket is one window of `resume.carry`. Bytes from captures that this run does not read travel with
 their exchanges (`kafka.assembly.Carried`).
 
-The rows equal those of one run over all captures, with the exceptions that `saved_state.EXCEPTIONS`
-lists. Each exception is counted in a row of `anomalies` and printed.
+What comes late is counted and not repaired (`saved_state.COUNTS`). ``--read-again`` reads all
+captures of the set and saves no state: its rows are exactly those of one run over all.
 
 If a set has no usable state, its captures are read again and must still be in place; the manifest's
-`append.read_again` gives the reason. ``--read-again`` does this always.
+`append.read_again` gives the reason.
 
 If a run fails, the old set stays valid: `table_set.commit` replaces the manifest last, and files
 that both manifests list do not move.
@@ -49,12 +51,11 @@ from kdissect.pipeline.facts import NamesUsed
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, hashed, planned_inputs
 from kdissect.pipeline.run_plan import Before, RunPlan
-from kdissect.pipeline.saved_state import EXCEPTIONS, KNOWN_FILE, StateFiles, read_state
+from kdissect.pipeline.saved_state import COUNTS, KNOWN_FILE, StateFiles, read_state
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.schemas import FORMAT_VERSION
 
-STATE_VERSION = 1
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
 
 # Options that change the rows. The others change how the work is done, or only add information.
@@ -165,10 +166,10 @@ def append_plan(
     state = manifest.get("state") or {"missing": "it was written without --keep-state"}
     if "missing" in state:
         raise ReadAgainError(state["missing"])
-    versions = (
-        state.get("version"), manifest.get("format_version"), manifest.get("program_version"),
-    )  # fmt: skip
-    if versions != (STATE_VERSION, FORMAT_VERSION, __version__):
+    if (manifest.get("format_version"), manifest.get("program_version")) != (
+        FORMAT_VERSION,
+        __version__,
+    ):
         raise ReadAgainError("another version of kdissect wrote the set")
     if set(options.ports) - set(before["ports"]) or set(options.keylog) - set(before["keylog"]):
         raise ReadAgainError("there are new port hints or key logs")
@@ -189,6 +190,11 @@ def append_plan(
             captures=len(document["captures"]),
             open_files=tuple(str(root / name) for name in state["open"]),
             event_files=tuple(str(root / name) for name in state["events"]),
+            connection_files=tuple(
+                str(root / name)
+                for name in manifest["tables"]["connections"]["files"]
+                if name not in state["final"].get("connections", {}).get("files", ())
+            ),
             stats=json.dumps(document["stats"]).encode(),
             facts=document["facts"].encode(),
             names_used=json.dumps(document["names_used"]).encode(),
@@ -198,7 +204,7 @@ def append_plan(
         replace(
             options,
             ports=tuple(before["ports"]),
-            # a connection without its key log is cut and counted (`carry_limit` in EXCEPTIONS)
+            # a connection without its key log is cut and counted (`carry_limits` in COUNTS)
             keylog=tuple(path for path in before["keylog"] if os.path.isfile(path)),
         ),
         [],
@@ -294,11 +300,6 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
         return "the set is of a range of times"
     if options.payload != "full":
         return "a state would hold records as captured, but --payload limits their values"
-    return _contents_not_saved(plan)
-
-
-def _contents_not_saved(plan: RunPlan) -> str | None:
-    """Return why the contents of the captures cannot be part of a state; None if they can."""
     if plan.fragments is not None:
         return "the captures have IP fragments"
     if any(info.secrets for info in plan.captures):
@@ -310,9 +311,6 @@ def state_to_save(
     plan: RunPlan, state: dict[str, Any], append: AppendPlan | None, files: StateFiles
 ) -> tuple[dict[str, Any], list[StagedFile]]:
     """(the `state` entry of the manifest, its files) of a run that saved state."""
-    reason = _contents_not_saved(plan) or state.get("reason")
-    if reason:
-        return {"missing": reason}, []
     used = NamesUsed.from_json(state["names_used"])
     changed = {}
     if append is not None:
@@ -332,7 +330,7 @@ def state_to_save(
     staged = [StagedFile(**entry) for entry in [*state["files"], known]]
     events = append.state["events"] if append is not None else []
     # `table_set.commit` adds the names of the staged files
-    return {"version": STATE_VERSION, "known": None, "open": [], "events": events}, staged
+    return {"known": None, "open": [], "events": events}, staged
 
 
 def _capture_document(info: CaptureInfo) -> dict[str, Any]:
@@ -347,10 +345,9 @@ def _changed_ns(plan: RunPlan) -> dict[str, int]:
     }
 
 
-def exception_notes(state: dict[str, Any]) -> list[str]:
-    """One note per kind of difference between this append and one run over all captures."""
-    counts = {name: state.get(name, 0) for name in EXCEPTIONS}
-    return [f"{counts[name]:,} {EXCEPTIONS[name]}" for name in counts if counts[name]]
+def count_notes(counts: dict[str, int]) -> list[str]:
+    """One note per kind of COUNTS."""
+    return [f"{counts[name]:,} {text}" for name, text in COUNTS.items() if counts.get(name)]
 
 
 def unread(out: str, inputs: list[InputFile]) -> list[InputFile]:

@@ -1,8 +1,9 @@
 """Assemble: turn the segments of one bucket into exchanges, keyed by the slot that decodes them.
 
 A plain run builds the exchanges of a bucket part by part, from frames and pairs that may lie in
-files. A run that saves or resumes state treats a bucket as one window of `resume.carry`. Both ways
-give exchanges and an `AssembledBucket`, from which `assemble` makes rows.
+files. A run that keeps state treats a bucket as one window of `resume.carry`: only complete
+exchanges become rows. Both ways give exchanges and an `AssembledBucket`, from which `assemble`
+makes rows.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ import pyarrow.compute as pc
 from kdissect.arrays import gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
-from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import paired_frames
-from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried
+from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried, CloseReason
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.facts import Learnt
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.saved_state import (
-    StateFiles,
-    add_earlier_facts,
-    exceptions_of,
-    keep_facts,
-    requests_seen,
-    write_connections,
-)
+from kdissect.pipeline.saved_state import COUNTS, StateFiles, write_connections
 from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, packed_parts, parts
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Row, RowKind, packed_table, sliced
-from kdissect.resume.carry import AppendedWindow, CarriedBytes, ConnectionCarry
-from kdissect.resume.completion import SetRun
+from kdissect.pipeline.step_rows import (
+    ENDED_CONNECTIONS,
+    OPEN_CONNECTIONS,
+    ROW_BYTES_MAX,
+    Row,
+    RowKind,
+    packed_table,
+    sliced,
+)
+from kdissect.resume.carry import CarriedBytes, ConnectionCarry
 from kdissect.resume.connection_state import SET_LIMITS, ConnectionState, unpack_states
 from kdissect.tables.anomalies import (
     AnomalyRow,
@@ -55,21 +56,6 @@ from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.connections import connections_table
 
 SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
-STATE_BYTES_MAX = 256 << 20  # of carried payload per bucket
-TOO_MUCH = "there are too many packets, connections or open bytes"
-
-# exchange rows: stay; replaced by the next append; written by an earlier run
-_FINAL, _OPEN, WRITTEN = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class ResumedConnections:
-    """Connections of earlier runs and the window of this run. requests: result of
-    `requests_seen`."""
-
-    carry: ConnectionCarry
-    window: AppendedWindow
-    requests: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +63,20 @@ class AssembledBucket:
     """Everything that the segments of a bucket give, except its exchanges.
 
     assembly: without exchanges; its extents are those of anomalies. sources: where the bytes are.
-    lane: uint8[exchanges], _FINAL, _OPEN or WRITTEN.
-    open_connections, open_anomalies: bool per row.
-    notes: anomalies that belong to no single connection.
-    given_up: packets of connections beyond the limit, by source number.
-    resumed: set if the run saves its state. no_state_reason: why it cannot.
+    is_open, is_earlier: by connection, whether a later run may continue it, and whether an earlier
+    one had connections of its endpoints. notes: anomalies that belong to no single connection.
+    given_up: packets of connections beyond the limit, by source number. states: of connections, for
+    the next run. counts: by name of `saved_state.COUNTS`.
     """
 
     assembly: Assembly
     sources: Sources
-    lane: npt.NDArray[np.uint8]
-    open_connections: npt.NDArray[np.bool_]
-    open_anomalies: npt.NDArray[np.bool_]
+    is_open: npt.NDArray[np.bool_]
+    is_earlier: npt.NDArray[np.bool_]
     notes: list[AnomalyRow] = field(default_factory=list)
     given_up: dict[int, int] = field(default_factory=dict)
-    resumed: ResumedConnections | None = None
-    no_state_reason: str | None = None
+    states: list[ConnectionState] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 def assemble(
@@ -120,12 +104,12 @@ def assemble(
     byte_count = int(batch.segments["captured"].sum())
     if sources.is_far:
         sources = sources.holding([batch.segments], payload.array())
-    is_resumed = plan.keeps and (plan.before is not None or _fits_memory(plan, batch))
+    is_continued = plan.keeps and (len(states) > 0 or _fits_memory(plan, batch))
     batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
     exchanges: Exchanges
-    if is_resumed:
-        exchanges, bucket = _resumed_bucket(plan, sources, batches.pop(), states)
+    if is_continued:
+        exchanges, bucket = _continued_bucket(plan, sources, batches.pop(), states)
     else:
         exchanges, bucket = _plain_bucket(plan, sources, batches, scratch)
     learnt = Learnt()
@@ -141,8 +125,6 @@ def assemble(
             order[slot] += 1
     del exchanges  # deletes its temporary files
     learnt.finish(bucket.assembly)
-    if bucket.resumed is not None:
-        add_earlier_facts(bucket.resumed.window, learnt.connections)
     yield from _facts_rows(plan, number, learnt)
     for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
         for some in sliced(table):
@@ -150,10 +132,10 @@ def assemble(
     stats: dict[str, Any] = {
         "duplicates": _by_source(bucket.assembly.duplicate_packets),
         "given_up": bucket.given_up,
-        "reason": bucket.no_state_reason,
+        "counts": bucket.counts,
     }
-    if bucket.resumed is not None:
-        stats |= _save_state(plan, bucket.resumed, learnt, files)
+    if files is not None and bucket.states:
+        stats["files"] = [write_connections(files, bucket.states)]
     timings = {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
     yield Row(0, RowKind.STATS, number, json.dumps({**stats, "timings": timings}).encode())
 
@@ -173,18 +155,16 @@ def _plain_bucket(
     paired, sources = _paired(plan, sources, batches, scratch)
     assembly = paired.anomalous()
     notes = []
+    counts = {}
     if pair_count:
         detail = f"{pair_count} pairs of endpoints beyond the limit of {limit} were not followed"
         notes.append(AnomalyRow(Anomaly.LIMIT, detail))
+    if plan.keeps:
+        goes_on = assembly.connections["close_reason"] == CloseReason.CAPTURE_END
+        counts["carry_limits"] = int(goes_on.sum())
+    nothing = np.zeros(len(assembly.connections), np.bool_)
     bucket = AssembledBucket(
-        assembly,
-        sources,
-        np.broadcast_to(np.uint8(_FINAL), len(paired)),
-        np.zeros(len(assembly.connections), np.bool_),
-        np.zeros(len(assembly.anomalies), np.bool_),
-        notes,
-        given_up,
-        no_state_reason=TOO_MUCH if plan.keeps else None,
+        assembly, sources, nothing, nothing, notes + _count_notes(counts), given_up, counts=counts
     )
     return paired, bucket
 
@@ -213,35 +193,50 @@ def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
     return few and len(batch.segments) <= SEGMENTS_MAX
 
 
-def _resumed_bucket(
+def _continued_bucket(
     plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[ConnectionState]
 ) -> tuple[AssembledExchanges, AssembledBucket]:
-    """Exchanges of a bucket whose connections continue from earlier runs or may continue later."""
-    options = plan.options
-    carry = ConnectionCarry(options.stream_options, plan.key_logs(sources), SET_LIMITS, states)
-    earlier = plan.earlier_count
-    secret = frozenset() if options.reveal_secrets else secret_apis()
-    set_run = SetRun(plan.end_ns, earlier, options.stream_options.duplicate_window_ns, secret)
-    window = carry.append(CarriedBytes(batch, sources, earlier), set_run)
-    assembly, sources = _carrying_earlier_bytes(window.assembly, window.sources, earlier)
-    lane = np.full(len(assembly.exchanges), WRITTEN, np.uint8)
-    lane[window.rows] = _FINAL
-    lane[window.open.exchanges] = _OPEN
-    notes = []
-    if window.late_count:
-        detail = f"{window.late_count} packets of connections that were over already"
-        notes.append(AnomalyRow(Anomaly.LATE_PACKETS, detail))
-    requests = requests_seen(window)
+    """The complete exchanges of a bucket whose connections go on from run to run."""
+    options, earlier = plan.options, plan.earlier_count
+    carry = ConnectionCarry(
+        options.stream_options,
+        plan.key_logs(sources),
+        replace(SET_LIMITS, connection_max=options.limits.connections),
+        states,
+        frozenset() if options.reveal_secrets else secret_apis(),
+    )
+    known = np.array([state.endpoints for state in states], f"V{ENDPOINTS.itemsize}")
+    found = carry.append(CarriedBytes(batch, sources, earlier), plan.end_ns)
+    assembly, sources = _carrying_earlier_bytes(found.assembly, found.sources, earlier)
+    states = carry.states()
+    counts = {
+        "late_packets": carry.late_count,
+        "carry_limits": carry.given_up + carry.limited_count,
+        "open_exchanges": sum(state.open_count for state in states),
+    }
+    pairs = assembly.endpoints[assembly.connections["endpoints"]].view(known.dtype)
     bucket = AssembledBucket(
         replace(assembly, exchanges=assembly.exchanges[:0]),
         sources,
-        lane,
-        window.open.connections,
-        window.open.anomalies,
-        notes,
-        resumed=ResumedConnections(carry, window, requests),
+        found.is_open,
+        np.isin(pairs, known),
+        _count_notes(counts),
+        states=states,
+        counts=counts,
     )
-    return AssembledExchanges(assembly, requests), bucket
+    requests = assembly.exchanges[assembly.exchanges["request"]["size"] >= 0]
+    columns = [requests[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
+    complete = replace(assembly, exchanges=assembly.exchanges[found.rows])
+    return AssembledExchanges(complete, np.unique(np.stack(columns, 1), axis=0)), bucket
+
+
+def _count_notes(counts: dict[str, int]) -> list[AnomalyRow]:
+    return [
+        AnomalyRow(kind, f"{counts[name]} {COUNTS[name]}")
+        for name, kind in (("late_packets", Anomaly.LATE_PACKETS),
+                           ("carry_limits", Anomaly.CARRY_LIMIT))
+        if counts.get(name)
+    ]  # fmt: skip
 
 
 def _carrying_earlier_bytes(
@@ -274,32 +269,6 @@ def _carrying_earlier_bytes(
     return assembly, sources
 
 
-def _save_state(
-    plan: RunPlan, resumed: ResumedConnections, learnt: Learnt, files: StateFiles | None
-) -> dict[str, Any]:
-    """Save the open connections; returns entries of the bucket's stats."""
-    window = resumed.window
-    keep_facts(window, learnt.connections, resumed.requests)
-    states = resumed.carry.states()
-    return {
-        "reason": _state_unavailable_reason(plan, window, states),
-        "files": [write_connections(files, states)] if files is not None and states else [],
-        "exceptions": exceptions_of(window.assembly, window.late_count),
-    }
-
-
-def _state_unavailable_reason(
-    plan: RunPlan, window: AppendedWindow, states: list[ConnectionState]
-) -> str | None:
-    """Return why the state of a bucket cannot be saved; None if it can."""
-    if window.is_secret:
-        return "a message with secrets is not complete at the end"
-    too_many = len(states) > plan.options.limits.connections
-    if too_many or sum(state.size for state in states) > STATE_BYTES_MAX:
-        return TOO_MUCH
-    return None
-
-
 # -- rows -----------------------------------------------------------------------------------
 
 
@@ -307,14 +276,11 @@ def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Ite
     """The exchanges packed by slot, with the facts learnt from them."""
     options = plan.options
 
-    def pack(assembly: Assembly, learnt: Learnt, rows: slice) -> ExchangePart:
-        lane = bucket.lane[rows]
+    def pack(assembly: Assembly, learnt: Learnt) -> ExchangePart:
         chosen = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
-        chosen &= lane != WRITTEN
         if not chosen.all():
             assembly = replace(assembly, exchanges=assembly.exchanges[chosen])
-        slots = np.where(lane[chosen] == _OPEN, plan.open_slot, _slots(plan, assembly))
-        packed = list(packed_parts(assembly, slots, ROW_BYTES_MAX))
+        packed = list(packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
         return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
 
     return parts(exchanges, bucket.sources, options.chunk_bytes, pack)
@@ -336,7 +302,7 @@ def _facts_rows(plan: RunPlan, number: int, learnt: Learnt) -> Iterator[Row]:
     facts = learnt.facts
     packed = facts.to_bytes()
     is_for_all = facts.topics or facts.brokers or facts.owners
-    for slot in range(plan.key_count) if is_for_all else [0]:
+    for slot in range(plan.slot_count) if is_for_all else [0]:
         yield Row(slot, RowKind.FACTS, number, packed)
 
 
@@ -352,15 +318,15 @@ def _tables(
         assembly.endpoints, assembly.connections, learnt.connections, assembly.tls, assembly.tcp
     )
     home = number % plan.slot_count
-    for is_open, slot in ((False, home), (True, plan.open_slot)):
-        chosen = overlaps & (bucket.open_connections == is_open)
-        yield slot, "connections", connections.filter(pa.array(chosen))
-        chosen = stays & (bucket.open_anomalies == is_open)
-        chosen_assembly = replace(assembly, anomalies=assembly.anomalies[chosen])
-        for table in anomaly_tables(
-            chosen_assembly, bucket.sources, list(plan.capture_ids), options
-        ):
-            yield slot, "anomalies", table
+    is_shared = bucket.is_open | bucket.is_earlier
+    yield home, "connections", connections.filter(pa.array(overlaps & ~is_shared))
+    # slot 0 joins them with the rows of earlier runs
+    yield 0, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & bucket.is_open))
+    chosen = overlaps & is_shared & ~bucket.is_open
+    yield 0, ENDED_CONNECTIONS, connections.filter(pa.array(chosen))
+    assembly = replace(assembly, anomalies=assembly.anomalies[stays])
+    for table in anomaly_tables(assembly, bucket.sources, list(plan.capture_ids), options):
+        yield home, "anomalies", table
     yield home, "anomalies", anomalies_table(bucket.notes)
 
 

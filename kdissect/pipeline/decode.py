@@ -30,8 +30,19 @@ from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter
 from kdissect.pipeline.message_tables import write_tables
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.saved_state import EVENT_FILES, StateFiles, run_state
-from kdissect.pipeline.step_rows import Row, RowKind, Sink, unpacked_table
+from kdissect.pipeline.saved_state import (
+    EVENT_FILES,
+    StateFiles,
+    continued_connections,
+    run_state,
+)
+from kdissect.pipeline.step_rows import (
+    TABLE_OF,
+    Row,
+    RowKind,
+    Sink,
+    unpacked_table,
+)
 from kdissect.pipeline.story_events import ChunkStories
 from kdissect.stories.events import Collector
 from kdissect.stories.messages import Messages
@@ -51,7 +62,7 @@ def decode(
     """Write all rows of one slot to tables; yields events, and last a RESULT for the driver.
 
     rows: all have the slot's number as their key, in the order of `RowKind`. Slot 0 also writes the
-    tables of the whole run. files: receives events that no later capture can change.
+    tables of the whole run. files: receives the events.
     """
     began = time.perf_counter()
     slot = _read_slot(plan, rows, sink)
@@ -67,15 +78,14 @@ def decode(
     chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
     names = TopicNames(facts.names_by_id(), facts.ids_by_name())
     used.merge(decode_exchanges(output, sources, chunks, names, events))
-    settled = []
+    kept = []
     for packed in events.packed():
-        if files is not None and slot.number != plan.open_slot:
-            settled.append(packed.data)
+        kept.append(packed.data)
         yield Row(packed.key, RowKind.EVENTS, (slot.number << 20) + packed.number, packed.data)
-    if files is not None and slot.number != plan.open_slot:
+    if files is not None:
         state["names_used"] = used.to_json()
-        if settled:
-            state["files"] = [*state.get("files", ()), files.write(EVENT_FILES, settled)]
+        if kept:
+            state["files"] = [*state.get("files", ()), files.write(EVENT_FILES, kept)]
     timings: defaultdict[str, float] = defaultdict(float)
     for entry in [*slot.stats, {"timings": {"decode_s": time.perf_counter() - began,
                                             "decode_bytes": byte_count}}]:  # fmt: skip
@@ -95,6 +105,7 @@ class _SlotRows:
     used: NamesUsed = field(default_factory=NamesUsed)
     stats: list[dict[str, Any]] = field(default_factory=list)
     parts: dict[int, Assembly] = field(default_factory=dict)
+    continued: dict[str, list[pa.Table]] = field(default_factory=dict)
 
     def take_assembly(self) -> Assembly:
         """Return all parts as one, and forget them."""
@@ -114,10 +125,13 @@ def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _SlotRows:
             slot.stats.append(json.loads(row.data))
         elif row.kind == RowKind.TABLE:
             name, table = unpacked_table(row.data)
-            if name == "connections":
+            if TABLE_OF.get(name, name) == "connections":
                 slot.used.add_users(table)
                 table = with_owners(table, slot.facts)
-            sink(name, table)
+            if name in TABLE_OF:
+                slot.continued.setdefault(name, []).append(table)
+            else:
+                sink(name, table)
         else:
             slot.parts[row.order] = exchange_index.from_bytes(row.data)
     return slot
@@ -129,11 +143,10 @@ def _write_run_tables(plan: RunPlan, slot: _SlotRows, sink: Sink) -> dict[str, A
     sink("brokers", brokers_table(slot.facts))
     sink("captures", captures_table(plan, slot.stats))
     sink("anomalies", cut_captures(plan))
+    for name, table in continued_connections(plan, slot.continued):
+        sink(name, table)
     state = run_state(plan, slot.stats, slot.facts)
-    exceptions = [entry.get("exceptions", {}) for entry in slot.stats]
-    for name in ("late_packets", "carry_limits"):
-        state[name] = sum(entry.get(name, 0) for entry in exceptions)
-    state["late_names"] = _late_names(plan, slot.facts, sink)
+    state["counts"]["late_names"] = _late_names(plan, slot.facts, sink)
     return state
 
 

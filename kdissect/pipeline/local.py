@@ -27,15 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def run(
-    plan: RunPlan, sink: Sink, lanes: tuple[Sink, Sink] | None = None,
-    files: StateFiles | None = None,
+    plan: RunPlan, sink: Sink, for_stories: Sink | None = None, files: StateFiles | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Dissect the captures of a plan: one split, bucket, slot and event key at a time.
 
-    sink: receives tables. lanes: sinks for rows that later captures may change, and for tables
-    built from all events. files: receives the saved state. Returns the result of `summed`.
+    sink: receives tables. for_stories: receives those built from all events, if not `sink`. files:
+    receives the saved state. Returns the result of `summed`.
     """
-    for_open, for_stories = lanes or (sink, sink)
     sources = plan.sources()
     buckets, slots, events = _KeyedRows(), _KeyedRows(), _KeyedRows()
     with logged_step(_log, "scan", splits=plan.split_count, bytes=plan.byte_count):
@@ -47,15 +45,14 @@ def run(
     for number in range(len(plan.before.event_files) if plan.before else 0):
         events.add(earlier_events(plan, number))
     with logged_step(_log, "decode", slots=len(slots)):
-        for slot, rows in slots.drain():
-            target = for_open if slot == plan.open_slot else sink
-            events.add(decode(plan, sources, rows, target, files))
+        for _, rows in slots.drain():
+            events.add(decode(plan, sources, rows, sink, files))
     results: list[dict[str, Any]] = []
     with logged_step(_log, "analyse", keys=len(events)):
         for _, rows in events.drain():
             results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
             packed = [row.data for row in rows if row.kind == RowKind.EVENTS]
-            results += [analyse(packed, for_stories)] if packed else []
+            results += [analyse(packed, for_stories or sink)] if packed else []
     return summed(results)
 
 

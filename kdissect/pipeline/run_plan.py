@@ -25,7 +25,8 @@ class Before:
     """The set that a run continues.
 
     captures: how many of the plan's captures belong to it; the plan does not read them.
-    open_files, event_files: absolute paths. stats: JSON of counts, as scan and assemble give them.
+    open_files, event_files, connection_files: absolute paths of open connections, of events, and of
+    the rows of open connections. stats: JSON of counts, as scan and assemble give them.
     facts: packed `CaptureFacts`. names_used: JSON of `NamesUsed`. end_ns: time of its latest
     packet. byte_count: bytes of its captures.
     """
@@ -33,6 +34,7 @@ class Before:
     captures: int
     open_files: tuple[str, ...]
     event_files: tuple[str, ...]
+    connection_files: tuple[str, ...]
     stats: bytes
     facts: bytes
     names_used: bytes
@@ -75,16 +77,6 @@ class RunPlan:
     @property
     def slot_count(self) -> int:
         return max(1, -(-self.byte_count // self.slot_bytes))
-
-    @property
-    def open_slot(self) -> int:
-        """The slot of rows that later captures may change: the last one, or -1 without state."""
-        return self.slot_count if self.keeps else -1
-
-    @property
-    def key_count(self) -> int:
-        """Number of slots, with the open one."""
-        return self.slot_count + self.keeps
 
     @property
     def split_count(self) -> int:

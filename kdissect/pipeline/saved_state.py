@@ -10,25 +10,28 @@ import json
 import os
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.errors import CaptureError
-from kdissect.kafka.assembly import Anomaly, Assembly, Certificate, TlsFacts
 from kdissect.pipeline.facts import CaptureFacts, NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS
 from kdissect.pipeline.table_writer import STAGING
-from kdissect.resume.carry import AppendedWindow, no_segments
+from kdissect.resume.carry import no_segments
 from kdissect.resume.connection_state import ConnectionState, pack_states, unpack_states
 from kdissect.stories.events import Collector, Packed, unpack
 from kdissect.tables.arrow_arrays import Ints
-from kdissect.tables.connections import ConnectionFacts
+from kdissect.tables.schemas import FIXED_TABLES
 
 STATE_FOLDER = "_state"  # readers of tables skip folders with a leading underscore
 OPEN_FILES, EVENT_FILES, KNOWN_FILE = (
@@ -37,6 +40,23 @@ OPEN_FILES, EVENT_FILES, KNOWN_FILE = (
     f"{STATE_FOLDER}/known",
 )
 PART_BYTES = 32 << 20  # bytes of states packed together
+# What a run counts that keeps state, with the text for each.
+COUNTS = {
+    "late_packets": "packets came when the rows that they belong to were complete",
+    "late_names": "names of topics or users became known that earlier rows lack",
+    "carry_limits": "connections go on that a limit ended, or for which there are no TLS secrets "
+    "any more",
+    "open_exchanges": "requests or responses are not complete: the next --append continues them",
+}
+# Columns of `connections` from messages and handshakes.
+_LEARNT = (
+    "tls_version", "tls_sni", "tls_cipher", "tls_certificate_subject", "tls_certificate_issuer",
+    "tls_certificate_not_before", "tls_certificate_not_after", "tls_client_subject",
+    "tls_client_issuer", "tls_client_not_before", "tls_client_not_after", "request_tls_alert",
+    "response_tls_alert", "sasl_mechanism", "principal", "client_software_name",
+    "client_software_version",
+)  # fmt: skip
+_LEARNT_LISTS = ("tls_certificate_names", "client_ids")
 _MAGIC = b"kdissect state 1\n"
 
 
@@ -118,66 +138,37 @@ def _in_pieces(
             yield states[low:high]
 
 
-def add_earlier_facts(appended: AppendedWindow, facts: ConnectionFacts) -> None:
-    """Add facts that earlier runs found about the connections; earlier values come first."""
-    tls = appended.assembly.tls
-    for row, (
-        ids,
-        software,
-        mechanism,
-        principal,
-        earlier_tls,
-        _,
-    ) in appended.earlier_facts.items():
-        now = facts.client_ids.get(row, [])
-        if ids or now:
-            facts.client_ids[row] = [*ids, *(text for text in now if text not in ids)]
-        if software is not None:
-            facts.software[row] = (software[0], software[1])
-        if mechanism is not None:
-            facts.mechanism[row] = mechanism
-        if principal is not None:
-            facts.principal[row] = principal
-        if earlier_tls is not None:
-            version, sni, cipher, *certificates, request_alert, response_alert = earlier_tls
-            one, two = map(_certificate, certificates)
-            earlier = TlsFacts(version, sni, cipher, one, two, request_alert, response_alert)
-            tls.setdefault(row, earlier)
-
-
-def _certificate(saved: Any) -> Certificate | None:
-    if saved is None:
-        return None
-    subject, issuer, not_before, not_after, names = saved
-    return Certificate(subject, issuer, not_before, not_after, tuple(names))
-
-
-def requests_seen(appended: AppendedWindow) -> Ints:
-    """int64[n, 3]: distinct (connection, api key, api version) of requests, also of earlier
-    runs."""
-    exchanges = appended.assembly.exchanges
-    requests = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
-    columns = [requests[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
-    seen = [np.stack(columns, 1)]
-    for row, facts in appended.earlier_facts.items():
-        if facts[5]:
-            seen.append(np.array([[row, key, version] for key, version in facts[5]], np.int64))
-    return np.unique(np.concatenate(seen), axis=0)
-
-
-def keep_facts(appended: AppendedWindow, facts: ConnectionFacts, seen: Ints) -> None:
-    """Store facts of the open connections in their states. seen: result of `requests_seen`."""
-    bounds = np.searchsorted(seen[:, 0], np.arange(len(appended.assembly.connections) + 1))
-    for row, state in appended.states.items():
-        tls = appended.assembly.tls.get(row)
-        state.facts = [
-            facts.client_ids.get(row, []),
-            facts.software.get(row),
-            facts.mechanism.get(row),
-            facts.principal.get(row),
-            None if tls is None else astuple(tls),
-            seen[bounds[row] : bounds[row + 1], 1:].tolist(),
-        ]
+def continued_connections(
+    plan: RunPlan, now: dict[str, list[pa.Table]]
+) -> Iterator[tuple[str, pa.Table]]:
+    """(table or OPEN_CONNECTIONS, rows) of connections that go on from run to run: the rows of this
+    run with what messages and handshakes told the runs before. Counts are whole already."""
+    schema = FIXED_TABLES["connections"]
+    files = plan.before.connection_files if plan.before else ()
+    earlier = pa.concat_tables(
+        [schema.empty_table(), *(pq.read_table(path, schema=schema) for path in files)]
+    )
+    seen = [schema.empty_table()["connection_id"]]
+    for name, target in ((OPEN_CONNECTIONS, OPEN_CONNECTIONS), (ENDED_CONNECTIONS, "connections")):
+        for table in now.get(name, ()):
+            place = pc.index_in(table["connection_id"], earlier["connection_id"])
+            before = earlier.take(place)
+            for column in _LEARNT:
+                index = table.schema.get_field_index(column)
+                both = pc.coalesce(before[column], table[column])
+                table = table.set_column(index, table.schema.field(index), both)
+            for column in _LEARNT_LISTS:
+                index = table.schema.get_field_index(column)
+                lists = zip(before[column].to_pylist(), table[column].to_pylist(), strict=True)
+                texts = [list(dict.fromkeys([*(one or ()), *(two or ())])) for one, two in lists]
+                both = pa.array(texts, table.schema.field(index).type)
+                table = table.set_column(index, table.schema.field(index), both)
+            seen.append(table["connection_id"])
+            yield target, table
+    known = pa.chunked_array([chunk for column in seen for chunk in column.chunks], pa.int64())
+    others = earlier.filter(pc.invert(pc.is_in(earlier["connection_id"], value_set=known)))
+    if others.num_rows:
+        yield OPEN_CONNECTIONS, others
 
 
 # -- events and counts ----------------------------------------------------------------------
@@ -193,9 +184,10 @@ def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
 
 def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -> dict[str, Any]:
     """The state built from the stats of all buckets and splits, for the first slot's RESULT."""
-    if not plan.keeps:
-        return {}
     before = json.loads(plan.before.stats) if plan.before else []
+    totals = Counter[str]()
+    for entry in stats:
+        totals.update(entry.get("counts", {}))
     counts = {entry["source"]: dict(entry) for entry in before}
     for entry in stats:
         if "source" in entry:
@@ -213,7 +205,7 @@ def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -
             duplicates = counts[int(source)].setdefault("duplicates", {})
             duplicates[source] = duplicates.get(source, 0) + count
     return {
-        "reason": next((entry["reason"] for entry in stats if entry.get("reason")), None),
+        "counts": totals,
         "files": [file for entry in stats for file in entry.get("files", ())],
         "stats": sorted(counts.values(), key=lambda one: one["source"]),
         "facts": facts.to_bytes().decode(),
@@ -223,28 +215,9 @@ def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -
 def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merge the `state` of all results of a run."""
     state_of_run: dict[str, Any] = {}
-    used = NamesUsed()
+    used, files = NamesUsed(), []
     for state in states:
-        files = [*state_of_run.get("files", ()), *state.get("files", ())]
-        counts = {name: state_of_run.get(name, 0) + state.get(name, 0) for name in EXCEPTIONS}
+        files += state.get("files", ())
         used.merge(NamesUsed.from_json(state.get("names_used", {})))
-        state_of_run |= {**state, "reason": state_of_run.get("reason") or state.get("reason")}
-        state_of_run |= {"files": files, **counts}
-    return state_of_run | {"names_used": used.to_json()}
-
-
-# Counts of differences between an append and one run over all captures, and the text for each.
-EXCEPTIONS = {
-    "late_packets": "packets came when the rows that they belong to were complete",
-    "late_names": "names of topics or users became known that earlier rows lack",
-    "carry_limits": "connections go on that a limit of the saved state ended, or for which there "
-    "are no TLS secrets any more",
-}
-
-
-def exceptions_of(assembly: Assembly, late_count: int) -> dict[str, int]:
-    """Counts of EXCEPTIONS in an assembly's anomalies. late_count: packets without a connection."""
-    anomalies = assembly.anomalies
-    late = anomalies["a"][anomalies["kind"] == Anomaly.LATE_PACKETS]
-    limits = int((anomalies["kind"] == Anomaly.CARRY_LIMIT).sum())
-    return {"late_packets": int(late.sum()) + late_count, "carry_limits": limits}
+        state_of_run |= state
+    return state_of_run | {"files": files, "names_used": used.to_json()}

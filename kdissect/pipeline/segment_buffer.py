@@ -152,7 +152,7 @@ class ExchangePart:
     packed: list[tuple[int, bytes]]
 
 
-Pack = Callable[[Assembly, Learnt, slice], ExchangePart]
+Pack = Callable[[Assembly, Learnt], ExchangePart]
 
 
 def parts(
@@ -160,7 +160,7 @@ def parts(
 ) -> Iterator[ExchangePart]:
     """Yield all exchanges of a bucket part by part: collect facts, then pack.
 
-    pack: called with the assembly of a part, its facts, and the slice of the exchanges that it has.
+    pack: called with the assembly of a part and its facts.
     """
     lacking = exchanges.without_request()
     inferred: Any = None
@@ -177,7 +177,7 @@ def parts(
         for name in _INFERRED if low < high else ():
             assembly.exchanges[name][lacking[low:high] - first] = inferred[name][low:high]
         here = sources.beside()  # its buffers are this thread's
-        return pack(assembly, learn(assembly, here, chunk_bytes), slice(first, stop))
+        return pack(assembly, learn(assembly, here, chunk_bytes))
 
     starts = range(0, len(exchanges), PART_ROWS)  # a handle of its own: buffers are per thread
     return in_turn(make, starts, THREADS if len(starts) > THREADS else 1)

@@ -84,7 +84,7 @@ def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFr
     buckets = min(plan.bucket_count, max(1, tasks(plan.byte_count, parallelism(spark))))
     scanned = spark.range(0, splits, 1, max(1, splits)).mapInArrow(scan_stage, ROWS)
     assembled = _by_key(scanned, buckets).mapInArrow(assemble_stage, ROWS)
-    decoded = _by_key(assembled, plan.key_count).mapInArrow(decode_stage, ROWS)
+    decoded = _by_key(assembled, plan.slot_count).mapInArrow(decode_stage, ROWS)
     if plan.before is not None and plan.before.event_files:
         files = len(plan.before.event_files)
         numbers = spark.range(0, files, 1, min(files, buckets))
@@ -123,20 +123,17 @@ def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("decode")
         # Spark may place several slots in one task; each is decoded by itself.
-        for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
-            yield from _batches(_decoded(plan, rows, slot == plan.open_slot, out, run_id))
+        for _, rows in groupby(_rows(batches), key=lambda row: row.key):
+            yield from _batches(_decoded(plan, rows, out, run_id))
         _settle("decode")
 
     return stage
 
 
-def _decoded(
-    plan: RunPlan, rows: Iterator[Row], is_open: bool, out: str, run_id: str
-) -> Iterator[Row]:
+def _decoded(plan: RunPlan, rows: Iterator[Row], out: str, run_id: str) -> Iterator[Row]:
     """Rows of the decode step; its result also names the files that it staged."""
     first = next(rows)
-    label = "o00000" if is_open else f"s{first.key:05d}"
-    sink = ParquetSink(out, run_id, label, is_final=not is_open)
+    sink = ParquetSink(out, run_id, f"s{first.key:05d}")
     rows = chain([first], rows)
     files = StateFiles(out, run_id) if plan.keeps else None
     for row in decode(plan, plan.sources(), rows, sink, files):
@@ -186,12 +183,11 @@ def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         for _ in batches:
             sinks = [ParquetSink(out, run_id, "s00000")]
-            lanes = files = None
+            files = None
             if plan.keeps:
-                sinks += [ParquetSink(out, run_id, label, is_final=False) for label in "oe"]
-                lanes = (sinks[1], sinks[2])
+                sinks.append(ParquetSink(out, run_id, "e", is_final=False))
                 files = StateFiles(out, run_id)
-            result = local.run(plan, sinks[0], lanes, files)
+            result = local.run(plan, sinks[0], sinks[-1], files)
             result["files"] = [asdict(file) for sink in sinks for file in sink.close()]
             yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
         _settle("whole")

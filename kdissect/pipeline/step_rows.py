@@ -2,8 +2,8 @@
 
 - scan reads a split. It gives SEGMENTS rows keyed by bucket (a hash of the endpoints), and STATS.
 - assemble reads a bucket. It gives EXCHANGES rows keyed by slot (a range of the captures' bytes),
-  FACTS to every slot, TABLE rows (connections, anomalies), and STATS. Rows that later captures may
-  change go to a slot of their own.
+  FACTS to every slot, TABLE rows (connections, anomalies), and STATS. Slot 0 gets the connections
+  that go on from run to run.
 - decode reads a slot. It writes tables into a sink, and gives EVENTS rows keyed by group or
   producer, and RESULT.
 - analyse reads the events of one such key. It writes tables built from many messages into a sink.
@@ -27,6 +27,9 @@ from kdissect.tables.schemas import FIXED_TABLES
 
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 
+# names of TABLE rows: connections that a later run may continue; that an earlier run began
+OPEN_CONNECTIONS, ENDED_CONNECTIONS = "open connections", "ended connections"
+TABLE_OF = dict.fromkeys((OPEN_CONNECTIONS, ENDED_CONNECTIONS), "connections")
 ROW_BYTES_MAX = 4 * MB  # bytes of one shuffled row; Spark's Arrow batches hold several
 
 
@@ -63,7 +66,9 @@ def sliced(table: pa.Table) -> Iterator[pa.Table]:
 
 def packed_table(name: str, table: pa.Table) -> bytes:
     out = pa.BufferOutputStream()
-    table = plain(table, FIXED_TABLES[name]).replace_schema_metadata({"table": name})
+    table = plain(table, FIXED_TABLES[TABLE_OF.get(name, name)]).replace_schema_metadata(
+        {"table": name}
+    )
     with pa.ipc.new_stream(out, table.schema) as writer:
         writer.write_table(table)
     return bytes(out.getvalue().to_pybytes())

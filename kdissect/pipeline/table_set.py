@@ -164,7 +164,7 @@ def commit(
             entry = entries.setdefault(file.table, {"rows": 0, "files": []})
             entry["rows"] += file.row_count
             entry["files"].append(name)
-    if "version" in state:
+    if "known" in state:
         state["final"] = final
     for name, schema in _empty_files(tables, run_id, manifest):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline.object_table_set import STAGING, StoreFolder, is_open
+from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, TABLE_OF
 from kdissect.tables.arrow_arrays import owned, plain
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
 
@@ -31,7 +32,8 @@ COMPRESSION_LEVEL = 1
 # Bytes of a page before compression. zstd looks back further than the default of 1 MB, and each
 # page starts with an empty window.
 PAGE_BYTES = 4 << 20
-REWRITTEN = ("captures", "topics", "brokers")  # written anew by every run that adds to a set
+# written anew by every run that adds to a set
+REWRITTEN = ("captures", "topics", "brokers", OPEN_CONNECTIONS)
 # the rows of other tables arrive in the order of their exchanges' times
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
@@ -103,8 +105,9 @@ class _Writer:
     def _flush(self) -> None:
         table = pa.concat_tables(_aligned(self._pending)).unify_dictionaries()
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
-        if self.name in ORDERED_BY:
-            table = table.sort_by(ORDERED_BY[self.name])  # a stable sort
+        order = ORDERED_BY.get(TABLE_OF.get(self.name, self.name))
+        if order is not None:
+            table = table.sort_by(order)  # a stable sort
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._target(),
@@ -249,5 +252,6 @@ class ParquetSink:
                 if self.place is None:
                     path = os.path.relpath(path, self.root)
                 is_final = self.is_final and name not in REWRITTEN
-                files.append(StagedFile(name, path, writer.row_count, size, is_final))
+                table = TABLE_OF.get(name, name)
+                files.append(StagedFile(table, path, writer.row_count, size, is_final))
         return files

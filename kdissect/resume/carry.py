@@ -33,23 +33,34 @@ A TLS connection without secrets is not read. One whose records no longer decryp
 If there are more connections than the limits allow, the one that was idle for longest is completed
 as it is, and counted in `given_up`.
 
-*Table sets.* `ConnectionCarry.append` takes all packets of some captures as one window, and the
-states that an earlier run saved (`connection_state.pack_states`). It also says which rows of
-connections, exchanges and anomalies a later packet may change: those are *open*, and the next
-append makes them again (`open_rows`). Connections that are not Kafka's are followed for their
-counts.
+Other connections are followed for their counts, without carrying their bytes.
+
+An anomaly of an exchange comes with the exchange. Any other one comes when the bytes at its place
+are carried no more. A packet whose bytes come later than that is counted in `late_count`.
+
+A run with ``--append`` has a carry for each bucket: its window is all packets of the run's
+captures, its first states are those that the run before saved (`connection_state.pack_states`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.segments import ACK, ENDPOINTS, FIN, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.capture.segments import (
+    ACK,
+    COUNTED_BEFORE,
+    ENDPOINTS,
+    FIN,
+    RST,
+    SEGMENT,
+    SYN,
+    SegmentBatch,
+)
 from kdissect.capture.windows import Window
 from kdissect.kafka.assemble import EarlierState, assemble_streams
 from kdissect.kafka.assembly import Assembly
@@ -57,7 +68,7 @@ from kdissect.kafka.assembly import Protocol as Spoken
 from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.framing import LAST_ID
 from kdissect.kafka.options import StreamOptions
-from kdissect.resume.completion import CompletionTracker, SetRun
+from kdissect.resume.completion import Bools, CompletionTracker
 from kdissect.resume.connection_state import (
     FINISHED_AT_ONCE,
     KAFKA,
@@ -72,15 +83,10 @@ from kdissect.resume.connection_state import (
     ConnectionState,
     Ints,
 )
-from kdissect.resume.open_rows import (
-    OpenRows,
-    blank_secrets,
-    count_before,
-    late_and_limited,
-    open_rows,
-)
 from kdissect.tcp.facts import joined_facts
 from kdissect.tcp.reassembly import FAR_ONCE_CLOSED
+
+NO_TIME = -(2**63)  # of a window without packets, in which nothing is late
 
 
 class SegmentWindow(Protocol):
@@ -98,11 +104,13 @@ class SegmentWindow(Protocol):
 class CompletedExchanges:
     """rows: the exchanges of `assembly` that are complete and were not emitted before. sources:
     where its extents are, except those of the bytes that it carries itself. The anomalies of
-    `assembly` are those that no later packet changes, if the carry is `with_anomalies`."""
+    `assembly` are those that no later packet changes. is_open: by connection, whether it goes on
+    after the window."""
 
     assembly: Assembly
     sources: Sources
     rows: Ints
+    is_open: Bools
 
 
 class CarriedBytes:
@@ -124,28 +132,6 @@ class CarriedBytes:
         return sources
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedWindow:
-    """Result of one window of a table set: the assembly of all connections that it saw or resumed.
-
-    rows: the complete exchanges that earlier runs did not write.
-    open: the rows that a later packet may change.
-    earlier_facts: connection -> `facts` of the state that it had before.
-    states: connection -> its state after the window, if it is still open.
-    late_count: packets of connections that had ended in an earlier run.
-    is_secret: an incomplete message holds secrets, so its bytes must not be saved.
-    """
-
-    assembly: Assembly
-    sources: Sources
-    rows: Ints
-    open: OpenRows
-    earlier_facts: dict[int, Any]
-    states: dict[int, ConnectionState]
-    late_count: int
-    is_secret: bool
-
-
 class ConnectionCarry:
     """The connections of a run between its windows."""
 
@@ -155,22 +141,22 @@ class ConnectionCarry:
         key_logs: Sequence[Any] = (),
         limits: CarryLimits | None = None,
         states: Iterable[ConnectionState] = (),
-        *,
-        with_anomalies: bool = False,
+        secret_apis: Set[int] = frozenset(),
     ) -> None:
-        """with_anomalies: windows also give anomalies, each once."""
+        """secret_apis: keys of APIs whose messages are not carried; their connections end."""
         self.options = options
-        self.with_anomalies = with_anomalies
+        self.secret_apis = secret_apis
         self.key_logs: list[Any] = list(key_logs)
         self.limits = limits or CarryLimits()
-        self.given_up = 0  # connections whose open exchanges were completed by a limit
+        self.given_up = 0  # connections whose open exchanges were completed to make room
+        self.limited_count = 0  # connections that another limit cut short
+        self.late_count = 0  # packets that came after their place was complete
         self.connection_count = 0  # that were recognised as Kafka's
         self.unread = np.zeros(len(Spoken), np.int64)  # connections by protocol
         # the one that was quiet for longest comes first
         self._states = {state.endpoints: state for state in states}
         self._closing: dict[bytes, int] = {}  # when they were closed
         self._size = 0
-        self._late_count = 0
 
     def add(self, window: Window, paths: list[str]) -> CompletedExchanges | None:
         """The exchanges that the window's packets complete, or None. `paths`: of all captures."""
@@ -183,7 +169,11 @@ class ConnectionCarry:
         for key in list(taken):
             if self._waits(window.batch, key, taken[key]):
                 self._defer(window, key, taken.pop(key))
-        return self._run(window, paths, taken, due, self._beyond_limits(taken.keys() | due))
+        forced = self._beyond_limits(taken.keys() | due)
+        if not (taken or due or forced):
+            return None
+        found = self._run(window, paths, taken, due, forced, now)
+        return found if len(found.rows) or len(found.assembly.anomalies) else None
 
     def finish(self, window: Window, paths: list[str]) -> Iterator[CompletedExchanges]:
         """The open exchanges of all connections, once nothing more comes; in bounded memory.
@@ -199,39 +189,15 @@ class ConnectionCarry:
                 some.add(key)
                 size += self._states[key].size
             empty = Window(window.batch, window.buffer, 0, [])
-            found = self._run(empty, paths, {}, set(), some)
-            if found is not None:
-                yield found
+            yield self._run(empty, paths, {}, set(), some, NO_TIME)
 
-    def append(self, window: CarriedBytes, set_run: SetRun) -> AppendedWindow:
-        """All packets of some captures as one window of a table set; to be called once."""
-        taken = self._taken(window.batch, set_run)
-        open_keys = {key for key, state in self._states.items() if state.phase is not OVER}
-        keys = [*taken, *(open_keys - taken.keys())]
-        states = [self._states[key] for key in keys]
-        batch = self._batch(window, states, list(taken.values()))
-        sources = window.sources([])
-        tracker = self._tracker(batch, sources, states, set_run=set_run)
-        tracker.run()
-        first = np.flatnonzero(tracker.is_first).tolist()
-        earlier_facts = {row: states[tracker.pair[row]].facts for row in first}
-        more = late_and_limited(tracker)
-        tracker.carry_on(sources)
-        again = self._assembled_again(states, sources, set_run)
-        count_before(tracker, again)
-        is_secret = blank_secrets(tracker, sources)
-        opened = open_rows(tracker, again)
-        if len(more):
-            anomalies = np.concatenate([tracker.assembly.anomalies, more])
-            tracker.assembly = replace(tracker.assembly, anomalies=anomalies)
-            is_open = np.append(opened.anomalies, np.zeros(len(more), np.bool_))
-            opened = replace(opened, anomalies=is_open)
-        live = np.flatnonzero(opened.connections).tolist()
-        return AppendedWindow(
-            tracker.assembly, sources, tracker.rows, opened,
-            {row: facts for row, facts in earlier_facts.items() if facts is not None},
-            {row: states[tracker.pair[row]] for row in live}, self._late_count, is_secret,
-        )  # fmt: skip
+    def append(self, window: CarriedBytes, now: int) -> CompletedExchanges:
+        """All packets of some captures as one window, whose time is `now`. All states take part, so
+        that the result has a row for each connection."""
+        taken = self._taken(window.batch)
+        forced = self._beyond_limits(taken.keys())
+        others = {key for key, state in self._states.items() if state.phase is not OVER}
+        return self._run(window, [], taken, others - taken.keys(), forced, now)
 
     def states(self) -> list[ConnectionState]:
         """All of them, to be saved."""
@@ -239,9 +205,11 @@ class ConnectionCarry:
 
     # -- what takes part --------------------------------------------------------------------
 
-    def _taken(self, batch: SegmentBatch, set_run: SetRun | None = None) -> dict[bytes, Ints]:
+    def _taken(self, batch: SegmentBatch) -> dict[bytes, Ints]:
         """Rows of the segments by connection, of those that are not ignored."""
         segments = batch.segments
+        if not len(segments):
+            return {}
         raw = batch.endpoints.tobytes()
         pairs = segments["endpoints"]
         order = np.argsort(pairs, kind="stable")
@@ -259,14 +227,14 @@ class ConnectionCarry:
                 state = ConnectionState(key)
             self._states[key] = state
             if state.phase is OVER:
-                rows = rows[_begins_anew(state, segments[rows], set_run is not None) :]
+                rows = rows[_begins_anew(state, segments[rows]) :]
+                self.late_count += count - len(rows)
                 if len(rows):
                     incarnation = state.incarnation + 1
                     self._states[key] = ConnectionState(key, incarnation=incarnation)
                     self._closing.pop(key, None)
             elif has_syn[number] and state.is_resumed:
                 rows = _without_copies(state, segments, rows)
-            self._late_count += count - len(rows)
             if len(rows):
                 taken[key] = rows
         return taken
@@ -333,75 +301,45 @@ class ConnectionCarry:
 
     def _run(
         self,
-        window: Window,
+        window: SegmentWindow,
         paths: list[str],
         taken: dict[bytes, Ints],
-        due: set[bytes],
+        others: set[bytes],
         forced: set[bytes],
-    ) -> CompletedExchanges | None:
-        """due: connections closed a while ago; forced: connections that end here."""
-        keys = [*taken, *((due | forced) - taken.keys())]
-        if not keys:
-            return None
+        now: int,
+    ) -> CompletedExchanges:
+        """others: connections that take part without new packets. forced: those that end here."""
+        keys = [*taken, *((others | forced) - taken.keys())]
         states = [self._states[key] for key in keys]
         batch = self._batch(window, states, list(taken.values()))
-        if not len(batch.segments):
-            for key in forced:
-                self._forget(key)
-            for key in due:
-                self._closing.pop(key, None)
-            return None
         sources = window.sources(paths)
-        is_due = np.array([key in due for key in keys])
-        is_forced = np.array([key in forced for key in keys])
-        tracker = self._tracker(batch, sources, states, is_due, is_forced)
+        assembly, streams, lost, tls = assemble_streams(
+            batch, sources, self.options, self.key_logs, _earlier_state(states)
+        )
+        is_forced = np.array([key in forced for key in keys], np.bool_)
+        tracker = CompletionTracker(
+            assembly, streams, lost, tls, states, is_forced, bool(self.key_logs), self.limits, now,
+            self.secret_apis,
+        )  # fmt: skip
         tracker.run()
         self._size -= sum(state.size for state in states)
         self.connection_count += tracker.carry_on(sources)
         self.unread += tracker.unread
+        self.given_up += int(tracker.must_end.sum())
+        self.limited_count += tracker.limited_count
+        self.late_count += tracker.late_count
         self._size += sum(state.size for state in states)
-        assembly = tracker.assembly
-        if self.with_anomalies:
-            opened = open_rows(tracker, self._assembled_again(states, sources))
-            assembly = replace(assembly, anomalies=assembly.anomalies[~opened.anomalies])
+        # what follows is found from the middle on
+        forced = forced | {keys[pair] for pair in tracker.pair[tracker.must_end].tolist()}
         for key, state in zip(keys, states, strict=True):
             if key in forced:
                 self._forget(key)
-            elif state.closed_at is not None and state.phase is not OVER:
-                self._closing[key] = state.closed_at
+            elif state.is_closed and state.phase is not OVER:
+                self._closing[key] = state.last_time
             else:
                 self._closing.pop(key, None)
-        if not len(tracker.rows) and not (self.with_anomalies and len(assembly.anomalies)):
-            return None
-        return CompletedExchanges(assembly, sources, tracker.rows)
-
-    def _tracker(
-        self, batch: SegmentBatch, sources: Sources, states: list[ConnectionState],
-        is_due: Any = None, is_forced: Any = None, set_run: SetRun | None = None,
-    ) -> CompletionTracker:  # fmt: skip
-        """Assemble carried and new segments of these connections."""
-        nothing = np.zeros(len(states), np.bool_)
-        assembly, streams, lost, tls = assemble_streams(
-            batch, sources, self.options, self.key_logs, _earlier_state(states)
-        )
-        return CompletionTracker(
-            assembly, streams, lost, tls, states, nothing if is_due is None else is_due,
-            nothing if is_forced is None else is_forced, bool(self.key_logs), self.limits, set_run,
-            with_anomalies=self.with_anomalies,
-        )  # fmt: skip
-
-    def _assembled_again(
-        self, states: list[ConnectionState], sources: Sources, set_run: SetRun | None = None
-    ) -> CompletionTracker | None:
-        """The carried segments of resumed connections, assembled by themselves."""
-        states = [state for state in states if state.is_resumed and state.parts]
-        if not states:
-            return None
-        window = CarriedBytes(no_segments(), sources, len(sources))
-        batch = self._batch(window, states, [])
-        again = self._tracker(batch, window.sources([]), states, set_run=set_run)
-        again.restate()
-        return again
+        is_open = tracker.is_last & ~tracker.is_over
+        return CompletedExchanges(tracker.assembly, sources, tracker.rows, is_open)
 
     def _batch(
         self, window: SegmentWindow, states: list[ConnectionState], rows: list[Ints]
@@ -480,19 +418,17 @@ def _spoken(state: ConnectionState) -> int:
     return Spoken.KAFKA if state.phase is KAFKA else Spoken.NONE
 
 
-def _begins_anew(state: ConnectionState, segments: Any, is_followed: bool) -> int:
+def _begins_anew(state: ConnectionState, segments: Any) -> int:
     """Index of the first of some segments that is not of the connection before; as `reassembly`
-    decides it, if that connection was followed to its end."""
+    decides it."""
     is_syn = (segments["flags"] & SYN) != 0
-    begins = is_syn.copy()
-    if is_followed:
-        side = segments["side"]
-        number = (segments["seq"].astype(np.int64) + is_syn) & 0xFFFFFFFF
-        begins &= number != np.array(state.syn, np.int64)[side]
-        last = np.array(state.seq, np.int64)[side]
-        away = np.abs(((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000)
-        is_far = (away > FAR_ONCE_CLOSED) & (segments["length"] > 0) & (last != NO_NUMBER)
-        begins |= ~is_syn & is_far & ((segments["flags"] & RST) == 0)
+    side = segments["side"]
+    number = (segments["seq"].astype(np.int64) + is_syn) & 0xFFFFFFFF
+    begins = is_syn & (number != np.array(state.syn, np.int64)[side])
+    last = np.array(state.seq, np.int64)[side]
+    away = np.abs(((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000)
+    is_far = (away > FAR_ONCE_CLOSED) & (segments["length"] > 0) & (last != NO_NUMBER)
+    begins |= ~is_syn & is_far & ((segments["flags"] & RST) == 0)
     return int(begins.argmax()) if begins.any() else len(segments)
 
 
@@ -518,6 +454,7 @@ def _openings(states: list[ConnectionState]) -> Any:
                 before = (state.seq[side] - 1) & 0xFFFFFFFF
                 made.append((state.first_time, before, max(0, acked), number, flags, side))
     rows = np.zeros(len(made), SEGMENT)
+    rows["ip_id"] = COUNTED_BEFORE
     for name, values in zip(OPENING, zip(*made, strict=True), strict=False):
         rows[name] = values
     return rows

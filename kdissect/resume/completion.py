@@ -5,16 +5,16 @@ See `carry` for the terms and the theory of operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Set
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import is_any_of
+from kdissect.arrays import gather_ranges, is_any_of
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.segments import ACK, FIN, RST, SEGMENT, SYN
+from kdissect.capture.segments import ACK, COUNTED_BEFORE, FIN, RST, SEGMENT, SYN
 from kdissect.kafka.assembly import (
     DIRECTION,
     EXTENT,
@@ -92,27 +92,15 @@ _DECIDED_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
 _MODES = {LOOKING: WHOLE, KAFKA: REST, OTHER: REST, OVER: NOTHING}
 
 
-@dataclass(frozen=True, slots=True)
-class SetRun:
-    """A run that adds captures to a table set, whose rows must be those of one run over all.
-
-    end_ns: time of the latest packet of all captures. source_count: captures of earlier runs.
-    duplicate_window_ns: as of the options. secret_apis: keys of APIs whose messages are not saved
-    as they are; with any, bare SASL tokens are not either.
-    """
-
-    end_ns: int
-    source_count: int
-    duplicate_window_ns: int
-    secret_apis: frozenset[int] = frozenset()
-
-
 class CompletionTracker:
     """Decides which exchanges of a batch are complete, and which segments are carried on.
 
-    lost: bool by exchange, see `assemble_streams`; is_due, is_forced: bool by state. `rows` are the
-    complete exchanges that were not emitted before. `unread` counts the connections that ended
-    without being read, by Protocol.
+    lost: bool by exchange, see `assemble_streams`. is_forced: bool by state, the connection ends
+    here. secret_apis: keys of APIs whose messages must not be carried; with any, SASL tokens must
+    not either. `rows` are the complete exchanges that were not emitted before. `unread` counts the
+    connections that turned out not to be Kafka's, by Protocol. `limited_count` counts connections
+    that a limit kept from being followed as they are, `late_count` packets with bytes that came
+    after the exchanges around them were emitted.
     """
 
     def __init__(
@@ -122,17 +110,14 @@ class CompletionTracker:
         lost: Bools,
         tls: TlsConnections,
         states: list[ConnectionState],
-        is_due: Any,
         is_forced: Any,
         has_key_logs: bool,
         limits: CarryLimits,
-        set_run: SetRun | None = None,
-        *,
-        with_anomalies: bool = False,
+        now_ns: int,
+        secret_apis: Set[int] = frozenset(),
     ) -> None:
-        self.with_anomalies = with_anomalies or set_run is not None
         self.assembly, self.streams, self.states = assembly, streams, states
-        self.lost, self.tls, self.limits, self.set_run = lost, tls, limits, set_run
+        self.lost, self.tls, self.limits, self.secret_apis = lost, tls, limits, secret_apis
         self.has_key_logs = has_key_logs
         self.connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
         self.sides = streams.sides.reshape(-1, SIDE_WIDTH)
@@ -152,9 +137,8 @@ class CompletionTracker:
         self.last_time[self.is_first] = np.maximum(self.last_time, last_time)[self.is_first]
         has_fin = (self.sides[:, FIN_AT] != NO_ACK).reshape(-1, 2).all(axis=1)
         self.is_closed = has_fin | (self.connections[:, CLOSE_REASON] == CloseReason.RST)
-        self.is_over = ~self.is_last | is_forced[self.pair] | (is_due[self.pair] & self.is_first)
-        if set_run is not None:
-            self.is_over |= self.is_closed & (self.last_time < set_run.end_ns - LINGER_NS)
+        self.is_over = ~self.is_last | is_forced[self.pair]
+        self.is_over |= self.is_closed & (self.last_time < now_ns - LINGER_NS)
         # Kafka over TLS whose rest cannot be decrypted: for want of its secrets, or after damage
         self.is_stuck = self.is_tls & (self.is_kafka | (self.phase == KAFKA))
         for row, opened in tls.opened.items():
@@ -172,11 +156,12 @@ class CompletionTracker:
         self.last_packet = np.full((2 * self.count, 2), -1)
         self.rows = np.zeros(0, np.int64)
         self.unread = np.zeros(len(Protocol), np.int64)
+        self.limited_count = self.late_count = 0
 
     # -- as of the whole connections --------------------------------------------------------
 
     def restate(self) -> None:
-        """Ids and positions as of the whole connections; for a table set, counts as well."""
+        """Ids, positions and counts as of the whole connections."""
         self.seq_of_start = self._numbers()
         exchanges, connections = self.assembly.exchanges, self.assembly.connections
         first = self.connections[:, FIRST_TIME]
@@ -207,11 +192,8 @@ class CompletionTracker:
         exchanges["exchange_id"] = ids
         emitted = [state.emitted_ids for state in self.states if len(state.emitted_ids)]
         self.emitted = np.concatenate([NO_IDS, *emitted])
-        self.counted = connections["direction"].copy()  # of this window alone
-        if self.set_run is not None:
-            self._restate_connections()
-        if self.with_anomalies:
-            self._restate_anomalies(old_ids)
+        self._restate_connections()
+        self._restate_anomalies(old_ids)
 
     def _count_plaintext(self, way: int) -> None:
         """Positions of decrypted frames as of the plaintext, in which their sizes count."""
@@ -234,8 +216,29 @@ class CompletionTracker:
         connections["first_time_ns"] = self.first_time
         connections["last_time_ns"] = self.last_time
         is_resumed = (self.phase == KAFKA) | (self.phase == OTHER)
-        for name in ("handshake_rtt_ns", "handshake_seen", "is_tls", "protocol"):
+        for name in ("handshake_seen", "is_tls", "protocol"):
             connections[name] = np.where(is_resumed, before[name], connections[name])
+        # a handshake's last ACK is not carried, and the SYNs of a continued connection are made
+        has_rtt = is_resumed | (self.is_first & (before["handshake_rtt_ns"] >= 0))
+        rtt = connections["handshake_rtt_ns"]
+        connections["handshake_rtt_ns"] = np.where(has_rtt, before["handshake_rtt_ns"], rtt)
+        self._count_late(before["direction"]["missing_byte_count"])
+
+    def _count_late(self, missing: Ints) -> None:
+        """Count packets with bytes before those that the streams begin with here, if such bytes
+        were missing."""
+        segments, stream = self.streams.segments, self.stream
+        start = self.seq_of_start[stream]
+        number = segments["seq"].astype(np.int64) + ((segments["flags"] & SYN) != 0)
+        pos = ((number - start + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+        connection = stream >> 1
+        is_late = (segments["ip_id"] & COUNTED_BEFORE == 0) & (self.streams.mark == 0)
+        is_late &= ((self.phase == KAFKA) | (self.phase == OTHER))[connection]
+        is_late &= (segments["length"] > 0) & (start != NO_NUMBER) & (pos < 0)
+        rows = np.flatnonzero(is_late)
+        way = self.client[connection[rows]] ^ segments["side"][rows]
+        may_fill = missing[connection[rows], way] > 0
+        self.late_count = int((may_fill | (pos[rows] < -self.base[stream[rows]])).sum())
 
     def _restate_anomalies(self, old_ids: Ints) -> None:
         anomalies, exchanges = self.assembly.anomalies, self.assembly.exchanges
@@ -252,9 +255,8 @@ class CompletionTracker:
         # a hole after the last byte, which came before this window
         after = np.flatnonzero((anomalies["kind"] == Anomaly.GAP) & (anomalies["packet"] < 0))
         anomalies["source"][after], anomalies["packet"][after] = self.last_packet[stream[after]].T
-        # a carried response whose request was emitted with it, and is carried no more
-        is_orphan = is_any_of(-anomalies["exchange_id"], self.emitted)
-        self.assembly = replace(self.assembly, anomalies=anomalies[~is_orphan])
+        self.exchange_of_anomaly = np.full(len(anomalies), -1)
+        self.exchange_of_anomaly[there] = found
 
     def _find_last_packets(self) -> None:
         """By stream: last_packet int64[2], source and packet of its last byte; last_end, where it
@@ -277,6 +279,13 @@ class CompletionTracker:
     def run(self) -> None:
         """`restate`, then find `rows`, and the positions where the streams resume."""
         self.restate()
+        self._decide()
+        self.must_end = self._must_end()
+        if self.must_end.any():
+            self.is_over |= self.must_end
+            self._decide()
+
+    def _decide(self) -> None:
         exchanges, of = self.assembly.exchanges, self.of
         limit = self._limits()
         has, end, number = self.has, self.end, self.number
@@ -306,7 +315,6 @@ class CompletionTracker:
         self.confirmed = confirmed
         done &= confirmed[of]
         self.rows = np.flatnonzero(done & ~before)
-        self.open_rows = np.flatnonzero(~done & ~before)
         self.is_done = done | before
         response = self.sides[self.stream_of[1]]
         had_loss = np.array([state.has_loss for state in self.states], np.bool_)[self.pair]
@@ -315,13 +323,50 @@ class CompletionTracker:
         gone = self.is_done & has_request & ~is_silent
         self._resume_positions(self.is_done, gone, limit)
 
+    def _must_end(self) -> Bools:
+        """bool[connections]: its carried bytes would be too many, or have a message with
+        secrets."""
+        size = np.maximum(self.ends - self.carried_from, 0).reshape(-1, 2).sum(axis=1)
+        size[~self.is_last | self.is_over] = 0
+        found = size > self.limits.connection_bytes_max
+        found |= (size > 0) & (size.sum() > self.limits.carried_max)
+        exchanges = self.assembly.exchanges
+        is_secret = np.isin(exchanges["api_key"], list(self.secret_apis))
+        is_secret |= (exchanges["is_sasl_token"] != 0) & bool(self.secret_apis)
+        is_secret &= ~self.is_tls[self.of]
+        is_carried = ~self.confirmed[self.of]
+        for way in (REQUEST, RESPONSE):
+            is_carried |= self.has[way] & (self.pos[way] >= self.resume[self.number[way]])
+        found[self.of[is_secret & is_carried]] = True
+        return found & self.is_last & ~self.is_over
+
+    def _final_anomalies(self, phases: Ints) -> npt.NDArray[np.void]:
+        """The anomalies that come with this window: those of an exchange come with it, others when
+        the bytes of their place are carried no more."""
+        anomalies = self.assembly.anomalies
+        of = anomalies["connection"].astype(np.int64)
+        way = anomalies["direction"].astype(np.int64) & 1
+        stream = 2 * of + (self.client[of] ^ way)
+        has_place = (anomalies["direction"] <= RESPONSE) & (anomalies["pos"] >= 0)
+        is_final = phases[of] != LOOKING
+        left = self.carried_from[stream] + self.base[stream] - anomalies["pos"]
+        is_open = has_place & (phases[of] != OVER)
+        is_final &= ~is_open | (left > 0)
+        is_run = is_open & np.isin(anomalies["kind"], (Anomaly.GAP, Anomaly.UNFRAMED_BYTES))
+        is_new = np.zeros(len(self.of) + 1, np.bool_)
+        is_new[self.rows] = True
+        with_exchange = self.exchange_of_anomaly >= 0
+        is_final = np.where(with_exchange, is_new[self.exchange_of_anomaly], is_final)
+        size = anomalies["byte_count"]
+        anomalies["byte_count"] = np.where(is_run & is_final, np.minimum(size, left), size)
+        return anomalies[is_final]
+
     def _limits(self) -> Ints:
         """By stream: up to which position its bytes are settled; of decrypted ones, plaintext."""
         sides = self.sides
         self.ends = np.where(sides[:, HAS_DATA] != 0, sides[:, HIGH] - sides[:, ORIGIN], 0)
         limit = self.ends.copy()
-        may_fill = self.is_kafka | (self.set_run is not None)
-        is_open = np.repeat(may_fill & ~self.is_over, 2)
+        is_open = np.repeat(self.is_kafka & ~self.is_over, 2)
         for stream in np.flatnonzero((sides[:, GAP_COUNT] > 0) & is_open).tolist():
             limit[stream] = self._settled_end(stream)
         self.open_holes = np.flatnonzero(limit < self.ends)
@@ -379,8 +424,8 @@ class CompletionTracker:
         for connection in np.flatnonzero(open_count > most).tolist():
             rows = np.flatnonzero(waiting & (of == connection))
             passed[rows[: len(rows) - int(most[connection]) // 2]] = True
-        limited = passed & waiting & ~is_lost & ~self.is_over[of]
-        self.limited_count = np.bincount(of[limited], minlength=self.count)
+        self.is_limited = np.zeros(self.count, np.bool_)
+        self.is_limited[of[passed & waiting & ~is_lost & ~self.is_over[of]]] = True
         return passed | is_lost
 
     def _resume_positions(self, done: Any, gone: Any, limit: Ints) -> None:
@@ -401,9 +446,9 @@ class CompletionTracker:
             some = has[side]
             np.minimum.at(first, number[side][some], pos[side][some])
             np.maximum.at(framed, number[side][some], end[side][some])
-            if self.with_anomalies:  # a hole at the end of the last frame may still grow
-                some = has[side] & (end[side] > self.last_end[number[side]])
-                np.minimum.at(hold, number[side][some], pos[side][some])
+            # a hole at the end of the last frame may still grow
+            some = has[side] & (end[side] > self.last_end[number[side]])
+            np.minimum.at(hold, number[side][some], pos[side][some])
         resume = np.minimum(hold, covered)
         is_framed = framed > 0
         is_certain = (self.sides[:, HAS_SYN] != 0) | is_framed
@@ -421,9 +466,8 @@ class CompletionTracker:
         answers = np.unique(of[has[0] & done])
         bits[self.stream_of[1][answers]] |= HAS_ASKED
         self.new_bits = np.where(bits & RESUMED, bits, bits & HAS_ASKED)
-        if self.set_run is not None:
-            others = np.repeat(~self.is_kafka | self.is_given_up | (self.phase == OTHER), 2)
-            resume[others] = limit[others]
+        others = np.repeat(~self.is_kafka | self.is_given_up | (self.phase == OTHER), 2)
+        resume[others] = self.ends[others]
         self._find_records()
         self._find_last_frames(done)
         kept = np.flatnonzero(
@@ -502,7 +546,11 @@ class CompletionTracker:
     def carry_on(self, sources: Sources) -> int:
         """Bring the states up to date; how many of them turned out to be Kafka's."""
         phases = self._phases()
-        self.unread = self._unread(phases)
+        next_phase = np.array(phases, np.int64)
+        self.unread = self._unread(next_phase)
+        self.before = self._counts_before(next_phase)
+        self.limited_count += int(self._are_cut_short(next_phase).sum())
+        self.assembly = replace(self.assembly, anomalies=self._final_anomalies(next_phase))
         mode = np.array([_MODES[phase] for phase in phases], np.int64)
         mode[~self.is_last] = NOTHING
         kept, data = self._carried(mode, sources)
@@ -526,31 +574,85 @@ class CompletionTracker:
             state.looked_at = state.size
         return recognised
 
-    def _unread(self, phases: list[Phase]) -> Ints:
-        """int64[len(Protocol)]: connections that this window ends unread, by their protocol."""
-        ended = (self.phase == LOOKING) & (np.array(phases, np.int64) == OVER) & ~self.is_kafka
+    def _unread(self, phases: Ints) -> Ints:
+        """int64[len(Protocol)]: connections that turn out here not to be Kafka's."""
+        ended = (self.phase == LOOKING) & (phases != LOOKING) & (phases != KAFKA) & ~self.is_kafka
         protocols = self.assembly.connections["protocol"][ended]
         return np.bincount(protocols, minlength=len(Protocol))
 
+    def _are_cut_short(self, phases: Ints) -> Bools:
+        """bool[connections]: a limit ends requests, or the search for Kafka, in a connection that
+        goes on."""
+        is_decided = np.isin(self.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+        is_decided |= self.is_tls & ~self.is_opened & (self.phase != KAFKA)
+        is_ignored = (phases == OTHER) & (self.phase != OTHER) & ~is_decided
+        return (self.is_limited | is_ignored) & self.is_last
+
     def _phases(self) -> list[Phase]:
         """By connection: its phase after this window."""
-        ignored = OVER if self.set_run is None else OTHER  # a table set counts all segments
         most = np.full(self.count, LOOKED_AT_MAX)
-        # a table set has all of its key logs; in a stream they may come a little later
+        # key logs may come a little later than the records
         is_unread = self.is_tls & ~self.is_opened
-        most[is_unread] = TLS_HANDSHAKE_BYTES
-        if self.set_run is None:
-            most[is_unread] *= self.has_key_logs
-        else:
-            most[self.tls.past_handshake] *= ~is_unread[self.tls.past_handshake]
-        phases = np.where(self.captured <= most, LOOKING, ignored)
-        if self.set_run is not None:
-            is_decided = np.isin(self.assembly.connections["protocol"], _DECIDED_AT_ONCE)
-            phases[is_decided | (self.phase == OTHER)] = OTHER
+        most[is_unread] = TLS_HANDSHAKE_BYTES * self.has_key_logs
+        phases = np.where(self.captured <= most, LOOKING, OTHER)
+        is_decided = np.isin(self.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+        phases[is_decided | (self.phase == OTHER)] = OTHER
         phases = np.where(self.is_kafka, np.where(self.confirmed, KAFKA, LOOKING), phases)
-        phases[self.is_given_up] = ignored
+        phases[self.is_given_up] = OTHER
         phases = np.where(self.is_over, OVER, phases)
         return [PHASES[phase] for phase in phases.tolist()]
+
+    def _counts_before(self, phases: Ints) -> npt.NDArray[np.void]:
+        """CONNECTION rows without the counts that the carried bytes give again."""
+        connections = self.assembly.connections.copy()
+        counts = connections["direction"]
+        again = self._carried_counts()
+        for way in (REQUEST, RESPONSE):
+            for name, values in again.items():
+                here = counts[name][:, way]
+                counts[name][:, way] = here - values[self.stream_of[way]]
+                counts[name][phases == LOOKING, way] = 0
+        return connections
+
+    def _carried_counts(self) -> dict[str, Ints]:
+        """By stream: counts of the bytes from the position on where it resumes."""
+        sides, streams, start = self.sides, 2 * self.count, self.carried_from
+        count = sides[:, PIECE_STOP] - sides[:, PIECE_START]
+        index, first = gather_ranges(sides[:, PIECE_START], count)
+        pieces, stream = self.streams.pieces[index], np.repeat(np.arange(streams), count)
+        end_before = np.append(0, pieces["end"])[:-1]
+        end_before[first[count > 0]] = 0
+        size = np.maximum(pieces["end"] - np.maximum(pieces["pos"], start[stream]), 0)
+        is_hole = pieces["pos"] > np.maximum(end_before, start[stream])
+        byte_count = np.zeros(streams, np.int64)
+        np.add.at(byte_count, stream, size)
+        last = np.zeros(streams, np.int64)
+        np.maximum.at(last, stream, pieces["end"])
+        gaps = np.bincount(stream[is_hole], minlength=streams)
+        gaps += sides[:, END] > np.maximum(last, start)
+        framed = np.zeros(streams, np.int64)
+        there = np.append(0, np.cumsum(
+            np.where(self.assembly.extents["source"] >= 0, self.assembly.extents["length"], 0)
+        ))  # fmt: skip
+        for way, name in enumerate(SIDES):
+            rows = np.flatnonzero(self.has[way] & (self.pos[way] >= self.resume[self.number[way]]))
+            frames = self.assembly.exchanges[name][rows]
+            first = frames["extent_start"]
+            captured = there[first + frames["extent_count"]] - there[first] + 4
+            np.add.at(framed, self.number[way][rows], captured)
+        unframed = byte_count - framed
+        for one, opened in self._opened_streams():
+            text = opened.table
+            inside = text["pos"] + text["length"] - np.maximum(text["pos"], self.resume[one])
+            lost = sum(count for pos, count, _ in opened.lost if pos >= start[one])
+            unframed[one] = np.maximum(inside, 0).sum() - framed[one] + lost
+        return {
+            "byte_count": byte_count,
+            "framed_byte_count": byte_count - unframed,
+            "unframed_byte_count": unframed,
+            "missing_byte_count": np.maximum(sides[:, END] - start, 0) - byte_count,
+            "gap_count": gaps,
+        }
 
     def _numbers(self) -> Ints:
         """By stream: the sequence number of its position 0, or NO_NUMBER if it is unknown."""
@@ -579,34 +681,20 @@ class CompletionTracker:
         flags, length = segments["flags"], segments["length"].astype(np.int64)
         is_real = segments["packet"] > 0  # no SYN of ours
         whole = (mode[connection] == WHOLE) & (mark != DUPLICATE)
-        if self.set_run is None:
-            whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
+        whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
         rest = (mode[connection] == REST) & is_real
         wanted = (seq_of_start + self.carried_from) & 0xFFFFFFFF
         number = segments["seq"].astype(np.int64) + ((flags & SYN) != 0)
         ahead = ((number - wanted[stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
         is_known = seq_of_start[stream] != NO_NUMBER
         has_bytes = rest & (mark == 0) & is_known & (length > 0) & (ahead + length > 0)
-        is_head = np.zeros(len(segments), np.bool_)  # carried without bytes, as it is else
         is_end = rest & ((flags & (FIN | RST)) != 0) & (mark == 0)  # as a segment without bytes
-        if self.set_run is not None:
-            # a second copy of a packet is recognised by its header
-            is_young = segments["time_ns"] >= self.set_run.end_ns - 2 * (
-                self.set_run.duplicate_window_ns
-            )
-            is_head = rest & is_young & (mark != DUPLICATE)
-            last = np.flatnonzero(rest & (mark == 0))
-            for some in (last, last[flags[last] & ACK != 0]):
-                of = np.full(2 * self.count, -1, np.int64)
-                of[stream[some]] = some  # the last one stays
-                is_end[of[of >= 0]] = True
-        elif len(self.open_holes):
-            is_end[self._acknowledgements(mode)] = True
-        rows = np.flatnonzero(whole | has_bytes | is_head | is_end)
+        is_end[self._acknowledgements(mode)] = True
+        rows = np.flatnonzero(whole | has_bytes | is_end)
         kept = segments[rows]
         cut = np.where(is_known, np.clip(-ahead, 0, length), 0)
         cut = np.where(is_end & ~has_bytes, length, cut)
-        cut[whole | is_head] = 0
+        cut[whole] = 0
         cut = cut[rows]
         is_rest = ~whole[rows]
         kept["seq"] = np.where(is_rest, number[rows] + cut, segments["seq"][rows]) & 0xFFFFFFFF
@@ -617,6 +705,7 @@ class CompletionTracker:
         kept["captured"] = np.where(whole[rows] | has_bytes[rows], captured, 0)
         kept["length"] -= cut.astype(np.int32)
         kept["endpoints"] = connection[rows]
+        kept["ip_id"] |= COUNTED_BEFORE
         extents = np.zeros(len(kept), EXTENT)
         for name, column in (("pos", "pos"), ("length", "captured"), ("source", "source")):
             extents[name] = kept[column]
@@ -624,10 +713,12 @@ class CompletionTracker:
         return kept, sources.gather(extents) if len(extents) else np.zeros(0, np.uint8)
 
     def _acknowledgements(self, mode: Ints) -> Ints:
-        """The last acknowledgement of each stream with a hole that may still be filled."""
+        """The last acknowledgement of each stream with a hole that may still be filled, or of bytes
+        after the captured ones."""
         segments = self.streams.segments
         rows = []
-        for stream in self.open_holes.tolist():
+        is_short = self.sides[:, END] > self.ends
+        for stream in np.union1d(self.open_holes, np.flatnonzero(is_short)).tolist():
             if mode[stream >> 1] == REST:
                 mine = np.flatnonzero((self.stream == stream ^ 1) & (segments["flags"] & ACK != 0))
                 rows += mine[-1:].tolist()
@@ -658,13 +749,10 @@ class _StateUpdate:
         self.last_response = tracker.last_response.tolist()
         self.bits = tracker.new_bits.tolist()
         self.missing = tracker.missing.tolist()
-        is_decided = np.isin(tracker.assembly.connections["protocol"], _DECIDED_AT_ONCE)
-        is_decided |= tracker.is_tls & ~tracker.is_opened & (tracker.phase != KAFKA)
-        self.is_decided = is_decided.tolist()
-        self.limited_count = tracker.limited_count.tolist()
         self.is_closed = tracker.is_closed.tolist()
         self.end = tracker.ends.tolist()
         self.last_packet = tracker.last_packet.tolist()
+        self.before = tracker.before
         self.emitted = _by_connection(tracker.kept_of, tracker.kept_ids)
         self.gone = _by_connection(tracker.gone_of, tracker.gone_pos)
 
@@ -677,15 +765,8 @@ class _StateUpdate:
         state.client_side = self.client[connection]
         state.has_loss = self.has_loss[connection]
         state.needed = 0
-        if not is_first:
-            state.before, state.facts, state.limited_count = no_counts(), None, 0
-        state.limited_count += self.limited_count[connection]
-        if phase is OTHER and state.phase is not OTHER and not self.is_decided[connection]:
-            state.limited_count += 1
-        if not self.is_closed[connection]:
-            state.closed_at = None
-        elif state.closed_at is None or not is_first:
-            state.closed_at = state.last_time
+        state.before = self.before[connection : connection + 1]
+        state.is_closed = self.is_closed[connection]
         state.phase = phase
         state.tls = self.tls.get(connection) if phase is KAFKA else None
         state.tcp = self.facts.of(connection)

@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +79,10 @@ OPENING = ("time_ns", "seq", "ack", "endpoints", "flags", "side")  # fields of t
 
 
 def no_counts() -> npt.NDArray[np.void]:
-    """CONNECTION[1], all zeros."""
-    return np.zeros(1, CONNECTION)
+    """CONNECTION[1] before the first segment."""
+    row = np.zeros(1, CONNECTION)
+    row["handshake_rtt_ns"] = -1
+    return row
 
 
 @dataclass(slots=True)
@@ -101,12 +102,8 @@ class ConnectionState:
     tls: state that decrypts the carried bytes of Kafka over TLS; these begin at a TLS record.
     tcp: facts of all segments so far.
 
-    Table sets also use:
-
-    before: CONNECTION[1], the counts of the bytes before the carried ones.
+    before: CONNECTION[1], the counts without those of the carried bytes.
     last_packets: source and packet of the last byte of each side.
-    facts: values from messages and handshakes.
-    limited_count: exchanges that were completed by a limit.
     """
 
     endpoints: bytes
@@ -132,10 +129,8 @@ class ConnectionState:
     closed_request_positions: Ints = field(default_factory=lambda: NO_IDS)
     open_count: int = 0  # exchanges begun
     has_loss: bool = False  # bytes of its responses are missing
-    closed_at: int | None = None
+    is_closed: bool = False
     before: npt.NDArray[np.void] = field(default_factory=no_counts)
-    facts: Any = None
-    limited_count: int = 0
     tls: TlsState | None = None
     tcp: TcpFacts = field(default_factory=lambda: no_facts(1))
 
@@ -162,11 +157,9 @@ _ROW = np.dtype(
         ("is_closed", "u1"),
         ("certain", "u1", (2,)),
         ("incarnation", "<i4"),
-        ("limited_count", "<i4"),
         ("open_count", "<i8"),
         ("first_time", "<i8"),
         ("last_time", "<i8"),
-        ("closed_at", "<i8"),
         ("base", "<i8", (2,)),
         ("seq", "<i8", (2,)),
         ("syn", "<i8", (2,)),
@@ -184,7 +177,7 @@ _ROW = np.dtype(
         ("rtt_count", "<i8"),
     ]
 )
-_AS_THEY_ARE = ("client_side", "incarnation", "limited_count", "open_count", "first_time",
+_AS_THEY_ARE = ("client_side", "incarnation", "open_count", "first_time",
                 "last_time", "base", "seq", "syn", "bits", "last_ids", "last_response",
                 "last_packets")  # fmt: skip
 
@@ -196,7 +189,7 @@ def pack_states(states: Sequence[ConnectionState]) -> bytes:
     for row, state in zip(rows, states, strict=True):
         row["endpoints"] = np.frombuffer(state.endpoints, ENDPOINTS)[0]
         row["phase"], row["has_loss"], row["certain"] = state.phase, state.has_loss, state.certain
-        row["is_closed"], row["closed_at"] = state.closed_at is not None, state.closed_at or 0
+        row["is_closed"] = state.is_closed
         for name in _AS_THEY_ARE:
             row[name] = getattr(state, name)
         row["before"] = state.before[0]
@@ -211,10 +204,8 @@ def pack_states(states: Sequence[ConnectionState]) -> bytes:
         parts = segments, data, *ids, state.tcp.rtt.tobytes()
         for block, part in zip(blocks, parts, strict=True):
             block.append(part)
-    facts = json.dumps(
-        [[state.facts, state.tls and state.tls.to_json()] for state in states]
-    ).encode()
-    packed = [rows.tobytes(), *(b"".join(block) for block in blocks), facts]
+    tls = json.dumps([state.tls and state.tls.to_json() for state in states]).encode()
+    packed = [rows.tobytes(), *(b"".join(block) for block in blocks), tls]
     return b"".join([np.array([len(part) for part in packed], "<i8").tobytes(), *packed])
 
 
@@ -236,15 +227,15 @@ def unpack_states(data: bytes) -> list[ConnectionState]:
         starts = ends - rows[name] * width
         blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
     states = []
-    pairs = json.loads(parts[6])
-    if not isinstance(pairs, list) or any(len(pair) != 2 for pair in pairs):
-        raise ValueError("states of connections: their facts have another form")
-    for number, (row, (facts, tls)) in enumerate(zip(rows, pairs, strict=True)):
+    all_tls = json.loads(parts[6])
+    if not isinstance(all_tls, list):
+        raise ValueError("states of connections: those of TLS have another form")
+    for number, (row, tls) in enumerate(zip(rows, all_tls, strict=True)):
         state = ConnectionState(row["endpoints"].tobytes(), Phase(int(row["phase"])))
         for name in _AS_THEY_ARE:
             setattr(state, name, row[name].tolist())
         state.has_loss, state.certain = bool(row["has_loss"]), (row["certain"] != 0).tolist()
-        state.closed_at = int(row["closed_at"]) if row["is_closed"] else None
+        state.is_closed = bool(row["is_closed"])
         state.before = rows["before"][number : number + 1].copy()
         segments, payload, emitted, closed, rtt = (block[number] for block in blocks)
         state.tcp = TcpFacts(
@@ -256,7 +247,6 @@ def unpack_states(data: bytes) -> list[ConnectionState]:
             state.carry(segments, payload)
         state.emitted_ids = np.frombuffer(emitted, np.int64)
         state.closed_request_positions = np.frombuffer(closed, np.int64)
-        state.facts = facts
         state.tls = None if tls is None else TlsState.from_json(tls)
         states.append(state)
     return states

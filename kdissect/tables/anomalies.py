@@ -75,7 +75,6 @@ STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.OUT_OF_ORDER_RESPONSE: "the response with correlation id {a} came after that with {b}",
     Anomaly.NEGATIVE_LATENCY: "the response is {a} ns older than the end of its request",
     Anomaly.CLOCK_STEP: "packet times step back by {a} ns",
-    Anomaly.LATE_PACKETS: "{a} packets came when the rows that they belong to were complete",
     Anomaly.PACKET_CUT: "the capture holds {a} of the {b} bytes of a segment",
 }
 
@@ -91,15 +90,6 @@ _NOT_DECRYPTED = (
     "the version or cipher suite of this TLS connection is not supported",
     "the key log's secret does not fit this TLS connection",
 )
-
-# Why an append reads a connection differently from a single run, by `b` of its ANOMALY row.
-_CARRY_LIMIT = (
-    "an earlier run stopped waiting for answers of this connection, which goes on",
-    "an earlier run stopped looking for Kafka in this connection, which goes on",
-    "no key log has the secrets of this TLS connection any more: its open exchanges and what "
-    "follows are not read",
-)
-
 
 # Faults of a PROXY protocol header, by `a` of its ANOMALY row (tcp.proxy_protocol).
 _PROXY_HEADER = (
@@ -222,8 +212,6 @@ def stream_anomalies(
                 texts(_LISTED_LIMIT, len(some), **numbers),
                 texts(_FRAME_LIMIT, len(some), **numbers),
             )
-        if kind is Anomaly.CARRY_LIMIT:
-            return pa.array(_CARRY_LIMIT, pa.string()).take(pa.array(some["b"]))
         if kind is Anomaly.PROXY_HEADER:
             return pa.array(_PROXY_HEADER, pa.string()).take(pa.array(some["a"]))
         template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.capture.segments import FRAGMENT_PART
+from kdissect.capture.segments import NOT_COUNTED
 from kdissect.jit import inlined, load_u8, making_kernel, making_part
 from kdissect.tcp.byte_ranges import find, int64
 from kdissect.tcp.columns import (
@@ -295,7 +295,7 @@ def _lay_run(
         # first stay, and a segment with such bytes counts as retransmitted.
         is_back = (index > 0 or not is_first or place < 0) and place < highest
         captured = int64(segments[row]["captured"])
-        counted = 0 if segments[row]["ip_id"] & FRAGMENT_PART else 1
+        counted = 0 if segments[row]["ip_id"] & NOT_COUNTED else 1
         if won[index] < captured or (is_back and captured == 0):
             sides[at + RETRANSMITTED_COUNT] += counted
             pos, differing = _conflict(

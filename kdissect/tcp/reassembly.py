@@ -35,7 +35,8 @@ precede the FIN's sequence number.
 before. It is *out of order* if it starts before the highest byte seen so far and all its bytes are
 new. A keep-alive probe (at most one byte, just before the next expected one) is neither, and its
 byte is no data. Payload on SYN, FIN and RST segments is data like any other. Parts of a segment
-that IP fragmented (`FRAGMENT_PART`) bring bytes and are not counted. Segments without header
+that IP fragmented (`FRAGMENT_PART`), and segments that an earlier window counted
+(`COUNTED_BEFORE`), bring bytes and are not counted. Segments without header
 (`NO_HEADER`) are counted with the connection that is open, and bring no bytes.
 """
 
@@ -51,9 +52,10 @@ from kdissect.arrays import copied
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import (
     ACK,
+    COUNTED_BEFORE,
     FIN,
-    FRAGMENT_PART,
     NO_HEADER,
+    NOT_COUNTED,
     RST,
     SEGMENT,
     SYN,
@@ -316,7 +318,7 @@ def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int
     if (
         a["seq"] != b["seq"]
         or a["ack"] != b["ack"]
-        or a["ip_id"] != b["ip_id"]
+        or (int64(a["ip_id"]) ^ int64(b["ip_id"])) & ~COUNTED_BEFORE
         or a["flags"] != b["flags"]
         or a["side"] != b["side"]
         or a["length"] != b["length"]
@@ -387,7 +389,8 @@ def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> 
 @inlined
 def _home_of(segments: Any, row: int) -> int:
     return _place_of(
-        int64(segments[row]["seq"]), int64(segments[row]["ack"]), int64(segments[row]["ip_id"]),
+        int64(segments[row]["seq"]), int64(segments[row]["ack"]),
+        int64(segments[row]["ip_id"]) & ~COUNTED_BEFORE,
         int64(segments[row]["flags"]), int64(segments[row]["side"]),
     )  # fmt: skip
 
@@ -578,7 +581,7 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
         which = int64(connection[row])
         c = which * CONNECTION_WIDTH
         at = (2 * which + side) * SIDE_WIDTH
-        counted = 0 if s["ip_id"] & FRAGMENT_PART else 1
+        counted = 0 if s["ip_id"] & NOT_COUNTED else 1
         if mark[row] == DUPLICATE:
             sides[at + DUPLICATE_COUNT] += counted
             continue

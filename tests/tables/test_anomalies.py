@@ -140,14 +140,3 @@ def test_no_kinds_give_no_texts(count: int) -> None:
     """One kind or no row needs no ordering."""
     codes = np.zeros(count, np.uint8)
     assert len(texts_of_kinds(codes, lambda _, rows: texts("one", len(rows)))) == count
-
-
-def test_limits_of_carried_connections_say_what_was_stopped() -> None:
-    """Each limit has its own text."""
-    rows = np.zeros(3, ANOMALY)
-    rows["kind"], rows["b"] = Anomaly.CARRY_LIMIT, [1, 0, 2]
-    data = pa.nulls(3, pa.binary())
-    details = stream_anomalies(rows, IDS, CAPTURE_IDS, data)["detail"].to_pylist()
-    assert "stopped looking for Kafka" in details[0]
-    assert "stopped waiting for answers" in details[1]
-    assert "the secrets of this TLS connection" in details[2]
