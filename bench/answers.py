@@ -14,8 +14,8 @@ from uuid import UUID
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
+from kdissect.replay.fields import FieldKind, iter_fields
 from kdissect.replay.model import Workload
-from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import request_of, response_of
 
 _TOPIC_ID = 0xABCDEF << 40

@@ -7,12 +7,12 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.fields import FieldContext, FieldKind
 from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.requests import acl_resource, config_resource, renamed_protocol
 from kdissect.replay.translation.target_facts import ZERO_UUID
-from kdissect.replay.workload.field_kinds import FieldContext, FieldKind
 
 Body = dict[str, Any]
 

@@ -22,16 +22,10 @@ from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger
 from kdissect.replay.comparison.rules import Rule, Rules
 from kdissect.replay.comparison.value_text import element_text, field_text, records_text, text_of
+from kdissect.replay.fields import FieldContext, FieldKind, about, kind_of
 from kdissect.replay.model import Difference, ReplayPlan, Step
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.field_kinds import (
-    FieldContext,
-    FieldKind,
-    about,
-    kind_of,
-    request_fields,
-)
-from kdissect.replay.workload.messages import entries, request_of
+from kdissect.replay.workload.messages import entries, request_fields, request_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 ABSENT = "absent"
@@ -102,7 +96,8 @@ _ABOUT = frozenset(
 
 @cache
 def _shape_of(api_key: int, of: Layout) -> _Shape:
-    kinds = {name: kind_of(api_key, slot.field) for name, slot in of.by_name.items()}
+    api_name = catalog.api(api_key).name
+    kinds = {name: kind_of(api_name, name, slot.field) for name, slot in of.by_name.items()}
     named: dict[FieldKind, str] = {}
     for name, kind in kinds.items():
         if kind in _ABOUT and not of.by_name[name].field.is_array:

@@ -16,8 +16,8 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
+from kdissect.replay.fields import FieldKind, iter_fields
 from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
-from kdissect.replay.workload.field_kinds import FieldKind, iter_fields
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     NOT_MADE_YET,

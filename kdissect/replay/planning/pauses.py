@@ -25,10 +25,10 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import TRANSACTIONS, Step
-from kdissect.replay.workload.field_kinds import group_names
 from kdissect.replay.workload.messages import (
     entries,
     error_codes,
+    group_names,
     member_of,
     request_of,
     response_of,

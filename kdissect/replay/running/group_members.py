@@ -30,11 +30,11 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Outcome, Skipped, Step, Translation
 from kdissect.replay.running.lanes import NodeConnections
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.workload.field_kinds import group_names
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     REJOINING_APIS,
     decoded,
+    group_names,
     member_of,
     request_of,
     response_of,

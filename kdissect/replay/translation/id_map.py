@@ -14,13 +14,13 @@ from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import last_data
+from kdissect.replay.fields import FieldKind
 from kdissect.replay.model import ADMIN, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, Broker, FetchSessions
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.producers import Producers
 from kdissect.replay.translation.target_facts import ZERO_UUID, TargetFacts
-from kdissect.replay.workload.field_kinds import FieldKind
 from kdissect.replay.workload.messages import decoded
 
 RENAME_KINDS = ("topic", "group", "transactional-id")

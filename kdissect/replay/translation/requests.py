@@ -13,13 +13,13 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
+from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import Step
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.fetch_sessions import stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.producers import Producer
 from kdissect.replay.translation.routing import session_partitions, share_key, spread, target_node
-from kdissect.replay.workload.field_kinds import FieldKind, FieldRef, iter_fields
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TRANSACTION_KEY,

@@ -15,11 +15,11 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
+from kdissect.replay.fields import FieldKind
 from kdissect.replay.model import READ, Step
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.field_kinds import FieldKind, request_fields
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     NO_TOPIC,
@@ -32,6 +32,7 @@ from kdissect.replay.workload.messages import (
     entries,
     error_codes,
     member_of,
+    request_fields,
     request_of,
     response_of,
 )

@@ -8,14 +8,15 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.fields import FieldKind
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.translation.id_map import IdMap
-from kdissect.replay.workload.field_kinds import FieldKind, request_fields
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     SHARE_APIS,
     TRANSACTION_KEY,
     entries,
+    request_fields,
     request_of,
 )
 

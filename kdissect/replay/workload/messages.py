@@ -13,6 +13,7 @@ from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Exchange
 
 _SASL_TOKEN = "SaslToken"
@@ -162,6 +163,18 @@ def response_of(exchange: Exchange) -> Message | None:
     if exchange.response is None or exchange.api_key == NO_API:
         return None
     return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
+
+
+def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:
+    """The ids of these kinds in a captured request, in wire order."""
+    request = request_of(exchange)
+    if request is not None:
+        yield from (field for field in iter_fields(request) if field.kind in kinds)
+
+
+def group_names(exchange: Exchange) -> set[str]:
+    """The captured names of the groups that a request names."""
+    return {name for field in request_fields(exchange, FieldKind.GROUP) for name in field.values}
 
 
 def member_of(exchange: Exchange) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.grouping import VALUES_MAX, group_differences
 from kdissect.replay.comparison.records import RecordLedger, digests_of
 from kdissect.replay.comparison.rules import RuleError, built_in_rules, load_rules, parse_rules
+from kdissect.replay.fields import FieldContext, FieldKind
 from kdissect.replay.model import (
     Difference,
     Exchange,
@@ -38,7 +39,6 @@ from kdissect.replay.model import (
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import FieldContext, FieldKind
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import ROOT

@@ -1,0 +1,427 @@
+"""The table of fields: what each field of Kafka's messages means, for translation and comparison.
+
+`fields.toml` explains the kinds. A kind follows from Kafka's mark of a field (its entity type) and
+from its name, so fields of a new version or API are known if they use the names that Kafka always
+uses. Files of `--rules` have rows of the same table.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kdissect.codec.message import Message
+from kdissect.codec.message_codec import Layout, Slot, layout
+from kdissect.errors import Error
+from kdissect.protocol import catalog
+from kdissect.protocol.model import Field, Type
+
+_FORMAT_VERSION = 1
+
+
+class FieldKind(Enum):
+    """The kinds of `fields.toml`, by their names there."""
+
+    TOPIC = "topic"
+    TOPIC_ID = "topic-id"
+    PARTITION = "partition"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    PRODUCER_ID = "producer-id"
+    PRODUCER_EPOCH = "producer-epoch"
+    MEMBER = "member"
+    GENERATION = "generation"  # of a classic group, or the epoch of a member
+    NODE = "node"
+    LEADER_EPOCH = "leader-epoch"
+    OFFSET = "offset"
+    RECORDS = "records"
+    # what only the comparison uses
+    PRODUCED_OFFSET = "produced-offset"
+    PROTOCOL = "protocol"
+    RESOURCE = "resource"
+    COORDINATOR = "coordinator"
+    OPAQUE = "opaque"
+    REPLICAS = "replicas"
+    COUNTER = "counter"
+    TIME = "time"
+    TEXT = "text"
+    SERVER = "server"
+    IGNORE = "ignore"
+    EXACT = "exact"
+    UNORDERED = "unordered"
+    TOLERANCE = "tolerance"
+    EQUAL_MODULO = "equal-modulo"
+
+
+# Wire types of the values of a kind; kinds that are not here take any.
+_TYPES: dict[FieldKind, tuple[Type, ...]] = {
+    **dict.fromkeys(
+        (
+            FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID, FieldKind.MEMBER,
+            FieldKind.RESOURCE, FieldKind.COORDINATOR,
+        ),
+        (Type.STRING,),
+    ),
+    **dict.fromkeys((FieldKind.PARTITION, FieldKind.GENERATION, FieldKind.LEADER_EPOCH),
+                    (Type.INT32,)),
+    **dict.fromkeys((FieldKind.NODE, FieldKind.PRODUCER_EPOCH), (Type.INT16, Type.INT32)),
+    **dict.fromkeys(
+        (FieldKind.OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.PRODUCER_ID), (Type.INT64,)
+    ),
+    FieldKind.TOPIC_ID: (Type.UUID,),
+    FieldKind.PROTOCOL: (Type.BYTES,),
+}  # fmt: skip
+_IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1])
+# A strict comparison allows nothing else.
+STRICT_KINDS = _IDS | {
+    FieldKind.PRODUCED_OFFSET, FieldKind.PROTOCOL, FieldKind.RESOURCE, FieldKind.COORDINATOR,
+    FieldKind.OPAQUE, FieldKind.REPLICAS, FieldKind.UNORDERED,
+}  # fmt: skip
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+class RuleError(Error, ValueError):
+    """A file of rules says what no rule can: ``file: rule name: what is wrong``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """A row of the table; `fields.toml` explains its fields. is_own: of a file of the user."""
+
+    name: str
+    kind: FieldKind
+    paths: tuple[str, ...]
+    why: str
+    entity: str = ""
+    apis: frozenset[str] = frozenset()
+    where: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    key: tuple[tuple[str, ...], ...] = ()
+    captured: frozenset[str] = frozenset()
+    answered: frozenset[str] = frozenset()
+    absolute: float = 0.0
+    relative: float = 0.0
+    needs_brokers: bool = False
+    needs_race: bool = False
+    is_own: bool = False
+    matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
+
+    @property
+    def is_conditional(self) -> bool:
+        """Return whether more than the place of a field decides if the rule fits."""
+        return bool(self.where) or self.needs_brokers or self.needs_race
+
+    def fits(self, api_name: str, path: str, entity: str = "") -> bool:
+        """Return whether the rule is about that place. path: without indices
+        (``topics[].name``)."""
+        if self.apis and api_name not in self.apis:
+            return False
+        if self.entity and self.entity == entity:
+            return True
+        return self.matches.fullmatch(path) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class FieldTable:
+    """All rules of a run, the user's before the built-in ones."""
+
+    rules: tuple[FieldRule, ...]
+
+    @cache  # noqa: B019  a run has one table
+    def at(self, api_name: str, path: str, entity: str = "") -> tuple[FieldRule, ...]:
+        """The rules about one place, in order."""
+        return tuple(rule for rule in self.rules if rule.fits(api_name, path, entity))
+
+    def kinds(self, api_name: str, path: str, of: Field) -> list[FieldRule]:
+        """Those that may give a field its kind, in order, up to the first without a condition."""
+        found = []
+        for rule in self.at(api_name, path, of.entity):
+            if not _suits(rule.kind, of):
+                continue
+            found.append(rule)
+            if not rule.is_conditional:
+                break
+        return found
+
+
+def _suits(kind: FieldKind, of: Field) -> bool:
+    if kind in (FieldKind.UNORDERED, FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO):
+        return False
+    return kind not in _TYPES or of.type in _TYPES[kind]
+
+
+def load_fields(paths: Sequence[str] = (), *, is_strict: bool = False) -> FieldTable:
+    """The table, with the rules of files in front.
+
+    is_strict: of the built-in rules only those about ids and order.
+    Raises RuleError, a ValueError, that names the file and the rule.
+    """
+    rules: list[FieldRule] = []
+    for path in paths:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RuleError(f"{path}: {error}") from None
+        rules += parse_rules(text, path, is_own=True)
+    built_in = built_in_fields().rules
+    rules += [rule for rule in built_in if not is_strict or rule.kind in STRICT_KINDS]
+    return FieldTable(tuple(rules))
+
+
+@cache
+def built_in_fields() -> FieldTable:
+    """The table of `fields.toml` alone."""
+    text = files(__package__).joinpath("fields.toml").read_text("utf-8")
+    return FieldTable(tuple(parse_rules(text, "fields.toml")))
+
+
+def parse_rules(text: str, source: str, *, is_own: bool = False) -> list[FieldRule]:
+    """The rules of a file's text. Raises RuleError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RuleError(f"{source}: {error}") from None
+    if document.get("format_version", _FORMAT_VERSION) != _FORMAT_VERSION:
+        raise RuleError(f"{source}: format_version is not {_FORMAT_VERSION}")
+    unknown = set(document) - {"format_version", "rule"}
+    if unknown:
+        raise RuleError(f"{source}: {sorted(unknown)[0]!r} is no part of a file of rules")
+    rows = document.get("rule", [])
+    return [
+        _rule(row, f"{source}: rule {row.get('name', number)}", is_own)
+        for number, row in enumerate(rows, 1)
+    ]
+
+
+_KNOWN = frozenset(
+    {
+        "name", "kind", "path", "entity", "why", "apis", "where", "key", "captured", "answered",
+        "absolute", "relative", "several_brokers", "racing",
+    }
+)  # fmt: skip
+
+
+def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
+    unknown = set(row) - _KNOWN
+    if unknown:
+        raise RuleError(f"{place}: {sorted(unknown)[0]!r} is no field of a rule")
+    given = row.get("path")
+    paths = (given,) if isinstance(given, str) else tuple(given or ())
+    for name, value in (("name", row.get("name")), ("path", paths or row.get("entity"))):
+        if not value:
+            raise RuleError(f"{place}: {name} is missing")
+    try:
+        kind = FieldKind(row.get("kind"))
+    except ValueError:
+        every = ", ".join(each.value for each in FieldKind)
+        raise RuleError(f"{place}: kind {row.get('kind')!r} is none of {every}") from None
+    if kind is FieldKind.TOLERANCE and not (row.get("absolute") or row.get("relative")):
+        raise RuleError(f"{place}: a tolerance is absolute or relative")
+    if kind is FieldKind.EQUAL_MODULO and "captured" not in row:
+        raise RuleError(f"{place}: captured is missing")
+    if kind is FieldKind.UNORDERED and not row.get("key"):
+        raise RuleError(f"{place}: key is missing")
+    return FieldRule(
+        name=row["name"],
+        kind=kind,
+        paths=paths,
+        why=row.get("why", ""),
+        entity=row.get("entity", ""),
+        apis=frozenset(_api_name(name, place) for name in row.get("apis", [])),
+        where=tuple((name, _pattern(text, place)) for name, text in row.get("where", {}).items()),
+        key=tuple(tuple(each.split("|")) for each in row.get("key", ())),
+        captured=frozenset(map(told, row.get("captured", ()))),
+        answered=frozenset(map(told, row.get("answered", ()))),
+        absolute=float(row.get("absolute", 0)),
+        relative=float(row.get("relative", 0)),
+        needs_brokers=bool(row.get("several_brokers", False)),
+        needs_race=bool(row.get("racing", False)),
+        is_own=is_own,
+        matches=_path_pattern(paths),
+    )
+
+
+def told(value: Any) -> str:
+    """A value as the patterns and lists of rules see it; null is empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _api_name(name: str, place: str) -> str:
+    try:
+        return catalog.api(name).name
+    except ValueError as error:
+        raise RuleError(f"{place}: {error}") from None
+
+
+def _pattern(text: str, place: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise RuleError(f"{place}: {text!r} is no regular expression: {error}") from None
+
+
+def _path_pattern(paths: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(_one_path, paths)) or r"(?!)")
+
+
+def _one_path(path: str) -> str:
+    """``partition_size`` at any depth, ``topics[].name`` as a whole; ``*`` within a name."""
+    if path == "*":
+        return ".*"
+    plain = path.removesuffix("[]")
+    body = re.escape(path).replace(r"\*", r"[^.\[\]]*")
+    return body if "." in plain or "[" in plain else rf"(?:.*\.)?{body}"
+
+
+@cache
+def kind_of(api_name: str, path: str, of: Field) -> FieldKind | None:
+    """The kind of id that a field is, or the elements of an array; None for other values."""
+    if of.type is Type.RECORDS:
+        return FieldKind.RECORDS
+    for place in (path, f"{path}[]") if of.is_array else (path,):
+        for rule in built_in_fields().at(api_name, place, of.entity):
+            if rule.kind in _IDS | {FieldKind.EXACT} and _suits(rule.kind, of):
+                return rule.kind if rule.kind in _IDS else None
+    return None
+
+
+# -- ids in messages ------------------------------------------------------------------------------
+
+
+class FieldContext(NamedTuple):
+    """Topic, partition, group and transaction named by the structs around a value; "" or -1: none.
+
+    partition is that of the value's own struct or of one around it.
+    """
+
+    topic: str = ""
+    topic_id: UUID | None = None
+    partition: int = -1
+    group: str = ""
+    transactional_id: str = ""
+
+
+class FieldRef(NamedTuple):
+    """An id in a message: holder[slot.name] is it, or its list of values."""
+
+    kind: FieldKind
+    slot: Slot
+    holder: dict[str, Any]
+    around: FieldContext
+
+    @property
+    def values(self) -> list[Any]:
+        """The elements of an array, or the one value."""
+        value = self.holder[self.slot.name]
+        return value if isinstance(value, list) else [value]
+
+
+@dataclass(slots=True)
+class _Step:
+    slot: Slot
+    kind: FieldKind | None
+    inner: _Program | None
+
+
+@dataclass(slots=True)
+class _Program:
+    """The slots of a layout that are ids, or hold some. named: fields that name a struct's topic,
+    group, ..."""
+
+    steps: list[_Step]
+    named: dict[FieldKind, str]
+
+
+NAMING = frozenset(
+    {
+        FieldKind.TOPIC, FieldKind.TOPIC_ID, FieldKind.PARTITION, FieldKind.GROUP,
+        FieldKind.TRANSACTIONAL_ID,
+    }
+)  # fmt: skip
+
+
+def _compile(api_name: str, of: Layout, path: str) -> _Program:
+    steps = []
+    named: dict[FieldKind, str] = {}
+    for slot in of.by_name.values():
+        here = f"{path}{slot.name}"
+        kind = inner = None
+        if slot.inner is not None:
+            inner = _compile(api_name, slot.inner, f"{here}{'[]' * slot.field.is_array}.")
+            if not inner.steps:
+                continue
+        else:
+            kind = kind_of(api_name, here, slot.field)
+            if kind is None:
+                continue
+            if kind in NAMING and not slot.field.is_array:
+                named.setdefault(kind, slot.name)
+        steps.append(_Step(slot, kind, inner))
+    return _Program(steps, named)
+
+
+@cache
+def _program(api_key: int, side: str, api_version: int) -> _Program:
+    api = catalog.api(api_key)
+    return _compile(api.name, layout(api.side(side), api_version), "")
+
+
+def iter_fields(message: Message) -> Iterator[FieldRef]:
+    """Every id in a message's body, in wire order."""
+    program = _program(message.api_key, message.side, message.api_version)
+    yield from _iter_fields(program, message.body, FieldContext())
+
+
+def _iter_fields(
+    program: _Program, values: dict[str, Any], around: FieldContext
+) -> Iterator[FieldRef]:
+    if program.named:
+        around = about(program.named, values, around)
+    for step in program.steps:
+        value = values.get(step.slot.name)
+        if step.inner is None:
+            if step.kind is not None and value is not None:
+                yield FieldRef(step.kind, step.slot, values, around)
+        elif isinstance(value, list):
+            for each in value:
+                yield from _iter_fields(step.inner, each, around)
+        elif value is not None:
+            yield from _iter_fields(step.inner, value, around)
+
+
+def about(
+    named: Mapping[FieldKind, str], values: dict[str, Any], around: FieldContext
+) -> FieldContext:
+    """The context for fields of a struct: topic, partition, group and transaction that it names.
+
+    Values that the struct does not name come from `around`, the context of the struct itself.
+    """
+    topic, topic_id, partition, group, transactional_id = around
+    for kind, name in named.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        if kind is FieldKind.TOPIC:
+            topic, topic_id = value, None
+        elif kind is FieldKind.TOPIC_ID:
+            topic_id = value
+        elif kind is FieldKind.PARTITION:
+            partition = value
+        elif kind is FieldKind.GROUP:
+            group = value
+        else:
+            transactional_id = value
+    return FieldContext(topic, topic_id, partition, group, transactional_id)
