@@ -23,6 +23,7 @@ from bench.measure import (
 from bench.suite import BENCHMARKS
 from kdissect.codec.compression import CODEC_NAMES
 from kdissect.codec.record_codec import decode_record_set, encode_batch
+from tests.bench.machine import MACHINE
 
 
 def test_jobs_take_turns() -> None:
@@ -98,15 +99,6 @@ def test_the_floor_finds_the_whole_batches() -> None:
         assert len(decode_record_set(expected).records) == len(records)
     with pytest.raises(ValueError, match="magic 2"):
         batches_of([bytes(16) + b"\1" + bytes(60)])
-
-
-MACHINE = {
-    "date": "2026-01-02", "commit": "abc1234",
-    "load": 0.5, "processor": "a processor", "core_count": 2,
-    "memory_gb": 8,
-    "system": "Linux 6", "python": "3.11", "java": "17", "tshark": None, "pyspark": "4",
-    "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2", "crc32c": "2",
-}  # fmt: skip
 
 
 def test_a_page_without_results_says_so() -> None:

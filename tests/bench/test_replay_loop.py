@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench import replay_loop, report, suite
-from tests.bench.test_measure import MACHINE
+from tests.bench.machine import MACHINE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -13,9 +13,9 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report
+from tests.builders.tables import HOSTILE, hostile
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
-from tests.report.made import HOSTILE, hostile
 
 READY_MS_MAX = 1000
 DESK, PHONE = (1280, 900), (390, 800)

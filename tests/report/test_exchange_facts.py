@@ -7,7 +7,7 @@ import pyarrow as pa
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.report import exchange_facts
 from kdissect.report.database import ReportDatabase
-from tests.report.made import Row, exchange, tables
+from tests.builders.tables import Row, exchange, tables
 
 _FETCH = pa.schema(
     [

@@ -13,7 +13,7 @@ from kdissect.report.database import ReportDatabase
 from kdissect.report.findings import _rank
 from kdissect.report.page import _tiles
 from kdissect.tables.schemas import COUNTERS
-from tests.report.made import Row, exchange, tables
+from tests.builders.tables import Row, exchange, tables
 
 _COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in COUNTERS}
 _KAFKA = _COUNTS | {

@@ -15,9 +15,9 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.report import Report, collect, exchange_facts, table_columns
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import errors, latency, traffic
+from tests.builders.captures import lose_packets
+from tests.builders.tables import exchange, tables
 from tests.conftest import CAPTURES
-from tests.damage import lose_packets
-from tests.report.made import exchange, tables
 
 
 @pytest.fixture(scope="module")

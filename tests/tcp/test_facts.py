@@ -28,11 +28,11 @@ from kdissect.kafka.assembly import CONNECTION
 from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.facts import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
+from tests.builders.playbook import Memory
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
 from tests.oracles import tcp_facts as oracle
 from tests.oracles.link_layers import scan_capture
-from tests.tcp.test_reassembly import Memory
 
 WINDOW_NS = 10_000_000
 CAPTURES = Path(__file__).parents[2] / "captures"

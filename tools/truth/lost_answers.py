@@ -14,7 +14,7 @@ import kdissect
 from kdissect import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
-from tests.damage import cut_capture, lose_packets
+from tests.builders.captures import cut_capture, lose_packets
 from tools.truth.latency import read_capture
 
 SHARE = 0.02  # of the packets

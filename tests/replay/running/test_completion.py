@@ -3,7 +3,7 @@
 from kdissect.replay.model import Outcome, PlanOptions, ReplayPlan, Step, Workload, WorkloadFacts
 from kdissect.replay.running.completion import StepCompletion
 from kdissect.replay.running.lanes import Lane
-from tests.replay.planning.test_plan import exchange, fetch, fetched
+from tests.builders.workloads import exchange, fetch, fetched
 
 
 def completion_of(

@@ -10,8 +10,8 @@ from kdissect.replay.translation import node_split
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY, request_of
+from tests.builders.workloads import MS, exchange, produce, workload
 from tests.replay.other_cluster import everything
-from tests.replay.planning.test_plan import MS, exchange, produce, workload
 
 
 def world(*requests: tuple[Message, Message | None]) -> Translator:

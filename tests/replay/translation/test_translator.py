@@ -30,9 +30,9 @@ from kdissect.replay.translation.producers import Producer, Producers
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
+from tests.builders.workloads import exchange, produce, produced, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
-from tests.replay.planning.test_plan import exchange, produce, produced, workload
 
 SHIPPED = [
     "librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz",

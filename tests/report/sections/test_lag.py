@@ -12,7 +12,7 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.api_keys import ApiKey
-from tests.report.made import SECOND_US, START_US, exchange, tables
+from tests.builders.tables import SECOND_US, START_US, exchange, tables
 from tools.truth import lag as truth
 
 TIME = pa.timestamp("us", "UTC")

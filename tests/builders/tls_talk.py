@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import re
 import ssl
+import struct
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from tests.kafka.playbook import BROKER, CLIENT, Playbook
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Assembly
+from kdissect.tls.key_log import expand_label
+from tests.builders.frames import request, response
+from tests.builders.playbook import BROKER, CLIENT, Playbook
 
 SERVER_NAME = "broker.example"
 
@@ -79,7 +87,7 @@ class Parties:
         return self.log.read_bytes()
 
 
-class Talk:
+class TlsTalk:
     """One conversation; `steps` are (sender, bytes on the wire) in order."""
 
     def __init__(self, parties: Parties, session: ssl.SSLSession | None = None) -> None:
@@ -130,3 +138,46 @@ class Talk:
                 part = data[start : start + size]
                 book = book >> part if side == CLIENT else book << part
         return book
+
+
+SECRET_EXCHANGES = 12
+
+
+def secret_talk(parties: Parties, session: Any = None, count: int = SECRET_EXCHANGES) -> TlsTalk:
+    """Requests and responses of all sizes: several in a record, and records in a row."""
+    talk = TlsTalk(parties, session)
+    for number in range(count):
+        size = (5, 100, 2000, 40_000)[number % 4]
+        talk.say(CLIENT, request(number, body=bytes([number]) * size))
+        talk.say(BROKER, response(number, body=bytes([100 + number]) * (50_000 - size)))
+    return talk
+
+
+def assembled(book: Playbook, *key_logs: bytes) -> Assembly:
+    batch, memory = book.batch()
+    return assemble(batch, memory, book.options, key_logs)
+
+
+class Sealer:
+    """Writes records of TLS 1.3 (AES-GCM) with the keys of a key log."""
+
+    def __init__(self, log: bytes, label: bytes, number: int) -> None:
+        found = re.search(rb"(?m)^" + label + rb" \w+ (\w+)", log)
+        assert found is not None
+        self.secret = bytes.fromhex(found[1].decode())
+        self.number = number
+
+    def seal(self, content: bytes, kind: int = 23, padding: int = 0) -> bytes:
+        inner = content + bytes([kind]) + bytes(padding)
+        header = b"\x17\x03\x03" + struct.pack(">H", len(inner) + 16)
+        iv = int.from_bytes(expand_label(self.secret, b"iv", 12, "sha384"), "big")
+        key = expand_label(self.secret, b"key", 32, "sha384")
+        nonce = (iv ^ self.number).to_bytes(12, "big")
+        self.number += 1
+        return header + AESGCM(key).encrypt(nonce, inner, header)
+
+    def update(self) -> bytes:
+        message = self.seal(b"\x18\0\0\x01\0", 22)
+        self.secret = expand_label(self.secret, b"traffic upd", len(self.secret), "sha384")
+        self.number = 0
+        return message

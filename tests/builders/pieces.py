@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kdissect.tcp import columns
 from kdissect.tcp.byte_ranges import PIECE
-from tests.kafka.plain_reader import Memory
+from tests.builders.playbook import Memory
 
 cuts = st.lists(st.integers(0, 400), max_size=9)
 lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=9)

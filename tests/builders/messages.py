@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from kdissect import Message, encode_message
+from kdissect.codec import message_codec
 from kdissect.codec.record_codec import encode_batch
-from tests.capture.build import ethernet, ipv4, pcap, tcp
+from kdissect.protocol import catalog
+from tests.builders.captures import pcap
+from tests.builders.packets import ethernet, ipv4, tcp
 
 SYN, ACK, PSH = 2, 16, 8
 SEGMENT_BYTES = 40_000
 CLIENT, BROKER = "10.0.0.1", "10.0.0.2"
 PRODUCE, FETCH, FETCH_SNAPSHOT = 0, 1, 59
+
+# a commit of group fish for partition 7 of topic t
+COMMIT_KEY = b"\0\x01\0\x04fish\0\x01t\0\0\0\x07"
+COMMIT = b"\0\0" + bytes(8) + b"\0\x09swordfish" + bytes(8)
 
 Exchange = tuple[bytes, bytes]  # frames of a request and of its response
 
@@ -122,3 +129,23 @@ def batch(pairs: Sequence[tuple[bytes | None, bytes | None]], first: int = 0, **
         for at, (key, value) in enumerate(pairs)
     ]
     return encode_batch(records, **how)
+
+
+def metadata_record(record: str, version: int = 0, /, **fields: Any) -> bytes:
+    """The value of a record of the metadata log."""
+    number, definition = next(
+        (number, one) for number, one in catalog.metadata_records().items() if one.name == record
+    )
+    return bytes([1, number, version]) + message_codec.encode(definition, version, fields)
+
+
+def numbered_batch(first: int, count: int = 2, skipped: Sequence[int] = (), **more: Any) -> bytes:
+    """Records with offsets from `first`, without those that are skipped."""
+    return encode_batch(
+        [
+            {"offset": at, "timestamp_ms": 5, "key": b"k", "value": b"%d" % at, "headers": []}
+            for at in range(first, first + count)
+            if at not in skipped
+        ],
+        **more,
+    )

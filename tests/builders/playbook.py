@@ -7,7 +7,6 @@ them); time passes by a millisecond a step.
 from __future__ import annotations
 
 import random
-import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +15,20 @@ from kdissect.capture.segments import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SY
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly, PairStatus
 from kdissect.kafka.options import StreamOptions
-from tests.kafka.plain_reader import Memory
 
 CLIENT, BROKER = 0, 1
+
+
+class Memory:
+    """Captures in memory, as `assemble` wants its sources."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self.arrays = [np.frombuffer(bytes(data) or b"\0", np.uint8) for data in contents]
+        self.bases = np.array([array.ctypes.data for array in self.arrays], np.uint64)
+        self.sizes = np.array([len(data) for data in contents], np.int64)
+
+    def addresses(self, source: np.ndarray, pos: np.ndarray, _: np.ndarray) -> np.ndarray:
+        return self.bases[source] + pos.astype(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -39,41 +49,6 @@ def gap(size: int) -> Gap:
 
 FIN_ = Flags(FIN | ACK)
 RST_ = Flags(RST)
-
-
-def framed(body: bytes) -> bytes:
-    return struct.pack(">i", len(body)) + body
-
-
-def request(
-    correlation_id: int, api_key: int = 3, api_version: int = 1, client_id: str | None = "orders",
-    body: bytes = b"\0\0\0\0",
-) -> bytes:  # fmt: skip
-    name = b"\xff\xff"
-    if client_id is not None:
-        name = struct.pack(">h", len(client_id)) + client_id.encode()
-    return framed(struct.pack(">hhi", api_key, api_version, correlation_id) + name + body)
-
-
-def produce(
-    correlation_id: int, acks: int, api_version: int = 7, client_id: str | None = "orders"
-) -> bytes:
-    """A Produce request with room for a batch; v9 and later are flexible."""
-    if api_version >= 9:
-        body = b"\0\0" + struct.pack(">hi", acks, 1000) + b"\x01\0"
-    elif api_version >= 3:
-        body = b"\xff\xff" + struct.pack(">hii", acks, 1000, 0)
-    else:
-        body = struct.pack(">hii", acks, 1000, 0)
-    return request(correlation_id, 0, api_version, client_id, body)
-
-
-def response(correlation_id: int, body: bytes = bytes(12)) -> bytes:
-    return framed(struct.pack(">i", correlation_id) + body)
-
-
-def token(data: bytes = b"\0user\0secret") -> bytes:
-    return framed(data)
 
 
 class Playbook:
