@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from kdissect.api import Table, Tables
-from kdissect.tables.schemas import COUNTERS, FIXED_TABLES, TOPICS
+from kdissect.kafka.assembly import DIRECTION
+from kdissect.tables.schemas import FIXED_TABLES, TOPICS
 
 Row = dict[str, Any]
 
@@ -137,7 +138,7 @@ def _map_named(array: Any, change: Callable[[pa.Array], pa.Array], named: bool) 
     return change(array) if named else array
 
 
-_COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in COUNTERS}
+_COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in DIRECTION.names}
 LENGTH_S = 60  # of the captures
 
 _ASKED = pa.struct([("partition", pa.int32()), ("fetch_offset", pa.int64())])

@@ -25,7 +25,7 @@ from kdissect.capture.segments import (
     SegmentBatch,
 )
 from kdissect.kafka.assembly import CONNECTION
-from kdissect.tables.tcp_columns import tcp_columns
+from kdissect.tables.tcp_columns import tcp_table
 from kdissect.tcp.facts import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
 from tests.builders.playbook import Memory
@@ -70,7 +70,8 @@ def columns(facts: TcpFacts, last_time_ns: int) -> dict[str, Any]:
     connections = np.zeros(1, CONNECTION)
     connections["last_time_ns"] = last_time_ns
     found = {}
-    for name, values in tcp_columns(connections, facts).items():
+    table = tcp_table(connections, facts)
+    for name, values in zip(table.column_names, table.columns, strict=True):
         is_time = name.endswith("_time")
         found[name] = (values.cast("int64") if is_time else values)[0].as_py()
     return found
