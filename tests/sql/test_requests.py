@@ -1,13 +1,33 @@
-"""Who is a broker."""
+"""The base tables: who is a broker, and the names of topic ids."""
 
 from __future__ import annotations
 
+import duckdb
 import pyarrow as pa
+import pytest
 
+from kdissect.pipeline.facts import CaptureFacts, topics_table
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.report import exchange_facts
-from kdissect.report.database import ReportDatabase
+from kdissect.sql.requests import make_requests, topic_names
 from tests.builders.tables import Row, exchange, tables
+
+ID, OTHER = "rjTz1wHdRFOkxL3dMqJzQw", "pVvN9nqKQeK1x1Jq0B9i8A"
+TIME_NS = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize("first", ["new", "old"])
+def test_a_topic_id_has_the_name_seen_first(first: str) -> None:
+    """SQL and the pipeline choose alike if a topic id occurs with two names."""
+    facts = CaptureFacts()
+    for name in ("old", "new"):
+        facts.add_topic(name, ID, TIME_NS + 1_000_000 * (name != first), "Metadata")
+    facts.add_topic("alone", OTHER, TIME_NS, "Metadata")
+    facts.add_topic("no id", "", TIME_NS, "Produce")
+    topics = topics_table(facts)  # noqa: F841, DuckDB finds it by its name
+    found = dict(duckdb.sql(topic_names()).fetchall())
+    assert found[ID] == first
+    assert found == facts.names_by_id()
+
 
 _FETCH = pa.schema(
     [
@@ -45,8 +65,11 @@ def test_brokers_are_known_by_requests_that_only_they_send() -> None:
         apis__Fetch=pa.Table.from_pylist(
             [_fetch(1), _fetch(2, replica_id=4, connection_id=2)], schema=_FETCH
         ),
+        connections=[{"connection_id": number} for number in (1, 2, 3)],
     )
-    with ReportDatabase(made) as database:
-        exchange_facts.prepare(database)
-        rows = database.rows("SELECT exchange_id FROM x WHERE is_broker ORDER BY exchange_id")
+    with made.database() as database:
+        make_requests(database)
+        rows = database.rows(
+            "SELECT exchange_id FROM requests WHERE is_broker ORDER BY exchange_id"
+        )
     assert [row["exchange_id"] for row in rows] == [2, 3, 4]
