@@ -42,19 +42,16 @@ class Run:
 
     def findings(self) -> list[str]:
         """What the terminal lists as different, best first: a line each, with its indented lines."""
-        lines = self.done.output.splitlines()
-        begin = next((n for n, line in enumerate(lines) if line.startswith("API ")), 0)
-        body = iter(lines[begin:])
-        for line in body:  # the table of APIs ends at the first line that is not of one
-            if not re.match(r"\S+\s+.*\s\S+$", line) or ":" in line:
-                break
-        else:
-            return []
         found: list[str] = []
-        for line in (line, *body):
+        is_after_table = False
+        for line in self.done.output.splitlines():
+            # the table of APIs ends at the first line that is not of one
+            is_after_table |= bool(found) or ":" in line or not re.match(r"\S+\s+.*\s\S+$", line)
+            if not is_after_table or not line.strip() or _NO_FINDING.match(line):
+                continue
             if line.startswith("    ") and found:
                 found[-1] += " | " + line.strip()
-            elif not _NO_FINDING.match(line) and line.strip():
+            else:
                 found.append(line.strip())
         return found
 
