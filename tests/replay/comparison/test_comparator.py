@@ -120,7 +120,7 @@ def flipped(path: Path) -> tuple[Counter[str], dict[str, str]]:
     for is_request, step in events(plan):
         captured = response_of(step.exchange)
         if is_request:
-            translator.request(step, 1)
+            translator.request(step)
             continue
         if captured is None:
             continue
