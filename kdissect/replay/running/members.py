@@ -31,10 +31,10 @@ from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
 from kdissect.replay.running.lanes import Lane
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.field_kinds import group_names
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     decoded,
+    group_names,
     member_of,
     request_of,
     response_of,
