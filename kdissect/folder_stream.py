@@ -297,7 +297,7 @@ class _Batch:
         last = _key(start)
         in_order = self.state.connections
         late = _new_connections(self.options)
-        given_up, late_count = in_order.resumed.given_up, in_order.resumed.late_count
+        given_up, late_count = in_order.resumed.counts.given_up, in_order.resumed.counts.late
         for time_ns, path in end["files"]:
             key = int(time_ns), str(path)
             follows = key >= last
@@ -306,14 +306,14 @@ class _Batch:
             yield from self._tables_of(key, in_order if follows else late, is_late=not follows)
         if late.last_window is not None:
             yield from self._listed(late.resumed.finish(late.last_window, late.paths), late)
-        given_up = in_order.resumed.given_up + late.resumed.given_up - given_up
+        given_up = in_order.resumed.counts.given_up + late.resumed.counts.given_up - given_up
         if given_up:
             self._report(
                 Anomaly.LIMIT,
                 f"{given_up} connections were quiet for long and made room for others with "
                 "requests still open",
             )
-        late_count = in_order.resumed.late_count + late.resumed.late_count - late_count
+        late_count = in_order.resumed.counts.late + late.resumed.counts.late - late_count
         if late_count:
             self._report(Anomaly.LATE_PACKETS, f"{late_count} {COUNTS['late_packets']}")
         self.state.names.update(self._lister.names)
@@ -411,7 +411,7 @@ class _Batch:
                 segments = segments[segments["packet"] > after]
                 window.batch = SegmentBatch(window.batch.endpoints, segments)
             finished = resumed.add(window, connections.paths)
-            if finished is not None:
+            if finished and (len(finished.rows) or len(finished.assembly.anomalies)):
                 yield finished
             connections.last_window = window
 

@@ -158,7 +158,7 @@ def show_command(
     left = unread(reading.unread)
     if left is not None and not quiet:
         say(left)
-    if not reading.resumed.connection_count:
+    if not reading.resumed.counts.kafka:
         note(f"no Kafka traffic found in {some_of(captures)}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence
+from kdissect.incidents.facts import Facts
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.produced import make_produced
 from kdissect.text import plural
@@ -18,11 +18,11 @@ from kdissect.text import plural
 AGAIN_S = 300
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
+def find(facts: Facts) -> Iterator[Incident]:
     """Yield the partitions with batches that were written twice."""
-    if not make_produced(evidence):
+    if not make_produced(facts):
         return
-    rows = evidence.rows(
+    rows = facts.rows(
         f"""
         WITH lost AS (
           SELECT topic, partition, exchange_id, records, time, content FROM produced
@@ -58,7 +58,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
     )
     for row in rows:
         partition = f"{row['topic']}-{row['partition']}"
-        yield evidence.incident(
+        yield facts.incident(
             row,
             "duplicate_records",
             BAD,

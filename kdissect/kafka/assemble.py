@@ -43,6 +43,7 @@ from kdissect.kafka.exchanges import (
     late_responses,
 )
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, PENDING, Kafka, PendingRequests
+from kdissect.kafka.framing import STREAM, new_streams
 from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
 from kdissect.kafka.pairing import (
     ANSWERS,
@@ -130,54 +131,29 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.ui
     return is_b.astype(np.uint8)
 
 
+# What earlier segments have shown of a connection that continues in the batch.
+EARLIER = np.dtype([
+    ("protocol", "u1"),  # NONE if they have not shown it; then nothing else here is known
+    ("client_side", "u1"),
+    ("has_loss", "u1"),  # whether bytes of responses are missing
+    # of the last response: where its end lies from the first byte here on, or NO_RESPONSE; and when
+    ("response_end", "<i8"),
+    ("response_time", "<i8"),
+    ("streams", STREAM, (2,)),  # by side
+])  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierState:
     """State of the first connection of each endpoint pair, from segments before the batch.
 
-    has_origin: int64[2 * pairs], by pair and side, bits of `framing` for streams that begin here.
-    protocol, client_side: uint8[pairs]; client_side is valid if protocol is not NONE.
-    done_pair, done_pos: int64, pair and position of requests of the batch that were answered before
-    it.
-    has_loss: uint8[pairs], whether earlier bytes of responses are missing.
-    is_certain: uint8[2 * pairs], whether a frame begins at the stream's first byte here.
-    last_response: int64[pairs, 2], position and time (ns) of the end of the last response before
-    the batch; NO_RESPONSE if there is none.
-    tls: by pair, TLS state of connections that begin at a record; their positions count plaintext.
-    tcp: by pair, facts of the earlier segments.
+    connections: EARLIER[pairs]. tls: by pair, TLS state of connections that begin at a record;
+    their positions count plaintext. tcp: by pair, facts of the earlier segments.
     """
 
-    has_origin: Ints
-    protocol: npt.NDArray[np.uint8]
-    client_side: npt.NDArray[np.uint8]
-    done_pair: Ints
-    done_pos: Ints
-    has_loss: npt.NDArray[np.uint8]
-    is_certain: npt.NDArray[np.uint8]
-    last_response: Ints
+    connections: npt.NDArray[np.void]
     tls: dict[int, TlsState]
     tcp: TcpFacts
-
-
-def _is_done(
-    requests: Frames, connections: Any, earlier: EarlierState | None
-) -> npt.NDArray[np.uint8]:
-    """uint8[requests]: whether a response before the batch answered the request."""
-    done = np.zeros(len(requests.table), np.uint8)
-    if earlier is None or not len(earlier.done_pos):
-        return done
-    row_of = np.full(int(earlier.done_pair.max()) + 1, -1, np.int64)
-    first = np.flatnonzero(connections[:, INCARNATION] == 0)
-    first = first[connections[first, PAIR] < len(row_of)]
-    row_of[connections[first, PAIR]] = first
-    own_pairs = np.stack(
-        [requests.table[:, frame_tables.CONNECTION], requests.table[:, frame_tables.POS]], 1
-    )
-    known_pairs = np.stack([row_of[earlier.done_pair], earlier.done_pos], 1)
-    both = np.concatenate([own_pairs, known_pairs])
-    _, number = np.unique(both, axis=0, return_inverse=True)
-    number = number.reshape(-1)
-    done[np.isin(number[: len(own_pairs)], number[len(own_pairs) :])] = 1
-    return done
 
 
 def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratch: Scratch) -> Ints:
@@ -276,7 +252,7 @@ def _paired(
         np.zeros(0, PENDING), client_side, protocol,
     )  # fmt: skip
 
-    requests, responses, pairs = _frames(streams, plain, detection, kafka, earlier, scratch)
+    requests, responses, pairs = _frames(streams, plain, detection, kafka, scratch)
     plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
     for refused, alert in first_alerts(streams, detection.has_syn, plain_responses).items():
         tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
@@ -318,15 +294,15 @@ class _Detection:
     """Arrays of each connection that detection starts from and fills.
 
     client_side, protocol: uint8. is_likely: uint8, 1 for connections with a hinted port. has_syn:
-    uint8[streams]. origin: int64[streams], bits of `framing`. had_loss, last_response: as in
-    `EarlierState`. tls: by connection, TLS state of earlier segments.
+    uint8[streams]. origin: STREAM[streams]. had_loss: bool. last_response: int64[connections, 2],
+    EARLIER's response_end and response_time. tls: by connection, TLS state of earlier segments.
     """
 
     client_side: npt.NDArray[np.uint8]
     protocol: npt.NDArray[np.uint8]
     is_likely: npt.NDArray[np.uint8]
     has_syn: npt.NDArray[np.uint8]
-    origin: Ints
+    origin: npt.NDArray[np.void]
     had_loss: npt.NDArray[np.bool_]
     last_response: Ints
     tls: dict[int, TlsState]
@@ -343,7 +319,7 @@ def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -
         protocol=np.zeros(len(pair), np.uint8),
         is_likely=hinted.astype(np.uint8)[pair],
         has_syn=has_syn,
-        origin=has_syn.astype(np.int64),
+        origin=new_streams(has_syn),
         had_loss=np.zeros(len(pair), np.bool_),
         last_response=np.full((len(pair), 2), NO_RESPONSE, np.int64),
         tls={},
@@ -355,27 +331,27 @@ def _is_resumed(connections: Any, earlier: EarlierState | None) -> npt.NDArray[n
     if earlier is None:
         return np.zeros(len(connections), np.bool_)
     is_first: npt.NDArray[np.bool_] = connections[:, INCARNATION] == 0
-    return is_first & (earlier.protocol[connections[:, PAIR]] != Protocol.NONE)
+    protocol = earlier.connections["protocol"]
+    return is_first & (protocol[connections[:, PAIR]] != Protocol.NONE)
 
 
 def _resume(
     detection: _Detection, connections: Any, is_resumed: Any, earlier: EarlierState
 ) -> None:
     """Set the state of earlier segments for connections that continue."""
-    pair = connections[:, PAIR]
-    first = np.flatnonzero(connections[:, INCARNATION] == 0)
-    for side in (0, 1):
-        stream = 2 * first + side
-        # A continued stream without a certain boundary at its first byte has no origin.
-        bits = np.where(detection.has_syn[stream], earlier.has_origin[2 * pair[first] + side], 0)
-        is_certain = earlier.is_certain[2 * pair[first] + side] != 0
-        detection.origin[stream] = np.where(is_certain, detection.origin[stream] | bits, 0)
-    detection.had_loss[first] = earlier.has_loss[pair[first]] != 0
-    detection.last_response[first] = earlier.last_response[pair[first]]
     rows = np.flatnonzero(is_resumed)
-    detection.protocol[rows] = earlier.protocol[pair[rows]]
-    detection.client_side[rows] = earlier.client_side[pair[rows]]
-    for row, number in zip(rows.tolist(), pair[rows].tolist(), strict=True):
+    pair = connections[rows, PAIR]
+    known = earlier.connections[pair]
+    for side in (0, 1):
+        stream = 2 * rows + side
+        detection.origin[stream] = known["streams"][:, side]
+        detection.origin["is_boundary"][stream] &= detection.has_syn[stream]
+    detection.had_loss[rows] = known["has_loss"] != 0
+    detection.last_response[rows, 0] = known["response_end"]
+    detection.last_response[rows, 1] = known["response_time"]
+    detection.protocol[rows] = known["protocol"]
+    detection.client_side[rows] = known["client_side"]
+    for row, number in zip(rows.tolist(), pair.tolist(), strict=True):
         if number in earlier.tls:
             detection.tls[row] = earlier.tls[number]
 
@@ -440,7 +416,6 @@ def _frames(
     plain: PlainStreams,
     detection: _Detection,
     kafka: Kafka,
-    earlier: EarlierState | None,
     scratch: Scratch,
 ) -> tuple[Frames, Frames, Pairs]:
     """Return the requests, the responses, and their pairs."""
@@ -458,7 +433,7 @@ def _frames(
         Frames.of(walk_requests, len(connections), scratch),
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
-    pending = _pending(requests, plain.times, _is_done(requests, connections, earlier), scratch)
+    pending = _pending(requests, plain.times, scratch)
 
     of_requests = _streams_of(client_side, REQUEST)
     of_responses = _streams_of(client_side, RESPONSE)
@@ -473,7 +448,8 @@ def _frames(
         return found
 
     responses = Frames.of(walk_responses, len(connections), scratch)
-    behind_hole = responses.behind_hole(detection.origin[of_responses] != 0, scratch)
+    begins = detection.origin["is_boundary"][of_responses] != 0
+    behind_hole = responses.behind_hole(begins, scratch)
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
         requests, responses, pending, plain.times,
@@ -529,14 +505,13 @@ def _fill_frames(rows: Any, frames: Frames, times: Ints) -> None:
         portion["time"] = times[table[:, frame_tables.FIRST]]
 
 
-def _pending(requests: Frames, times: Ints, is_done: Any, scratch: Scratch) -> PendingRequests:
+def _pending(requests: Frames, times: Ints, scratch: Scratch) -> PendingRequests:
     """The requests as rows of PENDING."""
     rows = scratch.empty(len(requests.table), PENDING)
     _fill_frames(rows, requests, times)
     rows["end"] = requests.table[:, frame_tables.POS]
     rows["end"] += requests.table[:, frame_tables.FRAME_SIZE]
     rows["end"] += 4
-    rows["is_done"] = is_done
     return rows
 
 

@@ -365,7 +365,6 @@ PENDING = np.dtype([
     ("time", "i8"),  # ns when the first byte was sent
     ("kind", "i8"),  # 0 expects a response, 1 is a SASL token, 2 expects no response (acks=0)
     ("end", "i8"),  # after its last byte, in its stream
-    ("is_done", "i8"),  # whether a response that is not here answered it
 ])  # fmt: skip
 
 

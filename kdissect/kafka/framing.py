@@ -117,20 +117,31 @@ NO_REQUEST = -1
 # TOKEN.
 _HEADER_MISSING, _NO_FRAME = -1, -2
 
-# Bits of a stream's `has_origin`. AT_ORIGIN: position 0 is a boundary. RESUMED: earlier frames were
-# handed out before (`resume/carry.py`). Of the earlier frames, IN_TOKENS: the last one began SASL
-# tokens. YOUNG: all are versions, handshakes and tokens. HAS_ASKED, of responses: the connection
-# had requests. Bits from LAST_ID on: one more than the correlation id of the last frame, 0 if
-# unknown.
-AT_ORIGIN, RESUMED, IN_TOKENS, HAS_ASKED, YOUNG = 1, 2, 4, 8, 16
-LAST_ID = 8
+# What is known of a stream at its position 0. A stream that continues has this from earlier windows
+# (`resume.carry`).
+STREAM = np.dtype([
+    ("is_boundary", "u1"),  # whether a frame begins at position 0
+    ("was_framed", "u1"),  # whether frames came before it
+    ("in_tokens", "u1"),  # whether SASL tokens follow the last of these
+    ("is_young", "u1"),  # whether all of these are versions, handshakes and tokens
+    ("last_id", "<i8"),  # correlation id of the last of these, -1 if none
+])  # fmt: skip
+
+
+def new_streams(is_boundary: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+    """STREAM[n] of streams before their first frame. is_boundary: bool[n]."""
+    streams = np.zeros(len(is_boundary), STREAM)
+    streams["is_boundary"] = is_boundary
+    streams["is_young"] = 1
+    streams["last_id"] = -1
+    return streams
 
 
 class KafkaStreams(NamedTuple):
     """The streams of all connections, Kafka or not; connection c has streams 2c and 2c + 1.
 
-    times: int64, source: per segment. sides: rows of SIDE_WIDTH. has_origin: int64 per stream, 0 or
-    bits with AT_ORIGIN if the stream began with a SYN. client_side, protocol: uint8 per connection.
+    times: int64, source: per segment. sides: rows of SIDE_WIDTH. origin: STREAM per stream.
+    client_side, protocol: uint8 per connection.
     """
 
     pieces: Pieces
@@ -139,7 +150,7 @@ class KafkaStreams(NamedTuple):
     sides: npt.NDArray[np.int64]
     client_side: npt.NDArray[np.uint8]
     protocol: npt.NDArray[np.uint8]
-    has_origin: npt.NDArray[np.int64]
+    origin: npt.NDArray[np.void]
 
 
 class WalkState(NamedTuple):
@@ -179,8 +190,8 @@ def bounds_of(pieces: Any, sides: Any, number: int) -> Any:
 
 
 @inlined
-def _enter(walk: Any, connection: int, origin: int, first_request: int) -> None:
-    """Start a connection's stream, or continue inside it; `origin` is the stream's has_origin."""
+def _enter(walk: Any, connection: int, origin: Any, first_request: int) -> None:
+    """Start a connection's stream, or continue inside it; `origin` is the stream's STREAM."""
     walk["connection"] = connection
     if walk["is_inside"]:
         walk["is_inside"] = 0
@@ -188,13 +199,13 @@ def _enter(walk: Any, connection: int, origin: int, first_request: int) -> None:
     walk["pos"] = 0
     walk["covered"] = 0
     # RFC 9293, 3.4: the SYN's sequence number is known, so the first byte of the stream is too.
-    walk["is_certain"] = origin != 0
-    walk["reason"] = AFTER_GAP if origin != 0 else NO_BOUNDARY
+    walk["is_certain"] = origin["is_boundary"]
+    walk["reason"] = AFTER_GAP if origin["is_boundary"] else NO_BOUNDARY
     walk["bad_size"] = -1
-    walk["in_tokens"] = origin & IN_TOKENS != 0
-    walk["is_first"] = origin & RESUMED == 0
-    walk["is_young"] = origin & RESUMED == 0 or origin & YOUNG != 0
-    walk["last_id"] = (origin >> LAST_ID) - 1
+    walk["in_tokens"] = origin["in_tokens"]
+    walk["is_first"] = 1 - origin["was_framed"]
+    walk["is_young"] = origin["is_young"]
+    walk["last_id"] = origin["last_id"]
     walk["client_count"] = 0
     walk["next_request"] = first_request
     walk["found"] = -1
@@ -332,16 +343,17 @@ def _ends_well(stream: Any, index: int, pos: int, kafka: Any, following: Any) ->
 
 @kernel
 def _doubtful_request(
-    stream: Any, index: int, grade: int, origin: int, kafka: Any, walk: Any, header: Any,
+    stream: Any, index: int, grade: int, begins: int, kafka: Any, walk: Any, header: Any,
     following: Any,
 ) -> int:  # fmt: skip
     """Classify the bytes at the boundary `pos` if the header there is not GOOD.
 
-    Returns EXPECTS, TOKEN, _HEADER_MISSING or _NO_FRAME.
+    begins: whether a frame begins at position 0. Returns EXPECTS, TOKEN, _HEADER_MISSING or
+    _NO_FRAME.
     """
     size = header["size"]
     # GSSAPI before KIP-43 (clients of 0.9): no handshake, the connection begins with a bare token.
-    if walk["is_first"] and grade < FAIR and origin and size <= TOKEN_SIZE_MAX:
+    if walk["is_first"] and grade < FAIR and begins and size <= TOKEN_SIZE_MAX:
         walk["in_tokens"] = grade != ABSENT
     # KIP-43: tokens after a SaslHandshake of version 0 have a size prefix and no request header.
     # (KIP-152: after version 1 they come in SaslAuthenticate requests.)
@@ -399,7 +411,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
         if streams.protocol[connection] != int64(Protocol.KAFKA):
             continue
         number = 2 * connection + int64(streams.client_side[connection])
-        origin = int64(streams.has_origin[number])
+        origin = streams.origin[number]
         start, stop, end = bounds_of(pieces, sides, number)
         stream = Stream(pieces, start, stop, end)
         _enter(walk, connection, origin, 0)
@@ -439,7 +451,14 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
             kind = int64(EXPECTS)
             if grade != GOOD:
                 kind = _doubtful_request(
-                    stream, index, grade, origin, kafka, walk, header, following
+                    stream,
+                    index,
+                    grade,
+                    int64(origin["is_boundary"]),
+                    kafka,
+                    walk,
+                    header,
+                    following,
                 )
             if kind == _HEADER_MISSING:
                 _pass_over(walk, size)
@@ -578,11 +597,12 @@ def some_responses(
         if streams.protocol[connection] != int64(Protocol.KAFKA):
             continue
         number = 2 * connection + 1 - int64(streams.client_side[connection])
-        origin = int64(streams.has_origin[number])
+        origin = streams.origin[number]
         start, stop, end = bounds_of(pieces, sides, number)
         stream = Stream(pieces, start, stop, end)
         last = pending_start[connection + 1]
-        has_requests = pending_start[connection] < last or origin & HAS_ASKED != 0
+        asked_before = streams.origin[2 * connection + int64(streams.client_side[connection])]
+        has_requests = pending_start[connection] < last or asked_before["was_framed"] != 0
         rise_max = int64(STEP_MAX if has_requests else RISE_MAX)
         _enter(walk, connection, origin, pending_start[connection])
         index = find(pieces, start, stop, walk["pos"])

@@ -93,7 +93,7 @@ IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
 
 
 # Of a request, in answer_of while a connection is paired; else -1 or a response.
-WAITING, IS_LOST, WAS_ANSWERED = -1, -2, -3
+WAITING, IS_LOST = -1, -2
 
 NOT_ACKNOWLEDGED = -1  # of a response whose segment acknowledges nothing
 
@@ -194,9 +194,6 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
         for row in range(start, stop):
             answer_of[row] = WAITING
             is_lost[row] = 0
-            if pending[row]["is_done"]:
-                answer_of[row] = WAS_ANSWERED
-                highest = row
         acked = int64(0)  # so far
         reach = int64(0)  # the highest of all
         for answer in range(responses.start[connection], responses.start[connection + 1]):

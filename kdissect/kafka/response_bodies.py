@@ -40,7 +40,7 @@ from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import HEADER, STEP_MAX, response_header, step
 from kdissect.kafka.frame_tables import API_KEY, VERSION
-from kdissect.kafka.framing import AT_ORIGIN, NO_REQUEST, WalkState, bounds_of
+from kdissect.kafka.framing import NO_REQUEST, WalkState, bounds_of
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.tcp.byte_ranges import find, int64, read_bytes
@@ -182,11 +182,11 @@ def refuse_other_bytes(state: WalkState, pieces: Any, stream: Any, requests: Int
 
 
 def detect_single_responses(
-    streams: Streams, alone: Ints, limit: int, client_side: Any, protocol: Any, has_origin: Ints
+    streams: Streams, alone: Ints, limit: int, client_side: Any, protocol: Any, origin: Any
 ) -> None:
     """Detect Kafka among the connections `alone`, of which only one side's beginning was captured.
 
-    Updates client_side uint8 and protocol uint8 per connection, and has_origin int64 per stream.
+    Updates client_side uint8 and protocol uint8 per connection, and origin STREAM per stream.
     limit: largest size of a frame in bytes.
     """
     pieces = streams.pieces
@@ -214,4 +214,4 @@ def detect_single_responses(
         kafka = portion[np.unique(row[is_response])]
         protocol[kafka] = Protocol.KAFKA
         client_side[kafka] = 1 - broker[kafka]
-        has_origin[2 * kafka + broker[kafka]] |= AT_ORIGIN
+        origin["is_boundary"][2 * kafka + broker[kafka]] = 1

@@ -44,8 +44,9 @@ from kdissect.pipeline.step_rows import (
     packed_table,
     sliced,
 )
-from kdissect.resume.carry import CarriedBytes, ConnectionCarry
-from kdissect.resume.connection_state import SET_LIMITS, ConnectionState, unpack_states
+from kdissect.resume.carry import CarriedBytes, CompletedExchanges, ConnectionCarry
+from kdissect.resume.next_window import CarryLimits
+from kdissect.resume.open_connection import OpenConnection, rows_of, unpack_connections
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -75,7 +76,7 @@ class AssembledBucket:
     is_earlier: npt.NDArray[np.bool_]
     notes: list[AnomalyRow] = field(default_factory=list)
     given_up: dict[int, int] = field(default_factory=dict)
-    states: list[ConnectionState] = field(default_factory=list)
+    states: list[OpenConnection] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -87,7 +88,7 @@ def assemble(
     began = time.perf_counter()
     # with copied payload, segments must stay in the order of that payload
     gathered = Gathered(keep_order=sources.is_far)
-    states: list[ConnectionState] = []
+    states: list[OpenConnection] = []
     number = 0
     payload = Written(np.uint8, Scratch(in_files=True))
     for row in rows:
@@ -97,7 +98,7 @@ def assemble(
         elif row.kind == RowKind.PAYLOAD:
             payload.append(np.frombuffer(row.data, np.uint8))
         elif row.kind == RowKind.STATES:
-            states += unpack_states(row.data)
+            states += unpack_connections(row.data)
         else:
             yield row._replace(key=row.order % plan.slot_count if row.kind == RowKind.TABLE else 0)
     batch, scratch = gathered.batch()
@@ -194,27 +195,31 @@ def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
 
 
 def _continued_bucket(
-    plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[ConnectionState]
+    plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[OpenConnection]
 ) -> tuple[AssembledExchanges, AssembledBucket]:
     """The complete exchanges of a bucket whose connections go on from run to run."""
     options, earlier = plan.options, plan.earlier_count
     carry = ConnectionCarry(
         options.stream_options,
         plan.key_logs(sources),
-        replace(SET_LIMITS, connection_max=options.limits.connections),
-        states,
-        frozenset() if options.reveal_secrets else secret_apis(),
+        CarryLimits(connection_max=options.limits.connections),
+        connections=states,
+        secret_apis=frozenset() if options.reveal_secrets else secret_apis(),
     )
-    known = np.array([state.endpoints for state in states], f"V{ENDPOINTS.itemsize}")
-    found = carry.append(CarriedBytes(batch, sources, earlier), plan.end_ns)
+    pair_type = f"V{ENDPOINTS.itemsize}"
+    known = rows_of(states)["endpoints"].copy().view(pair_type)
+    found = carry.add(CarriedBytes(batch, sources, earlier), [], plan.end_ns)
+    if found is None:
+        none = np.zeros(0, np.int64)
+        found = CompletedExchanges(exchange_index.concat([]), sources, none, none != 0)
     assembly, sources = _carrying_earlier_bytes(found.assembly, found.sources, earlier)
-    states = carry.states()
+    states = carry.connections()
     counts = {
-        "late_packets": carry.late_count,
-        "carry_limits": carry.given_up + carry.limited_count,
-        "open_exchanges": sum(state.open_count for state in states),
+        "late_packets": carry.counts.late,
+        "carry_limits": carry.counts.given_up + carry.counts.limited,
+        "open_exchanges": int(rows_of(states)["exchange_count"].sum()),
     }
-    pairs = assembly.endpoints[assembly.connections["endpoints"]].view(known.dtype)
+    pairs = assembly.endpoints[assembly.connections["endpoints"]].view(pair_type)
     bucket = AssembledBucket(
         replace(assembly, exchanges=assembly.exchanges[:0]),
         sources,

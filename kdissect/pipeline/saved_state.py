@@ -11,7 +11,7 @@ import os
 import struct
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kdissect.capture.segments import ENDPOINTS, SegmentBatch
+from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.errors import CaptureError
 from kdissect.pipeline.facts import CaptureFacts, NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS
 from kdissect.pipeline.table_writer import STAGING
-from kdissect.resume.carry import no_segments
-from kdissect.resume.connection_state import ConnectionState, pack_states, unpack_states
+from kdissect.resume.open_connection import (
+    OpenConnection,
+    pack_connections,
+    rows_of,
+    unpack_connections,
+)
 from kdissect.stories.events import Collector, Packed, unpack
 from kdissect.tables.arrow_arrays import Ints
 from kdissect.tables.schemas import FIXED_TABLES
@@ -105,37 +109,36 @@ def read_state(path: str) -> Iterator[bytes]:
 # -- connections ----------------------------------------------------------------------------
 
 
-def write_connections(files: StateFiles, states: Sequence[ConnectionState]) -> dict[str, Any]:
+def write_connections(files: StateFiles, connections: list[OpenConnection]) -> dict[str, Any]:
     """Write a file of OPEN_FILES; returns the fields of its StagedFile."""
-    return files.write(OPEN_FILES, (pack_states(some) for some in _in_pieces(states, PART_BYTES)))
+    pieces = _in_pieces(connections, PART_BYTES)
+    return files.write(OPEN_FILES, (pack_connections(some) for some in pieces))
 
 
 def connection_pieces(
     path: str, bucket_of: Callable[[SegmentBatch, int], Ints], bucket_count: int, bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (bucket of this run, packed states) from a file of OPEN_FILES."""
+    """Yield (bucket of this run, packed connections) from a file of OPEN_FILES."""
     for data in read_state(path):
         try:
-            states = unpack_states(data)
+            connections = unpack_connections(data)
         except ValueError as error:
             raise CaptureError(f"{path}: not readable ({error})") from error
-        endpoints = np.frombuffer(b"".join(state.endpoints for state in states), ENDPOINTS)
-        key = bucket_of(SegmentBatch(endpoints, no_segments().segments), bucket_count)
+        endpoints = rows_of(connections)["endpoints"].copy()
+        key = bucket_of(SegmentBatch(endpoints, np.zeros(0, SEGMENT)), bucket_count)
         for bucket in np.unique(key).tolist():
-            in_bucket = [states[row] for row in np.flatnonzero(key == bucket).tolist()]
+            in_bucket = [connections[row] for row in np.flatnonzero(key == bucket).tolist()]
             for some in _in_pieces(in_bucket, bytes_max):
-                yield bucket, pack_states(some)
+                yield bucket, pack_connections(some)
 
 
-def _in_pieces(
-    states: Sequence[ConnectionState], bytes_max: int
-) -> Iterator[Sequence[ConnectionState]]:
-    sizes = np.array([state.size + 1024 for state in states], np.int64)
+def _in_pieces(connections: list[OpenConnection], bytes_max: int) -> Iterator[list[OpenConnection]]:
+    sizes = np.array([one.size + 1024 for one in connections], np.int64)
     number = (np.cumsum(sizes) - sizes) // bytes_max
-    bounds = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(states)]
+    bounds = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(connections)]
     for low, high in itertools.pairwise(bounds):
         if low < high:
-            yield states[low:high]
+            yield connections[low:high]
 
 
 def continued_connections(

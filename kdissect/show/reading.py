@@ -14,7 +14,8 @@ from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
-from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
+from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
+from kdissect.resume.next_window import CarryLimits
 
 FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
 NO_TIME_YET = 2**63 - 1  # time of the first packet of a capture without packets
@@ -56,7 +57,7 @@ class CaptureReading:
     @property
     def unread(self) -> dict[str, int]:
         """Connections that were not read, by `protocol` of the table `connections`."""
-        return {kind.name.lower(): int(self.resumed.unread[kind]) for kind in Protocol}
+        return {kind.name.lower(): int(self.resumed.counts.unread[kind]) for kind in Protocol}
 
     def __iter__(self) -> Iterator[CompletedExchanges]:
         """Yields exchanges as soon as they are complete. Use each result before taking the next:
@@ -67,7 +68,7 @@ class CaptureReading:
             for window in reader.windows():
                 self.resumed.key_logs += window.secrets
                 found = self.resumed.add(window, self.paths)
-                if found is not None:
+                if found is not None and len(found.rows):
                     self.exchange_count += len(found.rows)
                     yield found
                 last = window
@@ -77,10 +78,10 @@ class CaptureReading:
         for found in () if last is None else self.resumed.finish(last, self.paths):
             self.exchange_count += len(found.rows)
             yield found
-        if self.resumed.given_up:
+        if given_up := self.resumed.counts.given_up:
             self.note(
-                f"{self.resumed.given_up} connections were quiet for long and made room for others "
-                "with requests still open"
+                f"{given_up} connections were quiet for long and made room for others with "
+                "requests still open"
             )
 
 

@@ -32,11 +32,10 @@ def shown(records: pa.Table, payload: str) -> pa.Table:
     for name in ("value",) if payload == KEYS else ("key", "value"):
         index = records.schema.get_field_index(name)
         column = _hidden(records[name].combine_chunks(), payload)
-        records = records.set_column(index, records.schema.field(index), column)
+        records = records.set_column(index, name, column)
     index = records.schema.get_field_index("headers")
     headers = records["headers"].combine_chunks()
-    field = records.schema.field(index)
-    return records.set_column(index, field, _hidden_headers(headers, payload))
+    return records.set_column(index, "headers", _hidden_headers(headers, payload))
 
 
 def _hidden(column: pa.Array, payload: str) -> pa.Array:

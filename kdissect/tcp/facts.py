@@ -30,6 +30,7 @@ import numpy.typing as npt
 from kdissect.arrays import take
 from kdissect.capture.segments import (
     ACK,
+    COUNTED_BEFORE,
     FIN,
     FRAGMENT_PART,
     NO_HEADER,
@@ -57,11 +58,6 @@ CONNECTION_FACTS = np.dtype(
         ("idle_ns", "<i8"),  # the longest idle time
         ("idle_since", "<i8"),  # its begin, or NO_TIME
         ("active_time", "<i8"),  # of the last segment that ended idle time, or NO_TIME
-        # the last segment that was counted, and the last one that earlier windows counted
-        ("packet", "<i8"),
-        ("packet_before", "<i8"),
-        ("source", "<i4"),
-        ("source_before", "<i4"),
     ]
 )
 
@@ -130,8 +126,7 @@ class TcpFacts(NamedTuple):
 def no_facts(count: int) -> TcpFacts:
     """The facts of connections before their first segment."""
     connections, sides = np.zeros(count, CONNECTION_FACTS), np.zeros(2 * count, SIDE_FACTS)
-    for name in ("closed_by", "packet", "packet_before", "source", "source_before"):
-        connections[name] = UNKNOWN
+    connections["closed_by"] = UNKNOWN
     for name in ("idle_since", "active_time"):
         connections[name] = NO_TIME
     for name in ("window_scale", "mss", "window_max", "syn_window_max", "rtt_p50_ns",
@@ -198,13 +193,9 @@ def _add_options(
 ) -> None:
     """Set the facts from the options of SYNs, of each side the last ones."""
     rows = np.flatnonzero(segments["flags"] & SYN)
-    rows = rows[(mark[rows] != DUPLICATE) & (segments["packet"][rows] > 0)]
-    before = facts.connections[connection[rows]]
-    source = segments["source"][rows]
-    is_new = source > before["source_before"]
-    is_same = source == before["source_before"]
-    is_new |= is_same & (segments["packet"][rows] > before["packet_before"])
-    rows = rows[is_new]  # a SYN that earlier windows counted has lost its options
+    # a SYN that earlier windows counted has lost its options
+    is_new = (segments["ip_id"][rows] & COUNTED_BEFORE) == 0
+    rows = rows[is_new & (mark[rows] != DUPLICATE)]
     syns = take(segments, rows)
     sizes = option_sizes(syns)
     rows, syns, sizes = rows[sizes >= 0], syns[sizes >= 0], sizes[sizes >= 0]
@@ -300,17 +291,9 @@ def _walk(
                 counts[at] += before[next_before]["count"]
                 next_before += 1
         s = segments[row]
-        source, packet = int64(s["source"]), int64(s["packet"])
-        c = connections[which]
-        # a carried segment was counted already, and a made SYN has no packet
-        is_counted = source < c["source_before"] or (
-            source == c["source_before"] and packet <= c["packet_before"]
-        )
-        if is_counted or packet <= 0:
+        if s["ip_id"] & COUNTED_BEFORE:
             continue
-        if source > c["source"] or (source == c["source"] and packet > c["packet"]):
-            c["source"] = np.int32(source)
-            c["packet"] = packet
+        c = connections[which]
         if c["active_time"] == NO_TIME:
             c["active_time"] = s["time_ns"]
         if s["ip_id"] & NO_HEADER:
@@ -322,9 +305,6 @@ def _walk(
             counts[_BUCKETS * (1 - side) + _bucket_of(sample)] += 1
     if last >= 0:
         used = _count_up(sides, last, counts, rtt, used)
-    for which in range(len(connections)):
-        connections[which]["source_before"] = connections[which]["source"]
-        connections[which]["packet_before"] = connections[which]["packet"]
     return used
 
 

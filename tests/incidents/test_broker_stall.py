@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.incidents.made import Row, at, connection, found
+from tests.report.made import exchange
 
 CONNECTIONS = [connection(1), connection(2)]
 

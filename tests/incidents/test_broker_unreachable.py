@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.incidents.made import Row, at, connection, found
+from tests.report.made import exchange
 
 _TOPICS = pa.list_(pa.struct([("name", pa.string())]))
 _METADATA = pa.struct([("topics", _TOPICS)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders.tables import START_US, Row, at, connection, exchange, found
+from tests.incidents.made import Row, at, connection, found
+from tests.report.made import START_US, exchange
 
 
 def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 10**9) -> Row:

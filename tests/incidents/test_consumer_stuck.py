@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from tests.builders.tables import FETCH_REQUEST, SECOND_US, Row, at, connection, exchange, found
+from tests.incidents.made import FETCH_REQUEST, SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
 
 _ANSWER = pa.struct(
     [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]

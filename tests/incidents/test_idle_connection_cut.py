@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
 
 
 def _open(number: int, seconds: float = 0, **values: Any) -> Row:

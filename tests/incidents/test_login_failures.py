@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.incidents.made import Row, at, connection, found
+from tests.report.made import exchange
 
 
 def _refused(count: int) -> dict[str, list[Row]]:

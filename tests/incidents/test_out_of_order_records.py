@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from tests.builders.tables import SECOND_US, START_US, Row, at, connection, exchange, found
+from tests.incidents.made import START_US, Row, at, connection, found
+from tests.report.made import SECOND_US, exchange
 
 _ANSWER = pa.struct(
     [("index", pa.int32()), ("error_code", pa.int16()), ("base_offset", pa.int64())]

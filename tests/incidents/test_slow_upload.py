@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
 
 
 def _produce(number: int, upload_ms: float) -> Row:

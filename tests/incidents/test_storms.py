@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
 
 
 def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:

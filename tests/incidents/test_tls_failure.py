@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.incidents.made import SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
 
 
 def _short(number: int, **values: Any) -> Row:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.builders.tables import FETCH_REQUEST, SECOND_US, Row, at, connection, exchange, found
+from tests.incidents.made import FETCH_REQUEST, SECOND_US, Row, at, connection, found
+from tests.report.made import exchange
 
 _STATE = pa.struct(
     [

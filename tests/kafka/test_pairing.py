@@ -27,12 +27,10 @@ acks = st.one_of(st.none(), st.integers(0, 300), st.integers(2**32 - 40, 2**32 -
 def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, bool]:
     time = end = 0
     requests, responses = [], []
-    done = draw(st.sampled_from((0, 0, 1, 4)))
-    for number in range(draw(st.integers(0, 14))):
+    for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
         end += draw(st.integers(8, 40))
-        is_done = number < done and draw(st.booleans())
-        requests.append(Request(draw(ids), time, draw(kinds), end, is_done))
+        requests.append(Request(draw(ids), time, draw(kinds), end))
     time = draw(steps) - 300_000_000
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
@@ -52,7 +50,7 @@ def kernel(
     pending = np.zeros(len(requests), PENDING)
     for row, request in zip(pending, requests, strict=True):
         row["correlation"], row["time"] = request.correlation_id, request.time_ns
-        row["kind"], row["end"], row["is_done"] = request.kind, request.end, request.is_done
+        row["kind"], row["end"] = request.kind, request.end
     answer_rows = np.zeros(len(responses), ANSWERS)
     for row, response in zip(answer_rows, responses, strict=True):
         row["correlation"], row["time"] = response.correlation_id, response.time_ns

@@ -31,7 +31,6 @@ class Request(NamedTuple):
     time_ns: int
     kind: int  # EXPECTS, TOKEN, SILENT
     end: int = 0  # in its stream
-    is_done: bool = False  # answered by a response that is not here
 
 
 class Response(NamedTuple):
@@ -76,17 +75,14 @@ def pair(
     is_lost = [False] * len(requests)
     status = [PairStatus.RESPONSE_MISSING] * len(requests)
     came = []
-    highest = max((row for row, request in enumerate(requests) if request.is_done), default=-1)
+    highest = -1
     acks = acknowledged(requests, responses)
-
-    def is_answered(row: int) -> bool:
-        return answer_of[row] >= 0 or requests[row].is_done
 
     for answer, response in enumerate(responses):
         wanted = TOKEN if response.kind == TOKEN else EXPECTS
         hole = response.is_behind_hole
         acked = acks[answer]
-        waiting = [row for row in range(len(requests)) if not is_answered(row) and not is_lost[row]]
+        waiting = [row for row in range(len(requests)) if answer_of[row] < 0 and not is_lost[row]]
         found = -1
         if wanted == TOKEN and hole:
             for row in waiting:
@@ -119,7 +115,7 @@ def pair(
                     is_lost[row] = True
         if found < 0:
             seen = wanted == EXPECTS and any(
-                is_answered(row)
+                answer_of[row] >= 0
                 and requests[row].kind != TOKEN
                 and requests[row].correlation_id == response.correlation_id
                 for row in range(len(requests))

@@ -12,15 +12,8 @@ import pytest
 
 import kdissect
 from kdissect.pipeline import run_plan
-from tests.builders.messages import (
-    Exchange,
-    batch,
-    fetch,
-    metadata_record,
-    snapshot_piece,
-    write_capture,
-)
-from tests.builders.tables import kinds, rows
+from tests.pipeline.made import Exchange, batch, fetch, snapshot_piece, write_capture
+from tests.pipeline.test_internal import kinds, metadata, rows
 
 RECORDED = ("record_batches", "records", "internal/TopicRecord", "internal/ConfigRecord")
 
@@ -31,11 +24,9 @@ def topics(seed: int, count: int, sizes: Sequence[int] = (1, 2, 7, 40)) -> list[
     made, offset = [], 0
     for number in range(count):
         values = [
-            metadata_record(
-                "TopicRecord", name=f"t{offset + n}", topic_id=UUID(int=1000 + offset + n)
-            )
+            metadata("TopicRecord", name=f"t{offset + n}", topic_id=UUID(int=1000 + offset + n))
             if chosen.random() < 0.7
-            else metadata_record(
+            else metadata(
                 "ConfigRecord", resource_type=2, resource_name=f"t{n}", name="retention.ms",
                 value=str(chosen.random()) * chosen.choice((1, 20)),
             )

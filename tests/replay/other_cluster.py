@@ -218,7 +218,7 @@ class Replayed:
     comparator: Comparator
     sent: dict[int, bytes | Skipped] = field(default_factory=dict)
     judgements: dict[int, Judgement] = field(default_factory=dict)
-    unready: list[str] = field(default_factory=list)
+    retried: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Counter[str]:
         return Counter(each.verdict.value for each in self.judgements.values())
@@ -240,12 +240,12 @@ def replay(
     plan = make_plan(workload, plan_options or everything())
     ids = IdMap(plan, options)
     comparator = Comparator(ids, load_rules(list(rules)), strict)
-    translator = Translator(ids)
+    translator = Translator(ids, comparator.differs)
     translator.learn_metadata(cluster.metadata())
     done = Replayed(plan, translator, comparator)
     for is_request, step in events(plan):
         if is_request:
-            done.sent[step.number] = translator.request(step)
+            done.sent[step.number] = translator.request(step, step.exchange.correlation_id)
             continue
         captured = response_of(step.exchange)
         if isinstance(done.sent[step.number], Skipped):
@@ -259,8 +259,9 @@ def replay(
                 if flip is not None:
                     flip(step, moved)
                 answer = encode_message(moved)
-            unready = translator.unready(step, answer)
-            done.unready += [f"{step.api_name}: {why}" for why in unready.values()]
+            why = translator.retry(step, answer)
+            if why:
+                done.retried.append(f"{step.api_name}: {why}")
             translator.learn(step, answer)
             outcome = Outcome(
                 step, sent=done.sent[step.number], answer=answer, sent_ns=step.at_ns,  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,24 +17,23 @@ from kdissect.capture.windows import WindowReader
 from kdissect.kafka.options import StreamOptions
 from kdissect.pipeline.saved_state import read_state
 from kdissect.resume.carry import ConnectionCarry
-from kdissect.resume.connection_state import (
-    KAFKA,
-    LOOKED_AT_MAX,
-    OTHER,
-    TLS_HANDSHAKE_BYTES,
-    ConnectionState,
-    pack_states,
-    unpack_states,
+from kdissect.resume.continued import LOOKED_AT_MAX
+from kdissect.resume.next_window import TLS_HANDSHAKE_BYTES
+from kdissect.resume.open_connection import (
+    OpenConnection,
+    Phase,
+    new_connection,
+    pack_connections,
+    unpack_connections,
 )
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
-from tests.builders.captures import lose_packets, pcap
-from tests.builders.frames import request, response
-from tests.builders.packets import ethernet, ipv4, tcp
-from tests.builders.playbook import BROKER, CLIENT, Playbook
-from tests.builders.tls_talk import Parties, Sealer, TlsTalk
+from tests.capture.build import ethernet, ipv4, pcap, tcp
+from tests.damage import lose_packets
+from tests.kafka.playbook import BROKER, CLIENT, Playbook, request, response
 from tests.material import ABSENT
-from tests.material import CAPTURES as SHARED
-from tests.pipeline.appending import check, check_cuts, counted, rotated
+from tests.pipeline.test_append import SHARED, _check, _check_cuts, _counted, _rotated
+from tests.tls.test_decrypt import _Sealer
+from tests.tls.tls_talk import Parties, Talk
 
 SIZES = (5, 100, 2000, 20_000)
 RECORD_MAX = 5 + 16384 + 256
@@ -64,11 +64,11 @@ def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, by
     parties = Parties(folder, version, ciphers, is_mutual="mutual" in kind)
     session = None
     if "resumed" in kind:
-        first = TlsTalk(parties)
+        first = Talk(parties)
         first.say(CLIENT, request(0))
         first.say(BROKER, response(0))
         session = first.client.session
-    talk = TlsTalk(parties, session)
+    talk = Talk(parties, session)
     assert "resumed" not in kind or talk.client.session_reused
     if "updates" in kind:
         return _with_key_updates(talk, parties.key_log(), count), parties.key_log()
@@ -84,10 +84,10 @@ def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, by
     return talk.playbook(size=1400), b"".join(lines)
 
 
-def _with_key_updates(talk: TlsTalk, log: bytes, count: int) -> Playbook:
+def _with_key_updates(talk: Talk, log: bytes, count: int) -> Playbook:
     """Each side changes its key after every second and third message."""
     book = talk.playbook()
-    sealers = [Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0",
+    sealers = [_Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0",
                                                     b"SERVER_TRAFFIC_SECRET_0")]  # fmt: skip
     sealers[BROKER].number = 2  # after the session tickets
     for number in range(count):
@@ -129,18 +129,18 @@ class Run:
         self.paths = [str(path)]
         self.resumed = ConnectionCarry(StreamOptions(), [key_log] if key_log else [])
 
-    def rows(self) -> Iterator[tuple[int, list[tuple[int, ...]], ConnectionState | None, bytes]]:
+    def rows(self) -> Iterator[tuple[int, list[tuple[int, ...]], OpenConnection | None, bytes]]:
         """After each window: packets so far, complete exchanges, the state, and it as bytes."""
         reader = WindowReader(self.paths[0], 0, self.paths)
         last, count = None, 0
         for last in reader.windows():
             found = self.resumed.add(last, self.paths)
             rows = [] if found is None else _rows(found.assembly.exchanges[found.rows])
-            state = next(iter(self.resumed.states()), None)
+            state = next(iter(self.resumed.connections()), None)
             packed = b""
-            if state is not None and state.phase is KAFKA:
-                packed = pack_states([state])
-                (again,) = unpack_states(packed)
+            if state is not None and state.phase is Phase.KAFKA:
+                packed = pack_connections([state])
+                (again,) = unpack_connections(packed)
                 assert (again.tls, again.parts) == (state.tls, state.parts)
             count = max(count, int(last.batch.segments["packet"].max(initial=0)))
             yield count, rows, state, packed
@@ -225,14 +225,14 @@ def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_proc
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
     for place in (len(book.rows) // 3, len(book.rows) * 2 // 3 + 3):
-        parts = rotated(capture, [place], tmp_path / "parts")
+        parts = _rotated(capture, [place], tmp_path / "parts")
         out = tmp_path / "tables"
         kdissect.dissect(None, parts[0], out, overwrite=True, keep_state=True, keylog=keylog)
         _check_state(out, log)
         tables = kdissect.dissect(None, parts[1], out, append=True, keylog=keylog)
         assert tables.manifest["append"] == {"read_again": None}
-        assert not counted(tables)
-        check(tables, parts, keylog=keylog)
+        assert not _counted(tables)
+        _check(tables, parts, keylog=keylog)
 
 
 @pytest.mark.heavy
@@ -244,7 +244,7 @@ def test_cuts_of_captures_with_lost_packets(name: str, tmp_path: Path, in_proces
         pytest.skip(ABSENT)
     shutil.copy(whole.with_suffix(".keylog"), tmp_path)
     lose_packets(whole.read_bytes(), tmp_path / whole.name, 0.02)
-    assert check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}
+    assert _check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}
 
 
 def _check_state(out: Path, log: bytes) -> None:
@@ -261,7 +261,7 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
-    part, *rest = rotated(capture, [len(book.rows) // 2, len(book.rows) // 2 + 20], tmp_path)
+    part, *rest = _rotated(capture, [len(book.rows) // 2, len(book.rows) // 2 + 20], tmp_path)
     out = tmp_path / "tables"
     kdissect.dissect(None, part, out, keep_state=True, keylog=keylog)
     keylog.unlink()
@@ -280,7 +280,7 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     other.write_bytes(log)
     last = kdissect.dissect(None, rest[1], out, append=True, keylog=other)
     assert last.manifest["append"] == {"read_again": "there are new port hints or key logs"}
-    check(last, [part, *rest], keylog=other)
+    _check(last, [part, *rest], keylog=other)
 
 
 @pytest.mark.parametrize("kind", ["1.3", "1.2"])
@@ -291,14 +291,14 @@ def test_connections_without_keys_are_counted(kind: str, tmp_path: Path, in_proc
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(_conversation(kind, tmp_path / "other")[1])
     capture = _capture(book, tmp_path / "talk.pcap")
-    parts = rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
+    parts = _rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
     out = tmp_path / "tables"
     for part in parts:
         tables = kdissect.dissect(None, part, out, append=True, keylog=keylog)
         sizes = [file.stat().st_size for file in (out / "_state").iterdir()]
         assert max(sizes) < TLS_HANDSHAKE_BYTES + 20_000
-    assert not counted(tables)
-    check(tables, parts, keylog=keylog)
+    assert not _counted(tables)
+    _check(tables, parts, keylog=keylog)
 
 
 @pytest.mark.usefixtures("one_packet")
@@ -319,7 +319,7 @@ def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
         if state is not None:
             sizes.append(state.size)
             phases.append(state.phase)
-    assert phases[-1] is OTHER
+    assert phases[-1] is Phase.OTHER
     assert sizes[-1] == 0
     assert max(sizes) < LOOKED_AT_MAX + 2 * RECORD_MAX
     assert len(found) == (8 if damage == "bytes" else len(set(found)))
@@ -328,13 +328,13 @@ def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
 def test_states_of_other_bytes_are_refused() -> None:
     """Whatever a file says: a state within its limits, or a ValueError."""
     session = Session(0, 0x304, 0x1302, b"c" * 32, b"s" * 32, b"i" * 32)
-    state = ConnectionState(bytes(ENDPOINTS.itemsize), KAFKA)
-    state.tls = TlsState(session, (RecordPoint(7, 2, 5), RecordPoint(0)))
-    packed = pack_states([state])
-    (again,) = unpack_states(packed)
-    assert again.tls == state.tls
-    saved = json.loads(json.dumps(state.tls.to_json()))
-    assert TlsState.from_json(saved) == state.tls
+    tls = TlsState(session, (RecordPoint(7, 2, 5), RecordPoint(0)))
+    state = replace(new_connection(bytes(ENDPOINTS.itemsize)), tls=tls)
+    packed = pack_connections([state])
+    (again,) = unpack_connections(packed)
+    assert again.tls == tls
+    saved = json.loads(json.dumps(tls.to_json()))
+    assert TlsState.from_json(saved) == tls
     bad = [None, [], {}, {"session": {}, "points": []}, saved | {"points": saved["points"][:1]}]
     for name, value in [("client_random", "00"), ("client_random", 5), ("suite", -1),
                         ("version", "x"), ("client_side", 2), ("session_id", "00" * 33),
@@ -353,6 +353,6 @@ def test_states_of_other_bytes_are_refused() -> None:
         (b"[{", b"[["),
     ):
         with pytest.raises(ValueError, match=r"."):
-            unpack_states(packed.replace(old, new))
+            unpack_connections(packed.replace(old, new))
     with pytest.raises(ValueError, match="sizes"):
-        unpack_states(packed[:-1])
+        unpack_connections(packed[:-1])

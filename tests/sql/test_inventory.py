@@ -13,7 +13,8 @@ import kdissect
 from kdissect.api import joined_sets
 from kdissect.errors import CaptureError
 from kdissect.sql.csv_files import write_csv_file
-from tests.builders.tables import START_US, Row, at, connection, exchange, tables
+from tests.incidents.made import at, connection
+from tests.report.made import START_US, Row, exchange, tables
 
 SECOND = 1_000_000
 

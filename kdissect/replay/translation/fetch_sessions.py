@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import entries
-from kdissect.replay.workload.transient import SESSION_LOST
+from kdissect.replay.workload.messages import SESSION_LOST, entries
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 

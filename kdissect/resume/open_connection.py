@@ -1,0 +1,181 @@
+"""An open connection between two windows: what is known of it, and the bytes of its open frames.
+
+`pack_connections` makes bytes of many, which a table set or a stream keeps. These hold captured
+payload: of TLS its ciphertext, never a secret.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.segments import ENDPOINTS, SEGMENT
+from kdissect.kafka.assemble import EARLIER, EarlierState
+from kdissect.kafka.assembly import CONNECTION, Protocol
+from kdissect.kafka.exchanges import NO_RESPONSE
+from kdissect.kafka.framing import new_streams
+from kdissect.tcp.facts import CONNECTION_FACTS, RTT_COUNT, SIDE_FACTS, TcpFacts, no_facts
+from kdissect.tls.session import TlsState
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.void]  # OPEN[n]
+
+NO_NUMBER = -1  # sequence number that is not known
+NEVER = 2**63 - 1  # a time that does not come
+
+
+class Phase(IntEnum):
+    """Of a connection between windows."""
+
+    LOOKING = 0  # not recognised yet: all of it is carried
+    KAFKA = 1  # in clear, or decrypted: it is carried from the first open frame on
+    OTHER = 2  # not Kafka: its segments are counted, for `connections`
+    OVER = 3  # closed: nothing is carried, a SYN begins anew
+
+
+# Pairs are by side. A connection that is KAFKA or OTHER is *resumed*: a made SYN marks its first
+# carried byte.
+OPEN = np.dtype([
+    ("endpoints", ENDPOINTS),
+    ("phase", "u1"),
+    ("is_closed", "u1"),  # by FINs of both sides, or an RST
+    ("incarnation", "<i4"),  # its number among the connections of these endpoints
+    ("exchange_count", "<i8"),  # open exchanges
+    ("may_begin_until", "<i8"),  # ns since 1970 until when a late capture may bring its first bytes
+    ("due", "<i8"),  # time (ns) from which it changes without new packets, or NEVER
+    ("base", "<i8", (2,)),  # stream position of the first carried byte
+    ("seq", "<i8", (2,)),  # its sequence number, or NO_NUMBER
+    ("earlier", EARLIER),
+    # counts without those of the carried bytes; times of the first and the last packet
+    ("connection", CONNECTION),
+    ("tcp", CONNECTION_FACTS),
+    ("tcp_sides", SIDE_FACTS, (2,)),
+])  # fmt: skip
+
+
+def new_rows(endpoints: npt.NDArray[np.void]) -> Rows:
+    """OPEN[n] before the first segment of connections with these endpoints."""
+    rows = np.zeros(len(endpoints), OPEN)
+    rows["endpoints"] = endpoints
+    rows["may_begin_until"] = rows["due"] = NEVER
+    rows["seq"] = NO_NUMBER
+    rows["earlier"]["response_end"] = NO_RESPONSE
+    rows["earlier"]["streams"] = new_streams(np.zeros(1, np.bool_))[0]
+    rows["connection"]["handshake_rtt_ns"] = -1
+    rows["connection"]["first_time_ns"] = NEVER
+    rows["connection"]["last_time_ns"] = -(2**63)
+    facts = no_facts(1)
+    rows["tcp"], rows["tcp_sides"] = facts.connections[0], facts.sides[0]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OpenConnection:
+    """row: OPEN[1]. parts: carried segments (packed SEGMENT) and their bytes; `pos` is a position
+    in the bytes of all parts. rtt: counts of round-trip times. tls: state that decrypts the
+    carried bytes of Kafka over TLS, which begin at a record. enough: by side, new bytes that must
+    come before something can be complete; it is not saved."""
+
+    row: Rows
+    parts: tuple[tuple[bytes, bytes], ...] = ()
+    rtt: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RTT_COUNT))
+    tls: TlsState | None = None
+    enough: tuple[int, int] = (0, 0)
+
+    @property
+    def size(self) -> int:
+        """Number of carried bytes."""
+        return sum(len(data) for _, data in self.parts)
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(int(self.row["phase"][0]))
+
+
+def new_connection(endpoints: bytes, incarnation: int = 0) -> OpenConnection:
+    """A connection before its first segment."""
+    row = new_rows(np.frombuffer(endpoints, ENDPOINTS))
+    row["incarnation"] = incarnation
+    return OpenConnection(row)
+
+
+def rows_of(connections: Sequence[OpenConnection]) -> Rows:
+    """OPEN[n], a copy."""
+    return np.concatenate([np.zeros(0, OPEN), *(one.row for one in connections)])
+
+
+def is_resumed(rows: Rows) -> npt.NDArray[np.bool_]:
+    """bool[n]: whether a made SYN marks the first carried byte."""
+    resumed: npt.NDArray[np.bool_] = (rows["phase"] == Phase.KAFKA) | (rows["phase"] == Phase.OTHER)
+    return resumed
+
+
+def earlier_state(connections: Sequence[OpenConnection]) -> EarlierState:
+    """The connections as the kernels continue them."""
+    rows = rows_of(connections)
+    rtt = np.concatenate([np.zeros(0, RTT_COUNT), *(one.rtt for one in connections)])
+    rtt["stream"] += 2 * np.repeat(np.arange(len(rows)), [len(one.rtt) for one in connections])
+    earlier = rows["earlier"].copy()
+    earlier["protocol"][~is_resumed(rows)] = Protocol.NONE
+    return EarlierState(
+        earlier,
+        {number: one.tls for number, one in enumerate(connections) if one.tls is not None},
+        TcpFacts(rows["tcp"].copy(), rows["tcp_sides"].reshape(-1), rtt),
+    )
+
+
+# -- as bytes -------------------------------------------------------------------------------
+
+_COUNTS = np.dtype([("segments", "<i8"), ("data", "<i8"), ("rtt", "<i8")])
+_WIDTHS = {"segments": SEGMENT.itemsize, "data": 1, "rtt": RTT_COUNT.itemsize}
+
+
+def pack_connections(connections: Sequence[OpenConnection]) -> bytes:
+    """Connections as bytes, for `unpack_connections`."""
+    counts = np.zeros(len(connections), _COUNTS)
+    segments, data, rtt = [], [], []
+    for row, one in zip(counts, connections, strict=True):
+        segments.append(b"".join(part for part, _ in one.parts))
+        data.append(b"".join(part for _, part in one.parts))
+        rtt.append(one.rtt.tobytes())
+        row["segments"] = len(segments[-1]) // SEGMENT.itemsize
+        row["data"], row["rtt"] = len(data[-1]), len(one.rtt)
+    tls = json.dumps([one.tls and one.tls.to_json() for one in connections]).encode()
+    blocks = [b"".join(block) for block in (segments, data, rtt)]
+    packed = [rows_of(connections).tobytes(), counts.tobytes(), *blocks, tls]
+    return b"".join([np.array([len(part) for part in packed], "<i8").tobytes(), *packed])
+
+
+def unpack_connections(packed: bytes) -> list[OpenConnection]:
+    """The connections that `pack_connections` was given. Raises ValueError for other bytes."""
+    sizes = np.frombuffer(packed, "<i8", 6).tolist()
+    if min(sizes) < 0 or 48 + sum(sizes) != len(packed):
+        raise ValueError("open connections: their sizes are not those of the bytes")
+    bounds = np.cumsum([48, *sizes]).tolist()
+    parts = [packed[low:high] for low, high in itertools.pairwise(bounds)]
+    rows, counts = np.frombuffer(parts[0], OPEN), np.frombuffer(parts[1], _COUNTS)
+    blocks = []
+    for part, (name, width) in zip(parts[2:5], _WIDTHS.items(), strict=True):
+        ends = np.cumsum(counts[name]) * width
+        if (counts[name] < 0).any() or int(ends[-1] if len(ends) else 0) != len(part):
+            raise ValueError("open connections: their parts are not as long as they say")
+        starts = ends - counts[name] * width
+        blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
+    tls = json.loads(parts[5])
+    if not isinstance(tls, list) or not len(tls) == len(rows) == len(counts):
+        raise ValueError("open connections: their parts are of different numbers of them")
+    return [
+        OpenConnection(
+            rows[number : number + 1].copy(),
+            ((segments, data),) if segments else (),
+            np.frombuffer(rtt, RTT_COUNT),
+            None if saved is None else TlsState.from_json(saved),
+        )
+        for number, (segments, data, rtt, saved) in enumerate(zip(*blocks, tls, strict=True))
+    ]

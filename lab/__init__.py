@@ -1,1 +1,0 @@
-"""The laboratory: recorders, and experiments with real brokers. Nothing imports it."""

@@ -1,1 +1,0 @@
-"""The gates of `kdissect replay`: experiments with real brokers. See lab/README.md."""

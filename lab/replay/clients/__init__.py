@@ -1,1 +1,0 @@
-"""Programs of clients that are recorded."""

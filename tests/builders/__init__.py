@@ -1,1 +1,0 @@
-"""What tests are made of: packets, capture files, connections, messages, tables, workloads."""

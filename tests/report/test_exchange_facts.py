@@ -1,0 +1,52 @@
+"""Who is a broker."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.report import exchange_facts
+from kdissect.report.database import ReportDatabase
+from tests.report.made import Row, exchange, tables
+
+_FETCH = pa.schema(
+    [
+        ("exchange_id", pa.int64()),
+        ("connection_id", pa.int64()),
+        (
+            "request",
+            pa.struct(
+                [
+                    ("replica_id", pa.int32()),
+                    ("replica_state", pa.struct([("replica_id", pa.int32())])),
+                    ("max_wait_ms", pa.int32()),
+                    ("min_bytes", pa.int32()),
+                ]
+            ),
+        ),
+    ]
+)
+
+
+def _fetch(number: int, replica_id: int = -1, connection_id: int = 1) -> Row:
+    wish = {"replica_id": replica_id, "max_wait_ms": 500, "min_bytes": 1}
+    return {"exchange_id": number, "connection_id": connection_id, "request": wish}
+
+
+def test_brokers_are_known_by_requests_that_only_they_send() -> None:
+    """A Fetch with a replica ID, or an API of brokers only, marks its connection."""
+    made = tables(
+        exchanges=[
+            exchange(1, api_name="Fetch"),
+            exchange(2, connection_id=2, api_name="Fetch"),
+            exchange(3, connection_id=3, api_key=ApiKey.BROKER_HEARTBEAT),
+            exchange(4, connection_id=3, api_name="ApiVersions"),
+        ],
+        apis__Fetch=pa.Table.from_pylist(
+            [_fetch(1), _fetch(2, replica_id=4, connection_id=2)], schema=_FETCH
+        ),
+    )
+    with ReportDatabase(made) as database:
+        exchange_facts.prepare(database)
+        rows = database.rows("SELECT exchange_id FROM x WHERE is_broker ORDER BY exchange_id")
+    assert [row["exchange_id"] for row in rows] == [2, 3, 4]
