@@ -7,7 +7,6 @@ TCP checksums are 0, as where a network card fills them in.
 
 from __future__ import annotations
 
-import argparse
 import os
 import struct
 from pathlib import Path
@@ -26,6 +25,7 @@ from bench.synthesise import (
     Recipe,
     exchanges,
 )
+from kdissect.codec.message import Message, encode_message
 
 CLIENTS_PER_HOST = 50_000  # ports that a client's address has
 PACKET_GAP_US = 20
@@ -58,8 +58,25 @@ def connections_of(count: int, connection_count: int, share: float) -> Ints:
     return connection
 
 
-def crowd(target: str | os.PathLike[str], exchange: Exchange, connection: npt.NDArray[Any]) -> None:
-    """Write a pcap in which exchange i is one of the connection connection[i]."""
+def offset_fetch() -> Exchange:
+    """OffsetFetch v2 of one partition: a small request that nothing has to come before."""
+    partition = {"partition_index": 0, "committed_offset": 7, "metadata": "", "error_code": 0}
+    asked = {"group_id": "group", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    told = {"topics": [{"name": "t", "partitions": [partition]}], "error_code": 0}
+    header = {"correlation_id": 0, "client_id": CLIENT_ID.decode()}
+    request = encode_message(Message(9, 2, "request", header, asked))
+    response = encode_message(Message(9, 2, "response", {"correlation_id": 0}, told))
+    return struct.pack(">i", len(request)) + request, struct.pack(">i", len(response)) + response
+
+
+def crowd(
+    target: str | os.PathLike[str],
+    exchange: Exchange,
+    connection: npt.NDArray[Any],
+    gap_us: int = PACKET_GAP_US,
+) -> None:
+    """Write a pcap in which exchange i is one of the connection connection[i], a packet each
+    gap_us."""
     payloads = [
         (side, at, data[at : at + SEGMENT_SIZE])
         for side, data in enumerate(exchange)
@@ -80,7 +97,7 @@ def crowd(target: str | os.PathLike[str], exchange: Exchange, connection: npt.ND
             ):
                 here = block[:, base : base + len(packet)]
                 index = np.arange(first, first + len(here)) * len(payloads) + number
-                _fill_head(here, connection[some], index, side)
+                _fill_head(here, connection[some], index * gap_us, index, side)
                 _fill_numbers(here, turn[some], exchange, side, at, len(payload))
                 base += len(packet)
             out.write(block.tobytes())
@@ -108,8 +125,9 @@ def _put(block: Bytes, place: int, values: Any, kind: str) -> None:
     block[:, place : place + size] = words.view(np.uint8).reshape(len(block), size)
 
 
-def _fill_head(packet: Bytes, connection: npt.NDArray[Any], index: Ints, side: int) -> None:
-    time_us = index * PACKET_GAP_US
+def _fill_head(
+    packet: Bytes, connection: npt.NDArray[Any], time_us: Ints, index: Ints, side: int
+) -> None:
     _put(packet, _PACKET, START_TIME_NS // 10**9 + time_us // 10**6, "<u4")
     _put(packet, _PACKET + 4, time_us % 10**6, "<u4")
     client = (10 << 24) + 1 + connection // CLIENTS_PER_HOST, 10_000 + connection % CLIENTS_PER_HOST
@@ -134,20 +152,3 @@ def _fill_numbers(
         place = _PAYLOAD + (8 if side == 0 else 4)
         assert place - _PAYLOAD + 4 <= size
         _put(packet, place, turn & 0x7FFFFFFF, ">u4")
-
-
-def main() -> None:
-    """Command: crowd.py TARGET EXCHANGES CONNECTIONS [--share S] [--large]."""
-    parser = argparse.ArgumentParser(description="One exchange over many connections.")
-    parser.add_argument("target")
-    parser.add_argument("exchanges", type=int)
-    parser.add_argument("connections", type=int)
-    parser.add_argument("--share", type=float, default=0.0, help="of exchanges in the first one")
-    parser.add_argument("--large", action="store_true", help="fetches of records, not heartbeats")
-    given = parser.parse_args()
-    chosen = connections_of(given.exchanges, given.connections, given.share)
-    crowd(given.target, large_fetch() if given.large else heartbeat(), chosen)
-
-
-if __name__ == "__main__":
-    main()

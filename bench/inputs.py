@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.crowd import connections_of, crowd, heartbeat, large_fetch
+from bench.crowd import connections_of, crowd, heartbeat, large_fetch, offset_fetch
 from bench.measure import ROOT
 from bench.multiply import multiply
 from bench.synthesise import Recipe, synthesise
@@ -105,6 +105,16 @@ def shaped(shape: Shape) -> Path:
         crowd(part, exchange, chosen)
         part.rename(target)
     return target
+
+
+def small_requests(count: int, connections: int, per_second: int = 25_000) -> Input:
+    """OffsetFetch requests over connections, each sent after the response to the one before."""
+    path = WORK / f"offsets-{count}-{connections}-{per_second}.pcap"
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        chosen = connections_of(count, connections, 0)
+        crowd(path, offset_fetch(), chosen, gap_us=1_000_000 // per_second // 2)
+    return Input(path.stem, f"{connections} connections", path)
 
 
 def _absent(path: Path) -> str:

@@ -59,14 +59,6 @@ def first_line(command: list[str], cwd: Path = ROOT) -> float:
     return seconds
 
 
-def printed(command: list[str], cwd: Path = ROOT, codes: tuple[int, ...] = (0,)) -> str:
-    """Return the output of a process. Raises if it ends with another code than these."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode not in codes:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def median(values: list[float]) -> float:
     return float(statistics.median(values))
 

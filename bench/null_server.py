@@ -3,26 +3,23 @@
 One process, one epoll loop, no asyncio: its cost a request is a few microseconds, so that what a
 client reaches against it is the client's own limit. ApiVersions lists every API that is known here,
 Metadata has one node (itself) and the requested topics with one partition, ListOffsets answers 0.
-With --answers, a pickled `bench.answers.Answers`, requests that these know get theirs.
+With --capture, a request of the capture gets the captured response to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import pickle
 import select
 import socket
 import struct
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
-
-if TYPE_CHECKING:
-    from bench.answers import Answers
+from kdissect.replay.workload.source import load_workload
 
 _LIST_OFFSETS, _METADATA, _API_VERSIONS = 2, 3, 18
 
@@ -32,23 +29,36 @@ def _topic(name: str) -> dict[str, Any]:
     return {"name": name, "partitions": [partition]}
 
 
-class NullServer:
-    """Listens on a free port of the loopback interface."""
+def captured_responses(capture: str) -> dict[bytes, deque[bytes]]:
+    """A request without its correlation id -> the responses to it in their order, b"" for none."""
+    found: dict[bytes, deque[bytes]] = {}
+    for exchange in sorted(load_workload([capture]).exchanges(), key=lambda it: it.request_time_ns):
+        request = exchange.request
+        if request is not None and (exchange.response or not exchange.expects_response):
+            key = request[:4] + request[8:]
+            found.setdefault(key, deque()).append(exchange.response or b"")
+    return found
 
-    def __init__(self, topics: list[str] | None = None, captured: Answers | None = None) -> None:
+
+class NullServer:
+    """Listens on a free port of the loopback interface. captured: see `captured_responses`."""
+
+    def __init__(
+        self, topics: list[str] | None = None, captured: dict[bytes, deque[bytes]] | None = None
+    ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self.port = self.listener.getsockname()[1]
         self.topics = topics or []
-        self.captured = captured
+        self.captured = captured or {}
         self.count = 0
         self._answers: dict[bytes, bytes] = {}
 
     def answer(self, frame: bytes) -> bytes:
         """With its size prefix; b"" where none is due."""
-        if self.captured is not None:
-            found = self.captured.take(frame)
-            if found is not None:  # nothing for Produce with acks 0
-                return len(found).to_bytes(4, "big") + frame[4:8] + found[4:] if found else b""
+        left = self.captured.get(frame[:4] + frame[8:])
+        if left:
+            found = left.popleft() if len(left) > 1 else left[0]  # the last one again and again
+            return len(found).to_bytes(4, "big") + frame[4:8] + found[4:] if found else b""
         key = frame[:4]
         kept = self._answers.get(key)
         if kept is None:
@@ -70,10 +80,9 @@ class NullServer:
                 api_version = 0
         elif api_key == _METADATA:
             asked = decode_message(frame, side="request").body["topics"]
-            known = {} if self.captured is None else self.captured.topics
-            names = [each["name"] for each in asked] if asked else [*self.topics, *known]
+            names = [each["name"] for each in asked] if asked else self.topics
             body["brokers"] = [{"node_id": 1, "host": "127.0.0.1", "port": self.port}]
-            body["topics"] = [known.get(name) or _topic(name) for name in names]
+            body["topics"] = [_topic(name) for name in names]
         elif api_key == _LIST_OFFSETS:
             asked = decode_message(frame, side="request").body["topics"]
             body["topics"] = [
@@ -128,12 +137,12 @@ class NullServer:
 
 
 def main() -> None:
-    """Command: python -m bench.null_server [--topic NAME]... [--answers FILE]; prints its port."""
+    """Command: python -m bench.null_server [--topic NAME]... [--capture FILE]; prints its port."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topic", action="append")
-    parser.add_argument("--answers")
+    parser.add_argument("--capture")
     given = parser.parse_args()
-    captured = pickle.loads(Path(given.answers).read_bytes()) if given.answers else None
+    captured = captured_responses(given.capture) if given.capture else None
     server = NullServer(given.topic, captured)
     gc.freeze()
     sys.stdout.write(f"{server.port}\n")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from bench.measure import (
     first_line,
     interleaved,
     median,
-    printed,
     spread,
     timed,
 )
@@ -164,34 +165,13 @@ def tshark(quick: bool) -> dict[str, Any]:
     if shutil.which("tshark") is None:
         return {"skipped": "tshark is not installed"}
     kinds = {"json": ["-T", "json"], "ek": ["-T", "ek"], "fields": _fields()}
-    commands = {kind: partial(tshark_command, output=output) for kind, output in kinds.items()}
-    sources = [inputs.record_heavy(), inputs.message_heavy(), inputs.five_codecs()]
-    return _others(commands, sources, 2 if quick else COPIES, 1 if quick else 3)
-
-
-def loop(quick: bool) -> dict[str, Any]:
-    """A loop with dpkt and kafka-python (`bench/loop.py`), whole processes likewise."""
-    sources = [inputs.record_heavy(), inputs.message_heavy()]
-    found = _others({"loop": loop_command}, sources, 2 if quick else COPIES, 1 if quick else 3)
-    for source in sources:
-        told = printed(loop_command(inputs.copies_of(source, 1)))
-        found["inputs"][source.name]["counts"] = json.loads(told)
-    return found
-
-
-def _others(
-    commands: dict[str, Callable[[Path], list[str]]],
-    sources: list[inputs.Input],
-    copies: int,
-    rounds: int,
-) -> dict[str, Any]:
-    """Marginal cost of other programs: of each kind of command, whole processes in turns."""
+    copies, rounds = (2, 1) if quick else (COPIES, 3)
     found = {}
-    for source in sources:
+    for source in (inputs.record_heavy(), inputs.message_heavy(), inputs.five_codecs()):
         jobs = {
-            f"{kind}_{n}": partial(timed, command(inputs.copies_of(source, n)))
+            f"{kind}_{n}": partial(timed, tshark_command(inputs.copies_of(source, n), output))
             for n in (1, copies)
-            for kind, command in commands.items()
+            for kind, output in kinds.items()
         }
         runs = interleaved(jobs, rounds)
         found[source.name] = {
@@ -201,14 +181,10 @@ def _others(
             "seconds": {name: spread(values) for name, values in runs.items()},
             **{
                 f"{kind}_marginal": _marginal(runs[f"{kind}_1"], runs[f"{kind}_{copies}"], copies)
-                for kind in commands
+                for kind in kinds
             },
         }
     return {"rounds": rounds, "inputs": found}
-
-
-def loop_command(path: Path) -> list[str]:
-    return [PYTHON, "-m", "bench.loop", str(path), "--ports", ",".join(map(str, PORTS))]
 
 
 def tshark_command(path: Path, output: list[str]) -> list[str]:
@@ -344,58 +320,79 @@ def startup(quick: bool) -> dict[str, Any]:
 
 
 def replay(quick: bool) -> dict[str, Any]:
-    """Measure the client alone, against a server that answers at once on the other core."""
+    """`kdissect replay` against a server that answers at once, in a process of its own."""
     source = inputs.message_heavy()
     part = 10 if quick else 1
-    made = ["--connections", "100", "--requests", str(300_000 // part)]
-    paced = ["--connections", "1000", "--seconds", str(30 // (3 if quick else 1))]
-    paced += ["--requests", str(60_000 // (3 if quick else 1)), "--pace", "recorded"]
+    small = inputs.small_requests(300_000 // part, 100)
+    paced = inputs.small_requests(20_000 if quick else 60_000, 1000, per_second=2000)
     runs = {
-        "loop": ("made requests, sending and receiving alone", [*made, "--loop"]),
-        "small": ("made requests", made),
-        "pipelined": ("made requests, five in flight", [*made, "--pipeline", "5"]),
-        "captured": (source.path.name, ["--source", str(source.path)]),
-        "paced": ("made requests, 1000 connections, 2000 a second", paced),
+        "small": (f"small requests, {small.title}", small.path, "max"),
+        "captured": (source.path.name, source.path, "max"),
+        "paced": (f"small requests, {paced.title}", paced.path, "recorded"),
     }
     rounds = 1 if quick else 3
-    told = interleaved(
-        {
-            name: partial(printed, [PYTHON, "-m", "bench.replay_loop", *options])
-            for name, (_, options) in runs.items()
-        },
-        rounds,
-    )
+    jobs = {name: partial(_replayed, path, pace) for name, (_, path, pace) in runs.items()}
+    done = interleaved(jobs, rounds)
     return {
         "rounds": rounds,
         **({"note": source.note} if source.note else {}),
         "rows": {
-            name: {"title": title, **_replayed([json.loads(text) for text in told[name]])}
-            for name, (title, _) in runs.items()
+            name: {
+                "title": title,
+                "sent": done[name][0]["sent"],
+                "ended": done[name][0]["ended"],
+                "verdicts": done[name][0]["verdicts"],
+                "lag_ms": done[name][0]["lag_ms"],
+                **{
+                    key: spread([run[key] for run in done[name]])
+                    for key in ("requests_per_s", "compared_per_s")
+                },
+            }
+            for name, (title, _, _) in runs.items()
         },
     }
 
 
-def _replayed(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    names = runs[0]["cpu_us_per_request"]
+def _replayed(path: Path, pace: str) -> dict[str, Any]:
+    """One run. Compared: the requests by the time that the command takes beyond a dry run."""
+    lines = OUT / "replay.jsonl"
+    lines.unlink(missing_ok=True)
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    with null_server("--capture", str(path)) as port:
+        command = [KDISSECT, "replay", str(path), "--to", f"127.0.0.1:{port}", "--quiet"]
+        command += ["--pace", pace, "--allow", "produce,groups,transactions,admin"]
+        planned_s = timed([*command, "--dry-run"])
+        whole_s = timed([*command, "--fail-on", "none", "--json", str(lines)])
+    summary = json.loads(lines.read_text().splitlines()[-1])
     return {
-        "sent": runs[0]["sent"],
-        "ended": "; ".join(run["ended"] for run in runs if run["ended"]),
-        **{
-            name: spread([run[name] for run in runs]) for name in ("requests_per_s", "judged_per_s")
-        },
-        "cpu_us": {
-            name: median([run["cpu_us_per_request"][name] for run in runs]) for name in names
-        },
-        "lag_ms": [median([run["lag_ms"][place] for run in runs]) for place in range(3)],
-        "verdicts": runs[0].get("verdicts", {}),
+        "sent": summary["sent"],
+        "ended": summary["ended"] or "",
+        "verdicts": {name: count for name, count in summary["verdicts"].items() if count},
+        "requests_per_s": summary["requests_per_s"],
+        "compared_per_s": summary["sent"] / max(whole_s - planned_s, 1e-3),
+        "lag_ms": [summary["lag"][name] / 1000 for name in LAGS if summary["lag"][name]],
     }
+
+
+LAGS = ("p50_us", "p99_us", "max_us")
+
+
+@contextmanager
+def null_server(*options: str) -> Iterator[int]:
+    """A server in a process of its own; its port."""
+    command = [PYTHON, "-m", "bench.null_server", *options]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
 
 
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "marginal": marginal,
     "codecs": codecs,
     "tshark": tshark,
-    "loop": loop,
     "growth": growth,
     "memory": memory,
     "shapes": shapes,

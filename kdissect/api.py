@@ -338,13 +338,13 @@ class Tables(Mapping[str, Table]):
             since: a time. With it, `change` (`new`, `gone`, `changed`, `same`) compares the
                 requests from then on with those before, and `changes` lists what differs.
         """
-        from kdissect.sql import Database
         from kdissect.sql.inventory import inventory
+        from kdissect.sql.requests import make_requests
 
         since_us = None if since is None else time_ns(since) // 1000
-        names = {"connections", "exchanges", "record_batches", "apis/Fetch"} & set(self._tables)
-        with Database({name: self._tables[name].dataset for name in names}) as database:
-            rows = inventory(database, has_fetch="apis/Fetch" in names, since_us=since_us)
+        with self.database() as database:
+            make_requests(database)
+            rows = inventory(database, since_us)
         return _in_memory("inventory", rows)
 
     def report(

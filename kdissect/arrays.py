@@ -1,4 +1,4 @@
-"""Faster forms of numpy functions, mostly for structured arrays.
+"""Types of arrays by what they hold, and faster forms of numpy functions.
 
 numpy copies structured arrays field by field, which takes ten times as long as copying rows.
 """
@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.void]
+# What an array holds, where arrays pass between modules.
+Rows = npt.NDArray[np.void]  # rows of a structured array
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[Any]  # integers of any width
+Bools = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]  # of rows in another array
+Positions = npt.NDArray[np.int64]  # of bytes in a buffer or a stream
+TimesNs = npt.NDArray[np.int64]  # nanoseconds since 1970
+Ids = npt.NDArray[np.int64]  # of captures, connections or exchanges
 
 _ENDINGS = 1 << 16  # values of the lowest 16 bits
 

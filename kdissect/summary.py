@@ -11,7 +11,7 @@ from rich.table import Table as TextTable
 
 from kdissect.api import Tables
 from kdissect.sql import Database
-from kdissect.sql.exchange_facts import is_fault
+from kdissect.sql.requests import is_fault
 from kdissect.sql.sessions import VALID, certificates
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import plural, unread, visible

@@ -16,8 +16,7 @@ from typing import Any
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.model import SIDES, Definition, Field, Type
-from tests.pipeline.made import Exchange, batch, exchange, fetch, write_capture
-from tests.pipeline.test_internal import metadata
+from tests.builders.messages import Exchange, batch, exchange, fetch, metadata_record, write_capture
 
 SECRET = b"Correct/Horse+Battery-Staple=0123456789abcdefghijklmnopqrstuvwxyz"
 SHOWN_MAX = 12  # so many bytes of it in a row are a leak
@@ -118,10 +117,14 @@ def _within_others(number: int) -> Iterator[Exchange]:
     header = {"correlation_id": number, "client_id": "made"}
     inner = encode_message(Message(_SCRAM, 0, "request", header, body(_SCRAM, 0, 0)))
     yield exchange(number, 58, 0, {"request_data": inner, "client_host_address": bytes(4)}, {})
-    scram = metadata("UserScramCredentialRecord", name="alice", mechanism=1, salt=SECRET,
-                     stored_key=SECRET, server_key=SECRET)  # fmt: skip
-    config = metadata("ConfigRecord", resource_type=4, resource_name="1", name="sasl.jaas.config",
-                      value=SECRET.decode())  # fmt: skip
+    scram = metadata_record(
+        "UserScramCredentialRecord", name="alice", mechanism=1, salt=SECRET, stored_key=SECRET,
+        server_key=SECRET,
+    )  # fmt: skip
+    config = metadata_record(
+        "ConfigRecord", resource_type=4, resource_name="1", name="sasl.jaas.config",
+        value=SECRET.decode(),
+    )  # fmt: skip
     records = batch([(b"", scram), (b"", config), (b"", scram[:-3])])
     yield fetch(number + 1, _SNAPSHOT_TOPIC, [records])
     for at, token in enumerate(_tokens()):

@@ -16,7 +16,7 @@ import kdissect as package
 from kdissect.accounts import accounts, check
 from kdissect.api import Table, Tables
 from kdissect.sql.database import Database
-from tests.damage import lose_packets
+from tests.builders.captures import lose_packets
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Change = Callable[[pa.Table], pa.Table]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.builders.captures import Packet, pcap_bytes, read_packets
 from tests.capture.fragmenting import ipv4_fragments
-from tests.fuzz.packets import Packet, pcap_bytes, read_pcap
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "kdissect" / "samples"
@@ -36,7 +36,7 @@ def _cut_up(packets: list[Packet]) -> Iterator[Packet]:
 
 def main() -> None:
     SAMPLES.mkdir(exist_ok=True)
-    plain = read_pcap(ROOT / "captures" / "kafkajs.pcap.gz")
+    plain = read_packets(ROOT / "captures" / "kafkajs.pcap.gz")
     named = [
         packet.with_payload(packet.payload.replace(b"kafkajs", b"kafk\xffjs"))
         if packet.is_tcp and len(packet.payload) < 400
@@ -49,12 +49,12 @@ def main() -> None:
         for port in range(20_000, 20_000 + ENDPOINTS)
     ]
     answers = [packet for packet in plain if packet.is_tcp and packet.source[1] < packet.target[1]]
-    old = read_pcap(ROOT / "captures" / "java_0_10_2_2.pcap")[:OLD_PACKETS]
+    old = read_packets(ROOT / "captures" / "java_0_10_2_2.pcap")[:OLD_PACKETS]
     (SAMPLES / "plain.pcap").write_bytes(pcap_bytes(plain))
     (SAMPLES / "old.pcap").write_bytes(pcap_bytes(old))
     (SAMPLES / "damaged.pcap").write_bytes(pcap_bytes([*_cut_up(named), *crowd]))
     (SAMPLES / "answers.pcap").write_bytes(pcap_bytes(answers))
-    encrypted = read_pcap(ROOT / "captures" / "tls13.pcap.gz")[:TLS_PACKETS]
+    encrypted = read_packets(ROOT / "captures" / "tls13.pcap.gz")[:TLS_PACKETS]
     (SAMPLES / "tls.pcap").write_bytes(pcap_bytes(encrypted))
     (SAMPLES / "tls.keylog").write_bytes((ROOT / "captures" / "tls13.keylog").read_bytes())
 

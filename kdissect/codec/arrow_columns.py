@@ -34,7 +34,7 @@ _ARROW = {
     Type.BYTES: pa.binary(),
 }
 PRESENT = "_present"  # the only child of a struct without fields: Parquet has no empty structs
-_UNKNOWN_TAGS = pa.list_(
+UNKNOWN_TAGS = pa.list_(
     pa.struct([("path", pa.string()), ("tag", pa.int32()), ("data", pa.binary())])
 )
 
@@ -197,7 +197,7 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     itself, "header" for the header.
     """
     if not len(tags):
-        return pa.nulls(rows, _UNKNOWN_TAGS)
+        return pa.nulls(rows, UNKNOWN_TAGS)
     tag_counts = np.bincount(tags["row"], minlength=rows)
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(tag_counts, out=offsets[1:])
@@ -212,8 +212,8 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     ones = np.ones(len(tags), np.uint8)
     data, _ = Texts(buf).array(packed, ones, pa.binary())
     tag = pa.array(np.ascontiguousarray(tags["tag"]), pa.int32())
-    fields = list(_UNKNOWN_TAGS.value_type)
+    fields = list(UNKNOWN_TAGS.value_type)
     values = pa.StructArray.from_arrays([path, tag, data], fields=fields)
     bits, nulls = _bits((tag_counts > 0).astype(np.uint8))
     buffers = [bits, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(_UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])
+    return pa.Array.from_buffers(UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])

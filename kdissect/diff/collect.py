@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 from kdissect.sql import Database, view_name
-from kdissect.sql.unanswered import unanswered
+from kdissect.sql.requests import make_requests
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
@@ -79,17 +79,15 @@ def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database
     return Database(sources, memory_limit=memory_limit)
 
 
-def prepare(database: Database, a: Tables, b: Tables) -> None:
+def prepare(database: Database) -> None:
     """Create `numbered`, `x`, `batches`, `round_trips` and `configs`."""
-    names = {
-        side: {view_name(name) for name in tables.names}
-        for side, tables in zip(COMPARED, (a, b), strict=True)
-    }
+    for side in COMPARED:
+        make_requests(database, f"{side}_")
     _make_numbered(database)
-    _make_exchanges(database, names)
+    _make_exchanges(database)
     _make_batches(database)
     _make_round_trips(database)
-    _make_configs(database, names)
+    _make_configs(database)
 
 
 def _of_both(query: str) -> str:
@@ -99,7 +97,7 @@ def _of_both(query: str) -> str:
 
 def _make_numbered(database: Database) -> None:
     connections = _of_both(
-        "select '{side}' side, connection_id, min(client_id) client_id from {side}_exchanges "
+        "select '{side}' side, connection_id, min(client_id) client_id from {side}_requests "
         "group by all"
     )
     database.run(
@@ -109,8 +107,18 @@ def _make_numbered(database: Database) -> None:
     )
 
 
-def _make_exchanges(database: Database, names: dict[str, set[str]]) -> None:
-    exchanges = " union all ".join(_exchanges(side, names[side]) for side in COMPARED)
+def _make_exchanges(database: Database) -> None:
+    exchanges = _of_both(
+        """
+        select '{side}' side, exchange_id, connection_id, epoch_us(time) time_us, client_ip,
+            client_id, api_key, api as api_name,
+            case when is_broker and api = 'Fetch' then 'Fetch (replica)' else api end as api,
+            api_version, status, may_be_lost, error_codes, request_size, response_size, upload_ms,
+            download_ms, wait,
+            case when status = 'paired' and wait <> 'undecided' then service_ms end as service_ms
+        from {side}_requests
+        """
+    )
     database.run(
         f"""
         create temp table x as
@@ -154,13 +162,13 @@ def _make_round_trips(database: Database) -> None:
     )
 
 
-def _make_configs(database: Database, names: dict[str, set[str]]) -> None:
+def _make_configs(database: Database) -> None:
     """Create `configs`: the values that were last read or written."""
     configs = [
         f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
         for side in COMPARED
         for api, (view, query) in _CONFIG_SOURCES.items()
-        if view in names[side]
+        if database.has(f"{side}_{view}")
     ]
     nothing = (
         "select '' side, '' api, 0::tinyint resource_type, '' resource_name, '' config, "
@@ -175,27 +183,6 @@ def _make_configs(database: Database, names: dict[str, set[str]]) -> None:
         from ({" union all ".join(configs or [nothing])}) group by all
         """
     )
-
-
-def _exchanges(side: str, names: set[str]) -> str:
-    replicas = (
-        f"select exchange_id from {side}_api_fetch where request.replica_id >= 0 "
-        "or request.replica_state.replica_id >= 0"
-        if "api_fetch" in names
-        else "select 0::bigint where false"
-    )
-    return f"""
-        select '{side}' side, e.exchange_id, e.connection_id,
-            epoch_us(coalesce(request_time, response_time)) time_us,
-            e.client_ip, e.client_id, e.api_key,
-            case when e.exchange_id in ({replicas}) then e.api_name || ' (replica)'
-                else e.api_name end as api,
-            e.api_name, e.api_version, e.status, u.may_be_lost,
-            e.error_codes, e.request_size, e.response_size, e.upload_ms, e.download_ms,
-            e.wait, case when e.status = 'paired' and e.wait <> 'undecided' then e.service_ms end
-                as service_ms
-        from {side}_exchanges e left join ({unanswered(f"{side}_")}) u using (exchange_id)
-    """
 
 
 class Distributions(NamedTuple):

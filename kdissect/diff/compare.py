@@ -60,7 +60,7 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
     durations, round trips and sizes with their tests, changed or not.
     """
     with open_both(a, b, memory_limit) as database:
-        prepare(database, a, b)
+        prepare(database)
         compared = _compare_samples(database)
         changes = {
             kind: _FINDERS[kind](database)

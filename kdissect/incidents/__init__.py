@@ -35,7 +35,7 @@ from kdissect.incidents import (
     transaction_open,
 )
 from kdissect.incidents.causes import without_consequences
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.model import (
     KINDS,
     SCHEMA,
@@ -49,7 +49,7 @@ from kdissect.sql import Database
 __all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents", "json_rows"]
 
 # broker_unreachable also finds advertised_address_unreachable: both start from the same outages
-_FINDERS: dict[str, Callable[[Facts], Iterator[Incident]]] = {
+_FINDERS: dict[str, Callable[[Evidence], Iterator[Incident]]] = {
     "broker_unreachable": broker_unreachable.find,
     "broker_stall": broker_stall.find,
     "idle_connection_cut": idle_connection_cut.find,
@@ -78,6 +78,6 @@ def find_incidents(tables: Mapping[str, pads.Dataset]) -> pa.Table:
     tables: the rows of each table by name, such as ``exchanges`` and ``apis/Fetch``.
     """
     with Database(tables) as database:
-        facts = Facts(database, {name: dataset.schema for name, dataset in tables.items()})
-        found = [incident for find in _FINDERS.values() for incident in find(facts)]
+        evidence = Evidence(database)
+        found = [incident for find in _FINDERS.values() for incident in find(evidence)]
     return incident_table(without_consequences(found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import HELD_APIS, Facts, lasted_ms
+from kdissect.incidents.evidence import HELD_APIS, Evidence, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.text import duration, plural
 
@@ -30,7 +30,7 @@ _END = {False: "the responses came at once after it", True: "the capture ends be
 POLLS = ("Fetch", "ShareFetch")
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the stalls of each broker.
 
     Waiting requests of two connections prove a stall, or those of one connection with a request of
@@ -38,7 +38,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     """
     polls = ", ".join(f"'{api}'" for api in POLLS)
     quick = ", ".join(f"'{api}'" for api in QUICK_APIS)
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH answered AS (
           SELECT connection_id, max(request_time) AS last_asked FROM requests
@@ -99,7 +99,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         length = duration(lasted_ms(row))
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "broker_stall",
             BAD,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from kdissect.incidents.facts import HELD_APIS, Facts, Row, lasted_ms
+from kdissect.incidents.evidence import HELD_APIS, Evidence, Row, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, SEVERITIES, WARN, Incident
-from kdissect.sql.exchange_facts import endpoint
+from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
 
 # A client that starts early or races with a restart fails once or twice, then succeeds.
@@ -80,23 +80,23 @@ LEFT JOIN closed c USING (broker, era) LEFT JOIN used u USING (broker)
 """
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the outages of brokers, and the advertised addresses that never worked."""
-    facts.run(_PREPARE)
-    facts.run(f"CREATE TEMP TABLE shutdowns AS {_shutdowns(facts)}")
+    evidence.run(_PREPARE)
+    evidence.run(f"CREATE TEMP TABLE shutdowns AS {_shutdowns(evidence)}")
     advertised = {
         row["address"]
-        for row in facts.rows(
+        for row in evidence.rows(
             """SELECT DISTINCT CASE WHEN contains(a, ':') THEN '[' || a || ']:' ELSE a || ':' END
               || port AS address FROM (SELECT unnest([ip, host]) AS a, port FROM brokers)
             WHERE a IS NOT NULL"""
         )
     }
     nodes: list[list[Row]] = []
-    rows = facts.rows(f"SELECT * FROM ({_outages_with_requests()}) ORDER BY start, broker")
+    rows = evidence.rows(f"SELECT * FROM ({_outages_with_requests()}) ORDER BY start, broker")
     for row in rows:
         if not row["era"] and row["back"] is None and row["broker"] in advertised:
-            yield from _advertised(facts, row)
+            yield from _advertised(evidence, row)
             continue
         # a controller's listener, which no client uses
         is_internal = row["is_brokers"] and row["broker"] not in advertised
@@ -108,11 +108,11 @@ def find(facts: Facts) -> Iterator[Incident]:
             else:
                 nodes.append([outage])
     for listeners in nodes:
-        yield _outage(facts, listeners)
-    yield from _unseen(facts)
+        yield _outage(evidence, listeners)
+    yield from _unseen(evidence)
 
 
-def _shutdowns(facts: Facts) -> str:
+def _shutdowns(evidence: Evidence) -> str:
     """Return SQL of the addresses of brokers that announced their end, and when."""
     announced = [
         f"SELECT request.broker_id AS node_id, request_time AS time FROM {view} WHERE {condition}"
@@ -120,7 +120,7 @@ def _shutdowns(facts: Facts) -> str:
             ("api_controlled_shutdown", "true"),
             ("api_broker_heartbeat", "request.want_shut_down"),
         )
-        if facts.has_field(view, "request", "broker_id")
+        if evidence.has_field(view, "request", "broker_id")
     ]
     if not announced:
         return "SELECT NULL::VARCHAR AS broker, NULL::TIMESTAMPTZ AS time WHERE false"
@@ -146,9 +146,9 @@ def _outages_with_requests() -> str:
           min(r.request_time) FILTER (r.is_unanswered AND r.request_time > o.last_response
             AND r.api NOT IN {HELD_APIS}) AS first_ignored,
           count(*) FILTER (r.is_unanswered AND r.api NOT IN {HELD_APIS}) AS lost,
-          list(r.exchange_id ORDER BY r.request_time)
+          list(r.exchange_id ORDER BY r.request_time, r.exchange_id)
             FILTER (r.is_unanswered)[:{EVIDENCE_MAX}] AS exchange_ids,
-          coalesce(bool_or(r.is_not_leader
+          coalesce(bool_or(list_contains(r.error_codes, 6)
             AND r.response_time >= o.first_failed - INTERVAL {GIVING_AWAY_S} SECONDS), false)
             AS gave_away
         FROM outages o JOIN requests r ON r.broker = o.broker
@@ -200,7 +200,7 @@ def _ip(row: Row) -> str:
     return address.rpartition(":")[0]
 
 
-def _outage(facts: Facts, listeners: list[Row]) -> Incident:
+def _outage(evidence: Evidence, listeners: list[Row]) -> Incident:
     """Return the incident of a node: its subject is the listener of its clients."""
     start = min(row["start"] for row in listeners)
     listeners = [{**row, "start": start} for row in listeners]
@@ -231,7 +231,7 @@ def _outage(facts: Facts, listeners: list[Row]) -> Incident:
         lasted_ms(first),
         [number for row in listeners for number in row["exchange_ids"] or ()],
         ids,
-        facts.follow(ids),
+        evidence.follow(ids),
         frozenset(row["broker"] for row in listeners),
     )
 
@@ -249,14 +249,14 @@ def _ending(row: Row) -> str:
     )
 
 
-def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
+def _advertised(evidence: Evidence, row: Row) -> Iterator[Incident]:
     if row["syns"] < ATTEMPTS_MIN and row["attempts"] < ATTEMPTS_MIN:
         return
     kind = "refused" if row["refusals"] else "not answered"
     yield _wrong_address(
-        facts,
+        evidence,
         {
-            "start": _connected_at(facts, row["first_failed"]),
+            "start": _connected_at(evidence, row["first_failed"]),
             "stop": row["last_failed"],
             "connection_ids": row["failed_ids"],
         },
@@ -267,9 +267,9 @@ def _advertised(facts: Facts, row: Row) -> Iterator[Incident]:
     )
 
 
-def _connected_at(facts: Facts, first_failed: datetime) -> datetime:
+def _connected_at(evidence: Evidence, first_failed: datetime) -> datetime:
     """Return when the client that last read Metadata before the first attempt had connected."""
-    (row,) = facts.rows(
+    (row,) = evidence.rows(
         f"""
         SELECT max_by(s.first_time, r.response_time) AS connected
         FROM requests r JOIN sessions s USING (connection_id)
@@ -283,16 +283,16 @@ def _connected_at(facts: Facts, first_failed: datetime) -> datetime:
     return connected
 
 
-def _unseen(facts: Facts) -> Iterator[Incident]:
+def _unseen(evidence: Evidence) -> Iterator[Incident]:
     """Yield advertised addresses that clients never used, though no attempt to connect was seen.
 
     The evidence: a client asks for Metadata of its topics again and again and never goes on, and
     no client does anything else at an advertised address. A client that cannot resolve a host name
     sends no SYN, and the bootstrap address may have the same port.
     """
-    if not facts.has_field("api_metadata", "request", "topics"):
+    if not evidence.has_field("api_metadata", "request", "topics"):
         return
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH used AS (
           SELECT DISTINCT broker FROM requests WHERE NOT is_broker AND api NOT IN {_BOOTSTRAP_APIS}
@@ -320,7 +320,7 @@ def _unseen(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         yield _wrong_address(
-            facts,
+            evidence,
             row,
             row["hosts"],
             f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
@@ -331,16 +331,18 @@ def _unseen(facts: Facts) -> Iterator[Incident]:
         )
 
 
-def _wrong_address(facts: Facts, row: Row, address: str, text: str, client: str = "") -> Incident:
-    """Return the incident of an advertised address. row: as for `Facts.incident`."""
-    return facts.incident(
+def _wrong_address(
+    evidence: Evidence, row: Row, address: str, text: str, client: str = ""
+) -> Incident:
+    """Return the incident of an advertised address. row: as for `Evidence.incident`."""
+    return evidence.incident(
         row,
         "advertised_address_unreachable",
         BAD,
         address,
         text,
         time_lost_ms=lasted_ms(row),
-        next_command=facts.command("sql", "from brokers"),
+        next_command=evidence.command("sql", "from brokers"),
         brokers=frozenset((address, *row.get("brokers", ()))),
         client=client,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import PACKETS, Facts
+from kdissect.incidents.evidence import PACKETS, Evidence
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.text import byte_size, plural, share
 
@@ -59,22 +59,22 @@ _BOUNDS = f"""
 """
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the captures that lack bytes of Kafka connections between captured ones.
 
     It begins when the first gap was over at the latest. It ends in the middle of the bounds of the
     last gap. Gaps that may be from one moment begin and end with the bounds that they share.
     """
-    facts.run(
+    evidence.run(
         """
         CREATE TEMP TABLE gaps AS
         SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM anomalies
         WHERE kind = 'gap' AND byte_count > 0
         """
     )
-    if not facts.rows("FROM gaps LIMIT 1"):
+    if not evidence.rows("FROM gaps LIMIT 1"):
         return
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH timed AS ({_BOUNDS}
         ), totals AS (
@@ -111,7 +111,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["unjudged"]
             else ""
         )
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "capture_loss",
             BAD if row["part"] >= SHARE_BAD else WARN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import PACKETS, Facts
+from kdissect.incidents.evidence import PACKETS, Evidence
 from kdissect.incidents.model import WARN, Incident
 from kdissect.text import duration, plural
 
@@ -27,11 +27,11 @@ _JUMPS = f"""
 """
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the steps back of each capture, as packets show them, and its steps forward."""
-    facts.run(_JUMPS)
-    yield from _incidents(facts, _STEPS_BACK, "back")
-    yield from _incidents(facts, _STEPS_FORWARD, "forward")
+    evidence.run(_JUMPS)
+    yield from _incidents(evidence, _STEPS_BACK, "back")
+    yield from _incidents(evidence, _STEPS_FORWARD, "forward")
 
 
 _STEPS_BACK = f"""
@@ -78,9 +78,9 @@ _STEPS_FORWARD = f"""
 """
 
 
-def _incidents(facts: Facts, steps: str, direction: str) -> Iterator[Incident]:
+def _incidents(evidence: Evidence, steps: str, direction: str) -> Iterator[Incident]:
     """Yield one incident for the steps of a capture, however many it has."""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH steps AS (
           SELECT capture_id, packet, before_time, after_time, max(step_ms) AS step_ms
@@ -98,14 +98,14 @@ def _incidents(facts: Facts, steps: str, direction: str) -> Iterator[Incident]:
         steps_taken = f"by {size}"
         if row["steps"] > 1:
             steps_taken = f"{plural(row['steps'], 'time')}, by {size} at most"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "clock_step",
             WARN,
             row["path"],
             f"The clock of the capture went {direction} {steps_taken}. "
             "Durations across a step are wrong.",
-            next_command=facts.command(
+            next_command=evidence.command(
                 "show", "--from", row["start"].isoformat(), capture_id=row["capture_id"]
             ),
         )

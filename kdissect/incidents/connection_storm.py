@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, lasted_ms
+from kdissect.incidents.evidence import Evidence, lasted_ms
 from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural
@@ -21,14 +21,14 @@ RATE_MIN = 2  # a second
 SHORT_S = 5  # connections of pooled clients live for minutes (connections.max.idle.ms: 9 min)
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client."""
     opened = f"""(
       SELECT *, first_time AS time FROM sessions
       WHERE handshake_seen AND (is_kafka OR is_tls) AND NOT is_broker
         AND last_time - first_time < INTERVAL {SHORT_S} SECONDS
     )"""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT client, broker, run, min(time) AS start, max(time) AS stop,
           count(*) AS connections,
@@ -44,7 +44,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         length_ms = lasted_ms(row)
         rate = row["connections"] / (length_ms / 1000)
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "connection_storm",
             WARN,

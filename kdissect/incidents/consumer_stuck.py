@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row, lasted_ms
+from kdissect.incidents.evidence import Evidence, Row, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.text import byte_size, duration, plural
 
@@ -20,25 +20,25 @@ LENGTH_MS = 5000
 PAUSE_MS = 30_000
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions in which a consumer does not advance."""
-    if not facts.has_field("api_fetch", "request", "topics", "partitions", "fetch_offset"):
+    if not evidence.has_field("api_fetch", "request", "topics", "partitions", "fetch_offset"):
         return
-    if not facts.has_field("api_fetch", "response", "responses", "partitions", "high_watermark"):
+    if not evidence.has_field("api_fetch", "response", "responses", "partitions", "high_watermark"):
         return
-    facts.run(_positions(facts))
-    facts.run(_REPEATED)
-    rows = facts.rows(
+    evidence.run(_positions(evidence))
+    evidence.run(_REPEATED)
+    rows = evidence.rows(
         f"""
         WITH answered AS (
           SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
           WHERE exchange_id IN (SELECT exchange_id FROM repeated_positions)
         ), states AS (
           SELECT exchange_id, topic, p.partition_index AS partition, p.error_code AS error,
-            p.high_watermark AS high, {_stable(facts)} AS stable
+            p.high_watermark AS high, {_stable(evidence)} AS stable
           FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p
-            FROM {facts.with_topic("answered", "response", "responses")})
-          WHERE {_sends_records(facts)}
+            FROM {evidence.with_topic("answered", "response", "responses")})
+          WHERE {_sends_records(evidence)}
         ), useless AS (
           SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
           FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
@@ -69,7 +69,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         length_ms = lasted_ms(row)
         partition = f"{row['topic']}-{row['partition']}"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "consumer_stuck",
             BAD,
@@ -83,11 +83,11 @@ def find(facts: Facts) -> Iterator[Incident]:
         )
 
 
-def _positions(facts: Facts) -> str:
+def _positions(evidence: Evidence) -> str:
     """Return SQL that makes a table of the positions in consumers' Fetch requests."""
     isolation = (
         "coalesce(request.isolation_level, 0) = 1"
-        if facts.has_field("api_fetch", "request", "isolation_level")
+        if evidence.has_field("api_fetch", "request", "isolation_level")
         else "false"
     )
     return f"""
@@ -98,7 +98,7 @@ def _positions(facts: Facts) -> str:
           FROM api_fetch WHERE request.replica_id IS NULL OR request.replica_id < 0
         ), partitions AS (
           SELECT exchange_id, is_committed, max_bytes, topic, unnest(t.partitions) AS p
-          FROM {facts.with_topic("asked", "request", "topics")}
+          FROM {evidence.with_topic("asked", "request", "topics")}
         )
         SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
           p.p.fetch_offset AS position, r.client, r.connection_id, r.time
@@ -132,19 +132,19 @@ _REPEATED = f"""
 """
 
 
-def _sends_records(facts: Facts) -> str:
+def _sends_records(evidence: Evidence) -> str:
     """Return SQL that leaves out responses that name another replica to read from (KIP-392)."""
     path = ("response", "responses", "partitions", "preferred_read_replica")
     return (
         "coalesce(p.preferred_read_replica, -1) < 0"
-        if facts.has_field("api_fetch", *path)
+        if evidence.has_field("api_fetch", *path)
         else "true"
     )
 
 
-def _stable(facts: Facts) -> str:
+def _stable(evidence: Evidence) -> str:
     path = ("response", "responses", "partitions", "last_stable_offset")
-    if not facts.has_field("api_fetch", *path):
+    if not evidence.has_field("api_fetch", *path):
         return "p.high_watermark"
     return "CASE WHEN p.last_stable_offset >= 0 THEN p.last_stable_offset ELSE high END"
 

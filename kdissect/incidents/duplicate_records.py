@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.produced import make_produced
 from kdissect.text import plural
@@ -18,11 +18,11 @@ from kdissect.text import plural
 AGAIN_S = 300
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions with batches that were written twice."""
-    if not make_produced(facts):
+    if not make_produced(evidence):
         return
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH lost AS (
           SELECT topic, partition, exchange_id, records, time, content FROM produced
@@ -58,7 +58,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         partition = f"{row['topic']}-{row['partition']}"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "duplicate_records",
             BAD,

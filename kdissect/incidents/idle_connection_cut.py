@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.text import duration, plural
 
@@ -23,13 +23,13 @@ PROOF_S = 60
 _HELD_APIS = ("ShareFetch", "JoinGroup", "SyncGroup")
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the connections that died while they were idle, for each client and broker."""
-    has_wait = facts.has_field("api_fetch", "request", "max_wait_ms")
+    has_wait = evidence.has_field("api_fetch", "request", "max_wait_ms")
     waits = "SELECT exchange_id, request.max_wait_ms AS wait_ms FROM api_fetch"
     if not has_wait:
         waits = "SELECT NULL::BIGINT AS exchange_id, NULL::BIGINT AS wait_ms WHERE false"
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH alive AS (
           SELECT connection_id, max(response_end_time) AS answered FROM requests
@@ -72,7 +72,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             else f"Nothing answered {plural(row['requests'], 'request')} for {waited}, while "
             "the broker answered other connections."
         )
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "idle_connection_cut",
             WARN if row["is_reset"] else BAD,

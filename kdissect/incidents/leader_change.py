@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, lasted_ms
+from kdissect.incidents.evidence import Evidence, lasted_ms
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.produced import make_produced
 from kdissect.incidents.runs import runs
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.exchange_facts import endpoint
+from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
 
 # Partitions whose leaders change within this time changed for one reason.
@@ -31,16 +31,18 @@ _SIGNS = (
 )
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the changes of leaders, those of one moment together."""
-    if not facts.has_field("api_metadata", "response", "topics", "partitions", "leader_id"):
+    if not evidence.has_field("api_metadata", "response", "topics", "partitions", "leader_id"):
         return
-    has_epoch = facts.has_field("api_metadata", "response", "topics", "partitions", "leader_epoch")
+    has_epoch = evidence.has_field(
+        "api_metadata", "response", "topics", "partitions", "leader_epoch"
+    )
     epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
     changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
     codes = ", ".join(f"{code:d}" for code in _SIGNS)
-    _make_refusals(facts, codes)
-    rows = facts.rows(
+    _make_refusals(evidence, codes)
+    rows = evidence.rows(
         f"""
         WITH topics AS (
           SELECT exchange_id, connection_id, response_time AS time,
@@ -99,7 +101,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["requests"]
             else " No captured request failed."
         )
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "leader_change",
             WARN if length_ms >= LONG_MS and row["requests"] else INFO,
@@ -109,31 +111,31 @@ def find(facts: Facts) -> Iterator[Incident]:
             time_lost_ms=length_ms if row["requests"] else None,
             exchange_ids=list(dict.fromkeys(row["exchange_ids"])),
             connection_ids=list(dict.fromkeys(row["connection_ids"])),
-            brokers=facts.addresses(row["old_leader"]),
+            brokers=evidence.addresses(row["old_leader"]),
         )
 
 
-def _make_refusals(facts: Facts, codes: str) -> None:
+def _make_refusals(evidence: Evidence, codes: str) -> None:
     """Create the table of partitions in responses of brokers that are not their leader any more."""
     refusals = []
-    if make_produced(facts):
+    if make_produced(evidence):
         refusals.append(
             "SELECT topic, partition, response_time, exchange_id, connection_id FROM sent "
             f"WHERE error IN ({codes})"
         )
-    if facts.has_field("api_fetch", "response", "responses", "partitions", "error_code"):
+    if evidence.has_field("api_fetch", "response", "responses", "partitions", "error_code"):
         topics = f"""(SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
           WHERE exchange_id IN (
             SELECT exchange_id FROM exchanges WHERE list_has_any(error_codes, [{codes}])))"""
-        named = facts.with_topic(topics, "response", "responses")
+        named = evidence.with_topic(topics, "response", "responses")
         refusals.append(
             f"""SELECT topic, p.partition_index, r.response_time, exchange_id, r.connection_id
             FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM {named})
             JOIN requests r USING (exchange_id) WHERE p.error_code IN ({codes})"""
         )
-    facts.run(
+    evidence.run(
         "CREATE TEMP TABLE refusals (topic VARCHAR, partition INTEGER, time TIMESTAMPTZ, "
         "exchange_id BIGINT, connection_id BIGINT)"
     )
     for refusal in refusals:
-        facts.run(f"INSERT INTO refusals {refusal}")
+        evidence.run(f"INSERT INTO refusals {refusal}")

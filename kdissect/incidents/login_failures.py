@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, Incident
 from kdissect.sql.sessions import REFUSALS
 from kdissect.text import plural
@@ -15,10 +15,10 @@ LOOP_MIN = 3
 PAUSE_S = 60
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failed logins of each client at each broker."""
     codes = ", ".join(f"{code:d}" for code in REFUSALS)
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH logins AS (
           SELECT connection_id, time AS began FROM requests WHERE api = 'SaslHandshake'
@@ -55,7 +55,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         pace = f" in {seconds:,.0f} s" if seconds >= 1 else ""
         user = ", ".join(row["principals"] or []) or "an unknown principal"
         mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "login_failures",
             BAD if row["requests"] >= LOOP_MIN else INFO,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row
+from kdissect.incidents.evidence import Evidence, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural
@@ -20,7 +20,7 @@ STAYS_MS = 1000
 PAUSE_MS = 600_000  # twice the default of max.poll.interval.ms
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups whose members polled too late.
 
     Without a reason in the request there is other evidence: the member leaves no sooner than the
@@ -30,11 +30,11 @@ def find(facts: Facts) -> Iterator[Incident]:
         f"SELECT request.group_id, client, request.rebalance_timeout_ms AS timeout_ms "
         f"FROM {view} JOIN requests USING (exchange_id) WHERE request.rebalance_timeout_ms > 0"
         for view in ("api_join_group", "api_consumer_group_heartbeat")
-        if facts.has_field(view, "request", "rebalance_timeout_ms")
+        if evidence.has_field(view, "request", "rebalance_timeout_ms")
     ]
     if not timeouts:
         return
-    facts.run(
+    evidence.run(
         """
         CREATE TEMP TABLE members AS
         SELECT g.group_id, g.time, g.event, g.member_id, g.detail, g.exchange_id, r.client,
@@ -57,7 +57,7 @@ def find(facts: Facts) -> Iterator[Incident]:
           OR s.last_time - l.time >= INTERVAL {STAYS_MS} MILLISECONDS
             AND l.time - joined >= to_milliseconds(timeout_ms))
     )"""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT group_id, min(time) AS start, max(coalesce(joins_again, time)) AS stop,
           count(*) AS leaves, list(DISTINCT client ORDER BY client) AS clients,
@@ -71,14 +71,14 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "member_too_slow",
             BAD,
             row["group_id"],
             _text(row),
             request_count=row["leaves"],
-            next_command=facts.command("show", "--group", row["group_id"]),
+            next_command=evidence.command("show", "--group", row["group_id"]),
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import byte_size, duration, plural
@@ -21,12 +21,12 @@ LENGTH_MS = 3000
 RATE_MIN = 3  # a second
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client."""
     metadata_requests = (
         "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT coalesce(is_broker, false))"
     )
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
           count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
@@ -45,7 +45,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     for row in rows:
         length_s = (row["stop"] - row["start"]).total_seconds()
         error = f" Their most frequent error: {row['error']}." if row["error"] else ""
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "metadata_storm",
             WARN,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kdissect.tables.schemas import TIME
+from kdissect.tables.arrow_arrays import TIME_TYPE
 from kdissect.text import rfc3339, visible
 
 BAD, WARN, INFO = "bad", "warn", "info"
@@ -56,8 +56,8 @@ SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
         ("severity", pa.string()),
-        ("start_time", TIME),
-        ("end_time", TIME),
+        ("start_time", TIME_TYPE),
+        ("end_time", TIME_TYPE),
         ("subject", pa.string()),
         ("request_count", pa.int64()),
         ("time_lost_ms", pa.float64()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row
+from kdissect.incidents.evidence import Evidence, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.produced import SAME_BATCH, make_produced
 from kdissect.protocol.error_codes import ErrorCode
@@ -23,13 +23,13 @@ _EARLY = "e.exchange_id AS early_id, e.first_offset AS early_offset"
 _COLUMNS = "l.exchange_id, l.first_id, l.topic, l.partition, l.records, l.first_offset"
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions with batches that lie in another order than they were sent."""
-    if not make_produced(facts):
+    if not make_produced(evidence):
         return
-    facts.run(_sends())
+    evidence.run(_sends())
     late = " UNION ALL ".join((_by_sequence(), _by_repetition()))
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH late AS (
           FROM ({late}) QUALIFY row_number() OVER (
@@ -52,7 +52,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         partition = f"{row['topic']}-{row['partition']}"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "out_of_order_records",
             BAD,

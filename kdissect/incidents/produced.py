@@ -10,7 +10,7 @@ partition.
 
 from __future__ import annotations
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.protocol.error_codes import ErrorCode
 
 # A broker that answers with one of these may have appended the batch already.
@@ -45,17 +45,17 @@ _CONTENTS = f"""
 _NO_CONTENTS = "SELECT exchange_id, topic, partition, NULL::UBIGINT AS content FROM sent LIMIT 0"
 
 
-def make_produced(facts: Facts) -> bool:
+def make_produced(evidence: Evidence) -> bool:
     """Create the table, once; return False if no response in the set has an offset."""
-    if not facts.has_field(
+    if not evidence.has_field(
         "api_produce", "response", "responses", "partition_responses", "base_offset"
     ):
         return False
     codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
-    facts.run(
+    evidence.run(
         f"""
         CREATE TEMP TABLE IF NOT EXISTS sent AS
-        WITH batches AS ({_BATCHES}), offsets AS ({_offsets(facts)})
+        WITH batches AS ({_BATCHES}), offsets AS ({_offsets(evidence)})
         SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
           o.error,
           CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
@@ -67,17 +67,17 @@ def make_produced(facts: Facts) -> bool:
         CREATE TEMP TABLE IF NOT EXISTS produced AS
         SELECT s.*, c.content, first_offset - lag(first_offset + records)
           OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
-        FROM sent s LEFT JOIN ({_CONTENTS if facts.has("records") else _NO_CONTENTS}) c
+        FROM sent s LEFT JOIN ({_CONTENTS if evidence.has("records") else _NO_CONTENTS}) c
           USING (exchange_id, topic, partition)
         """
     )
     return True
 
 
-def _offsets(facts: Facts) -> str:
+def _offsets(evidence: Evidence) -> str:
     """Return SQL for the offset and the error of each partition in Produce responses."""
     # version 13 has ids of topics instead of names (KIP-516)
-    has_ids = facts.has_field("api_produce", "response", "responses", "topic_id")
+    has_ids = evidence.has_field("api_produce", "response", "responses", "topic_id")
     topic_id = "t.topic_id" if has_ids else "NULL::VARCHAR"
     return f"""
         SELECT exchange_id, name, topic_id, p.index AS partition, p.error_code AS error,

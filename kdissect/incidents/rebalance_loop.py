@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, lasted_ms
+from kdissect.incidents.evidence import Evidence, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import decimal, duration, plural
@@ -19,13 +19,13 @@ PAUSE_MS = 60_000
 _CAUSE_MAX = 160  # characters
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups with a member that left and joined again several times.
 
     Without such a member, many more rebalances than the members' starts and ends explain count.
     """
     events = "(SELECT * FROM group_events WHERE event IN ('join', 'leave', 'rebalance'))"
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH events AS (
           SELECT g.*, r.client, r.broker, r.connection_id
@@ -99,7 +99,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             if row["client"]
             else f"The last cause: {cause or 'unknown'}."
         )
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "rebalance_loop",
             BAD,
@@ -108,5 +108,5 @@ def find(facts: Facts) -> Iterator[Incident]:
             f"in {duration(length_ms)}, one each "
             f"{decimal(length_ms / 1000 / row['rebalances'])} s. "
             f"{who}",
-            next_command=facts.command("show", "--group", row["group_id"]),
+            next_command=evidence.command("show", "--group", row["group_id"]),
         )

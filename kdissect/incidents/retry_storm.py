@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts
+from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import byte_size, duration, plural
@@ -17,14 +17,14 @@ LENGTH_MS = 2000
 RATE_MIN = 3  # a second
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client, API and error."""
     # by the times of the errors: requests that wait in a queue are no answer to them
     failing = """(
       SELECT * REPLACE (response_time AS time) FROM requests
       WHERE failed AND response_time IS NOT NULL AND NOT coalesce(is_broker, false)
     )"""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT client, api, error_name AS error, run, min(request_time) AS start,
           max(time) AS stop, count(*) AS requests,
@@ -43,7 +43,7 @@ def find(facts: Facts) -> Iterator[Incident]:
     )
     for row in rows:
         length_s = (row["stop"] - row["start"]).total_seconds()
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "retry_storm",
             BAD,

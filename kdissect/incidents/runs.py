@@ -6,8 +6,7 @@ from __future__ import annotations
 def runs(source: str, key: str, pause_ms: int) -> str:
     """Return SQL for the rows of `source` with a column `run`: its number among those of a key.
 
-    It needs a database of `Facts`. source: a table or a query in parentheses, with a column `time`.
-    pause_ms: ends a run.
+    source: a table or a query in parentheses, with a column `time`. pause_ms: ends a run.
     """
     return f"""
       SELECT *, count(*) FILTER (is_first) OVER (PARTITION BY {key} ORDER BY time) AS run

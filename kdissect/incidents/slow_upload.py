@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, Row
+from kdissect.incidents.evidence import Evidence, Row
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural, share
@@ -27,14 +27,14 @@ SHARE_MIN = 0.5
 SHORT_PAUSE_MS = 2000
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the slow uploads of each client to each broker."""
     slow = f"(SELECT * FROM requests WHERE upload_ms >= {UPLOAD_MS})"
     short = f"""(
       SELECT * FROM requests WHERE upload_ms >= {SHORT_MS}
         AND request_size < upload_ms * {BYTES_PER_MS}
         AND (client, broker) NOT IN (SELECT client, broker FROM {slow}))"""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         WITH slow_runs AS (
           FROM ({runs(slow, "client, broker", PAUSE_MS)})
@@ -59,7 +59,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         """
     )
     for row in rows:
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "slow_upload",
             BAD if row["longest_ms"] >= LONG_MS else WARN,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, lasted_ms
+from kdissect.incidents.evidence import Evidence, lasted_ms
 from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.text import duration, plural, share
@@ -21,12 +21,12 @@ WAIT_MS = 1000
 _QUOTAS = {("Produce",): "of bytes written ", ("Fetch",): "of bytes read "}
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the waits of each client, with the quota that its APIs suggest."""
     waits = """(
       SELECT * REPLACE (response_time AS time) FROM requests WHERE throttle_time_ms > 0
     )"""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT client, run, list(DISTINCT api ORDER BY api) AS apis, min(time) AS start,
           max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
@@ -42,7 +42,7 @@ def find(facts: Facts) -> Iterator[Incident]:
         length_ms = lasted_ms(row)
         quota = _QUOTAS.get(tuple(row["apis"]), "")
         responses = plural(row["requests"], "response") + f" ({', '.join(row['apis'])})"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "throttled",
             WARN if row["lost_ms"] >= WAIT_MS else INFO,

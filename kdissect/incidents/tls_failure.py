@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, lasted_ms
+from kdissect.incidents.evidence import Evidence, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
 from kdissect.incidents.runs import runs
 from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, certificates
@@ -32,13 +32,13 @@ _TEXTS = {
 }
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failed handshakes, then the certificates that are not valid or expire soon."""
-    yield from _failures(facts)
-    yield from _certificates(facts)
+    yield from _failures(evidence)
+    yield from _certificates(evidence)
 
 
-def _failures(facts: Facts) -> Iterator[Incident]:
+def _failures(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failures of each client host at each broker."""
     signs = f"""(
         SELECT client_ip, broker, connection_id, first_time AS time, last_time,
@@ -56,7 +56,7 @@ def _failures(facts: Facts) -> Iterator[Incident]:
         FROM sessions WHERE handshake_seen
     )"""
     failed = f"(FROM {signs} WHERE sign IS NOT NULL)"
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT client_ip, broker, sign, run, min(time) AS start, max(last_time) AS stop,
           count(*) AS connections, list(DISTINCT alert ORDER BY alert) AS alerts,
@@ -70,7 +70,7 @@ def _failures(facts: Facts) -> Iterator[Incident]:
         text = _TEXTS[row["sign"]].format(alerts=", ".join(filter(None, row["alerts"])))
         text += f" {row['reason']}" if row["reason"] else ""
         length_ms = lasted_ms(row)
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "tls_failure",
             BAD if row["connections"] >= LOOP_MIN else WARN,
@@ -91,9 +91,9 @@ def _invalid(side: str, prefix: str) -> str:
     )
 
 
-def _certificates(facts: Facts) -> Iterator[Incident]:
+def _certificates(evidence: Evidence) -> Iterator[Incident]:
     """Yield certificates that expire soon, or that worked outside of their validity."""
-    rows = facts.rows(
+    rows = evidence.rows(
         f"""
         SELECT * REPLACE (connection_ids[:{EVIDENCE_MAX}] AS connection_ids)
         FROM ({certificates()})
@@ -119,5 +119,5 @@ def _certificates(facts: Facts) -> Iterator[Incident]:
             f"{row['not_after']:{_DAY}}, "
             + (left if is_valid else "and a peer that verifies it refuses it."),
             connection_ids=row["connection_ids"],
-            next_command=facts.follow(row["connection_ids"]),
+            next_command=evidence.follow(row["connection_ids"]),
         )

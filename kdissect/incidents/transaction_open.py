@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.facts import Facts, lasted_ms
+from kdissect.incidents.evidence import Evidence, lasted_ms
 from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
 from kdissect.text import duration, plural
 
@@ -18,13 +18,13 @@ LONG_S = 10
 _READ_COMMITTED = 1
 
 
-def find(facts: Facts) -> Iterator[Incident]:
+def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the transactions that blocked readers, or the partitions if none was captured."""
     path = ("response", "responses", "partitions", "last_stable_offset")
-    if not facts.has_field("api_fetch", *path):
+    if not evidence.has_field("api_fetch", *path):
         return
-    named = facts.with_topic("responses", "response", "responses")
-    rows = facts.rows(
+    named = evidence.with_topic("responses", "response", "responses")
+    rows = evidence.rows(
         f"""
         WITH responses AS (
           SELECT exchange_id, response_time AS time, unnest(response.responses) AS t
@@ -91,7 +91,7 @@ def find(facts: Facts) -> Iterator[Incident]:
             subject = row["transactional_id"] or f"producer {row['producer_id']}"
             cause = f"The transaction of {subject} (producer id {row['producer_id']})"
         state = "was still open at the end" if row["is_open"] else "ended"
-        yield facts.incident(
+        yield evidence.incident(
             row,
             "transaction_open",
             BAD if length_ms >= LONG_S * 1000 else WARN,

@@ -11,11 +11,8 @@ import pyarrow as pa
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import NOT_FOLLOWED
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.tables.anomalies import (
-    AnomalyRow,
-    anomalies_table,
-)
-from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table
+from kdissect.tables.schemas import CAPTURES, table_of_rows
 
 
 def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
@@ -47,8 +44,8 @@ def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
                 "link_types": list(info.link_types),
                 "packet_count": info.packet_count,
                 "byte_count": info.byte_count,
-                "first_time": _time_us(info.first_time_ns),
-                "last_time": _time_us(info.last_time_ns),
+                "first_time": info.first_time_ns,
+                "last_time": info.last_time_ns,
                 "truncated_packet_count": info.truncated_packet_count,
                 "tcp_packet_count": tcp[number],
                 "duplicate_packet_count": duplicates[number],
@@ -57,16 +54,7 @@ def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
                 "error": info.error,
             }
         )
-    schema = FIXED_TABLES["captures"]
-    loose = schema
-    for name in ("first_time", "last_time"):
-        loose = loose.set(loose.get_field_index(name), pa.field(name, pa.int64()))
-    table = pa.Table.from_pylist(rows, schema=loose)
-    for name in ("first_time", "last_time"):
-        index = schema.get_field_index(name)
-        column = table.column(name).combine_chunks().view(schema.field(name).type)
-        table = table.set_column(index, schema.field(name), column)
-    return table
+    return table_of_rows(CAPTURES, rows)
 
 
 def cut_captures(plan: RunPlan) -> pa.Table:
@@ -82,8 +70,3 @@ def cut_captures(plan: RunPlan) -> pa.Table:
         for number, info in enumerate(plan.captures)
         if info.source >= plan.earlier_count and info.error is not None
     )
-
-
-def _time_us(time_ns: int | None) -> int | None:
-    inside = time_ns is not None and -62_135_596_800 * 10**9 <= time_ns < 253_402_300_800 * 10**9
-    return time_ns // 1000 if inside and time_ns is not None else None

@@ -42,10 +42,10 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Definition, Field
-from kdissect.tables.arrow_arrays import strings, times_from_ns, uuid_texts
+from kdissect.tables.arrow_arrays import strings, uuid_texts
 from kdissect.tables.connections import ConnectionFacts, endpoint_columns
 from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT
-from kdissect.tables.schemas import BROKERS, TOPICS
+from kdissect.tables.schemas import BROKERS, TOPICS, table_of
 
 BrokerKey = tuple[int, str, int, str | None, str | None]  # node_id, host, port, rack, cluster_id
 
@@ -550,16 +550,13 @@ def topics_table(facts: CaptureFacts) -> pa.Table:
     rows = sorted(
         (*value, *key) for key, value in facts.topics.items() if key[1] or key[0] not in with_id
     )
-    time_ns = np.array([row[0] for row in rows], np.int64)
-    return pa.table(
-        [
-            pa.array([row[2] for row in rows], pa.string()),
-            pa.array([row[3] or None for row in rows], pa.string()),
-            times_from_ns(time_ns),
-            pa.array([row[1] for row in rows], pa.string()),
-        ],
-        names=TOPICS.names,
-    )
+    columns = {
+        "topic": [row[2] for row in rows],
+        "topic_id": [row[3] or None for row in rows],
+        "first_time": np.array([row[0] for row in rows], np.int64),
+        "source": [row[1] for row in rows],
+    }
+    return table_of(TOPICS, columns)
 
 
 def brokers_table(facts: CaptureFacts) -> pa.Table:
@@ -568,18 +565,16 @@ def brokers_table(facts: CaptureFacts) -> pa.Table:
     rows = sorted(facts.brokers, key=lambda row: tuple("" if v is None else str(v) for v in row))
     addresses = _addresses(facts)
     roles_of = roles_by_node(facts.roles, {row[4] for row in rows})
-    return pa.table(
-        {
-            "node_id": [row[0] for row in rows],
-            "host": [row[1] for row in rows],
-            "port": [row[2] for row in rows],
-            "rack": [row[3] for row in rows],
-            "cluster_id": [row[4] for row in rows],
-            "ip": [addresses.get(row[1]) for row in rows],
-            "roles": [roles_of.get((row[0], row[4]), []) for row in rows],
-        },
-        schema=BROKERS,
-    )
+    columns = {
+        "node_id": [row[0] for row in rows],
+        "host": [row[1] for row in rows],
+        "port": [row[2] for row in rows],
+        "rack": [row[3] for row in rows],
+        "cluster_id": [row[4] for row in rows],
+        "ip": [addresses.get(row[1]) for row in rows],
+        "roles": [roles_of.get((row[0], row[4]), []) for row in rows],
+    }
+    return table_of(BROKERS, columns)
 
 
 def _addresses(facts: CaptureFacts) -> dict[str, str]:

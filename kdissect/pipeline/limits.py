@@ -13,7 +13,6 @@ from kdissect.capture.splits import FRAGMENT_MAX
 from kdissect.codec import compression, telemetry
 from kdissect.codec.message_columns import ELEMENTS_MAX
 from kdissect.kafka.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, GAPS_MAX
-from kdissect.tables.anomalies import DATA_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Limits:
     gaps: int = GAPS_MAX
     connections: int = CONNECTIONS_MAX
     fragments: int = FRAGMENT_MAX
-    anomaly_data: int = DATA_MAX
+    anomaly_data: int = 4096
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -22,7 +22,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
-from kdissect.tables.arrow_arrays import binaries, ints
+from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.exchanges import DecodeStatus, VersionSource
 from kdissect.tables.payload import FULL
 
@@ -155,14 +155,14 @@ def add_anomalies(
         captures = np.array([*output.capture_ids, 0], np.int64)[column["source"]]
         table = anomaly_columns(
             np.full(len(exchanges), kind, np.uint8),
-            detail[part],
-            connection_id=ints(output.connection_ids(exchanges), pa.int64()),
-            exchange_id=ints(exchanges["exchange_id"], pa.int64()),
-            capture_id=ints(captures, pa.int64(), is_captured),
-            packet=ints(column["packet"], pa.int64(), is_captured),
+            detail=detail[part],
+            connection_id=output.connection_ids(exchanges),
+            exchange_id=exchanges["exchange_id"],
+            capture_id=(captures, is_captured),
+            packet=(column["packet"], is_captured),
             direction=np.full(len(exchanges), side),
-            pos=ints(pos if packet_pos is None else pos + packet_pos[part], pa.int64()),
-            byte_count=ints((end - start)[part], pa.int64()),
+            pos=pos if packet_pos is None else pos + packet_pos[part],
+            byte_count=(end - start)[part],
             data=shown,
         )
         output.sink("anomalies", table)

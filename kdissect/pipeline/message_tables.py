@@ -20,10 +20,10 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
 from kdissect.status import Status
-from kdissect.tables.arrow_arrays import ints, labels, names_of, times_from_ns
+from kdissect.tables.arrow_arrays import labels, names_of, numbers
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
 from kdissect.tables.exchanges import SASL_TOKEN, DecodeStatus, ExchangeFacts, exchanges_table
-from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema
+from kdissect.tables.schemas import UNKNOWN_TAGS, api_schema, table_of
 from kdissect.tables.waits import Wait, waits
 
 Ints = npt.NDArray[np.int64]
@@ -94,7 +94,7 @@ def _write_apis(chunk: MessageChunk, output: TableOutput) -> None:
             continue
         sides = [_side_columns(chunk, api_key, side, rows) for side in (REQUEST, RESPONSE)]
         bodies, tags = [body for body, _ in sides], [tag for _, tag in sides]
-        api_version = ints(chunk.frames.api_version[rows], pa.int16())
+        api_version = numbers(chunk.frames.api_version[rows], pa.int16())
         name = catalog.api(api_key).name
         _write_api(chunk, output, api_key, name, rows, api_version, bodies, tags)
 
@@ -154,17 +154,19 @@ def _write_api(
         ]
     exchanges = take(chunk.frames.exchanges, rows)
     request, response = exchanges["request"], exchanges["response"]
-    columns = [
-        ints(exchanges["exchange_id"], pa.int64()),
-        ints(output.connection_ids(exchanges), pa.int64()),
-        api_version,
-        times_from_ns(request["time_ns"], request["size"] >= 0),
-        times_from_ns(response["time_ns"], response["size"] >= 0),
-        *bodies,
-        *tags,
-    ]
-    schema = api_schema(bodies[0].type, bodies[1].type)
-    output.sink(f"apis/{name}", pa.table(columns, schema=schema))
+    columns = {
+        "exchange_id": exchanges["exchange_id"],
+        "connection_id": output.connection_ids(exchanges),
+        "api_version": api_version,
+        "request_time": (request["time_ns"], request["size"] >= 0),
+        "response_time": (response["time_ns"], response["size"] >= 0),
+        "request": bodies[REQUEST],
+        "response": bodies[RESPONSE],
+        "request_unknown_tags": tags[REQUEST],
+        "response_unknown_tags": tags[RESPONSE],
+    }
+    schema = api_schema(bodies[REQUEST].type, bodies[RESPONSE].type)
+    output.sink(f"apis/{name}", table_of(schema, columns))
 
 
 def _with_embedded(

@@ -27,7 +27,6 @@ from kdissect.tables.anomalies import (
     anomaly_columns,
     texts,
 )
-from kdissect.tables.arrow_arrays import ints
 
 
 def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
@@ -77,15 +76,15 @@ def _cut_packets(plan: RunPlan, result: ScanResult) -> pa.Table:
     captured, length = segments["captured"], segments["length"]
     return anomaly_columns(
         np.full(count, Anomaly.PACKET_CUT, np.uint8),
-        texts(
+        detail=texts(
             "the capture holds {captured} of the {length} bytes of a segment",
             count,
             captured=captured,
             length=length,
         ),
-        capture_id=pa.repeat(pa.scalar(plan.capture_ids[result.source], pa.int64()), count),
-        packet=ints(segments["packet"], pa.int64()),
-        byte_count=ints(length - captured, pa.int64()),
+        capture_id=np.full(count, plan.capture_ids[result.source]),
+        packet=segments["packet"],
+        byte_count=length - captured,
     )
 
 

@@ -252,7 +252,6 @@ def _write_empty(target: Any, schema: pa.Schema) -> None:
         target,
         compression=COMPRESSION,
         compression_level=COMPRESSION_LEVEL,
-        store_schema=False,
     )
 
 

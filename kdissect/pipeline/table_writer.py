@@ -7,6 +7,7 @@ final names at once, and only the manifest makes them visible (`object_table_set
 
 from __future__ import annotations
 
+import base64
 import os
 import uuid
 from collections.abc import Callable
@@ -120,8 +121,7 @@ class _Writer:
                 data_page_size=PAGE_BYTES,
                 # rows between two checks of the page size; many large rows would exceed it by far
                 write_batch_size=4096 if table.nbytes < 4096 * table.num_rows else 1024,
-                # plain Parquet types: readers do not see that a column was dictionary-encoded
-                store_schema=False,
+                store_schema=False,  # it has dictionaries; `_arrow_schema` has plain types
             )
         table = plain(table, self._writer.schema)
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
@@ -139,6 +139,8 @@ class _Writer:
             self._flush()
         if self._writer is None:
             return 0
+        if TABLE_OF.get(self.name, self.name) in FIXED_TABLES:
+            self._writer.add_key_value_metadata(_arrow_schema(self._writer.schema))
         self._writer.close()
         if self._open_far is None:
             return os.stat(self.path).st_size
@@ -155,7 +157,7 @@ def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
     for index, first in enumerate(tables[0].schema):
         kinds = {table.schema.field(index).type for table in tables}
         kind = first.type if len(kinds) == 1 else _plain_type(kinds)
-        fields.append(pa.field(first.name, kind))
+        fields.append(first.with_type(kind))
     schema = pa.schema(fields)
     return [table.cast(schema) for table in tables]
 
@@ -165,6 +167,19 @@ def _plain_type(kinds: set[Any]) -> Any:
         if not pa.types.is_dictionary(kind):
             return kind
     return next(iter(kinds)).value_type
+
+
+def _arrow_schema(schema: pa.Schema) -> dict[str, str]:
+    """The Arrow schema as a file's metadata: plain types, with the columns' meanings and units.
+
+    Parquet's own schema has no place for them. Arrow's readers find them under this key.
+    """
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    data = pa.schema(fields, schema.metadata).serialize().to_pybytes()
+    return {"ARROW:schema": base64.b64encode(data).decode()}
 
 
 def _dictionary_columns(table: pa.Table) -> list[str]:

@@ -90,7 +90,7 @@ def assess(tables: Tables, target: str) -> dict[str, Any]:
     except ValueError as error:
         raise ReadinessError(str(error)) from error
     with tables.database() as database:
-        make_client_tables(database, set(tables.names))
+        make_client_tables(database)
         clients = _clients(database, release)
         internal = _internal(database, release)
         unseen = _unseen(database)
@@ -123,7 +123,7 @@ def _worst(verdicts: Iterable[str]) -> str:
 
 _CLIENT = ("client_ip", "client_id", "software_name", "software_version", "principal")
 _COLUMNS = ", ".join(f"o.{name}" for name in _CLIENT)
-_OWNED = "requests r join owners o on o.connection_id = r.connection_id and " + (
+_OWNED = "asked r join owners o on o.connection_id = r.connection_id and " + (
     "o.client_id is not distinct from r.client_id"
 )
 _MEMBERSHIP = tuple(map(int, (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)))
@@ -502,7 +502,7 @@ def _unseen(database: Database) -> dict[str, Any]:
             (select count(*) from connections where is_tls and not is_kafka) tls_connection_count,
             (select coalesce(list(distinct client_ip order by client_ip), []) from connections
                 where is_tls and not is_kafka) tls_addresses,
-            (select count(*) from requests where not is_sure) undetermined_exchange_count
+            (select count(*) from asked where not is_sure) undetermined_exchange_count
         """
     )
     return row

@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import release_number, releases, spoken_versions
+from kdissect.sql.requests import HANDSHAKE_APIS, JAVA
 
-JAVA = "apache-kafka-java"
 FIRST_NEGOTIATING_JAVA = (0, 10, 2)  # KIP-97: older Java clients always send their newest versions
-# Every connection may begin with these. Java sends ApiVersions 0 and, in some releases, its newest.
-HANDSHAKE_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE})
-
 # KIP-896: this release of librdkafka is known to support what Kafka 4.0 accepts.
 _LIBRDKAFKA = re.compile(r"rdkafka\W*v?(\d+)\.(\d+)\.(\d+)", re.IGNORECASE)
 _LIBRDKAFKA_READY = (1, 8, 2)

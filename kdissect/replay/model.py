@@ -6,7 +6,7 @@ Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -227,6 +227,7 @@ class Step:
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
         runner's own behind it, answered, says that it is done: only then it is complete.
     creates: it creates partitions, whose leaders the next steps need.
+    changes_metadata: brokers see what it changes some time after its answer.
     is_racing: it reads what another request was changing at that moment; either order is right.
     pauses: (number, ns) of steps. This is sent at least that long after their answers.
     """
@@ -241,6 +242,7 @@ class Step:
     blocks: bool = False
     needs_fence: bool = False
     creates: bool = False
+    changes_metadata: bool = False
     is_racing: bool = False
     pauses: tuple[tuple[int, int], ...] = ()
     skipped: Skipped | None = None
@@ -307,86 +309,6 @@ class ReplayPlan:
         return [by_api[key] for key in sorted(by_api)]
 
 
-# -- ids and names of the target --------------------------------------------------------------
-
-
-class Translation(Protocol):
-    """From the capture's ids to the target's; `translation.translator` has the only one.
-
-    Not thread-safe and without waiting: the runner calls it in the order in which things happen.
-    Before the first request: `learn_versions` and `learn_metadata` (the runner's own ApiVersions
-    and Metadata, repeated after topics were made and when `wants_metadata` asks for it).
-    """
-
-    def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """api_key -> (min, max) that the target speaks."""
-
-    def learn_metadata(self, body: Mapping[str, Any]) -> None:
-        """A decoded Metadata response of the target (the newest api_version both know)."""
-
-    def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None:
-        """Set the target's earliest offsets, by (its name of the topic, partition).
-
-        `offsets` "earliest" and "relative" need them. ListOffsets with timestamp -2 returns them.
-        """
-
-    def wants_metadata(self, step: Step) -> list[str]:
-        """The target's names of topics that `step` needs and whose metadata is not known yet."""
-
-    def target_node(self, step: Step) -> int | None:
-        """The target's node that this request goes to; None: any (the bootstrap address)."""
-
-    def is_split(self, step: Step) -> bool:
-        """Return whether several nodes of the target have the step's partitions, groups or
-        transactions, so that each has to get a part of the request."""
-
-    def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
-        """(node, frame) of each part of a frame that `request` returned."""
-
-    def merged(self, step: Step, responses: list[bytes]) -> bytes:
-        """The answers to all parts as one frame, for `retry`, `learn` and the comparison."""
-
-    def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
-        """The frame to send, with the target's ids; call it just before sending."""
-
-    def api_version(self, step: Step) -> int:
-        """The api_version of the frame from `request`: the captured one, except with `reencode`."""
-
-    def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
-        """Fields that the last `request` of a step left out, since its api_version lacks them."""
-
-    def member_heartbeat(self, last: Step) -> bytes:
-        """A heartbeat by the state of a member at the target.
-
-        last: its JoinGroup (then it is a Heartbeat v1), or the last answered heartbeat of a member
-        whose partitions the broker assigns.
-        """
-
-    def member_join(self, join: Step) -> bytes:
-        """The request with which a member joined, with its id at the target."""
-
-    def learn_member(self, last: Step, answer: bytes) -> int:
-        """Learn from the answer to a `member_heartbeat`; return its error code."""
-
-    def retry(self, step: Step, response: bytes) -> str:
-        """The reason to send the request again, or "" if the response is final.
-
-        Like a client, the replay retries while a leader or coordinator is not ready yet, unless the
-        captured response says so as well. The runner calls this before `learn`, waits a moment and
-        sends a new frame from `request`. After some attempts it takes any response as final.
-        Only final responses go to `learn`.
-        """
-
-    def learn(self, step: Step, response: bytes) -> None:
-        """Learn the target's ids and offsets from a final response.
-
-        Called for each final response, before any later call of `request`.
-        """
-
-    def failed(self, step: Step) -> None:
-        """Note that no answer to a step came, or that the runner skipped it."""
-
-
 class DroppedField(NamedTuple):
     """A field of a captured request that the api_version sent lacks. value: not its default."""
 
@@ -441,21 +363,21 @@ class Judgement:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attempt:
-    """A request and its response that are not the outcome of a step.
+    """A request as it went over a connection, and its response.
 
-    Either the target was not ready and the request was sent again, or it is one part of a request
-    to several nodes, or a member of a group sent it between two steps.
+    A step has several if the target was not ready, or if several nodes got a part of the request.
+    Members of groups have others between two steps. A fence follows a Produce with acks 0.
 
-    link: index in `RunResult.links`. answer: empty if the request expects no response.
+    link: index in `RunResult.links`. answer: empty if none came.
     """
 
     link: int
     sent: bytes
     sent_ns: int
-    answer: bytes
-    answered_ns: int
+    answer: bytes = b""
+    answered_ns: int = -1
 
 
 @dataclass(slots=True)
@@ -477,8 +399,9 @@ class Outcome:
     """A step after the run.
 
     sent: the frame as it went out; answer: the frame that came. sent_ns, answered_ns: nanoseconds
-    since the run's start; lag_ns: behind its schedule. error: why there is no answer, or "".
-    node_id: of the target. api_version: in which it was sent. attempts: how often it was sent.
+    since the run's start; lag_ns: behind its schedule; own_lag_ns: how long it could have been sent
+    but was not; -1 if it was not timed. error: why there is no answer, or "".
+    node_id: of the target. api_version: in which it was sent.
     dropped: what the request lacks in that version. earlier: answers that were not final. followed:
     heartbeats of the replay's own that its member sent after this one.
     """
@@ -489,9 +412,9 @@ class Outcome:
     sent_ns: int = -1
     answered_ns: int = -1
     lag_ns: int = 0
+    own_lag_ns: int = -1
     node_id: int | None = None
     api_version: int = -1
-    attempts: int = 1
     dropped: Sequence[DroppedField] = ()
     earlier: Sequence[EarlierAnswer] = ()
     followed: Sequence[Attempt] = ()
@@ -508,8 +431,7 @@ class Outcome:
         answer = self.earlier[number]
         return replace(
             self, sent=answer.sent, answer=answer.answer, sent_ns=answer.sent_ns,
-            answered_ns=answer.answered_ns, attempts=number + 1, earlier=self.earlier[:number],
-            followed=(),
+            answered_ns=answer.answered_ns, earlier=self.earlier[:number], followed=(),
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from kdissect.charts import (
     event_detail,
     load,
 )
+from kdissect.report.page_tables import chart_word
 from kdissect.text import visible
 
 Columns = dict[str, list[Any]]
@@ -42,40 +43,6 @@ LATENCY_LINES = ("p50", "p95", "p99")
 _CLIENTS_MAX = 15  # of the chart of clients
 _LANES_MAX = 40  # of the timeline of transactions; beyond that a table is easier to read
 _MILLIS_MIN = 0.001  # a logarithm has no zero
-
-
-# Tooltips of the headings in the tables of the charts' data.
-_MEANINGS = {
-    "answers": "responses with a service time",
-    "api": "API of the requests",
-    "broker": "the request log's time, from here on",
-    "broker_to": "the request log's time, below this",
-    "bytes": "bytes of record batches",
-    "capture": "the capture's time, from here on",
-    "capture_to": "the capture's time, below this",
-    "client": "client id, with its address if the id is not unique",
-    "count": "number with a value between the two",
-    "detail": "generation, error or number of records",
-    "event": "what happened",
-    "from": "values of this row begin here",
-    "group": "consumer group",
-    "lag": "end of the log less the committed offset, summed over partitions",
-    "lane": "member of the group, or the group itself",
-    "max": "the longest service time",
-    "ms": "time from the event's beginning to its end",
-    "name": "client id, with its address if the id is not unique",
-    "p50": "half of the answers took at most this service time",
-    "p95": "95 % of the answers took at most this service time",
-    "p99": "99 % of the answers took at most this service time",
-    "records": "records in the record batches",
-    "requests": "bytes of requests in the slice, divided by its length",
-    "responses": "bytes of responses in the slice, divided by its length",
-    "series": "the colour in the chart",
-    "t": "when the slice or the event begins",
-    "t_end": "when the event ends",
-    "to": "values of this row are below this",
-    "topic": "name of the topic",
-}
 
 
 @dataclass(slots=True)
@@ -122,7 +89,7 @@ class Chart:
             "choose": self.choose,
             "legend": legend,
             "labels": {"t": "from (UTC)", "t_end": "until (UTC)", **self.labels},
-            "meanings": {name: (_MEANINGS | self.meanings)[name] for name in data},
+            "meanings": {name: self.meanings.get(name) or chart_word(name) for name in data},
         }
 
 

@@ -22,7 +22,7 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.interrupts import interrupts
 from kdissect.sql.csv_files import copy_csv
 from kdissect.sql.database import STORE_ERROR
-from kdissect.sql.views import connect, make_views
+from kdissect.sql.views import connect, make_views, view_name
 from kdissect.text import rfc3339
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class ReportDatabase:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def has(self, name: str) -> bool:
-        """True where the table set has this table ("apis/Fetch")."""
-        return name in self.tables
+        """True where the table set has this table ("apis/Fetch") or view ("api_fetch")."""
+        return name in self.tables or name in map(view_name, self.tables.names)
 
     def schema(self, name: str) -> pa.Schema:
         return self.tables[name].schema

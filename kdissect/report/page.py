@@ -14,11 +14,11 @@ from markupsafe import Markup
 
 from kdissect import text as f
 from kdissect.incidents.model import INFO
-from kdissect.report import charts, table_columns
+from kdissect.report import charts
 from kdissect.report.charts import Chart
-from kdissect.report.page_tables import TABLES, Document, with_reason
+from kdissect.report.page_tables import STORY, TABLES, Document, with_reason
 from kdissect.report.sections import readiness, security
-from kdissect.report.table_columns import View, view
+from kdissect.report.table_view import View, view
 from kdissect.text import visible
 
 LEVEL_NAMES = {"bad": "Look at this", "warn": "Worth a look", "info": "Good to know"}
@@ -268,7 +268,7 @@ def _timelines(d: Document, csv_names: dict[str, str]) -> list[dict[str, Any]]:
                     "view": view(
                         f"t-story-{number}-{index}",
                         f"Events up to generation {f.count(generation)}",
-                        table_columns.STORY,
+                        STORY,
                         story["events"],
                         captures=files,
                         csv=csv_names.get("group_events"),

@@ -1,13 +1,18 @@
-"""The tables of the page: each with its caption, its columns and its rows of the document."""
+"""The tables of the page, as `tables.toml` declares them, and the rows that each shows."""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from importlib.resources import files
 from typing import Any
 
 from kdissect import text as f
-from kdissect.report import table_columns as columns
+from kdissect.report.table_view import Column
+from kdissect.tables.schemas import FIXED_TABLES, meaning_of
 
 Document = dict[str, Any]
 _DIRECTIONS = {"write": "writes", "read": "reads", "replicate": "replicates"}
@@ -23,16 +28,19 @@ class PageTable:
 
     id: str
     caption: str
-    columns: tuple[columns.Column, ...]
+    columns: tuple[Column, ...]
     rows: Callable[[Document], Any]
-    csv: str = ""
-    note: str = ""
+    csv: str
+    note: str
 
 
 def with_reason(rebalance: dict[str, Any]) -> dict[str, Any]:
     """Return a rebalance with its reason in a column of its own, apart from its members."""
     members, _, why = (rebalance["detail"] or "").rpartition("why: ")
     return {**rebalance, "detail": members.rstrip("; "), "why": why}
+
+
+# -- rows that are not in the document as they are shown ------------------------------------
 
 
 def _captures(d: Document) -> list[dict[str, Any]]:
@@ -74,162 +82,61 @@ def _rebalances(d: Document) -> dict[str, Any]:
     return {**rebalances, "rows": [with_reason(row) for row in rebalances["rows"]]}
 
 
+def _lag(d: Document) -> Any:
+    return d["lag"]["partitions"] if d["lag"] else []
+
+
+_MADE = {
+    "captures": _captures,
+    "protocols": _protocols,
+    "time_spent": _time_spent,
+    "broker_times": _broker_times,
+    "topic_clients": _topic_clients,
+    "rebalances": _rebalances,
+    "lag": _lag,
+}
+
+
+# -- the declaration ------------------------------------------------------------------------
+
+
+def _sentence(meaning: str) -> str:
+    """The meaning of a page's column, or of the stored column that it names, as a sentence."""
+    if re.fullmatch(r"\w+\.\w+", meaning):
+        table, name = meaning.split(".")
+        meaning = meaning_of(FIXED_TABLES[table].field(name)).replace("`", "")
+    return f"{meaning[0].upper()}{meaning[1:]}."
+
+
+def _columns(declared: dict[str, Any]) -> tuple[Column, ...]:
+    columns = []
+    for word in declared["columns"].split():
+        key = word.rstrip("*")
+        label, kind, meaning = declared.get(key) or _SHARED[key]
+        columns.append(Column(key, label, kind, _sentence(meaning), bar=word.endswith("*")))
+    return tuple(columns)
+
+
+def _rows(name: str, path: str | None) -> Callable[[Document], Any]:
+    return _MADE[name] if path is None else lambda d: reduce(dict.__getitem__, path.split("."), d)
+
+
+def chart_word(name: str) -> str:
+    """The meaning of a column in the data of a chart."""
+    return _sentence(_CHARTS.get(name) or _SHARED[name][2])
+
+
+_DECLARED = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
+_SHARED, _CHARTS = _DECLARED.pop("shared"), _DECLARED.pop("charts")
+STORY = _columns(_DECLARED.pop("story"))
 TABLES = {
-    "captures": PageTable("t-captures", "Capture files", columns.CAPTURES, _captures, "captures"),
-    "protocols": PageTable("t-protocols", "Connections by protocol", columns.PROTOCOLS, _protocols),
-    "brokers": PageTable(
-        "t-brokers", "Brokers", columns.BROKERS_COLUMNS, lambda d: d["overview"]["brokers"]
-    ),
-    "latency_apis": PageTable(
-        "t-apis", "By API", columns.LATENCY_APIS, lambda d: d["latency"]["apis"], "latency_apis"
-    ),
-    "time_spent": PageTable(
-        "t-time-spent", "Where the time of answers went", columns.TIME_SPENT, _time_spent
-    ),
-    "latency_clients": PageTable(
-        "t-latency-clients",
-        "By client",
-        columns.LATENCY_CLIENTS,
-        lambda d: d["latency"]["clients"],
-        "latency_clients",
-    ),
-    "latency_brokers": PageTable(
-        "t-latency-brokers",
-        "By broker",
-        columns.LATENCY_BROKERS,
-        lambda d: d["latency"]["brokers"],
-        "latency_brokers",
-    ),
-    "slowest": PageTable(
-        "t-slowest", "Slowest answers", columns.SLOWEST, lambda d: d["latency"]["slowest"]
-    ),
-    "broker_times": PageTable(
-        "t-broker-times",
-        "Broker's time less the capture's, by API",
-        columns.BROKER_TIMES,
-        _broker_times,
-        "broker_times",
-    ),
-    "error_codes": PageTable(
-        "t-codes", "Error codes", columns.ERROR_CODES, lambda d: d["errors"]["codes"]
-    ),
-    "error_places": PageTable(
-        "t-places",
-        "Where they are",
-        columns.ERROR_PLACES,
-        lambda d: d["errors"]["places"],
-        "errors",
-        note="The file has every single one.",
-    ),
-    "unanswered": PageTable(
-        "t-unanswered",
-        "Requests without an answer",
-        columns.UNANSWERED,
-        lambda d: d["errors"]["unanswered"],
-    ),
-    "clients": PageTable(
-        "t-clients", "Clients by id and address", columns.CLIENTS, lambda d: d["clients"], "clients"
-    ),
-    "sessions": PageTable(
-        "t-sessions",
-        "Connections by TLS and SASL",
-        columns.SESSIONS,
-        lambda d: d["security"]["sessions"],
-    ),
-    "certificates": PageTable(
-        "t-certificates",
-        "Certificates, the next to expire first",
-        columns.CERTIFICATES,
-        lambda d: d["security"]["certificates"],
-        "certificates",
-    ),
-    "logins": PageTable(
-        "t-logins",
-        "Logins by principal",
-        columns.LOGINS,
-        lambda d: d["security"]["logins"],
-        "logins",
-    ),
-    "readiness": PageTable(
-        "t-readiness", "Clients by verdict", columns.READINESS, lambda d: d["readiness"]["clients"]
-    ),
-    "topics": PageTable(
-        "t-topics", "Topics", columns.TOPICS_COLUMNS, lambda d: d["topics"]["topics"], "topics"
-    ),
-    "topic_clients": PageTable(
-        "t-topic-clients",
-        "Who writes, who reads",
-        columns.TOPIC_CLIENTS,
-        _topic_clients,
-        "topic_clients",
-    ),
-    "codecs": PageTable(
-        "t-codecs",
-        "Codecs",
-        columns.CODECS,
-        lambda d: d["topics"]["codecs"],
-        note="Compression: bytes of the records to their bytes in the batch.",
-    ),
-    "groups": PageTable(
-        "t-groups", "Groups", columns.GROUPS_COLUMNS, lambda d: d["groups"]["groups"], "groups"
-    ),
-    "rebalances": PageTable(
-        "t-rebalances", "Longest rebalances", columns.REBALANCES, _rebalances, "rebalances"
-    ),
-    "lag": PageTable(
-        "t-lag",
-        "Lag by partition",
-        columns.LAG,
-        lambda d: d["lag"]["partitions"] if d["lag"] else [],
-        "lag",
-    ),
-    "outcomes": PageTable(
-        "t-outcomes", "How they ended", columns.OUTCOMES, lambda d: d["transactions"]["outcomes"]
-    ),
-    "producers": PageTable(
-        "t-producers",
-        "By transactional id",
-        columns.PRODUCERS,
-        lambda d: d["transactions"]["producers"],
-        "transaction_producers",
-    ),
-    "transactions": PageTable(
-        "t-transactions",
-        "Transactions, those without a commit first",
-        columns.TRANSACTIONS_COLUMNS,
-        lambda d: d["transactions"]["transactions"],
-        "transactions",
-    ),
-    "throttling": PageTable(
-        "t-throttling",
-        "Who was throttled",
-        columns.THROTTLING,
-        lambda d: d["throttling"]["clients"],
-        "throttling",
-    ),
-    "lossy": PageTable(
-        "t-lossy",
-        "Connections with retransmissions, reordering, gaps or closed windows",
-        columns.LOSSY,
-        lambda d: d["network"]["lossy_connections"],
-        "connections",
-    ),
-    "others": PageTable(
-        "t-others",
-        "Connections that are not Kafka, or not decrypted",
-        columns.OTHERS,
-        lambda d: d["network"]["other_connections"],
-        "connections",
-    ),
-    "anomaly_kinds": PageTable(
-        "t-kinds", "Kinds", columns.ANOMALY_KINDS, lambda d: d["network"]["anomaly_kinds"]
-    ),
-    "anomalies": PageTable(
-        "t-anomalies",
-        "Examples of each kind",
-        columns.ANOMALIES_COLUMNS,
-        lambda d: d["network"]["anomaly_examples"],
-        "anomalies",
-        note="The file has every single one.",
-    ),
+    name: PageTable(
+        f"t-{name.replace('_', '-')}",
+        declared["caption"],
+        _columns(declared),
+        _rows(name, declared.get("rows")),
+        declared.get("csv", ""),
+        declared.get("note", ""),
+    )
+    for name, declared in _DECLARED.items()
 }

@@ -25,7 +25,7 @@ from kdissect.pipeline.selection import Selection
 from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.stories.events import Collector
-from kdissect.tables.tcp_columns import tcp_columns
+from kdissect.tables.tcp_columns import tcp_table
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; beyond that the oldest are forgotten
 DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
@@ -37,7 +37,7 @@ class Listed:
 
     table: rows of `exchanges`. frames: their bytes, in the order of the rows, where asked for.
     tables: all tables that their messages make, of exchanges that do not pass the selection too.
-    connections: with frames, facts of the connections so far: connection_id and `tcp_columns`.
+    connections: with frames, facts of the connections so far: a `tcp_table`.
     """
 
     table: pa.Table
@@ -124,9 +124,7 @@ def _connections(assembly: Assembly, connection_ids: pa.ChunkedArray) -> pa.Tabl
     """TCP facts of the connections with these ids."""
     all_ids = assembly.connections["connection_id"]
     rows = np.flatnonzero(np.isin(all_ids, connection_ids.to_numpy()))
-    connections = assembly.connections[rows]
-    ids = pa.array(connections["connection_id"])
-    return pa.table({"connection_id": ids, **tcp_columns(connections, assembly.tcp.take(rows))})
+    return tcp_table(assembly.connections[rows], assembly.tcp.take(rows))
 
 
 def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:

@@ -13,10 +13,11 @@ is removed with the database.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
@@ -26,10 +27,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
 
+from kdissect.atomic_file import atomic_write
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import interrupts
-from kdissect.sql.views import connect, literal, make_views
+from kdissect.sql.views import connect, literal, make_views, view_name
 
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # fewer rows for blobs: values of records may be long
@@ -76,6 +78,7 @@ class Database:
         threads: int | None = None,
         derived: Mapping[str, Callable[[], pa.Table]] | None = None,
     ) -> None:
+        self._schemas = {view_name(name): dataset.schema for name, dataset in tables.items()}
         self._derived = dict(derived or {})
         self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
         self._thread = ThreadPoolExecutor(1)
@@ -100,6 +103,7 @@ class Database:
     def _fence(self, files: list[str]) -> None:
         listed = ", ".join(literal(path) for path in files)
         self._connection.execute(f"set allowed_paths = [{listed}]")
+        self._connection.execute(f"set allowed_directories = [{literal(self._spill)}]")
         self._connection.execute("set enable_external_access = false")
         self._connection.execute("set lock_configuration = true")
 
@@ -154,20 +158,76 @@ class Database:
         schema, batches = self.stream(query)
         return pa.Table.from_batches(list(batches), schema)
 
-    def run(self, statements: str) -> None:
-        """Run statements of kdissect, which may create temporary tables and macros."""
-        with _errors():
-            repeated(lambda: self._connection.execute(statements))
+    # Queries of kdissect. Values replace the parameters `?` of a query.
 
-    def table(self, query: str) -> pa.Table:
-        """Return all rows of a query of kdissect."""
-        with _errors():
-            return repeated(lambda: self._connection.sql(query).to_arrow_table())
+    def has(self, name: str) -> bool:
+        """Return whether the set has the table of a view, such as ``api_fetch``."""
+        return name in self._schemas
 
-    def rows(self, query: str) -> list[dict[str, Any]]:
-        """Return all rows of a query of kdissect, as plain values."""
-        rows: list[dict[str, Any]] = self.table(query).to_pylist()
+    def schema(self, view: str) -> pa.Schema:
+        """Return the columns of a view."""
+        return self._schemas[view]
+
+    def has_field(self, view: str, *path: str) -> bool:
+        """Return whether a view has a column with these nested fields; lists are looked into."""
+        if view not in self._schemas:
+            return False
+        kind: Any = pa.struct(list(self._schemas[view]))
+        for name in path:
+            while pa.types.is_list(kind):
+                kind = kind.value_type
+            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+                return False
+            kind = kind.field(name).type
+        return True
+
+    def run(self, query: str, values: Sequence[Any] = ()) -> None:
+        """Run statements, which may create temporary tables and macros."""
+        with _errors():
+            repeated(lambda: self._connection.execute(query, list(values)))
+
+    def create(self, table: str, rows: pa.Table) -> None:
+        """Create a temporary table of these rows."""
+        self._connection.register("created_rows", rows)
+        self.run(f"create temp table {table} as from created_rows")
+        self._connection.unregister("created_rows")
+
+    def table(self, query: str, values: Sequence[Any] = ()) -> pa.Table:
+        """Return all rows of a query."""
+        with _errors():
+            return repeated(
+                lambda: self._connection.sql(query, params=list(values)).to_arrow_table()
+            )
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Return all rows of a query, as plain values."""
+        rows: list[dict[str, Any]] = self.table(query, values).to_pylist()
         return rows
+
+    def row(self, query: str, values: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return the only row of a query."""
+        (found,) = self.rows(query, values)
+        return found
+
+    def value(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """Return the only value of the only row of a query."""
+        (value,) = self.row(query, values).values()
+        return value
+
+    def copy_csv(self, query: str, path: str | os.PathLike[str]) -> None:
+        """Write the rows of a query as a CSV file: RFC 3339 times, lists with spaces.
+
+        Text that a spreadsheet would run as a formula gets an apostrophe in front.
+        """
+        self.run(f"create or replace temp view csv_rows as {query}")
+        columns = ", ".join(
+            f'{_csv_value(row["column_name"], row["column_type"])} as "{row["column_name"]}"'
+            for row in self.rows("describe csv_rows")
+        )
+        copy = os.path.join(self._spill, "rows.csv")  # in the only folder that DuckDB may write to
+        self.run(f"copy (select {columns} from csv_rows) to {literal(copy)} (header, format csv)")
+        with atomic_write(path) as part, open(copy, "rb") as rows, open(part, "wb") as out:
+            shutil.copyfileobj(rows, out)
 
     def _check(self, query: str) -> None:
         try:
@@ -212,6 +272,19 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _csv_value(name: str, kind: str) -> str:
+    """Return SQL of a column's value in a CSV file."""
+    column = f'"{name}"'
+    if kind == "TIMESTAMP WITH TIME ZONE":
+        return f"strftime({column} at time zone 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
+    if kind.endswith("[]"):
+        column = f"array_to_string({column}, ' ')"
+    elif kind != "VARCHAR":
+        return column
+    is_formula = f"regexp_matches({column}, '^[-=+@\\t\\r]')"
+    return f"case when {is_formula} then '''' || {column} else {column} end"
 
 
 def _check_tree(tree: Any) -> None:

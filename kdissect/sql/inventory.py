@@ -9,7 +9,6 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kdissect.sql.database import Database
-from kdissect.sql.exchange_facts import broker_connections
 
 NEW, GONE, CHANGED, SAME = "new", "gone", "changed", "same"
 CLIENT_CHANGES = (NEW, GONE, CHANGED, SAME)
@@ -25,14 +24,14 @@ _COMPARED = (
 )
 
 
-def inventory(database: Database, *, has_fetch: bool, since_us: int | None = None) -> pa.Table:
+def inventory(database: Database, since_us: int | None = None) -> pa.Table:
     """Return a row for each client, in order of address and client id.
 
-    has_fetch: the view `api_fetch` exists. since_us: a time in microseconds since 1970. With it,
-    `change` compares the requests from that time on with those before, and `changes` lists the
+    database: with the tables of `make_requests`. since_us: a time in microseconds since 1970. With
+    it, `change` compares the requests from that time on with those before, and `changes` lists the
     differences.
     """
-    database.run(_calls(has_fetch, since_us))
+    database.run(_calls(since_us))
     database.run(f"CREATE TEMP TABLE clients AS {_clients('true')}")
     if since_us is None:
         return database.table("SELECT * EXCLUDE (caller) FROM clients ORDER BY caller")
@@ -41,36 +40,25 @@ def inventory(database: Database, *, has_fetch: bool, since_us: int | None = Non
     return database.table(_COMPARISON)
 
 
-def _calls(has_fetch: bool, since_us: int | None) -> str:
+def _calls(since_us: int | None) -> str:
     """Return SQL that makes `calls`: like requests of a client on a connection are one row.
 
     A million exchanges are a few thousand rows, so all further queries are cheap.
     """
     since = "NULL" if since_us is None else f"{since_us:d}"
-    client = f"""
-      e.client_ip, e.connection_id,
-      -- a lost request leaves the name that its connection has
-      CASE WHEN e.status = 'request_missing' AND len(c.client_ids) = 1 THEN c.client_ids[1]
-        ELSE e.client_id END AS client_id,
-      epoch_us(coalesce(e.request_time, e.response_time)) >= {since} AS is_late,
-      min(coalesce(e.request_time, e.response_time)) AS first_time,
-      max(coalesce(e.request_time, e.response_time)) AS last_time
-    """
+    times = f"epoch_us(time) >= {since} AS is_late, min(time) AS first_time, max(time) AS last_time"
     return f"""
       CREATE TEMP TABLE calls AS
-      SELECT *, dense_rank() OVER (ORDER BY client_ip, client_id) AS caller,
-        connection_id IN ({broker_connections(has_fetch)}) AS is_broker
+      SELECT *, dense_rank() OVER (ORDER BY client_ip, client_id) AS caller
       FROM (
-        SELECT {client}, e.api_name AS api, e.api_version,
-          e.version_source IN ('request_header', 'fallback_v0') AS has_version, e.topics,
-          e.group_id, count(*) AS request_count
-        FROM exchanges e JOIN connections c USING (connection_id)
-        WHERE e.api_key IS NOT NULL GROUP BY ALL
+        SELECT client_ip, client_id, connection_id, is_broker, api, api_version, is_sure, topics,
+          group_id, count(*) AS request_count, {times}
+        FROM requests WHERE api_key IS NOT NULL GROUP BY ALL
         -- a fetch session that began before the capture names no topic in its requests (KIP-227)
         UNION ALL
-        SELECT {client}, 'Fetch', NULL, false, [b.topic], NULL, 0
-        FROM record_batches b JOIN exchanges e USING (exchange_id)
-        JOIN connections c USING (connection_id)
+        SELECT client_ip, client_id, connection_id, is_broker, 'Fetch', NULL, false, [b.topic],
+          NULL, 0, {times}
+        FROM record_batches b JOIN requests USING (exchange_id)
         WHERE b.source <> 'produce' GROUP BY ALL
       )
     """
@@ -109,7 +97,7 @@ def _clients(condition: str) -> str:
       ), versions AS (
         SELECT caller, list(api || ' v' || api_version ORDER BY api, api_version) AS api_versions
         FROM (SELECT DISTINCT caller, api, api_version FROM called
-          WHERE has_version AND api IS NOT NULL AND api_version IS NOT NULL)
+          WHERE is_sure AND api IS NOT NULL AND api_version IS NOT NULL)
         GROUP BY caller
       ), moved AS (
         SELECT caller, api = 'Produce' AS is_written, unnest(topics) AS topic FROM called

@@ -7,7 +7,7 @@ The report, the summary and the incidents share it. It reads the views `connecti
 from __future__ import annotations
 
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.exchange_facts import endpoint
+from kdissect.sql.requests import endpoint
 
 # A certificate that expires this soon after its last handshake is to be renewed.
 EXPIRES_SOON_DAYS = 30

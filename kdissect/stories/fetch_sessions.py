@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from kdissect.stories.fetch_messages import Ask
-from kdissect.tables.arrow_arrays import times_from_ns
-from kdissect.tables.schemas import FETCH_SESSIONS
+from kdissect.tables.schemas import FETCH_SESSIONS, table_of_rows
 
 KNOWN, _UNKNOWN = "known", "unknown"
 
@@ -79,7 +77,7 @@ def fetch_sessions_table(events: pa.Table) -> pa.Table:
             rows.append(session.stays[place])
     for session in sessions.values():
         session.end()
-    return _table(rows)
+    return table_of_rows(FETCH_SESSIONS, rows)
 
 
 def _row(event: _FetchStep, state: str) -> dict[str, Any]:
@@ -97,12 +95,3 @@ def _row(event: _FetchStep, state: str) -> dict[str, Any]:
         "exchange_id": event.exchange_id,
         "end_exchange_id": None,
     }
-
-
-def _table(rows: list[dict[str, Any]]) -> pa.Table:
-    columns: dict[str, Any] = {}
-    for name in FETCH_SESSIONS.names:
-        values = [row[name] for row in rows]
-        is_time = name in ("first_time", "last_time")
-        columns[name] = times_from_ns(np.array(values, np.int64)) if is_time else values
-    return pa.table(columns, schema=FETCH_SESSIONS)

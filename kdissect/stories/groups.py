@@ -20,15 +20,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.stories.events import NO_TIME
 from kdissect.stories.group_messages import EPOCH_HEARTBEATS, Places, places
-from kdissect.tables.arrow_arrays import times_from_ns
-from kdissect.tables.schemas import GROUP_EVENTS
+from kdissect.tables.schemas import GROUP_EVENTS, table_of_rows
 
 CLASSIC = "classic"
 TYPES: dict[int, str] = {
@@ -82,7 +80,7 @@ class _Row:
 
     group_id: str
     group_type: str
-    time_ns: int
+    time: int
     event: str
     member_id: str | None
     client_id: str | None
@@ -143,16 +141,7 @@ def group_events_table(events: pa.Table) -> pa.Table:
     rows: list[_Row] = []
     for _, group in groupby(read, key=lambda event: event.group_id):
         rows += _group_rows(list(group))
-    return _table(rows)
-
-
-def _table(rows: list[_Row]) -> pa.Table:
-    times = times_from_ns(np.array([row.time_ns for row in rows], np.int64))
-    columns: dict[str, Any] = {
-        name: [getattr(row, name) for row in rows] for name in GROUP_EVENTS.names if name != "time"
-    }
-    columns["time"] = times
-    return pa.table([columns[name] for name in GROUP_EVENTS.names], schema=GROUP_EVENTS)
+    return table_of_rows(GROUP_EVENTS, rows)
 
 
 def _group_rows(events: list[_Event]) -> Iterator[_Row]:

@@ -187,7 +187,7 @@ def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
 
     return anomaly_columns(
         kind,
-        texts_of_kinds(code, text),
+        detail=texts_of_kinds(code, text),
         connection_id=column("connection_id"),
         exchange_id=column("exchange_id"),
         capture_id=column("capture_id"),

@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.stories.events import NO_TIME, ProducerStep
-from kdissect.tables.arrow_arrays import lists, times_from_ns
-from kdissect.tables.schemas import OFFSETS, TRANSACTIONS
+from kdissect.tables.arrow_arrays import lists
+from kdissect.tables.schemas import TRANSACTIONS, table_of
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -153,20 +153,20 @@ class _Pieces:
         end_ns = np.array([end for _, end in outcomes], np.int64)
         has_both = (begin_ns != NO_TIME) & (end_ns != NO_TIME)
         duration = np.where(has_both, end_ns - np.where(has_both, begin_ns, end_ns), 0) / 1e6
-        columns = [
-            events.name.dictionary.take(pa.array(self.name)),
-            pa.array(self.producer),
-            pa.array(self.epoch.astype(np.int16)),
-            times_from_ns(begin_ns, begin_ns != NO_TIME),
-            times_from_ns(end_ns, end_ns != NO_TIME),
-            pa.array([outcome for outcome, _ in outcomes], pa.string()),
-            pa.array(duration, mask=~has_both),
-            self._partitions(rows[added], self.piece[added], pairs),
-            self._record_count(rows[taken], self.piece[taken]),
-            self._exchange_ids(pairs),
-            self._offsets(step == ProducerStep.OFFSETS),
-        ]
-        return pa.table(columns, schema=TRANSACTIONS).filter(pa.array(kept))
+        columns = {
+            "transactional_id": events.name.dictionary.take(pa.array(self.name)),
+            "producer_id": self.producer,
+            "producer_epoch": self.epoch,
+            "begin_time": (begin_ns, begin_ns != NO_TIME),
+            "end_time": (end_ns, end_ns != NO_TIME),
+            "outcome": [outcome for outcome, _ in outcomes],
+            "duration_ms": (duration, has_both),
+            "partitions": self._partitions(rows[added], self.piece[added], pairs),
+            "record_count": self._record_count(rows[taken], self.piece[taken]),
+            "exchange_ids": self._exchange_ids(pairs),
+            "offsets": self._offsets(step == ProducerStep.OFFSETS),
+        }
+        return table_of(TRANSACTIONS, columns).filter(pa.array(kept))
 
     def _edge(self, chosen: Mask, last: bool = False) -> Ints:
         """Row of the first (or last) chosen event per piece, -1 if there is none."""
@@ -265,14 +265,14 @@ class _Pieces:
         )
         return lists(keys[:, 0], places, len(self.start))
 
-    def _record_count(self, rows: Ints, piece: Ints) -> pa.Array:
+    def _record_count(self, rows: Ints, piece: Ints) -> Ints:
         """Records of the batches that were not refused, each sequence number once."""
         events = self.events
         parts = (piece, events.topic_code[rows], events.partition[rows], events.base_sequence[rows])
         _, first = np.unique(np.column_stack(parts).astype(np.int64), axis=0, return_index=True)
         total = np.zeros(len(self.start), np.int64)
         np.add.at(total, piece[first], events.record_count[rows[first]])
-        return pa.array(total)
+        return total
 
     def _offsets(self, chosen: Mask) -> pa.Array:
         """Group offsets that are part of the transaction; the last one per partition."""
@@ -281,7 +281,8 @@ class _Pieces:
         for piece, offsets in zip(self.piece[chosen].tolist(), data, strict=True):
             for group, topic, partition, offset in json.loads(offsets or "[]"):
                 offsets_of[piece][group, topic, partition] = offset
-        names = OFFSETS.value_type.names
+        kind = TRANSACTIONS.field("offsets").type
+        names = kind.value_type.names
         return pa.array(
             [
                 [
@@ -290,7 +291,7 @@ class _Pieces:
                 ]
                 for one in offsets_of
             ],
-            OFFSETS,
+            kind,
         )
 
     def _exchange_ids(self, pairs: tuple[Ints, Ints]) -> pa.Array:

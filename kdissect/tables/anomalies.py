@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.kafka.assembly import ERROR, INFO, NO_DIRECTION, WARNING, Anomaly
-from kdissect.tables.arrow_arrays import ints, names_of
-from kdissect.tables.schemas import ANOMALIES
+from kdissect.tables.arrow_arrays import names_of
+from kdissect.tables.schemas import ANOMALIES, table_of
 
 Ints = npt.NDArray[Any]
 
-DATA_MAX = 4096  # default: bytes that `data` shows; byte_count has their number
 SEVERITIES = ("info", "warning", "error")
 DIRECTIONS = ("request", "response", None)
 
@@ -99,47 +97,32 @@ _PROXY_HEADER = (
 )
 
 
-@dataclass(slots=True)
-class AnomalyRow:
-    """One anomaly as values; None if a column does not apply. For anomalies that are few."""
+class AnomalyRow(NamedTuple):
+    """An anomaly of a file or of a whole run; None if a column does not apply."""
 
     kind: Anomaly
     detail: str
-    connection_id: int | None = None
-    exchange_id: int | None = None
     capture_id: int | None = None
     packet: int | None = None
-    direction: int = 2
     pos: int | None = None
     byte_count: int | None = None
-    data: bytes | None = None
 
 
-def anomalies_table(rows: Iterable[AnomalyRow], data_max: int = DATA_MAX) -> pa.Table:
-    """`anomalies` from rows, with `data_max` bytes of their data."""
+def anomalies_table(rows: Iterable[AnomalyRow]) -> pa.Table:
+    """`anomalies` from rows."""
     listed = list(rows)
-    return anomaly_columns(
-        np.array([row.kind for row in listed], np.uint8),
-        pa.array([row.detail for row in listed], pa.string()),
-        connection_id=pa.array([row.connection_id for row in listed], pa.int64()),
-        exchange_id=pa.array([row.exchange_id for row in listed], pa.int64()),
-        capture_id=pa.array([row.capture_id for row in listed], pa.int64()),
-        packet=pa.array([row.packet for row in listed], pa.int64()),
-        direction=np.array([row.direction for row in listed], np.uint8),
-        pos=pa.array([row.pos for row in listed], pa.int64()),
-        byte_count=pa.array([row.byte_count for row in listed], pa.int64()),
-        data=pa.array(
-            [None if row.data is None else row.data[:data_max] for row in listed], pa.binary()
-        ),
-    )
+    columns: dict[str, Any] = {
+        name: [getattr(row, name) for row in listed] for name in AnomalyRow._fields
+    }
+    kinds = np.array(columns.pop("kind"), np.uint8)
+    return anomaly_columns(kinds, **columns)
 
 
-def anomaly_columns(
-    kind: Ints, detail: pa.Array, *, direction: Ints | None = None, **columns: pa.Array
-) -> pa.Table:
-    """`anomalies` from columns of equal length; columns that are missing become null.
+def anomaly_columns(kind: Ints, *, direction: Ints | None = None, **columns: Any) -> pa.Table:
+    """`anomalies` from columns of equal length, as `schemas.table_of` takes them.
 
-    kind: kafka.assembly.Anomaly. direction: 0, 1, or 2 for none.
+    Columns that are missing become null. kind: kafka.assembly.Anomaly. direction: 0, 1, or 2 for
+    none.
     """
     count = len(kind)
     if direction is None:
@@ -148,15 +131,10 @@ def anomaly_columns(
         "kind": _KIND_NAMES.take(pa.array(kind)),
         "severity": _SEVERITY_NAMES.take(pa.array(kind)),
         "direction": pa.array(DIRECTIONS, pa.string()).take(pa.array(direction)),
-        "detail": detail,
     }
-    return pa.table(
-        [
-            columns[field.name] if field.name in columns else pa.nulls(count, field.type)
-            for field in ANOMALIES
-        ],
-        schema=ANOMALIES,
-    )
+    for field in ANOMALIES:
+        columns.setdefault(field.name, pa.nulls(count, field.type))
+    return table_of(ANOMALIES, columns)
 
 
 def in_parts(sizes: Ints, rows_max: int = 1 << 14, bytes_max: int = 16 << 20) -> list[slice]:
@@ -220,15 +198,13 @@ def stream_anomalies(
     connection, source = anomalies["connection"], anomalies["source"]
     return anomaly_columns(
         anomalies["kind"],
-        texts_of_kinds(anomalies["kind"], text),
-        connection_id=ints(
-            np.append(connection_ids, 0)[connection], pa.int64(), valid=connection >= 0
-        ),
-        exchange_id=ints(anomalies["exchange_id"], pa.int64(), anomalies["exchange_id"] != 0),
-        capture_id=ints(np.array([*capture_ids, 0], np.int64)[source], pa.int64(), source >= 0),
-        packet=ints(anomalies["packet"], pa.int64(), anomalies["packet"] >= 0),
+        detail=texts_of_kinds(anomalies["kind"], text),
+        connection_id=(np.append(connection_ids, 0)[connection], connection >= 0),
+        exchange_id=(anomalies["exchange_id"], anomalies["exchange_id"] != 0),
+        capture_id=(np.array([*capture_ids, 0], np.int64)[source], source >= 0),
+        packet=(anomalies["packet"], anomalies["packet"] >= 0),
         direction=anomalies["direction"],
-        pos=ints(anomalies["pos"], pa.int64(), anomalies["pos"] >= 0),
-        byte_count=ints(anomalies["byte_count"], pa.int64()),
+        pos=(anomalies["pos"], anomalies["pos"] >= 0),
+        byte_count=anomalies["byte_count"],
         data=data,
     )

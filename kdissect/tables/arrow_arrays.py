@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.jit import kernel
-from kdissect.tables.schemas import TIME
+
+TIME_TYPE = pa.timestamp("us", tz="UTC")
 
 # Years 1 to 9999, the range that pandas, Spark and SQL share.
 _FIRST_US = -62_135_596_800_000_000
@@ -22,14 +23,8 @@ Ints = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 
-def table_of(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
-    """Return the table of columns that are named in any order, in the order of the schema."""
-    assert columns.keys() == set(schema.names), columns.keys() ^ set(schema.names)
-    return pa.table([columns[name] for name in schema.names], names=schema.names)
-
-
-def ints(values: Ints, kind: Any, valid: Mask | None = None) -> pa.Array:
-    """An integer column; null where `valid` is False."""
+def numbers(values: Ints, kind: pa.DataType, valid: Mask | None = None) -> pa.Array:
+    """A column of numbers or bools; null where `valid` is False."""
     mask = None if valid is None else ~valid
     return pa.array(np.ascontiguousarray(values), kind, mask=mask)
 
@@ -48,7 +43,16 @@ def times_from_ms(time_ms: Ints, valid: Mask | None = None) -> pa.Array:
 def _times(time_us: Ints, valid: Mask | None) -> pa.Array:
     inside = (time_us >= _FIRST_US) & (time_us <= _LAST_US)
     mask = ~inside if valid is None else ~(inside & valid)
-    return pa.array(np.ascontiguousarray(time_us), pa.int64(), mask=mask).view(TIME)
+    return pa.array(np.ascontiguousarray(time_us), pa.int64(), mask=mask).view(TIME_TYPE)
+
+
+def times_of(times_ns: Iterable[int | None]) -> pa.Array:
+    """timestamp[us, UTC] from nanoseconds since 1970; null for None and outside years 1-9999."""
+    times_us = (None if time is None else time // 1000 for time in times_ns)
+    inside = [
+        time if time is not None and _FIRST_US <= time <= _LAST_US else None for time in times_us
+    ]
+    return pa.array(inside, pa.int64()).view(TIME_TYPE)
 
 
 def labels(codes: Ints, names: Sequence[str], valid: Mask | None = None) -> pa.Array:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.kafka.assembly import Certificate, CloseReason, Protocol, TlsFacts
+from kdissect.arrays import Ints, Rows
+from kdissect.kafka.assembly import DIRECTION, Certificate, CloseReason, Protocol, TlsFacts
 from kdissect.protocol.model import SIDES
-from kdissect.tables.arrow_arrays import ints, ip_text, labels, names_of, table_of, times_from_ns
-from kdissect.tables.schemas import CONNECTIONS, COUNTERS, TIME
+from kdissect.tables.arrow_arrays import TIME_TYPE, ip_text, labels, names_of
+from kdissect.tables.schemas import CONNECTIONS, table_of
 from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.facts import TcpFacts
 
@@ -43,14 +44,12 @@ class EndpointColumns:
     """Client and broker addresses of connections, one row each."""
 
     client_ip: pa.Array
-    client_port: npt.NDArray[np.uint16]
+    client_port: Ints
     broker_ip: pa.Array
-    broker_port: npt.NDArray[np.uint16]
+    broker_port: Ints
 
 
-def endpoint_columns(
-    endpoints: npt.NDArray[np.void], connections: npt.NDArray[np.void]
-) -> EndpointColumns:
+def endpoint_columns(endpoints: Rows, connections: Rows) -> EndpointColumns:
     """Addresses per connection; `ip` columns are dictionaries of canonical text."""
     pair = endpoints[connections["endpoints"]]
     b_is_client = connections["client_side"] == 1
@@ -67,85 +66,73 @@ def endpoint_columns(
     )
 
 
-def broker_texts(endpoints: npt.NDArray[np.void], connections: npt.NDArray[np.void]) -> pa.Array:
+def broker_texts(endpoints: Rows, connections: Rows) -> pa.Array:
     """string[connections]: the broker's address and port, separated by a space."""
     where = endpoint_columns(endpoints, connections)
     port = pa.array(where.broker_port).cast(pa.string())
     return pc.binary_join_element_wise(where.broker_ip.cast(pa.string()), port, " ")
 
 
-def _texts(facts: dict[int, str], count: int) -> pa.Array:
-    return pa.array([facts.get(row) for row in range(count)], pa.string())
-
-
-def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, pa.Array]:
+def _tls_columns(tls: dict[int, TlsFacts], count: int) -> dict[str, Any]:
     nothing = TlsFacts()
-    rows = [tls.get(row, nothing) for row in range(count)] if tls else [nothing] * count
+    rows = [tls.get(row, nothing) for row in range(count)]
+    columns: dict[str, Any] = {
+        "tls_version": [row.version for row in rows],
+        "tls_sni": [row.sni for row in rows],
+        "tls_cipher": [row.cipher for row in rows],
+        "request_tls_alert": [row.request_alert for row in rows],
+        "response_tls_alert": [row.response_alert for row in rows],
+    }
     brokers = [row.broker_certificate or _NO_CERTIFICATE for row in rows]
     clients = [row.client_certificate or _NO_CERTIFICATE for row in rows]
-    return {
-        "tls_version": pa.array([row.version for row in rows], pa.string()),
-        "tls_sni": pa.array([row.sni for row in rows], pa.string()),
-        "tls_cipher": pa.array([row.cipher for row in rows], pa.string()),
-        "tls_certificate_names": pa.array(
-            [list(certificate.names) for certificate in brokers], pa.list_(pa.string())
-        ),
-        **_certificate_columns("tls_certificate", brokers),
-        **_certificate_columns("tls_client", clients),
-        "request_tls_alert": pa.array([row.request_alert for row in rows], pa.string()),
-        "response_tls_alert": pa.array([row.response_alert for row in rows], pa.string()),
-    }
+    columns["tls_certificate_names"] = [list(one.names) for one in brokers]
+    for prefix, certificates in (("tls_certificate", brokers), ("tls_client", clients)):
+        columns[f"{prefix}_subject"] = [one.subject for one in certificates]
+        columns[f"{prefix}_issuer"] = [one.issuer for one in certificates]
+        columns[f"{prefix}_not_before"] = _seconds([one.not_before for one in certificates])
+        columns[f"{prefix}_not_after"] = _seconds([one.not_after for one in certificates])
+    return columns
 
 
-def _certificate_columns(prefix: str, certificates: list[Certificate]) -> dict[str, pa.Array]:
-    seconds = pa.timestamp("s", tz="UTC")
-    not_before = pa.array([certificate.not_before for certificate in certificates], seconds)
-    not_after = pa.array([certificate.not_after for certificate in certificates], seconds)
-    return {
-        f"{prefix}_subject": pa.array([one.subject for one in certificates], pa.string()),
-        f"{prefix}_issuer": pa.array([one.issuer for one in certificates], pa.string()),
-        f"{prefix}_not_before": not_before.cast(TIME),
-        f"{prefix}_not_after": not_after.cast(TIME),
-    }
+def _seconds(times: list[int | None]) -> pa.Array:
+    return pa.array(times, pa.timestamp("s", tz="UTC")).cast(TIME_TYPE)
 
 
 def connections_table(
-    endpoints: npt.NDArray[np.void],
-    connections: npt.NDArray[np.void],
+    endpoints: Rows,
+    connections: Rows,
     facts: ConnectionFacts,
     tls: dict[int, TlsFacts],
     tcp: TcpFacts,
 ) -> pa.Table:
     """`connections` for CONNECTION rows; facts, tls and tcp are keyed by row."""
-    count = len(connections)
+    rows = range(len(connections))
     where = endpoint_columns(endpoints, connections)
     rtt_ns = connections["handshake_rtt_ns"]
-    software = [facts.software.get(row, (None, None)) for row in range(count)]
-    client_ids = [facts.client_ids.get(row, []) for row in range(count)]
+    software = [facts.software.get(row, (None, None)) for row in rows]
     columns = {
-        "connection_id": ints(connections["connection_id"], pa.int64()),
+        "connection_id": connections["connection_id"],
         "client_ip": where.client_ip,
-        "client_port": ints(where.client_port.astype(np.int32), pa.int32()),
+        "client_port": where.client_port,
         "broker_ip": where.broker_ip,
-        "broker_port": ints(where.broker_port.astype(np.int32), pa.int32()),
-        "first_time": times_from_ns(connections["first_time_ns"]),
-        "last_time": times_from_ns(connections["last_time_ns"]),
-        "handshake_seen": pa.array(connections["handshake_seen"] != 0),
-        "handshake_rtt_ms": pa.array(rtt_ns / 1e6, pa.float64(), mask=rtt_ns < 0),
+        "broker_port": where.broker_port,
+        "first_time": connections["first_time_ns"],
+        "last_time": connections["last_time_ns"],
+        "handshake_seen": connections["handshake_seen"] != 0,
+        "handshake_rtt_ms": (rtt_ns / 1e6, rtt_ns >= 0),
         "close_reason": labels(connections["close_reason"], names_of(CloseReason)),
-        "is_kafka": pa.array(connections["protocol"] == Protocol.KAFKA),
-        "is_tls": pa.array(connections["is_tls"] != 0),
+        "is_kafka": connections["protocol"] == Protocol.KAFKA,
+        "is_tls": connections["is_tls"] != 0,
         "protocol": labels(connections["protocol"], names_of(Protocol)),
-        **_tls_columns(tls, count),
-        "sasl_mechanism": _texts(facts.mechanism, count),
-        "principal": _texts(facts.principal, count),
-        "client_software_name": pa.array([name for name, _ in software], pa.string()),
-        "client_software_version": pa.array([release for _, release in software], pa.string()),
-        "client_ids": pa.array(client_ids, pa.list_(pa.string())),
+        "sasl_mechanism": [facts.mechanism.get(row) for row in rows],
+        "principal": [facts.principal.get(row) for row in rows],
+        "client_software_name": [name for name, _ in software],
+        "client_software_version": [release for _, release in software],
+        "client_ids": [facts.client_ids.get(row, []) for row in rows],
+        **_tls_columns(tls, len(connections)),
         **tcp_columns(connections, tcp),
     }
     for direction, side in enumerate(SIDES):
-        for name in COUNTERS:
-            counter = connections["direction"][name][:, direction]
-            columns[f"{side}_{name}"] = ints(counter, pa.int64())
-    return table_of(columns, CONNECTIONS)
+        for name in DIRECTION.fields or ():
+            columns[f"{side}_{name}"] = connections["direction"][name][:, direction]
+    return table_of(CONNECTIONS, columns)

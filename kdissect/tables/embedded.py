@@ -32,7 +32,7 @@ from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.status import REASONS, Status
-from kdissect.tables.schemas import TIME
+from kdissect.tables.arrow_arrays import TIME_TYPE
 
 Rows = NDArray[np.int64]
 
@@ -74,8 +74,8 @@ _BUCKETS = pa.struct([("offset", pa.int32()), ("bucket_counts", pa.list_(pa.int6
 DATA_POINT = pa.struct(
     [
         ("attributes", _ATTRIBUTES),
-        ("start_time", TIME),
-        ("time", TIME),
+        ("start_time", TIME_TYPE),
+        ("time", TIME_TYPE),
         ("start_time_ns", pa.int64()),
         ("time_ns", pa.int64()),
         ("value", pa.float64()),

@@ -1,4 +1,4 @@
-"""Rows of `exchanges`: the index of exchanges joined with facts from their messages."""
+"""Rows of `exchanges`: the index of exchanges joined with what their messages say."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import distinct
+from kdissect.arrays import Bools, Ints, Rows, distinct
 from kdissect.kafka.assembly import NO_API, PairStatus
 from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.error_codes import error_name
-from kdissect.tables.arrow_arrays import ints, labels, names_of, table_of, times_from_ns
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
+from kdissect.tables.arrow_arrays import labels, names_of
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.message_facts import ChunkMarks
-from kdissect.tables.schemas import EXCHANGES
+from kdissect.tables.schemas import EXCHANGES, table_of
 from kdissect.tables.waits import service_ns
 
 SASL_TOKEN = "SaslToken"
+_TOKEN_KEY = -2  # among api keys
 
 
 class DecodeStatus(IntEnum):
@@ -47,11 +49,11 @@ class VersionSource(IntEnum):
 
 @dataclass(slots=True)
 class ExchangeFacts:
-    """Facts from decoding a chunk, one entry per exchange."""
+    """What decoding tells about the exchanges of a chunk, one entry each."""
 
     decode_status: npt.NDArray[np.int8]  # [n, 2] DecodeStatus of request, response
     version_source: npt.NDArray[np.int8]
-    has_error: npt.NDArray[np.bool_]  # a decoded response whose version has error fields
+    has_error: Bools  # a decoded response whose version has error fields
     wait: pa.Array
     client_id: pa.Array
 
@@ -63,108 +65,113 @@ def worse(status: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
     return np.where(worst < 0, DecodeStatus.ABSENT, worst).astype(np.int8)
 
 
-def api_name_column(exchanges: npt.NDArray[np.void]) -> pa.Array:
-    """Name by api key; SaslToken for tokens without headers, null for an unknown key or none."""
-    keys = np.where(exchanges["is_sasl_token"] != 0, -2, exchanges["api_key"].astype(np.int64))
-    api_keys, codes = distinct(keys)
-    known = catalog.apis()
-    names = [
-        SASL_TOKEN if key == -2 else known[key].name if key in known else ""
-        for key in api_keys.tolist()
-    ]
-    valid = np.array([name != "" for name in names], bool)
-    return labels(codes, names, valid[codes])
-
-
-def _capture_ids(side: npt.NDArray[np.void], capture_ids: list[int], valid: Any) -> pa.Array:
-    ids = np.array([*capture_ids, 0], np.int64)
-    return ints(ids[np.where(valid, side["source"], len(capture_ids))], pa.int64(), valid)
-
-
-def _ms(nanoseconds: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> pa.Array:
-    return pa.array(nanoseconds / 1e6, mask=~valid)
-
-
 def exchanges_table(
-    endpoints: npt.NDArray[np.void],
-    connections: npt.NDArray[np.void],
-    exchanges: npt.NDArray[np.void],
+    endpoints: Rows,
+    connections: Rows,
+    exchanges: Rows,
     capture_ids: list[int],
     facts: ExchangeFacts,
     marks: ChunkMarks,
 ) -> pa.Table:
     """`exchanges` for EXCHANGE rows of a chunk, in their order."""
-    request, response = exchanges["request"], exchanges["response"]
-    has_request, has_response = request["size"] >= 0, response["size"] >= 0
-    both = has_request & has_response
-    latency_ns = response["time_ns"] - request["end_time_ns"]
-    queued_ns = exchanges["queued_ns"]
-    service, has_queue = service_ns(exchanges)
     where = endpoint_columns(endpoints, connections)
-    via = pa.array(exchanges["connection"], pa.int32())
-    has_version = has_request | (exchanges["confidence"] > 0)
-    has_api = (exchanges["api_key"] != NO_API) & has_version & (exchanges["is_sasl_token"] == 0)
-    has_id = exchanges["is_sasl_token"] == 0
+    connection = exchanges["connection"]
+    via = pa.array(connection, pa.int32())
+    is_message = exchanges["is_sasl_token"] == 0
+    is_known = (exchanges["request"]["size"] >= 0) | (exchanges["confidence"] > 0)
+    has_api = (exchanges["api_key"] != NO_API) & is_known & is_message
+    service, has_queue = service_ns(exchanges)
     error, error_codes = marks.error_columns
-    distinct_errors, error_codes_of = distinct(error)
-    throttle, has_throttle = marks.first_number(Role.THROTTLE_TIME_MS)
     status = facts.decode_status
-    decode_names = names_of(DecodeStatus)
-    version_source = facts.version_source
-    confidence = np.where(version_source == VersionSource.UNKNOWN, 0.0, 1.0)
-    inferred = version_source == VersionSource.INFERRED
-    confidence = np.where(inferred, exchanges["confidence"], confidence)
     columns = {
-        "exchange_id": ints(exchanges["exchange_id"], pa.int64()),
-        "connection_id": ints(connections["connection_id"][exchanges["connection"]], pa.int64()),
+        "exchange_id": exchanges["exchange_id"],
+        "connection_id": connections["connection_id"][connection],
         "client_ip": where.client_ip.take(via),
-        "client_port": ints(
-            where.client_port.astype(np.int32)[exchanges["connection"]], pa.int32()
-        ),
+        "client_port": where.client_port[connection],
         "broker_ip": where.broker_ip.take(via),
-        "broker_port": ints(
-            where.broker_port.astype(np.int32)[exchanges["connection"]], pa.int32()
-        ),
-        "api_key": ints(exchanges["api_key"], pa.int16(), has_api),
-        "api_name": api_name_column(exchanges),
-        "api_version": ints(exchanges["api_version"], pa.int16(), has_api),
-        "correlation_id": ints(exchanges["correlation_id"], pa.int32(), has_id),
+        "broker_port": where.broker_port[connection],
+        "api_key": (exchanges["api_key"], has_api),
+        "api_name": _api_names(exchanges, is_message),
+        "api_version": (exchanges["api_version"], has_api),
+        "correlation_id": (exchanges["correlation_id"], is_message),
         "client_id": facts.client_id,
-        "request_time": times_from_ns(request["time_ns"], has_request),
-        "request_end_time": times_from_ns(request["end_time_ns"], has_request),
-        "response_time": times_from_ns(response["time_ns"], has_response),
-        "response_end_time": times_from_ns(response["end_time_ns"], has_response),
-        "request_time_ns": ints(request["time_ns"], pa.int64(), has_request),
-        "response_time_ns": ints(response["time_ns"], pa.int64(), has_response),
-        "latency_ms": _ms(latency_ns, both),
-        "duration_ms": _ms(response["end_time_ns"] - request["time_ns"], both),
-        "queued_ms": _ms(queued_ns, has_queue),
-        "service_ms": _ms(service, has_queue),
-        "upload_ms": _ms(request["end_time_ns"] - request["time_ns"], has_request),
-        "download_ms": _ms(response["end_time_ns"] - response["time_ns"], has_response),
+        "queued_ms": (exchanges["queued_ns"] / 1e6, has_queue),
+        "service_ms": (service / 1e6, has_queue),
         "wait": facts.wait,
-        "request_size": ints(request["size"], pa.int64(), has_request),
-        "response_size": ints(response["size"], pa.int64(), has_response),
-        "request_capture_id": _capture_ids(request, capture_ids, has_request),
-        "response_capture_id": _capture_ids(response, capture_ids, has_response),
-        "request_packet": ints(request["packet"], pa.int64(), has_request),
-        "response_packet": ints(response["packet"], pa.int64(), has_response),
-        "request_pos": ints(request["pos"], pa.int64(), has_request),
-        "response_pos": ints(response["pos"], pa.int64(), has_response),
         "status": labels(exchanges["status"], names_of(PairStatus)),
-        "version_source": labels(version_source, names_of(VersionSource)),
-        "version_confidence": pa.array(confidence),
-        "decode_status": labels(worse(status), decode_names),
-        "request_decode_status": labels(status[:, 0], decode_names),
-        "response_decode_status": labels(status[:, 1], decode_names),
-        "error_code": ints(error, pa.int16(), facts.has_error),
-        "error_name": labels(
-            error_codes_of, [error_name(int(code)) for code in distinct_errors], facts.has_error
-        ),
+        "version_source": labels(facts.version_source, names_of(VersionSource)),
+        "version_confidence": _confidence(facts.version_source, exchanges["confidence"]),
+        "decode_status": labels(worse(status), names_of(DecodeStatus)),
+        "request_decode_status": labels(status[:, REQUEST], names_of(DecodeStatus)),
+        "response_decode_status": labels(status[:, RESPONSE], names_of(DecodeStatus)),
+        "error_code": (error, facts.has_error),
+        "error_name": _error_names(error, facts.has_error),
         "error_codes": error_codes,
-        "throttle_time_ms": ints(throttle.astype(np.int32), pa.int32(), has_throttle),
+        "throttle_time_ms": marks.first_number(Role.THROTTLE_TIME_MS),
         "topics": marks.topics_column(),
         "group_id": marks.first_text(Role.GROUP_ID),
         "transactional_id": marks.first_text(Role.TRANSACTIONAL_ID),
+        **_places(exchanges, capture_ids),
+        **_durations(exchanges),
     }
-    return table_of(columns, EXCHANGES)
+    return table_of(EXCHANGES, columns)
+
+
+def _places(exchanges: Rows, capture_ids: list[int]) -> dict[str, Any]:
+    """Columns that each side has: times, sizes and positions."""
+    columns: dict[str, Any] = {}
+    ids = np.array([*capture_ids, 0], np.int64)
+    for name in SIDES:
+        side = exchanges[name]
+        has_side = side["size"] >= 0
+        source = np.where(has_side, side["source"], len(capture_ids))
+        for column, values in (
+            ("time", side["time_ns"]),
+            ("end_time", side["end_time_ns"]),
+            ("time_ns", side["time_ns"]),
+            ("size", side["size"]),
+            ("capture_id", ids[source]),
+            ("packet", side["packet"]),
+            ("pos", side["pos"]),
+        ):
+            columns[f"{name}_{column}"] = values, has_side
+    return columns
+
+
+def _durations(exchanges: Rows) -> dict[str, tuple[Ints, Bools]]:
+    """Milliseconds between the ends of the sides."""
+    request, response = exchanges["request"], exchanges["response"]
+    has_request, has_response = request["size"] >= 0, response["size"] >= 0
+    both = has_request & has_response
+    first, sent = request["time_ns"], request["end_time_ns"]
+    answered, last = response["time_ns"], response["end_time_ns"]
+    return {
+        "latency_ms": ((answered - sent) / 1e6, both),
+        "duration_ms": ((last - first) / 1e6, both),
+        "upload_ms": ((sent - first) / 1e6, has_request),
+        "download_ms": ((last - answered) / 1e6, has_response),
+    }
+
+
+def _confidence(version_source: npt.NDArray[np.int8], inferred: Ints) -> Ints:
+    """The confidence of inferred versions; 1 of others, 0 of unknown ones."""
+    known = np.where(version_source == VersionSource.UNKNOWN, 0.0, 1.0)
+    return np.where(version_source == VersionSource.INFERRED, inferred, known)
+
+
+def _error_names(codes: Ints, valid: Bools) -> pa.Array:
+    different, code_of = distinct(codes)
+    return labels(code_of, [error_name(int(code)) for code in different], valid)
+
+
+def _api_names(exchanges: Rows, is_message: Bools) -> pa.Array:
+    """Name by api key; SaslToken for tokens without headers, null for an unknown key or none."""
+    keys = np.where(is_message, exchanges["api_key"].astype(np.int64), _TOKEN_KEY)
+    api_keys, codes = distinct(keys)
+    known = catalog.apis()
+    names = [
+        SASL_TOKEN if key == _TOKEN_KEY else known[key].name if key in known else ""
+        for key in api_keys.tolist()
+    ]
+    valid = np.array([name != "" for name in names], bool)
+    return labels(codes, names, valid[codes])

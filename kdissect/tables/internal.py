@@ -26,10 +26,9 @@ from kdissect.codec.redaction import (
 )
 from kdissect.kafka.assembly import Anomaly
 from kdissect.status import Status
-from kdissect.tables.arrow_arrays import ints
 from kdissect.tables.embedded import group_members
 from kdissect.tables.payload import FULL, KEYS
-from kdissect.tables.schemas import internal_schema
+from kdissect.tables.schemas import internal_schema, table_of
 
 _PLACE = [
     *("exchange_id", "batch_index", "record_index"),
@@ -135,23 +134,20 @@ def _table(
             members = pa.nulls(count, members.type)
         value, tags = pa.nulls(count, value.type), pa.nulls(count, tags.type)
     place = _taken(some.select(_PLACE), columns.rows)
-    data = {name: place[name] for name in _PLACE}
+    data: dict[str, Any] = {name: place[name] for name in _PLACE}
     data["topic"] = data["topic"].cast(pa.string())
-    data["value_version"] = ints(columns.value_version, pa.int16(), columns.has_value)
+    data["value_version"] = (columns.value_version, columns.has_value)
     data["value"] = value
     data["value_unknown_tags"] = tags
     key, key_version = columns.key, columns.key_version
-    if key is None or key_version is None:
-        data["key_version"] = pa.nulls(count, pa.int16())
-        schema = internal_schema(None, value.type)
-    else:
-        data["key_version"] = ints(key_version, pa.int16())
+    data["key_version"] = pa.nulls(count, pa.int16()) if key_version is None else key_version
+    if key is not None:
         data["key"] = key if payload in (FULL, KEYS) else pa.nulls(count, key.type)
-        schema = internal_schema(key.type, value.type)
+    schema = internal_schema(None if key is None else key.type, value.type)
     if members is not None:
         data[MEMBERS] = members
         schema = schema.append(pa.field(MEMBERS, members.type))
-    return pa.table([data[name] for name in schema.names], schema=schema)
+    return table_of(schema, data)
 
 
 def _batch_faults(
@@ -189,4 +185,5 @@ def without_secrets(records: pa.Table, secret: list[npt.NDArray[np.int64]]) -> p
     hidden[rows] = True
     values = records["value"]
     shown = pc.if_else(pc.and_(pa.array(hidden), values.is_valid()), TEXT.encode(), values)
-    return records.set_column(records.schema.get_field_index("value"), "value", shown)
+    index = records.schema.get_field_index("value")
+    return records.set_column(index, records.schema.field(index), shown)

@@ -32,10 +32,11 @@ def shown(records: pa.Table, payload: str) -> pa.Table:
     for name in ("value",) if payload == KEYS else ("key", "value"):
         index = records.schema.get_field_index(name)
         column = _hidden(records[name].combine_chunks(), payload)
-        records = records.set_column(index, name, column)
+        records = records.set_column(index, records.schema.field(index), column)
     index = records.schema.get_field_index("headers")
     headers = records["headers"].combine_chunks()
-    return records.set_column(index, "headers", _hidden_headers(headers, payload))
+    field = records.schema.field(index)
+    return records.set_column(index, field, _hidden_headers(headers, payload))
 
 
 def _hidden(column: pa.Array, payload: str) -> pa.Array:

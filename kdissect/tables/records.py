@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.tables.arrow_arrays import ints, labels, times_from_ms
+from kdissect.tables.arrow_arrays import labels, times_from_ms
 from kdissect.tables.message_facts import RecordSets
-from kdissect.tables.schemas import RECORD_BATCHES, RECORDS
+from kdissect.tables.schemas import RECORD_BATCHES, RECORDS, table_of
 
 SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "snapshot")
 FROM_PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))
@@ -101,45 +101,37 @@ class RecordRows:
         """
         chosen = np.flatnonzero(self._lead > 0)
         columns = self._common(pa.array(chosen), chosen)
-        columns["batch_index"] = ints(self._batch_base()[chosen], pa.int64())
-        columns["is_partial"] = pa.array(np.ones(len(chosen), np.bool_))
-        columns["size"] = ints(self._lead[chosen], pa.int64())
-        arrays = [
-            columns.get(name, pa.nulls(len(chosen), RECORD_BATCHES.field(name).type))
-            for name in RECORD_BATCHES.names
-        ]
-        return pa.table(arrays, names=RECORD_BATCHES.names)
+        columns["batch_index"] = self._batch_base()[chosen]
+        columns["is_partial"] = np.ones(len(chosen), np.bool_)
+        columns["size"] = self._lead[chosen]
+        for field in RECORD_BATCHES:
+            columns.setdefault(field.name, pa.nulls(len(chosen), field.type))
+        return table_of(RECORD_BATCHES, columns)
 
-    def _common(self, via: pa.Array, set_index: Any, repeats: Any = None) -> dict[str, pa.Array]:
+    def _common(self, via: pa.Array, set_index: Any, repeats: Any = None) -> dict[str, Any]:
         """Columns that a row has from its set.
 
         via: the set's index per row. set_index: the same per run of `repeats` rows.
         """
         facts = self.facts
-        partition = facts.sets.partition[set_index].astype(np.int32)
 
         def each(values: Any) -> Any:
             return values if repeats is None else np.repeat(values, repeats)
 
         return {
-            "exchange_id": ints(each(facts.exchange_id[set_index]), pa.int64()),
+            "exchange_id": each(facts.exchange_id[set_index]),
             "source": labels(each(facts.source[set_index]), SOURCES),
             "topic": self._topic.take(via),
             "topic_id": self._topic_id.take(via),
-            "partition": ints(each(partition), pa.int32()),
+            "partition": each(facts.sets.partition[set_index]),
         }
 
     def _batch_rows(self, batches: pa.Table, set_index: Any, within: Any, base: Any) -> pa.Table:
         columns = self._common(pa.array(set_index), set_index)
-        columns["batch_index"] = ints(within + base[set_index], pa.int64())
+        columns["batch_index"] = within + base[set_index]
         for name in ("base_timestamp", "max_timestamp"):
             columns[name] = _times(batches[f"{name}_ms"])
-        for name in RECORD_BATCHES.names:
-            if name not in columns:
-                columns[name] = batches[name]
-        return pa.table(
-            [columns[name] for name in RECORD_BATCHES.names], names=RECORD_BATCHES.names
-        )
+        return _with_rest(RECORD_BATCHES, columns, batches)
 
     def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
         set_index = records["set_index"].to_numpy()
@@ -149,18 +141,13 @@ class RecordRows:
         via = pa.array(np.repeat(runs.sets, runs.length))
         columns = self._common(via, runs.sets, runs.length)
         base = base + (self._lead > 0)
-        columns["batch_index"] = ints(
-            records["batch_index"].to_numpy() + np.repeat(base[runs.sets], runs.length), pa.int64()
-        )
-        columns["record_index"] = records["record_index"]
+        batch_index = records["batch_index"].to_numpy()
+        columns["batch_index"] = batch_index + np.repeat(base[runs.sets], runs.length)
         columns["offset"] = self._offsets(records["offset"], runs)
         columns["timestamp"] = _times(records["timestamp_ms"])
-        for name in RECORDS.names:
-            if name not in columns:
-                columns[name] = records[name]
-        return pa.table([columns[name] for name in RECORDS.names], names=RECORDS.names)
+        return _with_rest(RECORDS, columns, records)
 
-    def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> pa.Array | pa.ChunkedArray:
+    def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> Any:
         """Offsets from the wire; for produced records from the response, or null."""
         produced = self.facts.source[runs.sets] == FROM_PRODUCE
         if not produced.any():
@@ -173,8 +160,7 @@ class RecordRows:
         is_produced = np.repeat(produced, runs.length)
         offset = np.where(is_produced, np.arange(len(is_produced)), offsets.to_numpy())
         offset += np.repeat(shift, runs.length)
-        mask = None if valid.all() else np.repeat(valid, runs.length)
-        return ints(offset, pa.int64(), mask)
+        return offset if valid.all() else (offset, np.repeat(valid, runs.length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +170,12 @@ class _Runs:
     sets: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
     length: npt.NDArray[np.int64]
+
+
+def _with_rest(schema: pa.Schema, columns: dict[str, Any], decoded: pa.Table) -> pa.Table:
+    """The table of these columns; the others are columns of `decoded`."""
+    rest = {name: decoded[name] for name in schema.names if name not in columns}
+    return table_of(schema, columns | rest)
 
 
 def _times(milliseconds: pa.ChunkedArray) -> pa.Array:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import report
+from bench import inputs, report, suite
 from bench.floor import batches_of
 from bench.measure import (
     MemoryWatch,
@@ -17,12 +18,13 @@ from bench.measure import (
     family,
     first_line,
     interleaved,
-    printed,
     spread,
+    timed,
 )
 from bench.suite import BENCHMARKS
 from kdissect.codec.compression import CODEC_NAMES
 from kdissect.codec.record_codec import decode_record_set, encode_batch
+from tests.bench.machine import MACHINE
 
 
 def test_jobs_take_turns() -> None:
@@ -100,15 +102,6 @@ def test_the_floor_finds_the_whole_batches() -> None:
         batches_of([bytes(16) + b"\1" + bytes(60)])
 
 
-MACHINE = {
-    "date": "2026-01-02", "commit": "abc1234",
-    "load": 0.5, "processor": "a processor", "core_count": 2,
-    "memory_gb": 8,
-    "system": "Linux 6", "python": "3.11", "java": "17", "tshark": None, "pyspark": "4",
-    "pyarrow": "22", "numpy": "2", "numba": "0", "cramjam": "2", "crc32c": "2",
-}  # fmt: skip
-
-
 def test_a_page_without_results_says_so() -> None:
     """Benchmarks that were not run are named; those that were have their command and ratios."""
     startup = {
@@ -140,9 +133,11 @@ def test_growth_and_other_programs() -> None:
         }
         for n, time in sizes.items()
     ]  # fmt: skip
+    kinds = ("json", "ek", "fields")
     other = {
-        "title": "tiny", "copies": 2, "byte_count": 1 << 20, "loop_marginal": 2.0,
-        "seconds": {"loop_1": [1.0, 1, 1], "loop_2": [3.0, 3, 3]}, "counts": {"messages": 7},
+        "title": "tiny", "copies": 2, "byte_count": 1 << 20,
+        "seconds": {f"{kind}_{n}": [2.0 * n - 1] * 3 for kind in kinds for n in (1, 2)},
+        **{f"{kind}_marginal": 2.0 for kind in kinds},
     }  # fmt: skip
     steps = ("read", "check", "decompress", "write")
     stages = ("scan", "assemble", "decode")
@@ -158,23 +153,41 @@ def test_growth_and_other_programs() -> None:
     grown = {"title": "tiny", "exchange_count": 7, "rows": rows}
     results = {
         "marginal": {"inputs": {"messages": marginal}, **common},
-        "loop": {"inputs": {"messages": other}, **common},
+        "tshark": {"inputs": {"messages": other}, **common},
         "growth": {"inputs": {"messages": grown}, **common},
     }
     page = report.text(results)
     assert "| tiny: 16x input / marginal time | 16.0 | at most 17 | yes |" in page
-    assert "| tiny: dpkt + kafka-python / kdissect, marginal | 20.0 | at least 10 | yes |" in page
+    assert "| tiny: tshark -T fields / kdissect, marginal | 20.0 | at least 10 | yes |" in page
     assert "| tiny: driver's memory, 16x / 1x | 1.00 |" in page
     assert "| tiny, 16x | 16.0 | 112 | 8.50 [8.50-8.50] | 900.0 | 200.0 | 700.0 | 400.0 |" in page
-    assert "| tiny | 1.0 [1.0-1.0] | 3.0 [3.0-3.0] | 2.00 |" in page
+    assert "| tiny | 1.0 [1.0-1.0] | 3.0 [3.0-3.0] | 2.00 | 1.0 " in page
 
 
 def test_processes_are_timed_and_read() -> None:
     """A process that prints nothing, or ends with another exit code, is an error."""
     code = "import time; print('a', flush=True); time.sleep(30)"
     assert first_line([sys.executable, "-c", code]) > 0
-    assert printed([sys.executable, "-c", "print(1); exit(1)"], codes=(0, 1)) == "1\n"
     with pytest.raises(RuntimeError):
         first_line([sys.executable, "-c", ""])
     with pytest.raises(RuntimeError):
-        printed([sys.executable, "-c", "exit(1)"])
+        timed([sys.executable, "-c", "exit(1)"])
+
+
+@pytest.mark.heavy
+def test_a_replay_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of a made capture are answered as in it; the page has the ratios."""
+    monkeypatch.setattr(inputs, "WORK", tmp_path)
+    made = inputs.small_requests(400, 20)
+    run = suite._replayed(made.path, "max")
+    assert (run["sent"], run["ended"], run["verdicts"]) == (400, "", {"same": 400})
+    assert run["requests_per_s"] > 0
+    assert run["compared_per_s"] > 0
+    row = {
+        **run, "title": "tiny", "lag_ms": [0.5, 4.0, 9.0],
+        "requests_per_s": [9000.0] * 3, "compared_per_s": [6000.0] * 3,
+    }  # fmt: skip
+    rows = dict.fromkeys(("small", "captured", "paced"), row)
+    page = report.text({"replay": {"rows": rows, "rounds": 1, "command": "x", "machine": MACHINE}})
+    assert "lag behind the schedule, p99, ms | 4.0 | at most 10 | yes |" in page
+    assert "| tiny | 400 | 9000 [9000-9000] | 6000 [6000-6000] | 0.5 / 4.0 / 9.0 | 400 " in page

@@ -145,7 +145,8 @@ def _uuid() -> str:
 class Broker:
     """One broker process, with statement or start() / stop().
 
-    settings: further lines of server.properties. scram: user -> password, made while formatting.
+    settings: further lines of server.properties, in which "{address}" is its own. scram: user ->
+    password, made while formatting.
     node_id, voters: of a node of a cluster (see `start_cluster`).
     request_log: a level; from "debug" on, server.log has a line per request with its times
     (releases from 4.0 on).
@@ -225,14 +226,18 @@ class Broker:
             # captured records may be older than the retention of their topic
             "log.initial.task.delay.ms": "3600000",
         }
-        if self._is_old:
-            lines["controller.quorum.voters"] = f"1@{quorum}"
+        if self._is_old:  # no directory ids of controllers (KIP-853)
+            named = [each.rsplit(":", 1)[0] for each in self.voters.split(",") if each]
+            lines["controller.quorum.voters"] = ",".join(named) or f"{self.node_id}@{quorum}"
         elif self.voters:
             controllers = [each.split("@")[1].rsplit(":", 1)[0] for each in self.voters.split(",")]
             lines["controller.quorum.bootstrap.servers"] = ",".join(controllers)
         else:
             lines["controller.quorum.bootstrap.servers"] = quorum
-        return {name: value for name, value in (lines | self.settings).items() if value}
+        settings = {
+            name: value.replace("{address}", self.address) for name, value in self.settings.items()
+        }
+        return {name: value for name, value in (lines | settings).items() if value}
 
     @property
     def _is_old(self) -> bool:
@@ -330,13 +335,18 @@ class Broker:
             self.process = None
 
 
-def start_cluster(folder: Path, count: int = 3, **options: Any) -> list[Broker]:
+def start_cluster(
+    folder: Path, count: int = 3, advertised: Sequence[int] = (), **options: Any
+) -> list[Broker]:
     """Nodes of one cluster, each broker and controller, all started; stop each of them.
 
-    They start together, because none serves without a majority of the controllers. options: as for
-    `Broker`. Topics of Kafka's own are on one node each, chosen by the cluster.
+    They start together, because none serves without a majority of the controllers. advertised: a
+    port of the plain listener for each, of a proxy. options: as for `Broker`. Topics of Kafka's own
+    are on one node each, chosen by the cluster.
     """
     nodes = [Broker(folder / f"node-{n}", node_id=n, **options) for n in range(1, count + 1)]
+    for node, port in zip(nodes, advertised, strict=False):
+        node.settings["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{port}"
     voters = ",".join(
         f"{one.node_id}@127.0.0.1:{one.ports['CONTROLLER']}:{_uuid()}" for one in nodes
     )

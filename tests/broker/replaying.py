@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kdissect.replay.comparison.grouping import plain_path
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")
 _CODES = re.compile(r"\w+ then, \w+ now")
+_INDEX = re.compile(r"\[\d+\]")
 
 
 def is_explained(note: str | None) -> bool:
@@ -65,7 +64,7 @@ class Replayed:
                     continue
                 if holder in failed and not name.endswith("error_code"):
                     continue
-                path = plain_path(each["path"])
+                path = _INDEX.sub("[]", each["path"])
                 found.add((row["api_name"], path, each["captured"], each["answered"]))
         return found
 

@@ -14,7 +14,7 @@ from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker, free_ports
 from tests.broker.proxy import Proxy
 from tests.broker.read_back import read_logs
 from tests.broker.replaying import EVERYTHING, ROOT, replay
-from tests.replay.workload.test_starting_state import time_of_first_records
+from tests.builders.workloads import time_of_first_records
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
 SARAMA = ROOT / "captures" / "sarama.pcap.gz"
@@ -99,7 +99,8 @@ def test_missing_state_of_an_empty_broker_is_listed_first(
     whole = replay(SARAMA, broker.address, tmp_path / "r.jsonl", *EVERYTHING, "--pace", "x4")
     assert whole.status == 0, whole.explain()
     path = tmp_path / "part.replay"
-    save(load_workload([str(SARAMA)], from_ns=time_of_first_records()), str(path))
+    begin_ns = time_of_first_records(load_workload([str(SARAMA)]))
+    save(load_workload([str(SARAMA)], from_ns=begin_ns), str(path))
     options = ("--pace", "x4", "--fail-on", "none")
     done = replay(path, broker.address, tmp_path / "r.jsonl", *options)
     assert not [note for note in done.run["notes"] if "answers will differ" in note]

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tests.fuzz.packets import Packet
+from tests.builders.captures import Packet
 
 Fragments = list[Packet]
 

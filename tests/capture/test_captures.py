@@ -13,7 +13,7 @@ from kdissect.capture.inputs import InputFile, find_captures, spool
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo, plan_splits
-from tests.capture.build import ignored_of, read, segments_of
+from tests.capture.scanned import ignored_of, read, segments_of
 from tests.material import CAPTURES as SHARED
 from tests.material import needs_material
 from tests.oracles.link_layers import scan_capture

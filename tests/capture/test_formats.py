@@ -15,19 +15,9 @@ from hypothesis import strategies as st
 from kdissect.capture import packet_reader, windows
 from kdissect.capture.segments import FRAGMENT_PART
 from kdissect.jit import JIT_ENABLED
-from tests.capture.build import (
-    Blocks,
-    ethernet,
-    ignored_of,
-    ipv4,
-    ipv6,
-    pcap,
-    read,
-    segments_of,
-    tcp,
-    udp,
-    write,
-)
+from tests.builders.captures import Blocks, pcap
+from tests.builders.packets import ethernet, ipv4, ipv6, tcp, udp
+from tests.capture.scanned import ignored_of, read, segments_of, write
 from tests.oracles import packets as oracle
 from tests.oracles.link_layers import scan_capture
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kdissect.capture.inputs import find_captures
-from tests.capture.build import ignored_of, read, segments_of
+from tests.capture.scanned import ignored_of, read, segments_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "capture"
 

@@ -14,7 +14,8 @@ import pytest
 
 from kdissect.capture.inputs import InputFile, find_captures, spool
 from kdissect.errors import CaptureError, EnvironmentFailed
-from tests.capture.build import Blocks, ethernet, ipv4, pcap, tcp
+from tests.builders.captures import Blocks, pcap
+from tests.builders.packets import ethernet, ipv4, tcp
 
 CAPTURE = pcap([ethernet(ipv4(tcp(bytes([n]) * n))) for n in range(200)])
 NOISE = random.Random(1).randbytes(300_000)

@@ -12,20 +12,9 @@ from hypothesis import strategies as st
 from kdissect.capture import link_layers
 from kdissect.capture.ip_fragments import Head, head_of
 from kdissect.capture.segments import FRAGMENT_PART, MAPPED, NO_HEADER
-from tests.capture.build import (
-    ethernet,
-    geneve,
-    ignored_of,
-    ipv4,
-    ipv6,
-    pcap,
-    read,
-    segments_of,
-    tcp,
-    udp,
-    vxlan,
-    write,
-)
+from tests.builders.captures import pcap
+from tests.builders.packets import ethernet, geneve, ipv4, ipv6, tcp, udp, vxlan
+from tests.capture.scanned import ignored_of, read, segments_of, write
 from tests.oracles.link_layers import Ignored, Segment, find_tcp, scan_capture
 
 SEGMENT = tcp(b"payload", options=bytes([1, 1, 1, 0]), seq=2**32 - 1, ack=7, flags=0x19)

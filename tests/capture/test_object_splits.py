@@ -21,7 +21,9 @@ from kdissect.capture.scan import scan
 from kdissect.capture.segments import SEGMENT
 from kdissect.capture.splits import Splits, plan_splits
 from kdissect.errors import EnvironmentFailed
-from tests.capture.build import Blocks, ethernet, ignored_of, ipv4, pcap, segments_of, tcp
+from tests.builders.captures import Blocks, pcap
+from tests.builders.packets import ethernet, ipv4, tcp
+from tests.capture.scanned import ignored_of, segments_of
 from tests.conftest import CAPTURES
 
 URL = "far://bucket/object"

@@ -94,3 +94,17 @@ class Cluster:
     def stop(self) -> None:
         for process in reversed(self.processes):
             process.kill()
+
+
+def python_without(folder: Path, module: str) -> Path:
+    """A program that runs this Python as if a module were not installed."""
+    package = folder / "hidden" / module
+    package.mkdir(parents=True)
+    error = f"ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
+    (package / "__init__.py").write_text(f"raise {error}\n")
+    program = folder / f"python-without-{module}"
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={package.parent}:"$PYTHONPATH" exec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o755)
+    return program

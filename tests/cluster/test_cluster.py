@@ -13,9 +13,8 @@ import numba
 import pytest
 
 import kdissect
-from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment
+from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment, python_without
 from tests.conftest import CAPTURES, ROOT
-from tests.pipeline.test_worker_python import python_without
 
 pytestmark = [pytest.mark.heavy, pytest.mark.spark]
 INPUTS = [str(CAPTURES / "librdkafka.pcap"), str(CAPTURES / "sarama.pcap.gz")]

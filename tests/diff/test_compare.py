@@ -15,11 +15,10 @@ from kdissect.api import Table, Tables
 from kdissect.diff import KINDS, UnknownKind, compare, failing, parse_kinds
 from kdissect.diff.compare import _LATENCY, _judge
 from kdissect.diff.sample_tests import SampleTest
-from tests.damage import lose_packets
-from tests.incidents.made import connection
-from tests.report.made import exchange
-from tests.report.made import tables as table_set
-from tools.truth.diff import halves
+from tests.builders.captures import lose_packets
+from tests.builders.halves import halves
+from tests.builders.tables import connection, exchange
+from tests.builders.tables import tables as table_set
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import kdissect
-from tests.fuzz.packets import Key, Packet, conversation, pcap_bytes, read_pcap
+from tests.builders.captures import Key, Packet, pcap_bytes, read_packets
+from tests.builders.talks import conversation
 
 ROOT = Path(__file__).resolve().parents[2]
 MORE = os.environ.get("KDISSECT_FUZZ_CAPTURES")  # a folder with those of OTHERS
@@ -64,7 +65,7 @@ def sources() -> list[Path]:
 @cache
 def _connections(path: Path) -> list[list[Packet]]:
     by_key: dict[Key, list[Packet]] = defaultdict(list)
-    for packet in read_pcap(path):
+    for packet in read_packets(path):
         if packet.is_tcp:
             by_key[packet.key].append(packet)
     return list(by_key.values())

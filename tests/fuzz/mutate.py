@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import crc32c
 
+from tests.builders.captures import Key, Packet, pcap_bytes, pcapng_bytes
 from tests.fuzz.bases import Base
-from tests.fuzz.packets import Key, Packet, pcap_bytes, pcapng_bytes
 
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, 9, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF,
            0x80000000, 0xFFFFFFFF, 0x6400000, 0x6400001)  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.incidents.made import Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import Row, at, connection, exchange, found
 
 CONNECTIONS = [connection(1), connection(2)]
 

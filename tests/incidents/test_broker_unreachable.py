@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.incidents.made import Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import Row, at, connection, exchange, found
 
 _TOPICS = pa.list_(pa.struct([("name", pa.string())]))
 _METADATA = pa.struct([("topics", _TOPICS)])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.incidents.made import Row, at, connection, found
-from tests.report.made import START_US, exchange
+from tests.builders.tables import START_US, Row, at, connection, exchange, found
 
 
 def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 10**9) -> Row:

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from kdissect.summary import print_summary, summarise
-from tests.incidents.made import Row, at, connection, found
-from tests.report.made import tables
+from tests.builders.tables import Row, at, connection, found, tables
 
 DAY_S = 86_400
 

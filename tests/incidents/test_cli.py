@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from kdissect.tables.schemas import FIXED_TABLES
+from tests.builders.tables import connection, exchange, tables
 from tests.console import run_here
-from tests.incidents.made import connection
-from tests.report.made import exchange, tables
 
 REFUSED = {
     "api_name": "SaslAuthenticate",

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from tests.incidents.made import FETCH_REQUEST, SECOND_US, Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import FETCH_REQUEST, SECOND_US, Row, at, connection, exchange, found
 
 _ANSWER = pa.struct(
     [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]

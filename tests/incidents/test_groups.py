@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.incidents.made import Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import Row, at, connection, exchange, found
 
 GROUP = "billing"
 JOINS = pa.struct([("group_id", pa.string()), ("rebalance_timeout_ms", pa.int32())])

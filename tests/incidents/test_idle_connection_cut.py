@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.incidents.made import SECOND_US, Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
 
 def _open(number: int, seconds: float = 0, **values: Any) -> Row:

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from kdissect.incidents import find_incidents
-from tests.incidents.made import SECOND_US, Row, at, connection
-from tests.report.made import exchange, tables
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, tables
 
 _PARTITION = pa.struct(
     [("partition_index", pa.int32()), ("leader_id", pa.int32()), ("leader_epoch", pa.int32())]

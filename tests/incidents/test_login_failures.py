@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.incidents.made import Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import Row, at, connection, exchange, found
 
 
 def _refused(count: int) -> dict[str, list[Row]]:

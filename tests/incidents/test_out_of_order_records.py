@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from tests.incidents.made import START_US, Row, at, connection, found
-from tests.report.made import SECOND_US, exchange
+from tests.builders.tables import SECOND_US, START_US, Row, at, connection, exchange, found
 
 _ANSWER = pa.struct(
     [("index", pa.int32()), ("error_code", pa.int16()), ("base_offset", pa.int64())]

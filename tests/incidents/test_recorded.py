@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import CAPTURES
-from tools.incidents.measure import judge, truths
+from tests.incidents.recorded import judge, truths
 
 RECORDED = CAPTURES / "incidents"
 # Other recordings have incidents of the same kinds, on the same evidence.

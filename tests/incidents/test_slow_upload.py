@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.incidents.made import SECOND_US, Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
 
 def _produce(number: int, upload_ms: float) -> Row:

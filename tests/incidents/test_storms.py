@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.incidents.made import SECOND_US, Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
 
 def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:

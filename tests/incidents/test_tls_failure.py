@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.incidents.made import SECOND_US, Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
 
 def _short(number: int, **values: Any) -> Row:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tests.incidents.made import FETCH_REQUEST, SECOND_US, Row, at, connection, found
-from tests.report.made import exchange
+from tests.builders.tables import FETCH_REQUEST, SECOND_US, Row, at, connection, exchange, found
 
 _STATE = pa.struct(
     [

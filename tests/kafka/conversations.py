@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kdissect.codec.message import Message, encode_message
 from kdissect.kafka.assembly import Assembly
 from kdissect.protocol.api_keys import ApiKey
-from tests.kafka.playbook import BROKER, CLIENT, Playbook, framed, produce, request, response
+from tests.builders.frames import framed, produce, request, response
+from tests.builders.playbook import BROKER, CLIENT, Playbook
 
 TOKEN_ID = -1
 

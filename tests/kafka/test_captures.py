@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kdissect.capture.inputs import find_captures
+from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.splits import Sources, plan_splits
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
-from tests.kafka.plain_reader import Memory, read_capture
 from tests.material import CAPTURES, needs_material
 
 pytestmark = needs_material
@@ -28,15 +31,14 @@ WHOLE = (
 NOT_COUNTED = {"odd/odd_conversations": (2, 1)}
 DAMAGED = ("seqwrap", "reordered", "duplicated", "midstream", "drop1pct", "snap128")
 SOME = ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1")
-_kept: dict[str, tuple[SegmentBatch, Memory, Assembly]] = {}
 
 
-def assembled(name: str) -> tuple[SegmentBatch, Memory, Assembly]:
-    if name not in _kept:
-        batch, data = read_capture(CAPTURES / f"{name}.pcap")
-        memory = Memory(data)
-        _kept[name] = (batch, memory, assemble(batch, memory))
-    return _kept[name]
+@cache
+def assembled(name: str) -> tuple[SegmentBatch, Sources, Assembly]:
+    plan = plan_splits(find_captures([CAPTURES / f"{name}.pcap"]), 1 << 30)
+    (split,) = plan.splits
+    batch = scan(split, plan.sources, plan.fragments).batch
+    return batch, plan.sources, assemble(batch, plan.sources)
 
 
 def frames(assembly: Assembly) -> set[tuple[int, int, int, int, int]]:
@@ -152,7 +154,7 @@ def test_one_direction_alone_is_framed(name: str, direction: int, least: float) 
 
 
 def compare_with_the_rest(
-    batch: SegmentBatch, memory: Memory, whole: Assembly, keep: Any, least: float, only: int = -1
+    batch: SegmentBatch, memory: Sources, whole: Assembly, keep: Any, least: float, only: int = -1
 ) -> None:
     """Assemble the kept segments; at least that share of intact frames appears, and no other."""
     kept = batch.segments[keep]

@@ -18,10 +18,10 @@ from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.kafka.frame_search import Kafka
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.byte_ranges import find, peek
+from tests.builders.frames import framed, produce, request, response
+from tests.builders.pieces import MadePieces, cuts, lost
+from tests.builders.playbook import BROKER, CLIENT, Memory, Playbook
 from tests.kafka.conversations import NAMED, Conversation, conversations, frames_of
-from tests.kafka.made_pieces import MadePieces, cuts, lost
-from tests.kafka.plain_reader import Memory
-from tests.kafka.playbook import BROKER, CLIENT, Playbook, framed, produce, request, response
 from tests.steps import assert_linear
 
 PIECES = st.lists(st.sampled_from((1, 3, 7, 20, 60, 60, 1400)), min_size=1, max_size=6)

@@ -16,9 +16,10 @@ import kdissect
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.response_detection import every_response, weight
 from kdissect.kafka import response_bodies
-from tests.fuzz.packets import Packet, conversation, pcap_bytes
-from tests.kafka.playbook import framed, response
-from tests.kafka.test_other_traffic import PROTOCOLS, sized
+from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.frames import framed, response
+from tests.builders.talks import conversation
+from tests.kafka.other_protocols import PROTOCOLS, sized
 
 BROKER = {"node_id": 1, "host": "broker-1", "port": 9092}
 ANSWERS: dict[str, tuple[int, int, dict[str, Any]]] = {

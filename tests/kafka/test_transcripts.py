@@ -11,20 +11,8 @@ from kdissect.capture.segments import ACK, ENDPOINTS, RST, SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, CloseReason, Protocol
 from kdissect.kafka.options import StreamOptions
-from tests.kafka.plain_reader import Memory
-from tests.kafka.playbook import (  # fmt: skip
-    BROKER,
-    CLIENT,
-    FIN_,
-    RST_,
-    Playbook,
-    framed,
-    gap,
-    produce,
-    request,
-    response,
-    token,
-)
+from tests.builders.frames import framed, produce, request, response, token
+from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Memory, Playbook, gap
 
 
 def kinds(book: Playbook) -> list[Anomaly]:

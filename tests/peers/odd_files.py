@@ -28,7 +28,7 @@ from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 from scapy.layers.vxlan import VXLAN
 from scapy.packet import Raw
 
-from tests.capture.build import Blocks, pcap
+from tests.builders.captures import Blocks, pcap
 
 MAC = {"src": "02:00:00:00:00:01", "dst": "02:00:00:00:00:02"}
 PAYLOAD = b"\0\0\0\x10" + bytes(range(40))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
-import struct
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from cramjam import zstd
 
 import kdissect
 from kdissect.errors import OutputError
@@ -20,84 +16,15 @@ from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.table_set import MANIFEST
+from tests.builders.captures import Packet, pcap_bytes, split_capture
+from tests.builders.frames import request, response
+from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
-from tests.resume.test_carry import FILE_HEADER, Packet, Talk, request, response
+from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated, rows
 
 ROTATED = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
-COUNTED = ("late_packets", "late_names", "carry_limit")
-COMPRESSIONS = {".gz": gzip, ".zst": zstd}
-ENHANCED_PACKET = 6  # block type of a pcapng
-
-
-def _rows(tables: kdissect.Tables) -> dict[str, Counter]:
-    return {
-        name: Counter(str(row) for row in tables[name].to_arrow().to_pylist())
-        for name in tables.names
-    }
-
-
-def _check(tables: kdissect.Tables, captures, **options) -> None:
-    """Check that each exchange is there once, as in one run; that those without a whole response
-    alone are missing; and that the connections are those of one run."""
-    whole = kdissect.read(captures, **options)
-    expected, found = _exchanges(whole), _exchanges(tables)
-    assert len(found) == tables.exchanges.num_rows
-    has_late_names = _counted(tables)["late_names"] > 0
-    for ident, row in found.items():
-        assert has_late_names or row == expected[ident]
-        assert row | {"topics": None} == expected[ident] | {"topics": None}
-    faults = whole.anomalies.to_arrow().to_pylist()
-    partial = {fault["exchange_id"] for fault in faults if fault["kind"] == "partial_frame"}
-    missing = expected.keys() - found.keys()
-    assert all(expected[ident]["response_time"] is None for ident in missing - partial)
-    assert _rows(tables)["connections"] == _rows(whole)["connections"]
-
-
-def _exchanges(tables: kdissect.Tables) -> dict[int, dict]:
-    return {row["exchange_id"]: row for row in tables.exchanges.to_arrow().to_pylist()}
-
-
-def _counted(tables: kdissect.Tables) -> Counter:
-    kinds = Counter(tables.anomalies.to_arrow()["kind"].to_pylist())
-    return Counter({kind: kinds[kind] for kind in COUNTED if kinds[kind]})
-
-
-def _packets(path: Path) -> tuple[bytes, list[bytes]]:
-    """What a file begins with, and its packets with their headers."""
-    data = path.read_bytes()
-    if data.startswith(b"\n\r\r\n"):  # a pcapng, whose other blocks come first here
-        blocks, pos = [], 0
-        while pos < len(data):
-            (size,) = struct.unpack_from("<I", data, pos + 4)
-            blocks.append(data[pos : pos + size])
-            pos += size
-        packets = [block for block in blocks if block[0] == ENHANCED_PACKET]
-        return b"".join(block for block in blocks if block[0] != ENHANCED_PACKET), packets
-    order = "<" if data[:4] in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1") else ">"
-    pos, packets = 24, []
-    while pos + 16 <= len(data):
-        (size,) = struct.unpack_from(order + "I", data, pos + 8)
-        packets.append(data[pos : pos + 16 + size])
-        pos += 16 + size
-    return data[:24], packets
-
-
-def _rotated(path: Path, parts: int | list[int], folder: Path, compression: str = "") -> list[str]:
-    """The capture in so many files, or cut after those packets."""
-    head, packets = _packets(path)
-    if isinstance(parts, int):
-        parts = [len(packets) * number // parts for number in range(1, parts)]
-    folder.mkdir(exist_ok=True)
-    names = []
-    for number, (low, high) in enumerate(zip([0, *parts], [*parts, len(packets)], strict=True)):
-        names.append(str(folder / f"part{number:03d}.pcap{compression}"))
-        data = head + b"".join(packets[low:high])
-        if compression:
-            data = bytes(COMPRESSIONS[compression].compress(data))
-        Path(names[-1]).write_bytes(data)
-    return names
 
 
 # -- by state -------------------------------------------------------------------------------
@@ -111,7 +38,7 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
         talk.answer(response(number))
     talk.ask(request(3))
     captures = [_written(tmp_path / "0.pcap", talk.packets)]
-    first = _appended(out, captures[0])
+    first = appended(out, captures[0])
     assert first.notes == [
         "1 requests or responses are not complete: the next --append continues them"
     ]
@@ -119,27 +46,27 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
     talk.packets.clear()
     talk.answer(response(3))
     captures.append(_written(tmp_path / "1.pcap", talk.packets))
-    both = _appended(out, captures[1])
+    both = appended(out, captures[1])
     assert both.notes == []
     assert both.exchanges.num_rows == 4
-    _check(both, captures)
+    check(both, captures)
     assert [item["path"] for item in both.manifest["inputs"]] == captures
-    again = _appended(out, captures, read_again=True)
+    again = appended(out, captures, read_again=True)
     assert again.manifest["state"] == {"missing": "it was written without --keep-state"}
-    assert _rows(again) == _rows(kdissect.read(captures))
+    assert rows(again) == rows(kdissect.read(captures))
 
 
 @pytest.mark.heavy
 @pytest.mark.spark
 def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
     """Appends on Spark with many splits and slots give the set of one run."""
-    captures = _rotated(CAPTURES / "java_2_0_1.pcap", 3, tmp_path / "parts")
+    captures = rotated(CAPTURES / "java_2_0_1.pcap", 3, tmp_path / "parts")
     monkeypatch.setattr(plan, "sized", lambda *_: (3, 20_000))
     out = tmp_path / "tables"
     for capture in captures:
         tables = kdissect.dissect(spark, capture, out, append=True, split_bytes=20_000)
     assert tables.manifest["append"] == {"read_again": None}
-    _check(tables, captures)
+    check(tables, captures)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +74,15 @@ def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
 )
 def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     """Appends need no earlier capture, and leave no file that the manifest lacks."""
-    captures = _rotated(CAPTURES / f"{name}.pcap", 3, tmp_path / "parts")
+    captures = rotated(CAPTURES / f"{name}.pcap", 3, tmp_path / "parts")
     out = tmp_path / "tables"
     for capture in captures:
-        tables = _appended(out, capture)
+        tables = appended(out, capture)
         assert tables.manifest.get("append", {}).get("read_again") is None
         os.rename(capture, f"{capture}.gone")
     for capture in captures:
         os.rename(f"{capture}.gone", capture)
-    _check(kdissect.open(out), captures)
+    check(kdissect.open(out), captures)
     manifest = json.loads((out / MANIFEST).read_text())
     listed = {name for entry in manifest["tables"].values() for name in entry["files"]}
     state = manifest["state"]
@@ -163,39 +90,6 @@ def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert there == listed
     assert manifest["totals"]["bytes"] == sum(os.path.getsize(path) for path in captures)
-
-
-def _plain(path: Path, folder: Path) -> Path:
-    """The capture without its compression."""
-    if path.suffix not in COMPRESSIONS:
-        return path
-    plain = folder / path.stem
-    plain.write_bytes(bytes(COMPRESSIONS[path.suffix].decompress(path.read_bytes())))
-    return plain
-
-
-def _check_cuts(path: Path, count: int, tmp_path: Path) -> Counter:
-    """Cut the capture at so many places and append the second part; how many were appended.
-
-    A cut within a message with secrets ends its connection, which the set says.
-    """
-    compression = path.suffix if path.suffix in COMPRESSIONS else ""
-    path = _plain(path, tmp_path)
-    keylog = path.with_suffix(".keylog")
-    if not keylog.exists():
-        keylog = CAPTURES / keylog.name
-    options = {"keylog": keylog} if keylog.exists() else {}
-    total = len(_packets(path)[1])
-    done: Counter = Counter()
-    for place in sorted({max(1, total * n // (count + 1)) for n in range(1, count + 1)}):
-        captures = _rotated(path, [place], tmp_path / "parts", compression)
-        out = tmp_path / "tables"
-        kdissect.dissect(None, captures[0], out, overwrite=out.exists(), keep_state=True, **options)
-        tables = kdissect.dissect(None, captures[1], out, append=True, **options)
-        done[tables.manifest["append"]["read_again"]] += 1
-        if not _counted(tables)["carry_limit"]:
-            _check(tables, captures, **options)
-    return done
 
 
 @pytest.mark.parametrize(
@@ -208,7 +102,7 @@ def _check_cuts(path: Path, count: int, tmp_path: Path) -> Counter:
 )
 def test_two_parts_have_the_exchanges_of_one_run(name, cuts, tmp_path, in_process):
     """A capture in two parts, cut at some places, the second appended to the first."""
-    assert _check_cuts(CAPTURES / name, cuts, tmp_path) == {None: cuts}
+    assert check_cuts(CAPTURES / name, cuts, tmp_path) == {None: cuts}
 
 
 def _shared_captures() -> list[Path]:
@@ -221,7 +115,7 @@ def _shared_captures() -> list[Path]:
 @pytest.mark.parametrize("path", _shared_captures(), ids=lambda path: path.stem)
 def test_twenty_places_to_cut(path, tmp_path, in_process):
     """Shared captures cut at twenty places, too."""
-    assert _check_cuts(path, 20, tmp_path) == {None: 20}
+    assert check_cuts(path, 20, tmp_path) == {None: 20}
 
 
 @pytest.mark.heavy
@@ -231,10 +125,10 @@ def test_connections_that_cross_many_files(name, tmp_path, in_process):
     path = SHARED / f"{name}.pcap"
     if not path.exists():
         pytest.skip(ABSENT)
-    captures = _rotated(path, 9, tmp_path / "parts")
+    captures = rotated(path, 9, tmp_path / "parts")
     for capture in captures:
-        tables = _appended(tmp_path / "tables", capture)
-    _check(tables, captures)
+        tables = appended(tmp_path / "tables", capture)
+    check(tables, captures)
 
 
 def test_parts_without_packets(tmp_path, in_process):
@@ -249,20 +143,17 @@ def test_parts_without_packets(tmp_path, in_process):
     out = tmp_path / "tables"
     kdissect.dissect(None, captures[0], out, keep_state=True)
     for count in (2, 3):
-        tables = _appended(out, captures[count - 1])
+        tables = appended(out, captures[count - 1])
         assert tables.manifest["append"] == {"read_again": None}
         assert tables.exchanges.num_rows == 1
-        _check(tables, captures[:count])
+        check(tables, captures[:count])
 
 
 # -- exceptions -----------------------------------------------------------------------------
 
 
 def _written(path: Path, packets: list[Packet]) -> str:
-    parts = [FILE_HEADER]
-    for time, data in packets:
-        parts.append(struct.pack("<IIII", time // 10**6, time % 10**6, len(data), len(data)) + data)
-    path.write_bytes(b"".join(parts))
+    path.write_bytes(pcap_bytes(packets))
     return str(path)
 
 
@@ -287,7 +178,7 @@ def test_a_packet_after_its_connection_was_over_is_counted(tmp_path, in_process)
     talk.packets.clear()
     talk.acknowledge(0)
     tables = _append_made(tmp_path, first, talk.packets)
-    assert _counted(tables) == {"late_packets": 1}
+    assert counted(tables) == {"late_packets": 1}
     assert tables.notes == ["1 packets came when the rows that they belong to were complete"]
     assert tables.exchanges.to_arrow().num_rows == 2
 
@@ -303,7 +194,7 @@ def test_bytes_of_a_hole_that_was_given_up_are_counted(tmp_path, in_process):
     talk.next[1] -= 3 * len(response(1))
     talk.answer(response(1))
     tables = _append_made(tmp_path, first, talk.packets)
-    assert _counted(tables) == {"late_packets": 1}
+    assert counted(tables) == {"late_packets": 1}
     assert tables.exchanges.to_arrow()["status"].to_pylist().count("paired") == 3
 
 
@@ -314,7 +205,7 @@ def test_a_connection_that_was_given_up_is_counted(tmp_path, in_process):
     first, talk.packets = talk.packets, []
     talk.ask(b"\xff" * 100)
     tables = _append_made(tmp_path, first, talk.packets)
-    assert _counted(tables) == {"carry_limit": 1}
+    assert counted(tables) == {"carry_limit": 1}
     (row,) = tables.connections.to_arrow().to_pylist()
     assert row["request_byte_count"] + row["response_byte_count"] == 300_100
 
@@ -328,28 +219,24 @@ def test_a_bucket_that_is_too_large_ends_its_connections(tmp_path, in_process, m
     talk.ask(request(2))
     tables = _append_made(tmp_path, talk.packets)
     assert tables.exchanges.num_rows == 2
-    assert _counted(tables) == {"carry_limit": 1}
+    assert counted(tables) == {"carry_limit": 1}
 
 
 def test_names_that_earlier_rows_lack_are_counted(tmp_path, in_process):
     """Topic names that come late are counted; --read-again gives the rows of one run."""
-    captures = _rotated(_plain(CAPTURES / "sarama.pcap.gz", tmp_path), 5, tmp_path / "parts")
+    captures = rotated(plain(CAPTURES / "sarama.pcap.gz", tmp_path), 5, tmp_path / "parts")
     out = tmp_path / "tables"
-    notes = [note for one in captures for note in _appended(out, one).notes]
+    notes = [note for one in captures for note in appended(out, one).notes]
     notes = [note for note in notes if "that earlier rows lack" in note]
     tables = kdissect.open(out)
-    assert _counted(tables)["late_names"] == len(notes) > 0
-    _check(tables, captures)
-    again = _appended(out, captures[-1], read_again=True)
+    assert counted(tables)["late_names"] == len(notes) > 0
+    check(tables, captures)
+    again = appended(out, captures[-1], read_again=True)
     assert again.manifest["append"] == {"read_again": "--read-again"}
-    assert _rows(again) == _rows(kdissect.read(captures))
+    assert rows(again) == rows(kdissect.read(captures))
 
 
 # -- read again -----------------------------------------------------------------------------
-
-
-def _appended(out: Path, captures, **options) -> kdissect.Tables:
-    return kdissect.dissect(None, captures, out, append=True, **options)
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +248,7 @@ def half_sets(tmp_path_factory):
 @pytest.fixture
 def halves(half_sets, tmp_path, in_process):
     """Both halves of a capture, whole, and a new copy of the set of the first one, with state."""
-    captures = _rotated(CAPTURES / "java_2_0_1.pcap", 2, half_sets / "parts")
+    captures = rotated(CAPTURES / "java_2_0_1.pcap", 2, half_sets / "parts")
     if not (half_sets / "tables").exists():
         kdissect.dissect(None, captures[0], half_sets / "tables", keep_state=True)
     shutil.copytree(half_sets / "tables", tmp_path / "tables")
@@ -370,14 +257,14 @@ def halves(half_sets, tmp_path, in_process):
 
 def test_a_capture_from_the_middle_is_read_with_all(tmp_path, in_process):
     """A capture from the middle makes the run read all captures again."""
-    captures = _rotated(CAPTURES / "librdkafka.pcap", 3, tmp_path / "parts")
+    captures = rotated(CAPTURES / "librdkafka.pcap", 3, tmp_path / "parts")
     out = tmp_path / "tables"
     kdissect.dissect(None, [captures[0], captures[2]], out, keep_state=True)
-    tables = _appended(out, captures[1])
+    tables = appended(out, captures[1])
     reason = "the new captures begin before the end of those in the set"
     assert tables.manifest["append"] == {"read_again": reason}
     assert tables.notes[0] == f"the captures of {out} were read again: {reason}"
-    _check(tables, captures)
+    check(tables, captures)
 
 
 @pytest.mark.parametrize(
@@ -416,11 +303,11 @@ def test_a_state_is_saved_on_request_only(tmp_path, in_process):
 
 def test_sets_that_keep_no_state_are_read_again(tmp_path, in_process):
     """A set whose options exclude a state is appended by reading again."""
-    captures = _rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts")
+    captures = rotated(CAPTURES / "java_2_0_1.pcap", 2, tmp_path / "parts")
     out = tmp_path / "tables"
     first = kdissect.dissect(None, captures[0], out, payload="keys", keep_state=True)
     assert "as captured" in first.manifest["state"]["missing"]
-    _check(_appended(out, captures[1], payload="keys"), captures, payload="keys")
+    check(appended(out, captures[1], payload="keys"), captures, payload="keys")
 
 
 def test_a_capture_that_is_gone_and_needed_is_named_with_the_reason(halves):
@@ -429,7 +316,7 @@ def test_a_capture_that_is_gone_and_needed_is_named_with_the_reason(halves):
     shutil.rmtree(out / "_state")
     os.unlink(captures[0])
     with pytest.raises(kdissect.CaptureError, match=r"it is gone; it must be read again: .*known"):
-        _appended(out, captures[1])
+        appended(out, captures[1])
 
 
 # -- care -----------------------------------------------------------------------------------
@@ -439,21 +326,21 @@ def test_a_capture_counts_once(halves):
     """A capture of the set is left out with a note; a changed one is refused."""
     captures, out = halves
     before = (out / MANIFEST).read_bytes()
-    again = _appended(out, captures[0])
+    again = appended(out, captures[0])
     assert again.notes == [f"{captures[0]}: is in {out} already; left out"]
     assert (out / MANIFEST).read_bytes() == before
-    both = _appended(out, captures)
+    both = appended(out, captures)
     assert again.notes[0] in both.notes
-    _check(both, captures)
+    check(both, captures)
     Path(captures[1]).write_bytes(Path(captures[1]).read_bytes()[:-9])
     with pytest.raises(kdissect.CaptureError, match=r"it must be read again: .*not what it was"):
-        _appended(out, captures[1])
+        appended(out, captures[1])
 
 
 def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
     """An interrupt before the manifest is replaced leaves the old rows."""
     captures, out = halves
-    before = _rows(kdissect.open(out))
+    before = rows(kdissect.open(out))
     real = os.replace
 
     def failing(source, target):
@@ -463,12 +350,12 @@ def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
 
     monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(KeyboardInterrupt):
-        _appended(out, captures[1])
+        appended(out, captures[1])
     monkeypatch.setattr(os, "replace", real)
-    assert _rows(kdissect.open(out)) == before
-    tables = _appended(out, captures[1])
+    assert rows(kdissect.open(out)) == before
+    tables = appended(out, captures[1])
     assert tables.manifest["append"] == {"read_again": None}
-    _check(tables, captures)
+    check(tables, captures)
 
 
 def test_secrets_are_not_kept(tmp_path, in_process):
@@ -476,9 +363,9 @@ def test_secrets_are_not_kept(tmp_path, in_process):
     path = SHARED / "sasl" / "sasl.pcap"
     if not path.exists():
         pytest.skip(ABSENT)
-    count = len(_packets(path)[1])
+    count = len(split_capture(path.read_bytes())[1])
     for place in range(100, count, 400):
-        captures = _rotated(path, [place], tmp_path / "parts")
+        captures = rotated(path, [place], tmp_path / "parts")
         out = tmp_path / "tables"
         kdissect.dissect(None, captures[0], out, overwrite=True, keep_state=True)
         raw = Path(captures[0]).read_bytes()

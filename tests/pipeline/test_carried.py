@@ -12,8 +12,9 @@ from kdissect.capture.scratch import Scratch, Written
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import CARRIED, Assembly
 from kdissect.pipeline import exchange_index
-from tests.kafka.playbook import BROKER, CLIENT, request, response
-from tests.tls.tls_talk import Parties, Talk
+from tests.builders.frames import request, response
+from tests.builders.playbook import BROKER, CLIENT
+from tests.builders.tls_talk import Parties, TlsTalk
 
 
 def _frames(assembly: Assembly) -> list[bytes]:
@@ -30,7 +31,7 @@ def _frames(assembly: Assembly) -> list[bytes]:
 def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:
     """Decrypted frames survive a split into three packed slices, and their joining."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     for number in range(20):
         talk.say(CLIENT, request(number, body=bytes([number]) * 1000 * number))
         talk.say(BROKER, response(number, body=bytes([0, number]) * 1000))

@@ -15,9 +15,8 @@ import kdissect
 from kdissect.datasource import KdissectDataSource
 from kdissect.pipeline.disk_index import KEPT_S, make_index
 from kdissect.pipeline.options import Options
+from tests.builders.messages import COMMIT, COMMIT_KEY, batch, fetch, write_capture
 from tests.conftest import CAPTURES
-from tests.pipeline.made import batch, fetch, write_capture
-from tests.pipeline.test_payload import COMMIT, COMMIT_KEY
 
 CAPTURE = CAPTURES / "sarama.pcap.gz"
 TABLES = ("exchanges", "captures", "connections", "records", "record_batches", "group_events",

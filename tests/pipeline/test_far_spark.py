@@ -14,9 +14,9 @@ from kdissect.capture import object_store as remote
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.pipeline.plan import capture_id as capture_id_of
 from kdissect.pipeline.table_set import MANIFEST
+from tests.builders.tables import all_rows
 from tests.conftest import CAPTURES
 from tests.objects import Store, object_store
-from tests.pipeline.test_spark import rows
 
 pytestmark = pytest.mark.spark
 
@@ -32,7 +32,7 @@ def rows_as_local(tables: kdissect.Tables, url: str, path: Path) -> dict[str, li
     ids = tables.captures.to_arrow(["capture_id"])["capture_id"].to_pylist()
     found = {}
     local = capture_id_of(str(path))
-    for name, lines in rows(tables).items():
+    for name, lines in all_rows(tables).items():
         text = [line.replace(url, str(path)) for line in lines]
         for capture_id in ids:
             text = [line.replace(str(capture_id), str(local)) for line in text]
@@ -86,7 +86,7 @@ def test_rows_of_the_local_file(
     assert sum(read_here) < 100, "the driver reads the first bytes, to know what it is"
     pieces = 1 if split_bytes is None else -(-size // split_bytes)
     assert store.get_bytes(name) <= (6 + pieces) * max(size, pieces * object_bytes.BLOCK_BYTES)
-    expected = rows(kdissect.read(path))
+    expected = all_rows(kdissect.read(path))
     assert rows_as_local(tables, url, path) == expected
     assert rows_as_local(kdissect.open(out), url, path) == expected
     (item,) = tables.manifest["inputs"]
@@ -174,7 +174,7 @@ def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) ->
     finally:
         store.fault = None
     assert len(refused) == 2
-    assert rows_as_local(found, url, path) == rows(kdissect.read(path))
+    assert rows_as_local(found, url, path) == all_rows(kdissect.read(path))
 
 
 @pytest.mark.heavy

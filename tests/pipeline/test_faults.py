@@ -23,10 +23,10 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.splits import plan_splits
 from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline import spark as on_spark
-from tests.capture.build import write
+from tests.builders.tables import all_rows
+from tests.capture.scanned import write
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import object_store
-from tests.pipeline.test_spark import rows
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
 
@@ -106,7 +106,7 @@ def test_a_file_that_shrinks_during_a_run_is_an_error(
     assert not out.exists()
     monkeypatch.setattr(on_spark, "_stages", stages)
     shutil.copy(CAPTURE, path)
-    assert rows(kdissect.dissect(spark, path, out)) == rows(kdissect.read(path))
+    assert all_rows(kdissect.dissect(spark, path, out)) == all_rows(kdissect.read(path))
 
 
 @pytest.mark.heavy
@@ -203,7 +203,7 @@ def test_an_interrupted_run_can_be_repeated(tmp_path: Path) -> None:
             assert kdissect.open(out).exchanges.num_rows
         done = run(command)
         assert done.returncode == 0, done.stderr
-    assert rows(kdissect.open(out)) == rows(kdissect.read(CAPTURE))
+    assert all_rows(kdissect.open(out)) == all_rows(kdissect.read(CAPTURE))
 
 
 @pytest.mark.heavy

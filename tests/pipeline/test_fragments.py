@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.builders.captures import Packet, pcap_bytes, read_packets
 from tests.capture.fragmenting import (
     Fragments,
     doubled,
@@ -20,7 +21,6 @@ from tests.capture.fragmenting import (
     shuffled,
     to_ipv6,
 )
-from tests.fuzz.packets import Packet, pcap_bytes, read_pcap
 
 EXCHANGE = [
     "client_port", "broker_port", "api_key", "api_version", "correlation_id", "client_id",
@@ -41,7 +41,7 @@ COUNTERS = [
 @pytest.fixture(scope="module")
 def packets() -> list[Packet]:
     capture = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
-    found = read_pcap(capture)[:420]
+    found = read_packets(capture)[:420]
     # Linux gives SYN-ACKs, which are never fragmented, the identification 0.
     return [packet.put(18, number.to_bytes(2, "big")) for number, packet in enumerate(found, 1)]
 

@@ -9,33 +9,16 @@ from uuid import UUID
 import pytest
 
 import kdissect
-from kdissect.codec import message_codec
 from kdissect.codec.compression import Codec, compress
 from kdissect.codec.record_codec import encode_message, encode_messages
-from kdissect.protocol import catalog
+from tests.builders.messages import batch, exchange, fetch, metadata_record, write_capture
+from tests.builders.tables import kinds, rows
 from tests.codec.internal_vectors import LOGS, check_row, internal_vectors
 from tests.material import VECTORS
-from tests.pipeline.made import batch, exchange, fetch, write_capture
 
 METADATA_ID = UUID(int=1)
 ORDERS_ID = UUID("6ec0a6cc-6ac1-44b6-8f1b-3c1e6b0f0001")
 ORDERS_TEXT = "bsCmzGrBRLaPGzweaw8AAQ"
-
-
-def metadata(record: str, version: int = 0, /, **fields: Any) -> bytes:
-    """The value of a record of the metadata log."""
-    number, definition = next(
-        (number, one) for number, one in catalog.metadata_records().items() if one.name == record
-    )
-    return bytes([1, number, version]) + message_codec.encode(definition, version, fields)
-
-
-def rows(tables: kdissect.Tables, name: str) -> list[dict[str, Any]]:
-    return tables[name].to_arrow().to_pylist()
-
-
-def kinds(tables: kdissect.Tables) -> list[str]:
-    return sorted(row["kind"] for row in rows(tables, "anomalies"))
 
 
 @pytest.mark.parametrize("kind", LOGS)
@@ -100,7 +83,7 @@ def test_other_topics_have_no_internal_tables(tmp_path: Path) -> None:
 
 def test_topics_named_in_the_metadata_log_only(tmp_path: Path) -> None:
     """A later raft fetch names the topic of an earlier fetch by id; its own topic has a name."""
-    told = batch([(None, metadata("TopicRecord", name="orders", topic_id=ORDERS_ID))])
+    told = batch([(None, metadata_record("TopicRecord", name="orders", topic_id=ORDERS_ID))])
     exchanges = [
         fetch(1, ORDERS_ID, [batch([(b"k", b"v")])], version=17),
         fetch(2, METADATA_ID, [told], version=17),
@@ -123,7 +106,7 @@ def test_topics_named_in_the_metadata_log_only(tmp_path: Path) -> None:
 
 def test_topic_records_of_other_topics_tell_nothing(tmp_path: Path) -> None:
     """Only the metadata log names topics."""
-    told = batch([(None, metadata("TopicRecord", name="orders", topic_id=ORDERS_ID))])
+    told = batch([(None, metadata_record("TopicRecord", name="orders", topic_id=ORDERS_ID))])
     path = write_capture(tmp_path / "made.pcap", [fetch(1, "__cluster_metadata_", [told])])
     tables = kdissect.read(path)
     assert rows(tables, "topics") == []
@@ -133,13 +116,13 @@ def test_topic_records_of_other_topics_tell_nothing(tmp_path: Path) -> None:
 def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
     """Credentials and sensitive configs are redacted, in cut records, too."""
     values = [
-        metadata("UserScramCredentialRecord", name="eve", mechanism=1, salt=b"salt",
+        metadata_record("UserScramCredentialRecord", name="eve", mechanism=1, salt=b"salt",
                  stored_key=b"stored", server_key=b"server", iterations=4096),
-        metadata("ConfigRecord", resource_type=4, resource_name="1",
+        metadata_record("ConfigRecord", resource_type=4, resource_name="1",
                  name="ssl.keystore.password", value="hunter2"),
-        metadata("ConfigRecord", resource_type=2, resource_name="orders",
+        metadata_record("ConfigRecord", resource_type=2, resource_name="orders",
                  name="retention.ms", value="1000"),
-        metadata("UserScramCredentialRecord", name="eve", salt=b"hunter2")[:-3],
+        metadata_record("UserScramCredentialRecord", name="eve", salt=b"hunter2")[:-3],
     ]  # fmt: skip
     data = batch([(None, value) for value in values])
     damaged = data[:-1] + bytes([data[-1] ^ 1])

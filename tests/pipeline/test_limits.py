@@ -13,9 +13,10 @@ import pytest
 import kdissect
 from kdissect.pipeline.limits import Limits
 from kdissect.replay.workload.source import load_workload
+from tests.builders.captures import pcap_bytes, read_packets
+from tests.builders.frames import request, response
+from tests.builders.talks import conversation
 from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
-from tests.fuzz.packets import conversation, pcap_bytes, read_pcap
-from tests.kafka.playbook import request, response
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
 
@@ -113,7 +114,7 @@ def test_packets_of_connections_beyond_the_limit_are_counted(whole: kdissect.Tab
 def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     """Further fragments are given up, with one anomaly for each capture."""
     packets = flat(
-        fragmented(read_pcap(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
+        fragmented(read_packets(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
     )
     path = tmp_path / "made.pcap"
     path.write_bytes(pcap_bytes(packets))

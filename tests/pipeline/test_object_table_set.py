@@ -13,9 +13,9 @@ from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline import object_table_set
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from tests.builders.tables import topics_table
 from tests.conftest import CAPTURES
 from tests.objects import object_store
-from tests.pipeline.test_table_set import topics
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def store():
 def write(out: str, *names: str) -> None:
     with staging(out) as run_id:
         sink = ParquetSink(out, run_id, "t")
-        sink("topics", topics(*names))
+        sink("topics", topics_table(*names))
         commit(out, run_id, sink.close(), {"inputs": []})
 
 
@@ -43,10 +43,10 @@ def test_a_set_has_the_files_of_its_manifest(store):
     out = store.url("a/set")
     with staging(out) as run_id:
         failed = ParquetSink(out, run_id, "t")
-        failed("topics", topics("twice"))
+        failed("topics", topics_table("twice"))
         failed.close()
         again = ParquetSink(out, run_id, "t")
-        again("topics", topics("once"))
+        again("topics", topics_table("once"))
         commit(out, run_id, again.close(), {"inputs": []})
     assert store.names("a/set") == manifest_names(out, "a/set")
     tables = kdissect.open(out)
@@ -63,7 +63,7 @@ def test_a_failing_run_leaves_the_old_set(store):
     def fail() -> None:
         with staging(out) as run_id:
             sink = ParquetSink(out, run_id, "t")
-            sink("topics", topics("b"))
+            sink("topics", topics_table("b"))
             sink.close()
             raise RuntimeError
 
@@ -90,7 +90,7 @@ def test_leftovers_of_a_killed_run_disturb_no_run(store):
     out = store.url("killed")
     object_table_set.begin(out, "0" * 12)
     sink = ParquetSink(out, "0" * 12, "t")
-    sink("topics", topics("lost"))
+    sink("topics", topics_table("lost"))
     sink.close()
     with pytest.raises(CaptureError, match="no table set"):
         kdissect.open(out)
@@ -116,7 +116,7 @@ def test_of_two_runs_the_slower_one_fails(store):
     def lose() -> None:
         with staging(out) as run_id:
             sink = ParquetSink(out, run_id, "t")
-            sink("topics", topics("slow"))
+            sink("topics", topics_table("slow"))
             files = sink.close()
             write(out, "quick")
             commit(out, run_id, files, {"inputs": []})

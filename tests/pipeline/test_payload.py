@@ -14,15 +14,10 @@ import kdissect
 from kdissect.codec.record_codec import encode_batch
 from kdissect.errors import Error
 from kdissect.tables.payload import canonical_json, hashes, schema_ids, texts
-from tests.pipeline.made import batch, exchange, fetch, write_capture
+from tests.builders.messages import COMMIT, COMMIT_KEY, batch, exchange, fetch, write_capture
+from tests.builders.tables import rows
 
 SECRET = b"swordfish"
-COMMIT_KEY = b"\0\x01\0\x04fish\0\x01t\0\0\0\x07"
-COMMIT = b"\0\0" + bytes(8) + b"\0\x09swordfish" + bytes(8)
-
-
-def rows(tables: kdissect.Tables, name: str) -> list[dict[str, Any]]:
-    return tables[name].to_arrow().to_pylist()
 
 
 def digest(value: bytes | None) -> bytes | None:

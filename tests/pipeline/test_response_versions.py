@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from tests.fuzz.packets import pcap_bytes, read_pcap
+from tests.builders.captures import pcap_bytes, read_packets
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 
@@ -31,7 +31,7 @@ def test_responses_alone(name: str, tmp_path: Path) -> None:
     }
     brokers = {row["broker_port"] for row in whole}
     path = tmp_path / "responses.pcap"
-    packets = [p for p in read_pcap(CAPTURES / name) if p.is_tcp and p.source[1] in brokers]
+    packets = [p for p in read_packets(CAPTURES / name) if p.is_tcp and p.source[1] in brokers]
     path.write_bytes(pcap_bytes(packets))
     counts: Counter[str] = Counter()
     for row in kdissect.read(path).exchanges.to_arrow().to_pylist():

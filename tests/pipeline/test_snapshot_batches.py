@@ -12,8 +12,15 @@ import pytest
 
 import kdissect
 from kdissect.pipeline import run_plan
-from tests.pipeline.made import Exchange, batch, fetch, snapshot_piece, write_capture
-from tests.pipeline.test_internal import kinds, metadata, rows
+from tests.builders.messages import (
+    Exchange,
+    batch,
+    fetch,
+    metadata_record,
+    snapshot_piece,
+    write_capture,
+)
+from tests.builders.tables import kinds, rows
 
 RECORDED = ("record_batches", "records", "internal/TopicRecord", "internal/ConfigRecord")
 
@@ -24,9 +31,11 @@ def topics(seed: int, count: int, sizes: Sequence[int] = (1, 2, 7, 40)) -> list[
     made, offset = [], 0
     for number in range(count):
         values = [
-            metadata("TopicRecord", name=f"t{offset + n}", topic_id=UUID(int=1000 + offset + n))
+            metadata_record(
+                "TopicRecord", name=f"t{offset + n}", topic_id=UUID(int=1000 + offset + n)
+            )
             if chosen.random() < 0.7
-            else metadata(
+            else metadata_record(
                 "ConfigRecord", resource_type=2, resource_name=f"t{n}", name="retention.ms",
                 value=str(chosen.random()) * chosen.choice((1, 20)),
             )

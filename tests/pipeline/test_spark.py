@@ -12,13 +12,9 @@ import pytest
 
 import kdissect
 from kdissect.pipeline.table_writer import STAGING
+from tests.builders.tables import all_rows
 
 pytestmark = pytest.mark.spark
-
-
-def rows(tables: kdissect.Tables) -> dict[str, list[str]]:
-    """Every table as a sorted list of its rows' text; paths of inputs as given."""
-    return {name: sorted(map(repr, tables[name].to_arrow().to_pylist())) for name in tables.names}
 
 
 def schemas(tables: kdissect.Tables) -> dict[str, pa.Schema]:
@@ -34,9 +30,9 @@ def test_spark_gives_the_rows_of_read(
     here = kdissect.read(paths)
     there = kdissect.dissect(spark, paths, tmp_path / "out", split_bytes=split_bytes)
     assert schemas(there) == schemas(here)
-    assert rows(there) == rows(here)
-    assert rows(kdissect.open(tmp_path / "out")) == rows(here)
-    assert rows(here.write(tmp_path / "written")) == rows(here)
+    assert all_rows(there) == all_rows(here)
+    assert all_rows(kdissect.open(tmp_path / "out")) == all_rows(here)
+    assert all_rows(here.write(tmp_path / "written")) == all_rows(here)
 
 
 @pytest.mark.heavy
@@ -66,7 +62,7 @@ def _workers() -> list[int]:
 def test_killed_workers_cost_nothing(spark: Any, captures: Path, tmp_path: Path) -> None:
     """Workers killed in the middle of the decode stage: no duplicate and no missing row."""
     paths = [captures / "librdkafka.pcap", captures / "java_2_0_1.pcap"]
-    expected = rows(kdissect.read(paths))
+    expected = all_rows(kdissect.read(paths))
     out = tmp_path / "out"
     killed: list[int] = []
 
@@ -86,5 +82,5 @@ def test_killed_workers_cost_nothing(spark: Any, captures: Path, tmp_path: Path)
     tables = kdissect.dissect(spark, paths, out)
     killer.join()
     assert killed, "no worker was found in time"
-    assert rows(tables) == expected
+    assert all_rows(tables) == expected
     assert not (out / STAGING).exists()

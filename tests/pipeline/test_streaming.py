@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kdissect.resume.connection_state import CarryLimits
 
 import kdissect
 from kdissect import folder_stream
@@ -22,10 +21,11 @@ from kdissect.capture.inputs import InputFile, describe
 from kdissect.datasource import KdissectDataSource
 from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.options import Options
-from tests.capture.build import Blocks
+from kdissect.resume.next_window import CarryLimits
+from tests.builders.captures import Blocks, pcap_bytes
+from tests.builders.frames import request, response
+from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
-from tests.resume.test_carry import FILE_HEADER as RAW_HEADER
-from tests.resume.test_carry import Talk, request, response
 
 COLUMNS = ("exchange_id", "api_name", "correlation_id", "status", "latency_ms", "client_id",
            "request_packet", "response_packet", "response_decode_status")  # fmt: skip
@@ -442,10 +442,7 @@ def test_connections_beyond_a_limit_are_counted_in_a_row(folder, monkeypatch, ca
             talk.ask(request(correlation_id))
             talk.answer(response(correlation_id))
         talk.ask(request(3))
-        packets = [
-            struct.pack("<4I", 0, time, len(data), len(data)) + data for time, data in talk.packets
-        ]
-        (folder / f"{number}.pcap").write_bytes(RAW_HEADER + b"".join(packets))
+        (folder / f"{number}.pcap").write_bytes(pcap_bytes(talk.packets))
     query = Query(folder)
     tables = query.batch()
     assert query.kinds(tables) == ["limit"]
@@ -611,10 +608,7 @@ def test_faults_of_streams_are_anomalies(file_count, folder):
     packets = [talk.packets[low:high] for low, high in pairwise(cuts)]
     for number, part in enumerate([*packets, after.packets]):
         paths.append(folder / f"part{number}.pcap")
-        headers = [struct.pack("<IIII", time // 10**6, time % 10**6, len(data), len(data))
-                   for time, data in part]  # fmt: skip
-        packed = [head + data for head, (_, data) in zip(headers, part, strict=True)]
-        paths[-1].write_bytes(RAW_HEADER + b"".join(packed))
+        paths[-1].write_bytes(pcap_bytes(part))
         os.utime(paths[-1], (1, 1))
         tables = query.batch()
         found += tables["anomalies"].to_pylist() if "anomalies" in tables else []
@@ -631,9 +625,7 @@ def test_connections_that_stay_encrypted_are_anomalies(folder, tls):
     after = Talk(40001, 4_000_000_000_000_000)
     after.acknowledge(0)
     paths.append(folder / "after.pcap")
-    [*_, (time, data)] = after.packets
-    head = struct.pack("<IIII", time // 10**6, time % 10**6, len(data), len(data))
-    paths[-1].write_bytes(RAW_HEADER + head + data)
+    paths[-1].write_bytes(pcap_bytes(after.packets[-1:]))
     for path in paths:
         os.utime(path, (1, 1))
     found = Query(folder, complete_after_s=60).batch()["anomalies"].to_pylist()

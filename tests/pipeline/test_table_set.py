@@ -21,20 +21,14 @@ from kdissect.pipeline.table_set import (
 )
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
 from kdissect.pipeline.write_lock import write_lock
-from kdissect.tables.schemas import FIXED_TABLES, TOPICS
-
-
-def topics(*names: str) -> pa.Table:
-    rows = [
-        {"topic": name, "topic_id": "A" * 22, "first_time": None, "source": "x"} for name in names
-    ]
-    return pa.Table.from_pylist(rows, schema=TOPICS)
+from kdissect.tables.schemas import FIXED_TABLES
+from tests.builders.tables import topics_table
 
 
 def write(out: Path, *names: str) -> None:
     with staging(str(out)) as run_id:
         sink = ParquetSink(str(out), run_id, "t")
-        sink("topics", topics(*names))
+        sink("topics", topics_table(*names))
         commit(str(out), run_id, sink.close(), {"inputs": []})
 
 
@@ -74,7 +68,7 @@ def test_a_failing_run_leaves_the_old_set(tmp_path: Path) -> None:
     def fail() -> None:
         with staging(str(out)) as run_id:
             sink = ParquetSink(str(out), run_id, "t")
-            sink("topics", topics("b"))
+            sink("topics", topics_table("b"))
             sink.close()
             raise RuntimeError
 

@@ -10,7 +10,7 @@ import pytest
 
 import kdissect
 from kdissect.codec.record_codec import encode_batch
-from tests.pipeline.made import fetch, write_capture
+from tests.builders.messages import fetch, write_capture
 
 YEAR_10000_MS = 253_402_300_800_000
 YEAR_1_MS = -62_135_596_800_000

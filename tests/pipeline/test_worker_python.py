@@ -10,23 +10,10 @@ from typing import Any
 import pytest
 
 from kdissect.pipeline.spark_session import use_this_python, worker_python
+from tests.cluster.harness import python_without
 from tests.conftest import CAPTURES, ROOT
 
 SETTING = "spark.pyspark.python"
-
-
-def python_without(folder: Path, module: str) -> Path:
-    """A program that runs this Python as if a module were not installed."""
-    package = folder / "hidden" / module
-    package.mkdir(parents=True)
-    error = f"ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
-    (package / "__init__.py").write_text(f"raise {error}\n")
-    program = folder / f"python-without-{module}"
-    program.write_text(
-        f'#!/bin/sh\nPYTHONPATH={package.parent}:"$PYTHONPATH" exec {sys.executable} "$@"\n'
-    )
-    program.chmod(0o755)
-    return program
 
 
 @pytest.mark.parametrize(

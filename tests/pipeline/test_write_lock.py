@@ -28,22 +28,22 @@ from kdissect.pipeline import write_lock
 from kdissect.pipeline.object_table_set import StoreFolder
 from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from tests.builders.messages import exchange, write_capture
+from tests.builders.tables import topics_table
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import Store, object_store
-from tests.pipeline.made import exchange, write_capture
-from tests.pipeline.test_table_set import topics
 
 # a run that has staged a file, and waits to be killed
 WRITER = """
 import sys, time
 from kdissect.pipeline.table_set import staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
-from tests.pipeline.test_table_set import topics
+from tests.builders.tables import topics_table
 
 out = sys.argv[1]
 with writing(out, overwrite=True), staging(out) as run_id:
     sink = ParquetSink(out, run_id, "t")
-    sink("topics", topics("lost"))
+    sink("topics", topics_table("lost"))
     sink.close()
     print("writing", flush=True)
     time.sleep(600)
@@ -105,7 +105,7 @@ def writer(out: str) -> Iterator[subprocess.Popen[str]]:
 def write(out: str, *names: str, overwrite: bool = False) -> None:
     with writing(out, overwrite), staging(out) as run_id:
         sink = ParquetSink(out, run_id, "t")
-        sink("topics", topics(*names))
+        sink("topics", topics_table(*names))
         commit(out, run_id, sink.close(), {"inputs": []})
 
 
@@ -354,7 +354,7 @@ def test_a_lock_that_was_taken_over_is_not_renewed(store: Store) -> None:
     def lose() -> None:
         with writing(out, overwrite=False), staging(out) as run_id:
             sink = ParquetSink(out, run_id, "t")
-            sink("topics", topics("slow"))
+            sink("topics", topics_table("slow"))
             staged = sink.close()
             place = StoreFolder(out)
             place.remove(name for name in place.names() if "/lock-" in name)
@@ -470,7 +470,7 @@ def test_a_folder_is_written_once_its_manifest_is(
 
     with writing(str(out), overwrite=True), staging(str(out)) as run_id:
         sink = ParquetSink(str(out), run_id, "t")
-        sink("topics", topics("new", "newer"))
+        sink("topics", topics_table("new", "newer"))
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", refuse)
             commit(str(out), run_id, sink.close(), {"inputs": []})

@@ -1,4 +1,4 @@
-"""Handmade plans, a translation that counts, and a server with scripted faults."""
+"""Handmade plans, a translator that counts, and a server with scripted faults."""
 
 from __future__ import annotations
 
@@ -98,41 +98,43 @@ class PlanMaker:
 
 
 class Counting:
-    """A translation of correlation IDs only, which logs its calls in order."""
+    """A translator that changes nothing and logs its calls in order."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, int]] = []
         self.retries: dict[int, int] = {}
         self.refused: dict[int, Skipped] = {}
 
-    def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None: ...
-
     def learn_metadata(self, body: Mapping[str, Any]) -> None: ...
-
-    def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None: ...
 
     def wants_metadata(self, step: Step) -> list[str]:
         return []
 
-    def is_split(self, step: Step) -> bool:
-        return False
+    def topics(self, step: Step) -> list[str]:
+        return []
 
-    def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
-        raise AssertionError
-
-    def merged(self, step: Step, answers: list[bytes]) -> bytes:
-        raise AssertionError
+    def coordinators(self, step: Step) -> list[tuple[int, str]]:
+        return []
 
     def target_node(self, step: Step) -> int | None:
         return 1
 
-    def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
+    def nodes(self, step: Step) -> list[int | None]:
+        return [self.target_node(step)]
+
+    def parts(self, step: Step, frame: bytes) -> list[tuple[int | None, bytes]]:
+        return [(self.target_node(step), frame)]
+
+    def merged(self, step: Step, answers: list[bytes]) -> bytes:
+        return answers[0]
+
+    def request(self, step: Step) -> bytes | Skipped:
         if step.number in self.refused:
             return self.refused[step.number]
         self.said.append(("sent", step.number))
         frame = step.exchange.request
         assert frame is not None
-        return frame[:4] + correlation_id.to_bytes(4, "big") + frame[8:]
+        return frame
 
     def api_version(self, step: Step) -> int:
         return step.exchange.api_version
@@ -140,19 +142,12 @@ class Counting:
     def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
         return ()
 
-    def member_heartbeat(self, last: Step) -> bytes:
-        raise AssertionError
-
-    def member_join(self, join: Step) -> bytes:
-        raise AssertionError
-
-    def learn_member(self, last: Step, answer: bytes) -> int:
-        raise AssertionError
-
-    def retry(self, step: Step, response: bytes) -> str:
+    def unready(self, step: Step, response: bytes) -> dict[Any, str]:
         left = self.retries.get(step.number, 0)
         self.retries[step.number] = left - 1
-        return "not yet" if left > 0 else ""
+        return {"a place": "not yet"} if left > 0 else {}
+
+    def not_final(self, step: Step, response: bytes) -> None: ...
 
     def learn(self, step: Step, response: bytes) -> None:
         self.said.append(("answered", step.number))

@@ -218,7 +218,7 @@ class Replayed:
     comparator: Comparator
     sent: dict[int, bytes | Skipped] = field(default_factory=dict)
     judgements: dict[int, Judgement] = field(default_factory=dict)
-    retried: list[str] = field(default_factory=list)
+    unready: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Counter[str]:
         return Counter(each.verdict.value for each in self.judgements.values())
@@ -240,12 +240,12 @@ def replay(
     plan = make_plan(workload, plan_options or everything())
     ids = IdMap(plan, options)
     comparator = Comparator(ids, load_rules(list(rules)), strict)
-    translator = Translator(ids, comparator.differs)
+    translator = Translator(ids)
     translator.learn_metadata(cluster.metadata())
     done = Replayed(plan, translator, comparator)
     for is_request, step in events(plan):
         if is_request:
-            done.sent[step.number] = translator.request(step, step.exchange.correlation_id)
+            done.sent[step.number] = translator.request(step)
             continue
         captured = response_of(step.exchange)
         if isinstance(done.sent[step.number], Skipped):
@@ -259,9 +259,8 @@ def replay(
                 if flip is not None:
                     flip(step, moved)
                 answer = encode_message(moved)
-            why = translator.retry(step, answer)
-            if why:
-                done.retried.append(f"{step.api_name}: {why}")
+            unready = translator.unready(step, answer)
+            done.unready += [f"{step.api_name}: {why}" for why in unready.values()]
             translator.learn(step, answer)
             outcome = Outcome(
                 step, sent=done.sent[step.number], answer=answer, sent_ns=step.at_ns,  # type: ignore[arg-type]

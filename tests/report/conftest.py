@@ -12,10 +12,10 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report
+from tests.builders.tables import hostile, tables
 from tests.conftest import CAPTURES
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
-from tests.report.made import hostile, tables
 
 
 @pytest.fixture(scope="session")

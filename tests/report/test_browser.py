@@ -13,9 +13,9 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report
+from tests.builders.tables import HOSTILE, hostile
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
-from tests.report.made import HOSTILE, hostile
 
 READY_MS_MAX = 1000
 DESK, PHONE = (1280, 900), (390, 800)
@@ -267,9 +267,9 @@ def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
     """Enter and space sort by a column; a text filters rows."""
     _load(browser, page)
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
-    heading = browser.find_element("css selector", "#t-apis thead th:nth-child(2) button")
+    heading = browser.find_element("css selector", "#t-latency-apis thead th:nth-child(2) button")
     values = (
-        "return [...document.querySelectorAll('#t-apis tbody tr')].filter(r => !r.hidden)"
+        "return [...document.querySelectorAll('#t-latency-apis tbody tr')].filter(r => !r.hidden)"
         ".map(r => Number(r.cells[1].dataset.v))"
     )
     heading.send_keys(keys.ENTER)
@@ -278,10 +278,10 @@ def test_tables_sort_and_narrow_by_keyboard(browser: Any, page: Path) -> None:
     assert browser.execute_script(values) == sorted(browser.execute_script(values))
     sorted_by = heading.find_element("xpath", "..").get_attribute("aria-sort")
     assert sorted_by == "ascending"
-    box = browser.find_element("css selector", "input[data-table='t-apis']")
+    box = browser.find_element("css selector", "input[data-table='t-latency-apis']")
     box.send_keys("produce")
     names = browser.execute_script(
-        "return [...document.querySelectorAll('#t-apis tbody tr')].filter(r => !r.hidden)"
+        "return [...document.querySelectorAll('#t-latency-apis tbody tr')].filter(r => !r.hidden)"
         ".map(r => r.cells[0].textContent)"
     )
     assert names
@@ -362,7 +362,7 @@ def test_a_packets_filter_is_copied(browser: Any, page: Path) -> None:
         "Browser.grantPermissions",
         {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
     )
-    button = browser.find_element("css selector", "#t-codes button.packet")
+    button = browser.find_element("css selector", "#t-error-codes button.packet")
     browser.execute_script("arguments[0].click()", button)
     text = button.get_attribute("textContent")
     assert text.startswith("frame.number == ")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from kdissect.cli.app import app
 from kdissect.errors import Error
 from kdissect.report import name_of
-from tests.report.made import exchange, tables
+from tests.builders.tables import exchange, tables
 
 Run = Callable[..., Any]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from kdissect.kafka.assembly import DIRECTION
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.report import collect
 from kdissect.report.database import ReportDatabase
 from kdissect.report.findings import _rank
 from kdissect.report.page import _tiles
-from kdissect.tables.schemas import COUNTERS
-from tests.report.made import Row, exchange, tables
+from tests.builders.tables import Row, exchange, tables
 
-_COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in COUNTERS}
+_COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in DIRECTION.names}
 _KAFKA = _COUNTS | {
     "connection_id": 1, "is_kafka": True, "is_tls": False, "protocol": "kafka",
     "client_ip": "10.0.0.1", "client_port": 50000, "broker_ip": "10.0.0.9", "broker_port": 9092,

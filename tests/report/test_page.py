@@ -15,7 +15,7 @@ import pytest
 from kdissect.api import Tables
 from kdissect.report import CSV_TABLES, Report
 from kdissect.report.page import json_script
-from tests.report.made import exchange, tables
+from tests.builders.tables import exchange, tables
 
 _VOID = frozenset(("meta", "link", "br", "input", "img", "hr"))
 _SIZE_MAX = 3_000_000

@@ -12,12 +12,12 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.error_codes import error_name
-from kdissect.report import Report, collect, exchange_facts, table_columns
+from kdissect.report import Report, collect, exchange_facts, page_tables
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import errors, latency, traffic
+from tests.builders.captures import lose_packets
+from tests.builders.tables import exchange, tables
 from tests.conftest import CAPTURES
-from tests.damage import lose_packets
-from tests.report.made import exchange, tables
 
 
 @pytest.fixture(scope="module")
@@ -268,14 +268,9 @@ def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
 
 
 def test_each_column_has_one_meaning() -> None:
-    """A column of all tables is defined once; a different meaning has its own entry."""
-    tables_of_columns = [
-        value
-        for name, value in vars(table_columns).items()
-        if isinstance(value, tuple) and value and isinstance(value[0], table_columns.Column)
-    ]
-    assert len(tables_of_columns) > 25
-    for column in (column for columns in tables_of_columns for column in columns):
-        assert column.meaning.endswith(".")
-        assert len(column.meaning.split()) <= 25, column
-        assert column.help != table_columns._MEANINGS.get(column.key)
+    """A table repeats no entry of the shared columns, and shows the columns that it declares."""
+    for name, declared in page_tables._DECLARED.items():
+        for key, entry in declared.items():
+            assert entry != page_tables._SHARED.get(key), (name, key)
+            if isinstance(entry, list):
+                assert key in declared["columns"].replace("*", "").split(), (name, key)

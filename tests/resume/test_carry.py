@@ -9,121 +9,14 @@ import pytest
 
 import kdissect
 from kdissect.capture import windows
-from kdissect.capture.windows import WindowReader
-from kdissect.kafka.assembly import PairStatus
-from kdissect.kafka.options import StreamOptions
 from kdissect.resume import continued
-from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
 from kdissect.resume.next_window import CarryLimits
+from tests.builders.captures import Packet
+from tests.builders.frames import framed, produce, request, response
+from tests.builders.talks import ACK, SYN, Talk
+from tests.resume.window_run import Run, flat
 
-CLIENT, BROKER = b"\x0a\0\0\1", b"\x0a\0\0\2"
-SYN, FIN, RST, ACK, PUSH = 2, 1, 4, 16, 24
 SECOND = 1_000_000
-FILE_HEADER = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262144, 101)
-Packet = tuple[int, bytes]  # time in us, IP packet
-
-
-def frame(data: bytes) -> bytes:
-    return struct.pack(">i", len(data)) + data
-
-
-def request(number: int, key: int = 3, api_version: int = 0, body: bytes = bytes(4)) -> bytes:
-    return frame(struct.pack(">hhih", key, api_version, number, 3) + b"app" + body)
-
-
-def response(number: int, size: int = 8) -> bytes:
-    return frame(struct.pack(">i", number) + bytes(size))
-
-
-def produce(number: int, acks: int, size: int = 0) -> bytes:
-    return request(number, 0, 2, struct.pack(">hii", acks, 1000, 0) + bytes(size))
-
-
-class Talk:
-    """Packets of a connection, as both ends send them."""
-
-    def __init__(self, port: int = 40000, start: int = 1000, opened: bool = True) -> None:
-        self.port, self.time = port, start
-        self.next = [5000, 9_000_000]
-        self.packets: list[Packet] = []
-        if opened:
-            self._put(0, SYN)
-            self.next[0] += 1
-            self._put(1, SYN | ACK)
-            self.next[1] += 1
-
-    def _put(self, side: int, flags: int, data: bytes = b"", keep: bool = True) -> None:
-        ends = [(CLIENT, self.port), (BROKER, 9092)]
-        (source, source_port), (target, target_port) = ends[side], ends[1 - side]
-        ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 40 + len(data), 0, 0, 64, 6, 0, source, target)
-        tcp = struct.pack(
-            ">HHIIBBHHH", source_port, target_port, self.next[side] % 2**32,
-            self.next[1 - side] % 2**32, 0x50, flags, 1000, 0, 0,
-        )  # fmt: skip
-        if keep:
-            self.packets.append((self.time, ip + tcp + data))
-        self.time += 100
-
-    def ask(self, data: bytes, size: int = 1400, keep: bool = True) -> None:
-        self._send(0, data, size, keep)
-
-    def answer(self, data: bytes, size: int = 1400, keep: bool = True) -> None:
-        self._send(1, data, size, keep)
-
-    def _send(self, side: int, data: bytes, size: int, keep: bool) -> None:
-        for at in range(0, len(data), size):
-            part = data[at : at + size]
-            self._put(side, PUSH, part, keep)
-            self.next[side] += len(part)
-
-    def acknowledge(self, side: int) -> None:
-        self._put(side, ACK)
-
-    def close(self, flags: int = FIN | ACK) -> None:
-        for side in (0, 1):
-            self._put(side, flags)
-            self.next[side] += 1
-
-
-class Run:
-    """Windows of one packet or more, and the exchanges that each one finishes."""
-
-    def __init__(self, path: Path, limits: CarryLimits | None = None) -> None:
-        self.path = path
-        self.resumed = ConnectionCarry(StreamOptions(), limits=limits)
-        self.found: list[list[tuple[int, str]]] = []  # per window: (correlation id, status)
-        self.sizes: dict[int, set[tuple[int, int]]] = {}  # by id: of request and response
-        self.queued_us: dict[int, int] = {}  # by id; -1 unknown
-
-    def packets(self, packets: list[Packet]) -> list[list[tuple[int, str]]]:
-        parts = [FILE_HEADER]
-        for time, data in packets:
-            parts.append(struct.pack("<IIII", time // SECOND, time % SECOND, len(data), len(data)))
-            parts.append(data)
-        self.path.write_bytes(b"".join(parts))
-        paths = [str(self.path)]
-        reader = WindowReader(paths[0], 0, paths)
-        last = None
-        for last in reader.windows():
-            finished = self.resumed.add(last, paths)
-            self.found.append(self.rows(finished) if finished else [])
-        if last is not None:
-            self.found.append(
-                [row for some in self.resumed.finish(last, paths) for row in self.rows(some)]
-            )
-        return self.found
-
-    def rows(self, finished: CompletedExchanges) -> list[tuple[int, str]]:
-        exchanges = finished.assembly.exchanges[finished.rows]
-        for row in exchanges:
-            both = int(row["request"]["size"]), int(row["response"]["size"])
-            self.sizes.setdefault(int(row["correlation_id"]), set()).add(both)
-            queued = int(row["queued_ns"])
-            self.queued_us[int(row["correlation_id"])] = queued if queued < 0 else queued // 1000
-        return [
-            (int(row["correlation_id"]), PairStatus(row["status"]).name.lower())
-            for row in exchanges
-        ]
 
 
 @pytest.fixture
@@ -132,10 +25,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 40)
     monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 40)
     return Run(tmp_path / "talk.pcap")
-
-
-def flat(found: list[list[tuple[int, str]]]) -> list[tuple[int, str]]:
-    return [row for some in found for row in some]
 
 
 def test_each_exchange_with_its_answer(run: Run) -> None:
@@ -161,7 +50,7 @@ def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> No
     talk.ask(request(4))
     talk.ask(request(5))
     talk.time += 1000
-    talk.answer(response(1, 2000))  # of two packets, at 2900 and 3000 us
+    talk.answer(response(1, bytes(2000)))  # of two packets, at 2900 and 3000 us
     talk.answer(response(2))
     talk.answer(response(4), keep=False)
     talk.answer(response(5))  # response bytes before it are missing
@@ -213,13 +102,13 @@ def test_ids_that_begin_again_after_a_lost_answer(run: Run) -> None:
         talk.answer(response(number), keep=number != 1)
         talk.time += 20_000
     talk.ask(request(1, body=bytes(9)))
-    talk.answer(response(1, 30))
+    talk.answer(response(1, bytes(30)))
     talk.close()
     found = sorted(flat(run.packets(talk.packets)))
     assert found == [
         (1, "paired"), (1, "response_missing"), (2, "paired"), (3, "paired"), (4, "paired")
     ]  # fmt: skip
-    assert run.sizes[1] == {(22, 34), (17, -1)}
+    assert run.sizes[1] == {(25, 34), (20, -1)}
 
 
 def test_an_answered_request_that_is_carried_takes_no_other_answer(run: Run) -> None:
@@ -230,23 +119,23 @@ def test_an_answered_request_that_is_carried_takes_no_other_answer(run: Run) -> 
     talk.answer(response(2))
     talk.answer(response(3))
     talk.ask(request(2, body=bytes(9)))
-    talk.answer(response(2, 30))
+    talk.answer(response(2, bytes(30)))
     talk.answer(response(1))
     found = sorted(flat(run.packets(talk.packets)))
     assert found == [(1, "paired"), (2, "paired"), (2, "paired"), (3, "paired")]
-    assert run.sizes[2] == {(17, 12), (22, 34)}
+    assert run.sizes[2] == {(20, 16), (25, 34)}
 
 
 def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
     """The handshake is finished and gone when the first token, which is lost, is passed."""
     talk = Talk()
-    talk.ask(request(0, 17, 0, b"\0\x0dSCRAM-SHA-256"))
-    talk.answer(frame(struct.pack(">ihih", 0, 0, 1, 13) + b"SCRAM-SHA-256"))
-    talk.ask(frame(b"n,,n=user,r=nonce"), keep=False)
-    talk.answer(frame(b"r=nonce,s=salt,i=4096"), keep=False)
+    talk.ask(request(0, 17, 0, body=b"\0\x0dSCRAM-SHA-256"))
+    talk.answer(framed(struct.pack(">ihih", 0, 0, 1, 13) + b"SCRAM-SHA-256"))
+    talk.ask(framed(b"n,,n=user,r=nonce"), keep=False)
+    talk.answer(framed(b"r=nonce,s=salt,i=4096"), keep=False)
     talk.time += 20_000
-    talk.ask(frame(b"c=biws,r=nonce,p=proof"))
-    talk.answer(frame(b"v=signature"))
+    talk.ask(framed(b"c=biws,r=nonce,p=proof"))
+    talk.answer(framed(b"v=signature"))
     talk.ask(request(1))
     talk.answer(response(1))
     assert sorted(flat(run.packets(talk.packets))) == [(-1, "paired"), (0, "paired"), (1, "paired")]
@@ -272,7 +161,7 @@ def test_a_frame_of_many_windows(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     talk = Talk()
     talk.ask(request(1))
     talk.answer(response(1))
-    talk.ask(produce(2, 1, size=1 << 20))
+    talk.ask(produce(2, 1, room=1 << 20))
     talk.answer(response(2))
     calls = []
     usual = continued.assemble_streams
@@ -335,14 +224,12 @@ def test_a_closed_connection_is_over_after_a_moment(run: Run) -> None:
     again = Talk(40000, start=talk.time + 5 * SECOND)
     again.next = [777_000_000, 888_000_000]
     again.packets.clear()
-    again._put(0, SYN)
-    again.next[0] += 1
-    again._put(1, SYN | ACK)
-    again.next[1] += 1
+    again.put(0, SYN)
+    again.put(1, SYN | ACK)
     again.ask(request(1))
     again.answer(response(1))
     found = run.packets(
-        sorted(talk.packets + other.packets + again.packets, key=lambda one: one[0])
+        sorted(talk.packets + other.packets + again.packets, key=lambda one: one.time_ns)
     )
     rows_found = flat(found[:-1])
     assert rows_found.count((1, "paired")) == 2
@@ -389,7 +276,7 @@ def test_bytes_of_all_connections_have_a_limit(tmp_path: Path) -> None:
         talk = Talk(20000 + number, start=1_000_000 * number)
         talk.ask(request(1))
         talk.answer(response(1))
-        talk.ask(produce(2, 1, size=200_000)[:150_000])
+        talk.ask(produce(2, 1, room=200_000)[:150_000])
         packets += talk.packets
     found = flat(run.packets(packets))
     assert found.count((1, "paired")) == 40

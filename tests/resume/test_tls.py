@@ -27,13 +27,14 @@ from kdissect.resume.open_connection import (
     unpack_connections,
 )
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
-from tests.capture.build import ethernet, ipv4, pcap, tcp
-from tests.damage import lose_packets
-from tests.kafka.playbook import BROKER, CLIENT, Playbook, request, response
+from tests.builders.captures import lose_packets, pcap
+from tests.builders.frames import request, response
+from tests.builders.packets import ethernet, ipv4, tcp
+from tests.builders.playbook import BROKER, CLIENT, Playbook
+from tests.builders.tls_talk import Parties, Sealer, TlsTalk
 from tests.material import ABSENT
-from tests.pipeline.test_append import SHARED, _check, _check_cuts, _counted, _rotated
-from tests.tls.test_decrypt import _Sealer
-from tests.tls.tls_talk import Parties, Talk
+from tests.material import CAPTURES as SHARED
+from tests.pipeline.appending import check, check_cuts, counted, rotated
 
 SIZES = (5, 100, 2000, 20_000)
 RECORD_MAX = 5 + 16384 + 256
@@ -64,11 +65,11 @@ def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, by
     parties = Parties(folder, version, ciphers, is_mutual="mutual" in kind)
     session = None
     if "resumed" in kind:
-        first = Talk(parties)
+        first = TlsTalk(parties)
         first.say(CLIENT, request(0))
         first.say(BROKER, response(0))
         session = first.client.session
-    talk = Talk(parties, session)
+    talk = TlsTalk(parties, session)
     assert "resumed" not in kind or talk.client.session_reused
     if "updates" in kind:
         return _with_key_updates(talk, parties.key_log(), count), parties.key_log()
@@ -84,10 +85,10 @@ def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, by
     return talk.playbook(size=1400), b"".join(lines)
 
 
-def _with_key_updates(talk: Talk, log: bytes, count: int) -> Playbook:
+def _with_key_updates(talk: TlsTalk, log: bytes, count: int) -> Playbook:
     """Each side changes its key after every second and third message."""
     book = talk.playbook()
-    sealers = [_Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0",
+    sealers = [Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0",
                                                     b"SERVER_TRAFFIC_SECRET_0")]  # fmt: skip
     sealers[BROKER].number = 2  # after the session tickets
     for number in range(count):
@@ -225,14 +226,14 @@ def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_proc
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
     for place in (len(book.rows) // 3, len(book.rows) * 2 // 3 + 3):
-        parts = _rotated(capture, [place], tmp_path / "parts")
+        parts = rotated(capture, [place], tmp_path / "parts")
         out = tmp_path / "tables"
         kdissect.dissect(None, parts[0], out, overwrite=True, keep_state=True, keylog=keylog)
         _check_state(out, log)
         tables = kdissect.dissect(None, parts[1], out, append=True, keylog=keylog)
         assert tables.manifest["append"] == {"read_again": None}
-        assert not _counted(tables)
-        _check(tables, parts, keylog=keylog)
+        assert not counted(tables)
+        check(tables, parts, keylog=keylog)
 
 
 @pytest.mark.heavy
@@ -244,7 +245,7 @@ def test_cuts_of_captures_with_lost_packets(name: str, tmp_path: Path, in_proces
         pytest.skip(ABSENT)
     shutil.copy(whole.with_suffix(".keylog"), tmp_path)
     lose_packets(whole.read_bytes(), tmp_path / whole.name, 0.02)
-    assert _check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}
+    assert check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}
 
 
 def _check_state(out: Path, log: bytes) -> None:
@@ -261,7 +262,7 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
-    part, *rest = _rotated(capture, [len(book.rows) // 2, len(book.rows) // 2 + 20], tmp_path)
+    part, *rest = rotated(capture, [len(book.rows) // 2, len(book.rows) // 2 + 20], tmp_path)
     out = tmp_path / "tables"
     kdissect.dissect(None, part, out, keep_state=True, keylog=keylog)
     keylog.unlink()
@@ -280,7 +281,7 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     other.write_bytes(log)
     last = kdissect.dissect(None, rest[1], out, append=True, keylog=other)
     assert last.manifest["append"] == {"read_again": "there are new port hints or key logs"}
-    _check(last, [part, *rest], keylog=other)
+    check(last, [part, *rest], keylog=other)
 
 
 @pytest.mark.parametrize("kind", ["1.3", "1.2"])
@@ -291,14 +292,14 @@ def test_connections_without_keys_are_counted(kind: str, tmp_path: Path, in_proc
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(_conversation(kind, tmp_path / "other")[1])
     capture = _capture(book, tmp_path / "talk.pcap")
-    parts = _rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
+    parts = rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
     out = tmp_path / "tables"
     for part in parts:
         tables = kdissect.dissect(None, part, out, append=True, keylog=keylog)
         sizes = [file.stat().st_size for file in (out / "_state").iterdir()]
         assert max(sizes) < TLS_HANDSHAKE_BYTES + 20_000
-    assert not _counted(tables)
-    _check(tables, parts, keylog=keylog)
+    assert not counted(tables)
+    check(tables, parts, keylog=keylog)
 
 
 @pytest.mark.usefixtures("one_packet")

@@ -1,6 +1,7 @@
 """What the tests of `show` share."""
 
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,9 @@ def shown(
     exchanges = Exchanges(named, made, selection or Selection(), str, style.detail)
     show(exchanges, made, style, out.append)
     return b"".join(out).decode().splitlines()
+
+
+def raw_text(lines: list[str]) -> str:
+    """The bytes that stand beside fields, one after the other, as text."""
+    rows = (re.match(r"  [0-9a-f]{6}  ((?:[0-9a-f]{2} )+)", line) for line in lines)
+    return b"".join(bytes.fromhex(row[1]) for row in rows if row).decode("latin-1")

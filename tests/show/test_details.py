@@ -10,8 +10,9 @@ import kdissect
 from kdissect.codec.message import decode_message
 from kdissect.pipeline.selection import Selection, api_keys
 from kdissect.show.loop import Style
+from tests.builders.captures import pcap_bytes
+from tests.builders.talks import proxied
 from tests.show.conftest import SHIPPED, shown
-from tests.tcp.test_proxy_protocol import packets, write
 
 TREE, RAW = Style(tree=True), Style(raw=True)
 HIDDEN = -1  # how many bytes a secret has is not said
@@ -69,12 +70,6 @@ def test_bytes_are_all_there(path: Path) -> None:
     assert seen > 300
 
 
-def raw_text(lines: list[str]) -> str:
-    """The bytes that stand beside fields, one after the other, as text."""
-    rows = (re.match(r"  [0-9a-f]{6}  ((?:[0-9a-f]{2} )+)", line) for line in lines)
-    return b"".join(bytes.fromhex(row[1]) for row in rows if row).decode("latin-1")
-
-
 def test_a_broken_message_is_shown_up_to_its_fault(captures: Path, tmp_path: Path) -> None:
     """A broken message shows its fields before the fault, the reason, and the bytes after it."""
     data = bytearray((captures / "librdkafka.pcap").read_bytes())
@@ -118,7 +113,7 @@ def test_payload_none_hides_records_beside_fields(captures: Path) -> None:
 def test_a_connection_is_described_once(tmp_path: Path) -> None:
     """With its first exchange stand the client before a proxy, SYN options and round trips."""
     path = tmp_path / "proxied.pcap"
-    write(path, packets(b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n"))
+    path.write_bytes(pcap_bytes(proxied(b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n")))
     lines = [line for line in shown(path, TREE) if line.startswith("  connection: ")]
     no_options = "no MSS, no window scaling, no SACK"
     expected = f"proxied from 192.0.2.7 41000; client {no_options}; broker {no_options}"
@@ -134,7 +129,7 @@ def test_syns_that_were_not_captured(captures: Path, tmp_path: Path) -> None:
     assert len(lines) == sum(table["is_kafka"].to_pylist())
     assert "client MSS 1460, window scale 10, SACK" in lines[0]
     path = tmp_path / "midstream.pcap"
-    write(path, packets(b"PROXY UNKNOWN\r\n")[2:])
+    path.write_bytes(pcap_bytes(proxied(b"PROXY UNKNOWN\r\n")[2:]))
     (line,) = [line for line in shown(path, TREE) if "connection: " in line]
     assert line.startswith("  connection: client's SYN unknown; broker's SYN unknown; ")
     assert "MSS" not in line

@@ -9,7 +9,7 @@ import pytest
 
 import kdissect
 from kdissect.show.loop import Style, json_lines
-from tests.fuzz.packets import pcap_bytes, read_pcap
+from tests.builders.captures import pcap_bytes, read_packets
 from tests.show.conftest import SHIPPED, key_log, shared, shown
 
 MORE = shared(
@@ -63,7 +63,7 @@ def test_rotated_files_are_one_input(
 ) -> None:
     """Connections cross files, in whatever order the files are named."""
     window_bytes(20_000)
-    packets = read_pcap(captures / "java_2_0_1.pcap")
+    packets = read_packets(captures / "java_2_0_1.pcap")
     paths = []
     for number in range(5):
         paths.append(tmp_path / f"rotated_{number}.pcap")

@@ -13,8 +13,7 @@ import kdissect
 from kdissect.api import joined_sets
 from kdissect.errors import CaptureError
 from kdissect.sql.csv_files import write_csv_file
-from tests.incidents.made import at, connection
-from tests.report.made import START_US, Row, exchange, tables
+from tests.builders.tables import START_US, Row, at, connection, exchange, tables
 
 SECOND = 1_000_000
 

@@ -10,9 +10,9 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
-from tests.damage import cut_capture, lose_packets
-from tests.report.made import SECOND_US, START_US, exchange
-from tests.report.made import tables as made
+from tests.builders.captures import cut_capture, lose_packets
+from tests.builders.tables import SECOND_US, START_US, exchange
+from tests.builders.tables import tables as made
 
 KEY = ("client_port", "correlation_id", "api_key", "request_time_ns")
 

@@ -10,7 +10,7 @@ import pytest
 import kdissect
 from kdissect.codec.record_codec import encode_batch, encode_message
 from kdissect.tables.waits import APPEND_MS
-from tests.pipeline.made import exchange, write_capture
+from tests.builders.messages import exchange, write_capture
 
 SENT_MS = 1_700_000_000_003  # of the first request, after a handshake of three packets
 JOIN_GROUP, CONSUMER_GROUP_HEARTBEAT = 11, 68

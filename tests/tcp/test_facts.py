@@ -25,14 +25,14 @@ from kdissect.capture.segments import (
     SegmentBatch,
 )
 from kdissect.kafka.assembly import CONNECTION
-from kdissect.tables.tcp_columns import tcp_columns
+from kdissect.tables.tcp_columns import tcp_table
 from kdissect.tcp.facts import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
+from tests.builders.playbook import Memory
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
 from tests.oracles import tcp_facts as oracle
 from tests.oracles.link_layers import scan_capture
-from tests.tcp.test_reassembly import Memory
 
 WINDOW_NS = 10_000_000
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -70,7 +70,8 @@ def columns(facts: TcpFacts, last_time_ns: int) -> dict[str, Any]:
     connections = np.zeros(1, CONNECTION)
     connections["last_time_ns"] = last_time_ns
     found = {}
-    for name, values in tcp_columns(connections, facts).items():
+    table = tcp_table(connections, facts)
+    for name, values in zip(table.column_names, table.columns, strict=True):
         is_time = name.endswith("_time")
         found[name] = (values.cast("int64") if is_time else values)[0].as_py()
     return found

@@ -21,9 +21,12 @@ from kdissect.capture.segments import MAPPED
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.tcp.proxy_protocol import HeaderFault, ProxyHeader, parse_header
-from tests.kafka.playbook import BROKER, CLIENT, Playbook, gap, request, response
-from tests.resume import test_carry as carried
-from tests.tls.tls_talk import Parties, Talk
+from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.frames import request, response
+from tests.builders.playbook import BROKER, CLIENT, Playbook, gap
+from tests.builders.talks import proxied
+from tests.builders.tls_talk import Parties, TlsTalk
+from tests.resume.window_run import Run, flat
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 LINE = b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n"
@@ -221,7 +224,7 @@ def test_a_header_alone_is_no_kafka() -> None:
 def test_tls_behind_a_header(tmp_path: Path) -> None:
     """Decrypted with a key log, and without: the header is framed, the address known."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     for number in range(3):
         talk.say(CLIENT, request(number))
         talk.say(BROKER, response(number))
@@ -243,23 +246,8 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
 # -- over cuts -------------------------------------------------------------------------------
 
 
-def packets(header: bytes) -> list[carried.Packet]:
-    talk = carried.Talk()
-    talk.ask(header[:9])
-    talk.ask(header[9:])
-    for number in range(4):
-        talk.ask(request(number, body=bytes(2000)))
-        talk.answer(response(number))
-    talk.close()
-    return talk.packets
-
-
-def write(path: Path, some: list[carried.Packet]) -> Path:
-    parts = [carried.FILE_HEADER]
-    for time, data in some:
-        head = struct.pack("<IIII", time // 10**6, time % 10**6, len(data), len(data))
-        parts += [head, data]
-    path.write_bytes(b"".join(parts))
+def write(path: Path, packets: list[Packet]) -> Path:
+    path.write_bytes(pcap_bytes(packets))
     return path
 
 
@@ -277,8 +265,8 @@ def test_windows_of_a_packet(
     """`show` and streams see the same exchanges, each once."""
     monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 40)
     monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 40)
-    run = carried.Run(tmp_path / "talk.pcap")
-    assert carried.flat(run.packets(packets(header))) == [(at, "paired") for at in range(4)]
+    run = Run(tmp_path / "talk.pcap")
+    assert flat(run.packets(proxied(header))) == [(at, "paired") for at in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +274,7 @@ def test_windows_of_a_packet(
 )
 def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> None:
     """Cut after every third packet, a set has the rows of one run, and its accounts are even."""
-    some = packets(header)
+    some = proxied(header)
     whole = kdissect.read(write(tmp_path / "whole.pcap", some))
     (connection,) = whole.connections.to_arrow().to_pylist()
     assert connection["proxied_from"] == ("192.0.2.7 41000" if header == LINE else None)

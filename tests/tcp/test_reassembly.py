@@ -25,7 +25,7 @@ from kdissect.capture.segments import (
 from kdissect.tcp import columns as c
 from kdissect.tcp import overlaps
 from kdissect.tcp import reassembly as r
-from tests.kafka.plain_reader import Memory
+from tests.builders.playbook import Memory
 from tests.oracles import reassembly as oracle
 from tests.steps import assert_linear
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.playbook import BROKER, CLIENT, Playbook
-from tests.tls.test_decrypt import _assemble, _talk
-from tests.tls.tls_talk import SERVER_NAME, Parties, Talk
+from tests.builders.playbook import BROKER, CLIENT, Playbook
+from tests.builders.tls_talk import SERVER_NAME, Parties, TlsTalk, assembled, secret_talk
 
 
 def _client(version: str) -> ssl.SSLContext:
@@ -44,7 +43,7 @@ def _failed_handshake(client_context: ssl.SSLContext, parties: Parties) -> Playb
 
 
 def _alerts(book: Playbook) -> tuple[str | None, str | None]:
-    (facts,) = _assemble(book).tls.values()
+    (facts,) = assembled(book).tls.values()
     return facts.request_alert, facts.response_alert
 
 
@@ -60,7 +59,7 @@ def test_an_encrypted_record_with_the_size_of_an_alert(
     tmp_path: Path, size: int, alert: str | None
 ) -> None:
     """A client may encrypt the alert of TLS 1.3; the smallest Finished has 36 bytes."""
-    hello, flight = (data for _, data in Talk(Parties(tmp_path, "TLSv1_3")).steps[:2])
+    hello, flight = (data for _, data in TlsTalk(Parties(tmp_path, "TLSv1_3")).steps[:2])
     change = bytes.fromhex("140303000101")
     record = bytes.fromhex("170303") + size.to_bytes(2) + bytes(size)
     book = (Playbook().syn() >> hello) << flight
@@ -76,5 +75,5 @@ def test_a_broker_without_a_common_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 def test_a_session_that_succeeds_has_no_alert(tmp_path: Path, version: str) -> None:
     """Neither application data nor the alerts of a close count."""
-    talk: Any = _talk(Parties(tmp_path, version))
+    talk: Any = secret_talk(Parties(tmp_path, version))
     assert _alerts(talk.playbook()) == (None, None)

@@ -10,13 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, Certificate, PairStatus, Protocol
-from kdissect.tls.key_log import expand_label
-from tests.kafka.playbook import BROKER, CLIENT, FIN_, Playbook, request, response
-from tests.tls.tls_talk import SERVER_NAME, Parties, Talk
+from tests.builders.frames import request, response
+from tests.builders.playbook import BROKER, CLIENT, FIN_, Playbook
+from tests.builders.tls_talk import (
+    SECRET_EXCHANGES,
+    SERVER_NAME,
+    Parties,
+    Sealer,
+    TlsTalk,
+    assembled,
+    secret_talk,
+)
 
 TLS_12_CIPHERS = [
     *("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384"),
@@ -38,28 +44,12 @@ BROKER_CERTIFICATE = Certificate(
     1_577_836_800 + 36_500 * 86_400,
     (SERVER_NAME, f"alt.{SERVER_NAME}", "10.0.0.9"),
 )
-EXCHANGES = 12
-
-
-def _talk(parties: Parties, session: Any = None, count: int = EXCHANGES) -> Talk:
-    """Requests and responses of all sizes: several in a record, and records in a row."""
-    talk = Talk(parties, session)
-    for number in range(count):
-        size = (5, 100, 2000, 40_000)[number % 4]
-        talk.say(CLIENT, request(number, body=bytes([number]) * size))
-        talk.say(BROKER, response(number, body=bytes([100 + number]) * (50_000 - size)))
-    return talk
 
 
 def _answer(number: int) -> bytes:
     """A Metadata response of version 1 with one topic."""
     name = bytes([97 + number % 26]) * (number * 7 % 900)
     return response(number, bytes(8) + struct.pack(">ihh", 1, 0, len(name)) + name + bytes(5))
-
-
-def _assemble(book: Playbook, *key_logs: bytes) -> Assembly:
-    batch, memory = book.batch()
-    return assemble(batch, memory, book.options, key_logs)
 
 
 def _frame(assembly: Assembly, side: Any) -> bytes:
@@ -71,7 +61,7 @@ def _frame(assembly: Assembly, side: Any) -> bytes:
     )
 
 
-def _check_all(assembly: Assembly, count: int = EXCHANGES) -> None:
+def _check_all(assembly: Assembly, count: int = SECRET_EXCHANGES) -> None:
     rows = assembly.exchanges
     assert rows["correlation_id"].tolist() == list(range(count))
     assert (rows["status"] == PairStatus.PAIRED).all()
@@ -94,9 +84,9 @@ def _check_all(assembly: Assembly, count: int = EXCHANGES) -> None:
 def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
     """Each kind of TLS 1.2 cipher is decrypted, with the handshake's facts."""
     parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
-    talk = _talk(parties)
+    talk = secret_talk(parties)
     name = talk.client.cipher()[0]
-    assembly = _assemble(talk.playbook() >> FIN_, parties.key_log())
+    assembly = assembled(talk.playbook() >> FIN_, parties.key_log())
     _check_all(assembly)
     (facts,) = assembly.tls.values()
     assert facts.version == "TLSv1.2"
@@ -110,7 +100,7 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
 def test_tls_13_decrypts(tmp_path: Path, size: int) -> None:
     """Records cut anywhere, and several in a segment."""
     parties = Parties(tmp_path, "TLSv1_3")
-    assembly = _assemble(_talk(parties).playbook(size=size), parties.key_log())
+    assembly = assembled(secret_talk(parties).playbook(size=size), parties.key_log())
     _check_all(assembly)
     (facts,) = assembly.tls.values()
     assert facts.version == "TLSv1.3"
@@ -122,17 +112,17 @@ def test_tls_13_decrypts(tmp_path: Path, size: int) -> None:
 def test_resumed_sessions_decrypt(tmp_path: Path, version: str) -> None:
     """An abbreviated handshake of 1.2, a pre-shared key of 1.3."""
     parties = Parties(tmp_path, version)
-    first = _talk(parties)
-    second = _talk(parties, first.client.session)
+    first = secret_talk(parties)
+    second = secret_talk(parties, first.client.session)
     assert second.client.session_reused
-    _check_all(_assemble(second.playbook(), parties.key_log()))
+    _check_all(assembled(second.playbook(), parties.key_log()))
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
     """The client certificate's subject is in the facts."""
     parties = Parties(tmp_path, version, is_mutual=True)
-    assembly = _assemble(_talk(parties).playbook(), parties.key_log())
+    assembly = assembled(secret_talk(parties).playbook(), parties.key_log())
     _check_all(assembly)
     certificate = assembly.tls[0].client_certificate
     assert certificate is not None
@@ -142,7 +132,7 @@ def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
 def test_without_keys_the_connection_has_the_facts_of_its_handshake(tmp_path: Path) -> None:
     """The connection is TLS, with its facts and without frames."""
     parties = Parties(tmp_path, "TLSv1_2", is_mutual=True)
-    assembly = _assemble(_talk(parties).playbook())
+    assembly = assembled(secret_talk(parties).playbook())
     assert not len(assembly.exchanges)
     assert not len(assembly.anomalies)
     (connection,) = assembly.connections
@@ -158,79 +148,54 @@ def test_without_keys_the_connection_has_the_facts_of_its_handshake(tmp_path: Pa
 def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
     """An anomaly separates missing secrets from wrong ones."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = _talk(parties)
+    talk = secret_talk(parties)
     log = re.sub(rb"(?m)^(\w+ )([0-9a-f]{4})", rb"\g<1>0000", parties.key_log())
-    (anomaly,) = _assemble(talk.playbook(), log).anomalies
+    (anomaly,) = assembled(talk.playbook(), log).anomalies
     assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 1)
     wrong = re.sub(rb"(?m) [0-9a-f]{4}(?=[0-9a-f]*\r?$)", b" 0000", parties.key_log())
-    (anomaly,) = _assemble(talk.playbook(), wrong).anomalies
+    (anomaly,) = assembled(talk.playbook(), wrong).anomalies
     assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 3)
 
 
 def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
     """Java agents write only these: which records are the handshake's is found out."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = _talk(parties)
+    talk = secret_talk(parties)
     lines = parties.key_log().splitlines(keepends=True)
     log = b"".join(line for line in lines if b"HANDSHAKE" not in line)
     assert len(log) < len(parties.key_log())
-    _check_all(_assemble(talk.playbook(), log))
+    _check_all(assembled(talk.playbook(), log))
 
 
 @pytest.mark.parametrize("ciphers", ["AES128-GCM-SHA256", "AES128-SHA"])
 def test_rsa_pre_master_secrets_are_enough(tmp_path: Path, ciphers: str) -> None:
     """OpenSSL writes them beside the master secret when the key exchange is RSA."""
     parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
-    talk = _talk(parties)
+    talk = secret_talk(parties)
     lines = parties.key_log().splitlines(keepends=True)
-    _check_all(_assemble(talk.playbook(), b"".join(x for x in lines if x.startswith(b"RSA "))))
+    _check_all(assembled(talk.playbook(), b"".join(x for x in lines if x.startswith(b"RSA "))))
 
 
 def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
     """Without the SYN and against the ports."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = _talk(parties)
+    talk = secret_talk(parties)
     for log in ((), (parties.key_log(),)):
         book = talk.playbook(Playbook(ports=(443, 9092)))
-        (connection,) = _assemble(book, *log).connections
+        (connection,) = assembled(book, *log).connections
         assert connection["client_side"] == 0
 
 
 # -- key updates ----------------------------------------------------------------------------
 
 
-class _Sealer:
-    """Writes records of TLS 1.3 (AES-GCM) with the keys of a key log."""
-
-    def __init__(self, log: bytes, label: bytes, number: int) -> None:
-        found = re.search(rb"(?m)^" + label + rb" \w+ (\w+)", log)
-        assert found is not None
-        self.secret = bytes.fromhex(found[1].decode())
-        self.number = number
-
-    def seal(self, content: bytes, kind: int = 23, padding: int = 0) -> bytes:
-        inner = content + bytes([kind]) + bytes(padding)
-        header = b"\x17\x03\x03" + struct.pack(">H", len(inner) + 16)
-        iv = int.from_bytes(expand_label(self.secret, b"iv", 12, "sha384"), "big")
-        key = expand_label(self.secret, b"key", 32, "sha384")
-        nonce = (iv ^ self.number).to_bytes(12, "big")
-        self.number += 1
-        return header + AESGCM(key).encrypt(nonce, inner, header)
-
-    def update(self) -> bytes:
-        message = self.seal(b"\x18\0\0\x01\0", 22)
-        self.secret = expand_label(self.secret, b"traffic upd", len(self.secret), "sha384")
-        self.number = 0
-        return message
-
-
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_key_updates_are_followed(tmp_path: Path, is_lost: bool) -> None:
     """Also when the record of the update itself is lost."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     book = talk.playbook()
-    sealer = _Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
+    sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
     for number in range(6):
         book = book >> sealer.seal(request(number), padding=number % 3)
         update = sealer.update()
@@ -238,7 +203,7 @@ def test_key_updates_are_followed(tmp_path: Path, is_lost: bool) -> None:
             book.sent[CLIENT] += len(update)
         else:
             book = book >> update
-    assembly = _assemble(book, parties.key_log())
+    assembly = assembled(book, parties.key_log())
     assert assembly.exchanges["correlation_id"].tolist() == list(range(6))
 
 
@@ -254,7 +219,7 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
 ) -> None:
     """Small frames, one to a record: few more than the lost are missed."""
     parties = Parties(tmp_path, version, ciphers and ciphers + ":@SECLEVEL=0")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     start = len(talk.steps)
     for number in range(300):
         talk.say(CLIENT, request(number, body=bytes([number & 255]) * (number % 50)))
@@ -267,7 +232,7 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
             book.sent[side] += len(data)
         else:
             book = book >> data if side == CLIENT else book << data
-    assembly = _assemble(book, parties.key_log())
+    assembly = assembled(book, parties.key_log())
     rows = assembly.exchanges
     whole = rows[(rows["request"]["is_whole"] != 0) & (rows["request"]["size"] >= 0)]
     sent = {at for at in range(300) if start + 2 * at not in lost}
@@ -309,7 +274,7 @@ def _check_accounts(assembly: Assembly) -> None:
 def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
     """Frames over several records of 16 kB: those that the lost bytes do not touch are there."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     book = talk.playbook()
     for number in range(20):
         data = talk.say(CLIENT, request(number, body=bytes([number]) * 50_000))
@@ -319,7 +284,7 @@ def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
                 book.sent[CLIENT] += len(part)
             else:
                 book = book >> part
-    rows = _assemble(book, parties.key_log()).exchanges
+    rows = assembled(book, parties.key_log()).exchanges
     assert rows["correlation_id"].tolist() == list(range(20))
     whole = rows["correlation_id"][rows["request"]["is_whole"] != 0].tolist()
     assert whole == [n for n in range(20) if n not in (4, 11, 12)]
@@ -330,14 +295,14 @@ def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
 def test_positions_are_those_of_the_ciphertext(tmp_path: Path) -> None:
     """The positions of frames are those of their TLS records."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     expected = []
     for number in range(3):
         before = sum(len(data) for side, data in talk.steps if side == CLIENT)
         first, second = request(2 * number), request(2 * number + 1)
         talk.say(CLIENT, first + second)
         expected += [before + 5, before + 5 + len(first)]
-    rows = _assemble(talk.playbook(), parties.key_log()).exchanges
+    rows = assembled(talk.playbook(), parties.key_log()).exchanges
     assert rows["request"]["pos"].tolist() == expected
     assert len(set(rows["exchange_id"].tolist())) == 6
 
@@ -352,7 +317,7 @@ def test_hostile_bytes_are_survived(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         parties = Parties(folder, version, ciphers)
-        talks.append((_talk(parties, count=6), parties.key_log()))
+        talks.append((secret_talk(parties, count=6), parties.key_log()))
     for round_number in range(30):
         talk, log = talks[round_number % 3]
         book = Playbook().syn()
@@ -370,7 +335,7 @@ def test_hostile_bytes_are_survived(tmp_path: Path) -> None:
                 elif chance < 0.11:
                     part += struct.pack(">BHH", rng.randrange(19, 25), 0x303, rng.randrange(65536))
                 book = book >> bytes(part) if side == CLIENT else book << bytes(part)
-        assembly = _assemble(book, log, rng.randbytes(100))
+        assembly = assembled(book, log, rng.randbytes(100))
         _check_accounts(assembly)
         for row in assembly.exchanges:
             if row["request"]["is_whole"]:
@@ -393,23 +358,23 @@ def test_random_handshakes_are_survived() -> None:
             message = bytes([kind]) + max(0, size).to_bytes(3, "big") + body
             record = b"\x16\x03\x03" + struct.pack(">H", len(message)) + message
             book = book >> record if side == CLIENT else book << record
-        assembly = _assemble(book, b"CLIENT_RANDOM " + b"0" * 64 + b" " + b"0" * 96)
+        assembly = assembled(book, b"CLIENT_RANDOM " + b"0" * 64 + b" " + b"0" * 96)
         assert not len(assembly.exchanges)
 
 
 def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
     """Every other record lost and the rest damaged: the search for numbers has a budget."""
     parties = Parties(tmp_path, "TLSv1_3")
-    talk = Talk(parties)
+    talk = TlsTalk(parties)
     book = talk.playbook()
-    sealer = _Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
+    sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
     book = book >> sealer.seal(request(0))
     for _ in range(1500):
         book.sent[CLIENT] += 3000
         damaged = bytearray(sealer.seal(bytes(1000)))
         damaged[500] ^= 1
         book = book >> bytes(damaged)
-    assembly = _assemble(book, parties.key_log())
+    assembly = assembled(book, parties.key_log())
     assert assembly.exchanges["correlation_id"].tolist() == [0]
     _check_accounts(assembly)
     assert np.count_nonzero(assembly.anomalies["kind"] == Anomaly.GAP) == 1500

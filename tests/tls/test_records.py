@@ -22,7 +22,7 @@ from kdissect.tls.records import (
     TYPE,
     walk_records,
 )
-from tests.kafka.made_pieces import MadePieces, cuts, lost
+from tests.builders.pieces import MadePieces, cuts, lost
 
 BODIES = st.tuples(st.sampled_from([1, 2, 24, 60]), st.integers(0, 2**32)).map(
     lambda drawn: random.Random(drawn[1]).randbytes(drawn[0])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from tests.truth import latency
 from tests.truth.material import LOGGED, REPEATED, Capture, each
-from tools.truth import latency
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from kdissect.cli.app import app
 from kdissect.errors import Error
 from kdissect.pipeline.saved_state import read_state
 from kdissect.protocol.api_keys import ApiKey
-from tests.pipeline.made import Exchange, exchange, write_capture
+from tests.builders.messages import Exchange, exchange, write_capture
 from tests.planted_secrets import (
     SECRET,
     body,
@@ -30,7 +30,7 @@ from tests.planted_secrets import (
     write_secrets,
 )
 from tests.replay.made import Answer, FakeBroker, empty_answer, response
-from tests.show.test_details import raw_text
+from tests.show.conftest import raw_text
 from tests.truth.hidden import secrets_of
 from tests.truth.material import Capture
 

@@ -163,7 +163,7 @@ class Results:
 
     def own_lag(self) -> Span:
         """The part of it that is ours: ready to go, and not yet sent."""
-        return Span.of(ns for ns in self.run.own_lag_ns if ns >= 0) if self.is_timed else Span()
+        return Span.of(each.own_lag_ns for each in self.outcomes if each.own_lag_ns >= 0)
 
     def connection_count(self) -> int:
         """Captured connections of which something was sent."""

@@ -43,13 +43,7 @@ def _events(result: RunResult) -> Iterator[tuple[int, int, str, bytes]]:
     """Yield the events of links: (ns since start, link, kind, frame), in order for each link."""
     for number, record in enumerate(result.links):
         yield record.opened_ns, number, "open", b""
-    for outcome in result.outcomes:
-        link = result.link_of[outcome.step.number]
-        if outcome.sent is not None and link >= 0:
-            yield outcome.sent_ns, link, "sent", outcome.sent
-            if outcome.answer is not None:
-                yield outcome.answered_ns, link, "answer", outcome.answer
-    for attempt in result.retried:
+    for attempt in result.attempts:
         yield attempt.sent_ns, attempt.link, "sent", attempt.sent
         if attempt.answer:
             yield attempt.answered_ns, attempt.link, "answer", attempt.answer

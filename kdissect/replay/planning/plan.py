@@ -29,11 +29,13 @@ from kdissect.replay.model import (
 from kdissect.replay.planning.dependencies import ResourceAccesses
 from kdissect.replay.planning.ordering import Ordering
 from kdissect.replay.planning.pauses import mark_pauses
-from kdissect.replay.planning.refusals import Refusals, without_refused
+from kdissect.replay.planning.refusals import refusal, without_refused
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import request_of
 from kdissect.text import plural
 
+# resources that brokers know from the metadata log
+_METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 
 
@@ -54,7 +56,6 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     start_ns = times[order[0].connection][order[0].index] if order else 0
     steps = []
     accesses = ResourceAccesses(workload.facts)
-    refusals = Refusals(order, options.principal)
     refused = 0
     for number, captured in enumerate(order):
         exchange, count = without_refused(captured)
@@ -63,7 +64,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
         step = _step(number, exchange, at_ns, options)
         if step.skipped is None:
             principal = workload.connections[exchange.connection].principal
-            step.skipped = refusals.of(exchange, principal)
+            step.skipped = refusal(exchange, principal, options.principal)
         if not exchange.internal_reason:
             step.accesses = accesses.of(exchange)
         if step.skipped is None and not (
@@ -71,7 +72,12 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
             and _is_chosen(step, options)
         ):
             step.skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
-        step.creates = step.skipped is None and _creates(step, workload.facts)
+        if step.skipped is None:
+            step.creates = _creates(step, workload.facts)
+            step.changes_metadata = any(
+                resource[0] in _METADATA and mode in (Mode.WRITE, Mode.COMMUTING_WRITE)
+                for resource, mode in step.accesses
+            )
         steps.append(step)
         lanes[exchange.connection].append(number)
     plan = ReplayPlan(workload, options, steps, lanes)

@@ -1,1 +1,1 @@
-"""The run: steps are sent, retried and completed."""
+"""The run: steps are sent, sent again while the target is not ready, and completed."""

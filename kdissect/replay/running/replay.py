@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
+from kdissect.replay.comparison.comparator import Comparator
 from kdissect.replay.comparison.end_state import Claims, compare_states
 from kdissect.replay.comparison.explain import explain
 from kdissect.replay.comparison.grouping import dropped_notes, retry_notes
@@ -26,6 +27,7 @@ from kdissect.replay.comparison.latency import (
 )
 from kdissect.replay.comparison.noise import Noise
 from kdissect.replay.comparison.roots import find_roots
+from kdissect.replay.comparison.rules import load_rules
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, RunFinding, TranslateOptions
 from kdissect.replay.output import baseline as runs
 from kdissect.replay.output.results import FailOn, Reference, Results
@@ -47,6 +49,7 @@ from kdissect.replay.target.guard import check_cluster
 from kdissect.replay.target.preflight import find_missing, used_state
 from kdissect.replay.target.topics import Prepared, create_topics
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.starting_state import starting_state
 
 
@@ -317,14 +320,10 @@ async def _run(
     existing: Mapping[Name, str],
     watch: Watch | None,
 ) -> FinishedRun:
-    from kdissect.replay.comparison.comparator import Comparator
-    from kdissect.replay.comparison.rules import load_rules
-    from kdissect.replay.translation.translator import Translator
-
     target, translate = planned.target, planned.translate
     ids = IdMap(plan, translate)
     comparator = Comparator(ids, load_rules(options.rules), strict=options.is_strict)
-    translator = Translator(ids, comparator.differs)
+    translator = Translator(ids)
     translator.learn_versions(target.versions)
     if DELETE_EXISTING not in plan.options.allow:
         translator.keep(existing)
@@ -341,17 +340,28 @@ async def _run(
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
     ids.target.first_topics = frozenset(target.topic_names())
-    runner = Runner(plan, translator, comparator, target, options.run)
+    runner = Runner(plan, translator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:
             watch(runner)
         result = await runner.run()
+    _judge(result, comparator)
     finished = FinishedRun(result, prepared)
     if not result.ended and not result.is_interrupted:
         if watch is not None:
             watch(f"{planned.name}: reading back the state of {target}")
         await _read_back(plan, planned, options, existing, ids, finished)
     return finished
+
+
+def _judge(result: RunResult, comparator: Comparator) -> None:
+    """Compare all answers, in the order in which they came: verdicts depend on it."""
+    began_ns = time.process_time_ns()
+    for outcome in result.completed:
+        outcome.judgement = comparator.judge(outcome)
+    for number, judgement in comparator.finish().items():
+        result.outcomes[number].judgement = judgement
+    result.judge_cpu_ns = time.process_time_ns() - began_ns
 
 
 async def _read_back(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, field
 
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan
@@ -36,28 +35,25 @@ class LinkRecord:
 
 @dataclass
 class RunResult:
-    """Outcomes and connections of a run. Lists "by step" have an entry for each step number.
+    """Outcomes and connections of a run.
 
-    outcomes: by step.
-    own_lag_ns: by step, how long it could have been sent but was not; -1 if not sent or not timed.
-    link_of: by step, the index of its connection in `links`; -1 if none.
-    ended: why the run ended early, else "".
-    is_interrupted: the user ended the run.
+    outcomes: by step number. completed: the same in the order in which they became complete.
+    attempts: all requests that were sent, also those of the replay's own to members of groups.
+    ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
-    send_cpu_ns: CPU time of this process while it sent, and judged at a recorded pace.
+    send_cpu_ns: CPU time of this process while it sent.
     judge_cpu_ns: CPU time of this process for the judging after that.
     """
 
     outcomes: list[Outcome]
-    own_lag_ns: array[int]
-    link_of: array[int]
+    completed: list[Outcome]
+    attempts: list[Attempt]
     links: list[LinkRecord]
     start_time_ns: int
     elapsed_ns: int = 0
     ended: str = ""
     is_interrupted: bool = False
     reconnects: int = 0
-    retried: list[Attempt] = field(default_factory=list)
     send_cpu_ns: int = 0
     judge_cpu_ns: int = 0
 
@@ -70,6 +66,4 @@ def not_begun(plan: ReplayPlan, reason: str, start_time_ns: int) -> RunResult:
         else Outcome(step, error=f"not sent: {reason}")
         for step in plan.steps
     ]
-    unset = array("q", [-1]) * len(outcomes)
-    links = array("i", [-1]) * len(outcomes)
-    return RunResult(outcomes, unset, links, [], start_time_ns, ended=reason)
+    return RunResult(outcomes, outcomes, [], [], start_time_ns, ended=reason)

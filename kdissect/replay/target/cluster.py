@@ -1,13 +1,12 @@
 """Queries the target's API versions, cluster id, nodes and topics, before and during a replay.
 
-The requests go over a control connection that carries no captured requests. Metadata is requested
+The requests go over connections that carry no captured requests. Metadata is requested
 again when a captured request needs a topic that is not known yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,7 @@ _LOADING = frozenset(
         ErrorCode.NOT_COORDINATOR,
     }
 )
-_EARLIEST, _LATEST = -2, -1  # timestamps of ListOffsets
+EARLIEST, LATEST = -2, -1  # timestamps of ListOffsets
 _READY_S, _READY_PAUSE_S = 10.0, 0.05
 ASK_TIMEOUT_S = 15.0
 
@@ -69,8 +68,8 @@ class Target:
     controller_id: int | None = None
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    _control: Link | None = None
-    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _links: dict[tuple[str, int], Link] = field(default_factory=dict)
+    _opening: dict[tuple[str, int], asyncio.Lock] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return show_address(self.host, self.port)
@@ -90,26 +89,30 @@ class Target:
         newest = min(last, ours[1])
         return newest if newest >= max(first, ours[0]) else None
 
-    async def ask(self, api_key: int, api_version: int, body: Mapping[str, Any]) -> Message:
-        """One question over the control connection, which is opened again where it ended.
+    async def ask(
+        self,
+        api_key: int,
+        api_version: int,
+        body: Mapping[str, Any],
+        node_id: int | None = None,
+        limit_s: float = ASK_TIMEOUT_S,
+    ) -> Message:
+        """One question of the replay's own to a node, over a connection that stays open.
 
-        Raises ConnectFailed.
+        node_id: None asks the address that the user gave. Raises ConnectFailed.
         """
-        async with self._asking:
-            try:
-                async with asyncio.timeout(ASK_TIMEOUT_S + self.access.connect_timeout):
-                    if self._control is None or self._control.lost is not None:
-                        self._control = await connect(self.host, self.port, self.access)
-                    return await self._control.ask(request(api_key, api_version, dict(body)))
-            except TimeoutError:
-                self.close()
-                raise ConnectFailed("timeout", f"no answer within {ASK_TIMEOUT_S:g} s") from None
-            except ConnectFailed:
-                self.close()
-                raise
-            except asyncio.CancelledError:
-                self.close()  # an answer may still come, and would be taken for another's
-                raise
+        where = self.address(node_id)
+        opening = self._opening.setdefault(where, asyncio.Lock())
+        name = catalog.api(api_key).name
+        try:
+            async with asyncio.timeout(limit_s + self.access.connect_timeout):
+                async with opening:
+                    link = self._links.get(where)
+                    if link is None or link.lost is not None:
+                        link = self._links[where] = await connect(*where, self.access)
+                return await link.ask(request(api_key, api_version, dict(body)))
+        except TimeoutError:
+            raise ConnectFailed("timeout", f"{name} was not answered") from None
 
     async def probe(self) -> None:
         """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
@@ -133,13 +136,13 @@ class Target:
         )
         return f"; does this port want {' or '.join(wanted)}?" if is_mute else ""
 
-    async def ask_versions(self) -> Message:
+    async def ask_versions(self, node_id: int | None = None) -> Message:
         """The response to ApiVersions, with features if the target has them. Raises
         ConnectFailed."""
         software = {"client_software_name": "kdissect", "client_software_version": "1"}
-        answer = await self.ask(ApiKey.API_VERSIONS, 3, software)
+        answer = await self.ask(ApiKey.API_VERSIONS, 3, software, node_id)
         if answer.body["error_code"] == ErrorCode.UNSUPPORTED_VERSION:
-            return await self.ask(ApiKey.API_VERSIONS, 0, {})
+            return await self.ask(ApiKey.API_VERSIONS, 0, {}, node_id)
         return answer
 
     async def _learn_versions(self) -> None:
@@ -176,9 +179,9 @@ class Target:
         return answer
 
     async def find_coordinators(
-        self, keys: Sequence[tuple[int, str]]
+        self, keys: Sequence[tuple[int, str]], wait_s: float = _READY_S
     ) -> dict[tuple[int, str], int]:
-        """(key type, key) -> node of its coordinator; retries for a while until they are ready.
+        """(key type, key) -> node of its coordinator; retries for `wait_s` until they are ready.
 
         A new cluster creates the internal topics of groups and transactions on the first request.
         """
@@ -187,7 +190,7 @@ class Target:
         if version is None:
             return found
         version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
-        end = asyncio.get_running_loop().time() + _READY_S
+        end = asyncio.get_running_loop().time() + wait_s
         for key_type, key in keys:
             while True:
                 body = {"key": key, "key_type": key_type} if version else {"key": key}
@@ -212,32 +215,11 @@ class Target:
         found: dict[tuple[str, int], int] = {}
         for leader, topics in self.led().items():
             try:
-                found |= await self._log_offsets(leader, topics, _EARLIEST)
+                found |= await self._log_offsets(leader, topics, EARLIEST)
             except ConnectFailed as error:
                 host, port = self.address(leader)
                 raise EnvironmentFailed(f"{show_address(host, port)}: {error}") from None
         return found
-
-    async def await_partitions(self, counts: Mapping[str, int]) -> bool:
-        """Wait until the leaders of topics serve all partitions; return False if they do not.
-
-        Metadata lists new partitions before their leaders accept requests. counts: the least number
-        of partitions of each topic. Raises ConnectFailed.
-        """
-        end = asyncio.get_running_loop().time() + _READY_S
-        while not await self._serves(counts):
-            if asyncio.get_running_loop().time() > end:
-                return False
-            await asyncio.sleep(_READY_PAUSE_S)
-        return True
-
-    async def _serves(self, counts: Mapping[str, int]) -> bool:
-        body = await self.learn_metadata(None)
-        listed = {topic["name"]: len(topic["partitions"]) for topic in body["topics"]}
-        served = Counter(name for name, _ in await self.log_offsets(counts, _EARLIEST))
-        return all(
-            served[name] >= max(count, listed.get(name, 0)) for name, count in counts.items()
-        )
 
     def led(self) -> dict[int, dict[str, list[int]]]:
         """leader -> topic -> partitions, from the last Metadata answer about all topics."""
@@ -252,8 +234,8 @@ class Target:
     async def record_counts(self, names: Collection[str]) -> dict[str, int]:
         """Offsets between start and end of the logs, by topic. Raises ConnectFailed."""
         counts: dict[str, int] = {}
-        starts = await self.log_offsets(names, _EARLIEST)
-        ends = await self.log_offsets(names, _LATEST)
+        starts = await self.log_offsets(names, EARLIEST)
+        ends = await self.log_offsets(names, LATEST)
         for log in starts.keys() & ends.keys():
             counts[log[0]] = counts.get(log[0], 0) + ends[log] - starts[log]
         return counts
@@ -290,19 +272,18 @@ class Target:
         version = self.newest(api_key)
         if version is None:
             return []
-        api_name = catalog.api(api_key).name
         listed: list[dict[str, Any]] = []
         end = asyncio.get_running_loop().time() + _READY_S
         for node_id in self.nodes:
-            host, port = self.address(node_id)
             while True:
-                answer = await self.ask_once(host, port, request(api_key, version, {}), api_name)
+                answer = await self.ask(api_key, version, {}, node_id)
                 code = answer.body["error_code"]
                 if code not in _LOADING or asyncio.get_running_loop().time() > end:
                     break
                 await asyncio.sleep(_READY_PAUSE_S)
             if code:
-                raise ConnectFailed("unreachable", f"{api_name} was answered {error_name(code)}")
+                name = catalog.api(api_key).name
+                raise ConnectFailed("unreachable", f"{name} was answered {error_name(code)}")
             listed += answer.body[array]
         return listed
 
@@ -312,9 +293,8 @@ class Target:
         version = self.newest(ApiKey.LIST_OFFSETS)
         if version is None:
             return {}
-        host, port = self.address(leader)
-        asked = request(ApiKey.LIST_OFFSETS, version, _list_offsets(topics, version, timestamp))
-        answer = await self.ask_once(host, port, asked, "ListOffsets")
+        body = _list_offsets(topics, version, timestamp)
+        answer = await self.ask(ApiKey.LIST_OFFSETS, version, body, leader)
         found: dict[tuple[str, int], int] = {}
         for topic in answer.body["topics"]:
             for each in topic["partitions"]:
@@ -324,25 +304,15 @@ class Target:
                     found[topic["name"], each["partition_index"]] = offset
         return found
 
-    async def ask_once(self, host: str, port: int, asked: Message, name: str) -> Message:
-        """One question to one node, over a connection of its own. Raises ConnectFailed."""
-        link = await connect(host, port, self.access)
-        try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                return await link.ask(asked)
-        except TimeoutError:
-            raise ConnectFailed("timeout", f"{name} was not answered") from None
-        finally:
-            link.close()
-
     def topic_names(self) -> set[str]:
         """Names of the target's topics, from the last Metadata answer about all topics."""
         return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
 
     def close(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._opening.clear()
 
 
 def _list_offsets(

@@ -1,22 +1,23 @@
 """One connection to the target: frames out, frames in, TLS and SASL underneath, time limits.
 
-A `Link` is an asyncio protocol, not a stream: a frame costs one callback and no task, which is
-what lets one core drive thousands of connections. `connect` opens one, logs in, and hands it over;
-everything that can go wrong there is a `ConnectFailed` with one readable clause.
+A `Link` is an asyncio protocol, not a stream: a frame costs one callback. `connect` opens one, logs
+in, and hands it over. Everything that can go wrong is a `ConnectFailed` with one readable clause.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import re
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+import time
+from collections import deque
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError
@@ -29,9 +30,7 @@ WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it counts 
 CLIENT_ID = "kdissect"
 _SIZE = struct.Struct(">i")
 _REAUTHENTICATE_AT = 0.8  # of a session's lifetime; Java clients use 0.85 to 0.95
-
-
-L = TypeVar("L", bound="Link")
+_NEVER_NS = 1 << 62
 
 
 class ConnectFailed(Exception):
@@ -58,25 +57,40 @@ class Access:
         return "" if self.tls is not None and self.tls.cert is not None else ANONYMOUS_PRINCIPAL
 
 
-class Link(asyncio.Protocol):
-    """Frames over one connection.
+class Answer(NamedTuple):
+    """A response's frame, and when its last byte came (`time.monotonic_ns`)."""
 
-    on_frame: called with each frame that arrives (without its size).
-    on_lost: called once with a clause, when the connection ends without `close`.
-    on_writable: called when a full write buffer has drained.
+    frame: bytes
+    at_ns: int
+
+
+class Pending(NamedTuple):
+    """A request without its answer. deadline_ns: when it is given up, by `time.monotonic_ns`."""
+
+    correlation_id: int
+    answer: asyncio.Future[Answer]
+    sent_ns: int
+    deadline_ns: int
+
+
+class Link(asyncio.Protocol):
+    """Frames over one connection: requests go out at once, their answers come in the same order.
+
+    pending: requests that are not answered, in order. lost: why the connection has ended, or None.
+    opened_ns, lost_ns: when, by `time.monotonic_ns`; -1 not yet.
     """
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.on_frame: Callable[[bytes], None] = _ignore
-        self.on_lost: Callable[[str], None] = _ignore
-        self.on_writable: Callable[[], None] = _nothing
-        self.is_full = False
+        self.pending: deque[Pending] = deque()
         self.lost: str | None = None
-        self.session_lifetime_ms = 0
+        self.opened_ns, self.lost_ns = time.monotonic_ns(), -1
+        self._login_due_ns = 0  # 0: never
+        self._correlation_id = 0
         self._ends: list[tuple[str, int]] = []
         self._buffer = bytearray()
-        self._is_closing = False
+        self._is_writable = asyncio.Event()
+        self._is_writable.set()
 
     # -- asyncio's callbacks ----------------------------------------------------------------
 
@@ -94,22 +108,21 @@ class Link(asyncio.Protocol):
         self._lose("closed by the target" if exc is None else reason_of(exc))
 
     def pause_writing(self) -> None:
-        self.is_full = True
+        self._is_writable.clear()
 
     def resume_writing(self) -> None:
-        self.is_full = False
-        self.on_writable()
+        self._is_writable.set()
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
         if not buffer and len(data) > 4:
             size = _SIZE.unpack_from(data)[0]
             if size == len(data) - 4:  # the common case: one whole frame
-                self.on_frame(data[4:])
+                self._arrived(data[4:])
                 return
         buffer += data
         pos, end = 0, len(buffer)
-        while end - pos >= 4:
+        while end - pos >= 4 and self.lost is None:
             size = _SIZE.unpack_from(buffer, pos)[0]
             if size < 4 or size > ANSWER_SIZE_MAX:
                 self.fail(f"the target's bytes are no Kafka answer (size {size})")
@@ -118,27 +131,75 @@ class Link(asyncio.Protocol):
                 break
             frame = bytes(memoryview(buffer)[pos + 4 : pos + 4 + size])
             pos += 4 + size
-            self.on_frame(frame)
-            if self.lost is not None:
-                return
+            self._arrived(frame)
         if pos:
             del buffer[:pos]
 
+    def _arrived(self, frame: bytes) -> None:
+        """Kafka answers in order on a connection: a frame belongs to the first pending request."""
+        if not self.pending:
+            self.fail("an answer came that nothing had asked for")
+            return
+        found = int.from_bytes(frame[:4], "big")
+        if found != self.pending[0].correlation_id:
+            wanted = self.pending[0].correlation_id
+            self.fail(f"an answer has correlation id {found} where {wanted} was due")
+            return
+        answer = self.pending.popleft().answer
+        if not answer.done():
+            answer.set_result(Answer(frame, time.monotonic_ns()))
+
     # -- what others call -------------------------------------------------------------------
 
-    def send(self, frame: bytes) -> None:
-        """Append a frame to the send buffer. While `is_full`, callers have to wait before more."""
-        assert self.transport is not None
-        self.transport.write(_SIZE.pack(len(frame)) + frame)
+    def send(self, frame: bytes) -> bytes:
+        """Append a request to the send buffer; return it with its correlation id.
 
-    def close(self) -> None:
-        """End the connection once the send buffer is written; `on_lost` is not called."""
-        self._is_closing = True
+        Callers await `writable` before.
+        """
+        assert self.transport is not None
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        frame = frame[:4] + self._correlation_id.to_bytes(4, "big") + frame[8:]
+        self.transport.write(_SIZE.pack(len(frame)) + frame)
+        return frame
+
+    def post(self, frame: bytes, limit_s: float = math.inf) -> tuple[bytes, asyncio.Future[Answer]]:
+        """Send a request; return it as it went out, and its answer to come.
+
+        The future fails with ConnectFailed if the connection ends before, or if `give_up` finds
+        that `limit_s` have passed.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self.lost is not None:
+            answer.set_exception(ConnectFailed("unreachable", self.lost))
+            return frame, answer
+        sent, now = self.send(frame), time.monotonic_ns()
+        deadline_ns = _NEVER_NS if limit_s == math.inf else now + int(limit_s * 1e9)
+        self.pending.append(Pending(self._correlation_id, answer, now, deadline_ns))
+        return sent, answer
+
+    async def writable(self) -> None:
+        """Wait until the send buffer has room."""
+        await self._is_writable.wait()
+
+    def give_up(self, now_ns: int) -> None:
+        """End the connection if the first pending request is overdue."""
+        if self.pending and now_ns > self.pending[0].deadline_ns:
+            first = self.pending.popleft()
+            limit_s = (first.deadline_ns - first.sent_ns) / 1e9
+            if not first.answer.done():
+                first.answer.set_exception(
+                    ConnectFailed("timeout", f"no answer within {limit_s:g} s")
+                )
+            self.fail("the connection was given up: an earlier answer did not come")
+
+    def close(self, reason: str = "closed") -> None:
+        """End the connection once the send buffer is written."""
         if self.transport is not None:
             self.transport.close()
+        self._lose(reason)
 
     def fail(self, reason: str) -> None:
-        """End the connection at once; `on_lost` is called with the reason."""
+        """End the connection at once."""
         if self.transport is not None:
             self.transport.abort()
         self._lose(reason)
@@ -149,49 +210,28 @@ class Link(asyncio.Protocol):
         return ours, theirs
 
     def _lose(self, reason: str) -> None:
-        if self.lost is None:
-            self.lost = reason
-            self._buffer.clear()
-            if not self._is_closing:
-                self.on_lost(reason)
+        if self.lost is not None:
+            return
+        self.lost, self.lost_ns = reason, time.monotonic_ns()
+        self._buffer.clear()
+        self._is_writable.set()
+        while self.pending:
+            answer = self.pending.popleft().answer
+            if not answer.done():
+                answer.set_exception(ConnectFailed("unreachable", reason))
 
     async def ask(self, message: Message) -> Message:
-        """Send one message of our own and wait for its answer; nothing else may be under way.
-
-        Raises ConnectFailed.
-        """
-        data = await self.ask_frame(encode_message(message))
+        """Send one message of our own and wait for its answer. Raises ConnectFailed."""
+        answer = await self.post(encode_message(message))[1]
         try:
             return decode_message(
-                data, side="response", api_key=message.api_key, api_version=message.api_version
+                answer.frame,
+                side="response",
+                api_key=message.api_key,
+                api_version=message.api_version,
             )
         except DecodeError as error:
             raise ConnectFailed("unreachable", f"the answer is no Kafka: {error}") from None
-
-    async def ask_frame(self, frame: bytes) -> bytes:
-        """Send a frame and wait for the next one that comes; nothing else may be under way.
-
-        Raises ConnectFailed.
-        """
-        arrived: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-        def take(answer: bytes) -> None:
-            if not arrived.done():
-                arrived.set_result(answer)
-
-        def lost(reason: str) -> None:
-            if not arrived.done():
-                arrived.set_exception(ConnectFailed("unreachable", reason))
-
-        before = self.on_frame, self.on_lost
-        self.on_frame, self.on_lost = take, lost
-        try:
-            if self.lost is not None:
-                raise ConnectFailed("unreachable", self.lost)
-            self.send(frame)
-            return await arrived
-        finally:
-            self.on_frame, self.on_lost = before
 
     async def log_in(self, sasl: Sasl) -> None:
         """SaslHandshake and SaslAuthenticate (KIP-152). Raises ConnectFailed."""
@@ -216,7 +256,10 @@ class Link(asyncio.Protocol):
                 if reply.body["error_code"]:
                     said = reply.body["error_message"] or f"error {reply.body['error_code']}"
                     raise ConnectFailed("login", f"SASL {sasl.mechanism} was refused: {said}")
-                self.session_lifetime_ms = reply.body["session_lifetime_ms"]
+                life_ns = reply.body["session_lifetime_ms"] * 1_000_000
+                self._login_due_ns = (
+                    time.monotonic_ns() + int(life_ns * _REAUTHENTICATE_AT) if life_ns else 0
+                )
                 token = tokens.send(reply.body["auth_bytes"])
         except StopIteration:
             return
@@ -224,33 +267,27 @@ class Link(asyncio.Protocol):
             raise ConnectFailed("login", str(error)) from None
 
     @property
-    def relogin_s(self) -> float | None:
-        """After how many seconds the target wants a new login (KIP-368); None: never."""
-        life = self.session_lifetime_ms
-        return life / 1000 * _REAUTHENTICATE_AT if life > 0 else None
+    def is_login_due(self) -> bool:
+        """Return whether most of the session's lifetime is over, if it has one (KIP-368)."""
+        return 0 < self._login_due_ns <= time.monotonic_ns()
 
 
 def request(api_key: int, api_version: int, body: dict[str, object]) -> Message:
-    """A request of our own; its correlation id does not matter, nothing else is under way."""
+    """A request of our own; the connection sets its correlation id."""
     header = {"correlation_id": 0, "client_id": CLIENT_ID}
     return Message(api_key, api_version, "request", header, dict(body))
 
 
 async def connect(host: str, port: int, access: Access) -> Link:
     """A connection that is ready for requests. Raises ConnectFailed."""
-    return await connect_as(Link, host, port, access)
-
-
-async def connect_as(make: type[L], host: str, port: int, access: Access) -> L:
-    """The same, as a kind of Link of the caller's own."""
     loop = asyncio.get_running_loop()
     context = access.tls.context() if access.tls else None
     name = host if access.tls else None
-    link: L | None = None
+    link: Link | None = None
     try:
         async with asyncio.timeout(access.connect_timeout):
             _, link = await loop.create_connection(
-                make, host, port, ssl=context, server_hostname=name
+                Link, host, port, ssl=context, server_hostname=name
             )
             if access.sasl is not None:
                 await link.log_in(access.sasl)
@@ -302,11 +339,3 @@ def allow_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _ignore(_: object) -> None:
-    pass
-
-
-def _nothing() -> None:
-    pass

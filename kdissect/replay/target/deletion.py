@@ -13,7 +13,7 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.connection import ConnectFailed, request
+from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.effects import Name
 from kdissect.replay.workload.messages import GROUP_KEY
 from kdissect.text import visible
@@ -57,8 +57,7 @@ async def _delete_topics(target: Target, names: Collection[str]) -> dict[str, in
         body["topics"] = [{"name": name} for name in names]
     else:
         body["topic_names"] = list(names)
-    asked = request(ApiKey.DELETE_TOPICS, version, body)
-    answer = await target.ask_once(*target.address(target.controller_id), asked, "DeleteTopics")
+    answer = await target.ask(ApiKey.DELETE_TOPICS, version, body, target.controller_id)
     return {each["name"]: each["error_code"] for each in answer.body["responses"]}
 
 
@@ -71,7 +70,7 @@ async def _delete_groups(target: Target, names: Collection[str]) -> dict[str, in
     coordinators = await target.find_coordinators([(GROUP_KEY, name) for name in names])
     for name in names:
         node = coordinators.get((GROUP_KEY, name))
-        asked = request(ApiKey.DELETE_GROUPS, version, {"groups_names": [name]})
-        answer = await target.ask_once(*target.address(node), asked, "DeleteGroups")
+        body = {"groups_names": [name]}
+        answer = await target.ask(ApiKey.DELETE_GROUPS, version, body, node)
         codes |= {each["group_id"]: each["error_code"] for each in answer.body["results"]}
     return codes

@@ -6,7 +6,6 @@ requests to be sent makes itself.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.model import ADMIN, Exchange, ReplayPlan, TopicFacts
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.connection import ConnectFailed, connect, request
+from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.target.settling import await_partitions
 from kdissect.replay.workload.messages import NOT_MADE_YET
 
 _WITH_DEFAULT_COUNTS = 4  # -1 partitions and replicas: the target's own default (KIP-464)
@@ -111,8 +111,8 @@ async def create_topics(
     if wanted:
         try:
             done += await _make(target, wanted)
-            await target.await_partitions(
-                {each.name: max(each.partition_count, 1) for each in done if each.is_made}
+            await await_partitions(
+                target, {each.name: max(each.partition_count, 1) for each in done if each.is_made}
             )
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
@@ -160,15 +160,9 @@ async def _ask(
         for name, topic in wanted.items()
     ]
     body: dict[str, Any] = {"topics": topics, "timeout_ms": CREATE_TIMEOUT_MS}
-    host, port = target.address(target.controller_id)
-    link = await connect(host, port, target.access)
-    try:
-        async with asyncio.timeout(CREATE_TIMEOUT_MS / 1000 + 5):
-            answer = await link.ask(request(ApiKey.CREATE_TOPICS, version, body))
-    except TimeoutError:
-        raise ConnectFailed("timeout", "CreateTopics was not answered") from None
-    finally:
-        link.close()
+    limit_s = CREATE_TIMEOUT_MS / 1000 + 5
+    node = target.controller_id
+    answer = await target.ask(ApiKey.CREATE_TOPICS, version, body, node, limit_s)
     return {
         topic["name"]: (topic["error_code"], topic.get("error_message") or "")
         for topic in answer.body["topics"]

@@ -276,6 +276,12 @@ def _share(ids: IdMap, step: Step, captured: Message | None, answer: Message) ->
     else:
         last = ids.share_epochs[key]
         ids.share_epochs[key] = last + 1 if last < 0x7FFFFFFF else 1
+    for topic in entries(answer.body["responses"]):
+        ids.share_ready.update(
+            (topic["topic_id"], each["partition_index"])
+            for each in topic["partitions"]
+            if not each["error_code"]
+        )
     held = ids.share_held.setdefault(key, AcquiredOffsets())
     if step.number not in ids.share_acknowledged:
         acknowledge(ids, held, request)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import SESSION_LOST, entries
+from kdissect.replay.workload.messages import entries
+from kdissect.replay.workload.transient import SESSION_LOST
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 

@@ -13,7 +13,6 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import last_data
 from kdissect.replay.fields import FieldKind
 from kdissect.replay.model import ADMIN, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, Broker, FetchSessions
@@ -47,7 +46,8 @@ class IdMap:
         self.share_held: dict[
             tuple[Any, ...], AcquiredOffsets
         ] = {}  # what a session has got at the target
-        self.lacking_fetches: set[int] = set()  # sent again, since captured records were missing
+        # (the target's topic id, partition) of share partitions that answered without an error
+        self.share_ready: set[tuple[UUID, int]] = set()
         # ShareFetch steps that are sent again: the target took their acknowledgements before
         self.share_acknowledged: set[int] = set()
         # (step, log) -> record data of its answers but the last
@@ -161,15 +161,6 @@ class IdMap:
     def expected_offset(self, step: Step, log: Log) -> int | None:
         """The base offset that a Produce answer should have, after the earlier batches; or None."""
         return self.expected.get((step.number, log))
-
-    def brings(self, log: Log, captured: bytes, answered: bytes) -> bool:
-        """Return whether the data records of an answer go as far as those of the captured
-        response."""
-        return self.reaches(log, last_data(captured), last_data(answered))
-
-    def reaches(self, log: Log, last: int, found: int) -> bool:
-        """Return the result of `brings` for the last offsets of both (`last_data`)."""
-        return found >= 0 and (last < 0 or found >= self.offsets.to_target(log, last))
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
         self.target.coordinators[key_type, key] = node_id

@@ -31,7 +31,6 @@ from kdissect.replay.workload.messages import (
 Body = dict[str, Any]
 _TOPIC, _GROUP, _BROKER, _BROKER_LOGGER, _TRANSACTIONAL_ID = 2, 3, 4, 8, 5  # resource types
 _GROUP_CONFIG = 32
-_UNLIMITED = 0x7FFFFFFF
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
 
 
@@ -217,8 +216,6 @@ def _fetch(ids: IdMap, step: Step, request: Message) -> bool:
     request.body, reason = ids.sessions.request(ids.broker(step), step.number, before, code, nodes)
     if reason:
         raise Untranslatable(reason)
-    if step.number in ids.lacking_fetches:  # records of other partitions may fill it (KIP-74)
-        request.body["max_bytes"] = _UNLIMITED
     return bool(request.body != before)
 
 

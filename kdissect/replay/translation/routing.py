@@ -181,21 +181,24 @@ def _coordinator(ids: IdMap, exchange: Exchange, wanted: FieldKind, key_type: in
     return None
 
 
+def step_coordinators(ids: IdMap, step: Step) -> list[tuple[int, str]]:
+    """(key_type of FindCoordinator, name on the target) of the coordinators that a step needs."""
+    key = step.exchange.api_key
+    if step.skipped is not None or (key not in _BY_GROUP and key not in _BY_TRANSACTION):
+        return []
+    keys: dict[tuple[int, str], None] = {}
+    for field in request_fields(step.exchange, *_COORDINATED):
+        key_type = GROUP_KEY if field.kind is FieldKind.GROUP else TRANSACTION_KEY
+        names = (ids.renamed(field.kind, name) for name in field.values if name)
+        keys |= dict.fromkeys((key_type, name) for name in names)
+    return list(keys)
+
+
 def coordinator_keys(ids: IdMap) -> list[tuple[int, str]]:
-    """(key_type of FindCoordinator, name on the target) of the coordinators that the plan needs.
+    """Those that the plan needs.
 
     The replay looks them up before it begins, so that a fresh target creates __consumer_offsets and
     __transaction_state before the first request.
     """
-    keys: dict[tuple[int, str], None] = {}
-    for step in ids.plan.steps:
-        if step.skipped is not None:
-            continue
-        key = step.exchange.api_key
-        if key not in _BY_GROUP and key not in _BY_TRANSACTION:
-            continue
-        for field in request_fields(step.exchange, *_COORDINATED):
-            key_type = GROUP_KEY if field.kind is FieldKind.GROUP else TRANSACTION_KEY
-            names = (ids.renamed(field.kind, name) for name in field.values if name)
-            keys |= dict.fromkeys((key_type, name) for name in names)
-    return list(keys)
+    found = (key for step in ids.plan.steps for key in step_coordinators(ids, step))
+    return list(dict.fromkeys(found))

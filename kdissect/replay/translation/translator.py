@@ -22,20 +22,23 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.releases import taken
 from kdissect.replay.model import DELETE_EXISTING, DroppedField, SkipCode, Skipped, Step
-from kdissect.replay.translation import answers, node_split, requests, routing
+from kdissect.replay.translation import answers, node_split, requests, routing, unready
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
-from kdissect.replay.translation.retry import Differs, Retry
+from kdissect.replay.translation.unready import Place
 from kdissect.replay.workload.messages import DELETING_APIS, MEMBER_HEARTBEATS, response_of
 
 
 class Translator:
-    """`model.Translation`. One for a run; not thread-safe."""
+    """From the capture's ids to the target's, and back from answers. One for a run.
 
-    def __init__(self, ids: IdMap, differs: Differs | None = None) -> None:
+    It does not wait: the run calls it in the order in which things happen. Before the first request
+    it gets `learn_versions`, `learn_metadata` and `learn_log_starts`.
+    """
+
+    def __init__(self, ids: IdMap) -> None:
         self.ids = ids
-        self.retries = Retry(ids, differs)
         self._dropped: dict[int, list[DroppedField]] = {}  # step -> fields its request lacks
         # topics whose leaders are known -> `changes` of the target's facts at that moment
         self._known: dict[tuple[str, ...], int] = {}
@@ -49,15 +52,18 @@ class Translator:
                 needs = routing.needs(ids, step.exchange)
             self._needs.append(shared.setdefault(needs, needs))
 
-    # -- facts from the runner ------------------------------------------------------------------
+    # -- what the run learns by itself ---------------------------------------------------------
 
     def learn_versions(self, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """api_key -> (min, max) that the target speaks."""
         self.ids.target.ranges = taken(ranges)
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
+        """A Metadata response of the target."""
         self.ids.target.learn_metadata(body)
 
     def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None:
+        """The target's earliest offsets, by (its name of the topic, partition)."""
         old_names = {new: old for old, new in self.ids.renames["topic"].items()}
         for (name, partition), start in starts.items():
             self.ids.offsets.target_starts((old_names.get(name, name), partition), start)
@@ -78,6 +84,7 @@ class Translator:
     # -- routing --------------------------------------------------------------------------------
 
     def wants_metadata(self, step: Step) -> list[str]:
+        """The target's names of topics that `step` needs and nothing is known of."""
         needs = self._needs[step.number]
         if not needs or self._known.get(needs) == self.ids.target.changes:
             return []
@@ -86,16 +93,34 @@ class Translator:
             self._known[needs] = self.ids.target.changes
         return wanted
 
+    def topics(self, step: Step) -> list[str]:
+        """The target's names of the topics that `step` needs."""
+        return [self.ids.topic(name) for name in self._needs[step.number]]
+
+    def coordinators(self, step: Step) -> list[tuple[int, str]]:
+        """(key type, the target's name) of groups and transactions whose coordinators it needs."""
+        return routing.step_coordinators(self.ids, step)
+
     def target_node(self, step: Step) -> int | None:
+        """The target's node that a request goes to; None: the bootstrap address."""
         return routing.target_node(self.ids, step)
 
-    def is_split(self, step: Step) -> bool:
-        return node_split.is_split(self.ids, step)
+    def nodes(self, step: Step) -> list[int | None]:
+        """The nodes that get the request, or a part of it."""
+        if node_split.is_split(self.ids, step):
+            return list(routing.spread(self.ids, step))
+        return [self.target_node(step)]
 
-    def parts(self, step: Step, frame: bytes) -> list[tuple[int, bytes]]:
-        return node_split.parts(self.ids, step, frame)
+    def parts(self, step: Step, frame: bytes) -> list[tuple[int | None, bytes]]:
+        """(node, frame) of each part of a frame that `request` returned."""
+        if node_split.is_split(self.ids, step):
+            return list(node_split.parts(self.ids, step, frame))
+        return [(self.target_node(step), frame)]
 
     def merged(self, step: Step, responses: list[bytes]) -> bytes:
+        """The answers to all parts as one frame."""
+        if len(responses) == 1:
+            return responses[0]
         return node_split.merged(self.ids, step, responses)
 
     def coordinator_keys(self) -> list[tuple[int, str]]:
@@ -104,7 +129,8 @@ class Translator:
 
     # -- requests -------------------------------------------------------------------------------
 
-    def request(self, step: Step, correlation_id: int) -> bytes | Skipped:
+    def request(self, step: Step) -> bytes | Skipped:
+        """The frame to send, with the target's ids; to be called just before sending."""
         exchange = step.exchange
         if exchange.request is None:
             return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
@@ -112,29 +138,26 @@ class Translator:
         if refused is not None:
             return refused
         try:
-            return self._translated(step, exchange.request, correlation_id)
+            return self._translated(step, exchange.request)
         except Untranslatable as cause:
             return Skipped(SkipCode.NOT_TRANSLATABLE, str(cause))
         except EncodeError as error:
             return Skipped(SkipCode.NOT_TRANSLATABLE, f"cannot be encoded: {error}")
 
-    def _translated(self, step: Step, frame: bytes, correlation_id: int) -> bytes:
+    def _translated(self, step: Step, frame: bytes) -> bytes:
         """The frame to send. Raises Untranslatable, EncodeError."""
         exchange = step.exchange
         try:
             request = decode_message(frame, side="request")
         except (DecodeError, ValueError):
             # ApiVersions in a version that has no definition: brokers answer it with an error
-            return _numbered(frame, correlation_id)
+            return frame
         is_changed = requests.translate(self.ids, step, request)
         version = self.ids.api_version(step)
         if version != exchange.api_version:
             request, self._dropped[step.number] = reencoded(self.ids, request, version)
             is_changed = True
-        if not is_changed:
-            return _numbered(frame, correlation_id)
-        request.header["correlation_id"] = correlation_id
-        return encode_message(request)
+        return encode_message(request) if is_changed else frame
 
     def member_heartbeat(self, last: Step) -> bytes:
         exchange = last.exchange
@@ -203,27 +226,30 @@ class Translator:
 
     # -- answers --------------------------------------------------------------------------------
 
-    def retry(self, step: Step, response: bytes) -> str:
+    def unready(self, step: Step, response: bytes) -> dict[Place, str]:
+        """What is not ready at the target by an answer -> the reason to send the request again."""
         captured = step.exchange.response
         if captured is None or response[4:] == captured[4:]:
-            return ""
+            return {}
         answer = self.ids.answer_of(step, response)
-        return "" if answer is None else self.retries.reason(step, answer)
+        return {} if answer is None else unready.unready(self.ids, step, answer)
+
+    def not_final(self, step: Step, response: bytes) -> None:
+        """Learn from an answer after which the request is sent again."""
+        answer = self.ids.answer_of(step, response)
+        if answer is not None:
+            unready.note_not_final(self.ids, step, answer)
 
     def learn(self, step: Step, response: bytes) -> None:
+        """Learn the target's ids and offsets from a final answer."""
         if not answers.teaches(step):
             return
         answer = self.ids.answer_of(step, response)
         if answer is None:
             self.failed(step)
             return
-        self.retries.finish(step)
         answers.from_answer(self.ids, step, answer)
 
     def failed(self, step: Step) -> None:
-        self.retries.finish(step)
+        """No answer to a step came, or it was not sent."""
         answers.from_failure(self.ids, step)
-
-
-def _numbered(frame: bytes, correlation_id: int) -> bytes:
-    return frame[:4] + correlation_id.to_bytes(4, "big", signed=True) + frame[8:]

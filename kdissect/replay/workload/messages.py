@@ -81,18 +81,6 @@ _CLASS_OF: dict[int, str] = {key: name for name, keys in _CLASS_APIS.items() for
 BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
 
 
-# Errors that mean "not yet" or "not here": a client retries after them, and so does a replay.
-# (Produce also returns 19, too few replicas, if a transaction cannot be verified yet: KIP-890.)
-REFUSED = frozenset(
-    {
-        ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_CONTROLLER,
-        ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.LISTENER_NOT_FOUND,
-        ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-    }
-)  # fmt: skip
 # The principal of the client must not do that.
 NOT_PERMITTED = frozenset(
     {
@@ -102,38 +90,13 @@ NOT_PERMITTED = frozenset(
         ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
     }
 )  # fmt: skip
-NO_TOPIC = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.INCONSISTENT_TOPIC_ID,
-    }
-)  # when the target has just made it
 # Of a topic in Metadata, if the request makes it.
 NOT_MADE_YET = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
-TRANSIENT = REFUSED | NO_TOPIC | {ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.KAFKA_STORAGE_ERROR}
-# Of a Fetch: session id not found, wrong epoch, a topic id changed; a client opens another session.
-SESSION_LOST = frozenset(
-    {
-        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-    }
-)
-# Of a member: its group has another generation by now, or will have one.
-REBALANCING = frozenset(
-    {
-        ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION,
-        ErrorCode.STALE_MEMBER_EPOCH,
-    }
-)  # fmt: skip
 # Of members whose partitions the broker assigns (KIP-848, KIP-932, KIP-1071).
 MEMBER_HEARTBEATS = frozenset(
     {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
 )
 SHARE_APIS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})  # in share sessions
-REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT})  # a member joins before
-OUT_OF_SEQUENCE = 45  # of a Produce: batches before it did not come
 
 
 def step_class(api_key: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kdissect.protocol.model import SIDES
 from kdissect.report.database import ReportDatabase, listed
-from kdissect.sql.exchange_facts import endpoint
+from kdissect.sql.requests import endpoint
 
 _EXAMPLES = 8  # of each kind of anomaly
 

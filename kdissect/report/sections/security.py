@@ -10,10 +10,10 @@ from kdissect.sql.sessions import EXPIRES_SOON_DAYS, certificates, logins
 
 
 def collect(database: ReportDatabase) -> dict[str, Any]:
-    """Tables `sessions`, `certificates` and `logins`."""
+    """Tables `session_kinds`, `certificates` and `logins`."""
     database.run(
         """
-        CREATE TABLE sessions AS
+        CREATE TABLE session_kinds AS
         SELECT CASE WHEN is_tls THEN coalesce(tls_version, 'unknown') ELSE 'none' END
             AS tls_version,
           tls_cipher, sasl_mechanism, count(*) AS connections,
@@ -29,7 +29,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     database.run(f"CREATE TABLE logins AS {logins()}")
     return {
         "sessions": listed(
-            database, "sessions", "connections DESC, tls_version, tls_cipher, sasl_mechanism"
+            database, "session_kinds", "connections DESC, tls_version, tls_cipher, sasl_mechanism"
         ),
         "certificates": listed(database, "certificates", "not_after, side, address, subject"),
         "unseen_certificates": database.value(

@@ -41,11 +41,11 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
+from tests.builders.workloads import exchange, workload
 from tests.conftest import ROOT
 from tests.material import CAPTURES, needs_material
 from tests.replay.made import response
 from tests.replay.other_cluster import OtherCluster, events, everything
-from tests.replay.planning.test_plan import exchange, workload
 
 PER_VERSION = 2  # answers of each API and version whose fields are changed one by one
 PER_ANSWER = 150  # of these at most, evenly chosen
@@ -120,7 +120,7 @@ def flipped(path: Path) -> tuple[Counter[str], dict[str, str]]:
     for is_request, step in events(plan):
         captured = response_of(step.exchange)
         if is_request:
-            translator.request(step, 1)
+            translator.request(step)
             continue
         if captured is None:
             continue

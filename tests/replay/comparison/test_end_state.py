@@ -12,7 +12,7 @@ from kdissect.replay.comparison.end_state import Claims, compare_states
 from kdissect.replay.model import Outcome
 from kdissect.replay.target.end_state import EndState, LogExtent
 from kdissect.replay.translation.id_map import IdMap
-from tests.replay.comparison.test_run_state import batch
+from tests.builders.messages import numbered_batch as batch
 from tests.replay.made import MS, PlanMaker
 
 VERSIONS = {

@@ -18,8 +18,8 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
+from tests.builders.workloads import exchange, fetch, fetched, produce, produced, workload
 from tests.replay.other_cluster import everything
-from tests.replay.planning.test_plan import exchange, fetch, fetched, produce, produced, workload
 
 OLD = {key: (one.first, one.last) for key, one in releases.spoken_versions("3.9.1").items()}
 NEW = {key: (one.first, one.last) for key, one in releases.spoken_versions("4.3.1").items()}

@@ -10,7 +10,7 @@ import pytest
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
 from kdissect.replay.model import Attempt, EarlierAnswer
-from tests.replay.comparison.test_run_state import Run, S, Said
+from tests.replay.comparison.made_run import Run, S, Said
 from tests.replay.made import request, response
 
 TOPIC = UUID(int=5)

@@ -6,8 +6,8 @@ from kdissect.replay.comparison.grouping import OTHER_CODE, group_roots
 from kdissect.replay.comparison.roots import find_roots
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
 from kdissect.replay.planning.plan import make_plan
+from tests.builders.workloads import exchange, fetch, fetched, produce, produced, workload
 from tests.replay.other_cluster import everything
-from tests.replay.planning.test_plan import exchange, fetch, fetched, produce, produced, workload
 
 
 def plan() -> ReplayPlan:

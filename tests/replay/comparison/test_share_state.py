@@ -10,7 +10,8 @@ import pytest
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.share_state import ShareState
 from kdissect.replay.model import EarlierAnswer
-from tests.replay.comparison.test_run_state import Run, batch
+from tests.builders.messages import numbered_batch as batch
+from tests.replay.comparison.made_run import Run
 
 TOPIC = UUID(int=5)
 PARTITION = "responses[0].partitions[0]"

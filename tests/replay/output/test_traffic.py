@@ -1,10 +1,9 @@
 """The run's own traffic, written as a capture, dissects to the sent and received messages."""
 
-from array import array
 from pathlib import Path
 
 import kdissect
-from kdissect.replay.model import Attempt, Outcome
+from kdissect.replay.model import Attempt
 from kdissect.replay.output.traffic import write_capture
 from kdissect.replay.running.result import LinkRecord, RunResult
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
@@ -16,26 +15,23 @@ def test_the_runs_messages_are_dissected_from_its_capture(tmp_path: Path) -> Non
     for number in range(4):
         maker.add(number % 2, number)
     plan = maker.plan()
-    outcomes = []
-    for number, step in enumerate(plan.steps):
+    attempts = [Attempt(0, request(HEARTBEAT, 4, 90), 5 * MS, response(HEARTBEAT, 4, 90), 6 * MS)]
+    for number in range(len(plan.steps)):
         name = "m" * (100_000 if number == 2 else 10)
         sent = request(HEARTBEAT, 4, number, group_id="g", member_id=name)
-        outcome = Outcome(step, sent, None, (10 + number) * MS)
+        attempts.append(Attempt(number % 2, sent, (10 + number) * MS))
         if number != 3:
-            outcome.answer = response(HEARTBEAT, 4, number, error_code=number)
-            outcome.answered_ns = (20 + number) * MS
-        outcomes.append(outcome)
-    again = Attempt(0, request(HEARTBEAT, 4, 90), 5 * MS, response(HEARTBEAT, 4, 90), 6 * MS)
+            attempts[-1].answer = response(HEARTBEAT, 4, number, error_code=number)
+            attempts[-1].answered_ns = (20 + number) * MS
     result = RunResult(
-        outcomes,
-        array("q", [0] * 4),
-        array("i", [0, 1, 0, 1]),
+        [],
+        [],
+        attempts,
         [
             LinkRecord(("127.0.0.1", 40000), ("127.0.0.1", 9092), 0, 100 * MS),
             LinkRecord(("::1", 40000), ("::1", 9092), 0),
         ],
         1_700_000_000 * 10**9,
-        retried=[again],
     )
     path = tmp_path / "replay.pcap"
     assert write_capture(result, path) > 12

@@ -10,8 +10,8 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.planning.plan import make_plan
+from tests.builders.workloads import exchange, step_of, workload
 from tests.replay.other_cluster import everything
-from tests.replay.planning.test_plan import exchange, step_of, workload
 
 SESSION_MS = 6000
 ABORTED_NS = 11_050_000_000  # the timeout of the transaction, and the coordinator's interval

@@ -9,7 +9,7 @@ from kdissect.codec.message import decode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState, LogExtent, read_end_state
-from tests.replay.comparison.test_run_state import batch
+from tests.builders.messages import numbered_batch as batch
 from tests.replay.made import FakeBroker, empty_answer, response
 
 NODE = {"node_id": 1, "host": "127.0.0.1", "port": 1}

@@ -17,9 +17,9 @@ from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
 from kdissect.replay.model import Exchange, Skipped, TopicFacts, TranslateOptions, Verdict, Workload
+from tests.builders.workloads import exchange, workload
 from tests.oracles.message_fields import FIELDS, holders
 from tests.replay.other_cluster import OtherCluster, expected, replay
-from tests.replay.planning.test_plan import exchange, workload
 
 KEYS = {api.name: key for key, api in catalog.apis().items()}
 SIDES = ("request", "response")
@@ -143,7 +143,7 @@ def test_ids_reach_another_cluster(
         cluster = OtherCluster(found, 1000, renames={old: new for _, old, new in renames})
         options = TranslateOptions(renames=renames)
         done = replay(found, cluster, options=options)
-        assert done.retried == []
+        assert done.unready == []
         for number, version in enumerate(some, len(earlier)):
             step = done.plan.steps[number]
             sent = done.sent[number]

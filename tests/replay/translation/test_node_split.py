@@ -10,8 +10,8 @@ from kdissect.replay.translation import node_split
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY, request_of
+from tests.builders.workloads import MS, exchange, produce, workload
 from tests.replay.other_cluster import everything
-from tests.replay.planning.test_plan import MS, exchange, produce, workload
 
 
 def world(*requests: tuple[Message, Message | None]) -> Translator:
@@ -46,8 +46,8 @@ def world(*requests: tuple[Message, Message | None]) -> Translator:
 def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
     """node -> the body that it is sent."""
     step = t.ids.plan.steps[number]
-    assert t.is_split(step)
-    frame = t.request(step, 0)
+    assert len(t.nodes(step)) > 1
+    frame = t.request(step)
     assert isinstance(frame, bytes)
     return {node: decode_message(part, side="request").body for node, part in t.parts(step, frame)}
 
@@ -76,7 +76,7 @@ def test_each_leader_is_asked_for_its_own() -> None:
         for node, body in found.items()
     }
     assert told == {1: [0, 2], 2: [1]}
-    assert not t.is_split(t.ids.plan.steps[1])
+    assert len(t.nodes(t.ids.plan.steps[1])) == 1
     assert t.target_node(t.ids.plan.steps[1]) == 1
 
 

@@ -30,9 +30,9 @@ from kdissect.replay.translation.producers import Producer, Producers
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
+from tests.builders.workloads import exchange, produce, produced, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
-from tests.replay.planning.test_plan import exchange, produce, produced, workload
 
 SHIPPED = [
     "librdkafka.pcap", "java_2_0_1.pcap", "java_0_10_2_2.pcap", "kafkajs.pcap.gz", "sarama.pcap.gz",
@@ -76,7 +76,7 @@ def check(done: Replayed, cluster: OtherCluster) -> None:
         if judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
     }
     assert bad == {}
-    assert done.retried == []
+    assert done.unready == []
 
 
 def _is_expected(step: Step, frame: bytes, wanted: bytes) -> bool:
@@ -158,7 +158,7 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
     for step in plan.steps:
         if step.skipped is not None:
             continue
-        frame = translator.request(step, 1)
+        frame = translator.request(step)
         if isinstance(frame, Skipped):
             continue
         message = decode_message(frame, side="request")
@@ -185,7 +185,7 @@ def test_a_version_that_the_target_lacks_is_a_finding(loaded: ReplayPlan) -> Non
     step = first(loaded, "Produce")
     translator = Translator(IdMap(loaded))
     translator.learn_versions({0: (11, 13)})
-    answer = translator.request(step, 1)
+    answer = translator.request(step)
     assert isinstance(answer, Skipped)
     assert (answer.code, answer.is_finding) == (SkipCode.API_VERSION, True)
     assert "v11 to v13" in answer.reason
@@ -204,7 +204,7 @@ def test_reencode_sends_the_nearest_version(loaded: ReplayPlan) -> None:
         {"brokers": [], "topics": [{"error_code": 0, "name": name, "topic_id": made,
                                     "partitions": []}]}
     )  # fmt: skip
-    frame = translator.request(step, 1)
+    frame = translator.request(step)
     assert isinstance(frame, bytes)
     sent = decode_message(frame, side="request")
     assert (sent.api_version, translator.api_version(step)) == (13, 13)
@@ -225,7 +225,7 @@ def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict
     topic = {"error_code": 0, "name": "t", "topic_id": UUID(int=7), "partitions": [partition]}
     node = {"node_id": 1, "host": "h", "port": 1}
     translator.learn_metadata({"brokers": [node], "topics": [topic]})
-    frame = translator.request(plan.steps[0], 1)
+    frame = translator.request(plan.steps[0])
     dropped = dict(translator.dropped_fields(plan.steps[0]))
     return frame if isinstance(frame, Skipped) else decode_message(frame, side="request"), dropped
 
@@ -300,7 +300,7 @@ def test_an_older_metadata_request_creates_nothing(loaded: ReplayPlan) -> None:
     plan = make_plan(workload([exchange(0, message, 0, 1, None)]), PlanOptions())
     translator = Translator(IdMap(plan, TranslateOptions(reencode=True)))
     translator.learn_versions({3: (0, 3)})
-    answer = translator.request(plan.steps[0], 1)
+    answer = translator.request(plan.steps[0])
     assert isinstance(answer, Skipped)
     assert "--allow admin" in answer.reason
 
@@ -336,7 +336,7 @@ def test_reencode_of_old_clients(captures: Path, name: str) -> None:
         assert before is not None
         if before.body.get("session_epoch", 0) > 0:
             continue  # goes on with a session that no answer has opened here
-        frame = translator.request(step, 1)
+        frame = translator.request(step)
         if isinstance(frame, Skipped) and "producer id" in frame.reason:
             continue  # no answer has given one here
         assert isinstance(frame, bytes), (step.api_name, frame)
@@ -364,7 +364,7 @@ def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
     for step in plan.steps:
         request = request_of(step.exchange)
         if step.skipped is None and step.api_name == "Metadata" and request is not None:
-            frame = Translator(IdMap(plan)).request(step, 1)
+            frame = Translator(IdMap(plan)).request(step)
             assert isinstance(frame, bytes)
             if request.body["topics"]:
                 body = decode_message(frame, side="request").body
@@ -442,6 +442,14 @@ def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
     assert producers.sequence(captured, log, 5) == 2**31 - 5
 
 
+def sent_again(translator: Translator, step: Step, answer: bytes) -> bool:
+    """Whether a request is sent again after an answer, which the translator notes then."""
+    is_unready = bool(translator.unready(step, answer))
+    if is_unready:
+        translator.not_final(step, answer)
+    return is_unready
+
+
 @pytest.mark.parametrize(("producer_id", "is_sent_again"), [(7, True), (-1, False)])
 def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) -> None:
     """One of two partitions is: the broker knows idempotent batches again, which others are not."""
@@ -461,9 +469,9 @@ def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) ->
     plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
     translator = Translator(IdMap(plan))
     response_body["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
-    assert bool(translator.retry(plan.steps[0], encode_message(response))) is is_sent_again
+    assert bool(sent_again(translator, plan.steps[0], encode_message(response))) is is_sent_again
     response_body["partition_responses"][0]["error_code"] = 51
-    assert translator.retry(plan.steps[0], encode_message(response))
+    assert sent_again(translator, plan.steps[0], encode_message(response))
 
 
 def test_a_topic_that_metadata_makes_is_awaited() -> None:
@@ -482,9 +490,9 @@ def test_a_topic_that_metadata_makes_is_awaited() -> None:
     )
     translator = Translator(IdMap(plan))
     missing = encode_message(response_body(3))
-    assert not translator.retry(plan.steps[1], missing)
+    assert not sent_again(translator, plan.steps[1], missing)
     translator.learn(plan.steps[0], missing)
-    assert translator.retry(plan.steps[1], missing)
+    assert sent_again(translator, plan.steps[1], missing)
     translator.learn(plan.steps[1], encode_message(response_body(0)))
     assert "new" not in translator.ids.target.being_made
 
@@ -565,14 +573,13 @@ def test_a_lost_fetch_session_is_opened_again_once() -> None:
             )
         )
 
-    assert isinstance(translator.request(step, 0), bytes)
-    assert translator.retry(step, answer(0, session_id=77))
-    assert translator.retry(step, answer(70))
-    frame = translator.request(step, 0)
+    assert isinstance(translator.request(step), bytes)
+    assert sent_again(translator, step, answer(0, session_id=77))
+    assert sent_again(translator, step, answer(70))
+    frame = translator.request(step)
     assert isinstance(frame, bytes)
     sent = decode_message(frame, side="request").body
     assert (sent["session_id"], sent["session_epoch"]) == (0, 0)
-    assert not translator.retry(step, answer(70))
 
 
 def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
@@ -600,16 +607,16 @@ def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
     translator, (step,) = Translator(IdMap(plan)), plan.steps
 
     def epoch() -> int:
-        frame = translator.request(step, 0)
+        frame = translator.request(step)
         assert isinstance(frame, bytes)
         return int(decode_message(frame, side="request").body["share_session_epoch"])
 
     assert epoch() == 3
     response.body["responses"][0]["partitions"][0]["error_code"] = 9  # REPLICA_NOT_AVAILABLE
-    assert translator.retry(step, encode_message(response))
+    assert sent_again(translator, step, encode_message(response))
     assert epoch() == 4
     response.body["error_code"] = 14  # the target did not take it
-    assert translator.retry(step, encode_message(response))
+    assert sent_again(translator, step, encode_message(response))
     assert epoch() == 4
 
 
@@ -633,12 +640,13 @@ def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
     def is_sent_again(code: int) -> bool:
         response.body["throttle_time_ms"] = 1  # no copy of the captured bytes
         response.body["responses"][0]["partitions"][0]["error_code"] = code
-        return bool(translator.retry(step, encode_message(response)))
+        return bool(sent_again(translator, step, encode_message(response)))
 
     assert is_sent_again(-1)
     assert is_sent_again(121)
     assert not is_sent_again(42)  # INVALID_REQUEST
     assert not is_sent_again(0)
+    translator.learn(step, encode_message(response))
     assert not is_sent_again(-1)
 
 
@@ -662,10 +670,12 @@ def test_a_member_without_partitions_sends_its_heartbeat_again() -> None:
     translator, (step,) = Translator(IdMap(plan)), plan.steps
     for assigned, is_again in ((None, True), ((), True), ((5,), False)):
         answer = encode_message(heartbeat(3, assigned)[1])
-        assert bool(translator.retry(step, answer)) is is_again
+        assert bool(sent_again(translator, step, answer)) is is_again
     _, nothing = heartbeat(0, None)
     plan = make_plan(workload([exchange(0, request, 0, 1, nothing)]), everything())
-    assert not Translator(IdMap(plan)).retry(plan.steps[0], encode_message(heartbeat(3, ())[1]))
+    assert not sent_again(
+        Translator(IdMap(plan)), plan.steps[0], encode_message(heartbeat(3, ())[1])
+    )
 
 
 def test_a_heartbeat_of_the_replay_has_the_state_of_the_target() -> None:
@@ -686,7 +696,7 @@ def test_a_heartbeat_of_the_replay_has_the_state_of_the_target() -> None:
     translator.ids.topic_ids[UUID(int=7)] = UUID(int=7)
     translator.learn(joined, encode_message(heartbeat(10, (4,))[1]))
     assert translator.learn_member(joined, encode_message(heartbeat(11, (5, 6))[1])) == 0
-    sent = translator.request(later, 0)
+    sent = translator.request(later)
     assert isinstance(sent, bytes)
     for frame in (translator.member_heartbeat(joined), sent):
         body = decode_message(frame, side="request").body
@@ -724,7 +734,7 @@ def test_a_share_fetch_for_records_that_are_held_does_not_wait() -> None:
         translator, (first, second) = Translator(IdMap(plan)), plan.steps
         translator.ids.topic_ids[topic_id] = topic_id
         translator.learn(first, encode_message(response_body(0, 1)))
-        frame = translator.request(second, 0)
+        frame = translator.request(second)
         assert isinstance(frame, bytes)
         assert decode_message(frame, side="request").body["max_wait_ms"] == wait_ms
 
@@ -752,5 +762,5 @@ def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_sent_a
     plan = make_plan(workload([exchange(0, request, 0, 1, captured)]), everything())
     translator, step = Translator(IdMap(plan)), plan.steps[0]
     translator.ids.topic_ids[topic_id] = topic_id
-    assert isinstance(translator.request(step, 0), bytes)
-    assert bool(translator.retry(step, encode_message(response_body(first)))) is is_sent_again
+    assert isinstance(translator.request(step), bytes)
+    assert bool(sent_again(translator, step, encode_message(response_body(first)))) is is_sent_again

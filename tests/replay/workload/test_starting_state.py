@@ -15,12 +15,26 @@ from kdissect.replay.workload.facts import gather_facts
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
 from kdissect.replay.workload.starting_state import starting_state
+from tests.builders.messages import numbered_batch as batch
+from tests.builders.workloads import (
+    exchange,
+    fetch,
+    produce,
+    produced,
+    time_of_first_records,
+    workload,
+)
 from tests.conftest import CAPTURES
-from tests.replay.comparison.test_run_state import batch
 from tests.replay.made import FakeBroker, empty_answer, response
-from tests.replay.planning.test_plan import exchange, fetch, produce, produced, workload
 
 SOURCE = CAPTURES / "sarama.pcap.gz"
+
+
+def second_part() -> Workload:
+    """The exchanges from the first Fetch with records on: topics and records were there before."""
+    whole = load_workload([str(SOURCE)])
+    assert starting_state(whole) == StartingState()
+    return load_workload([str(SOURCE)], from_ns=time_of_first_records(whole))
 
 
 def fetched(data: bytes) -> Message:
@@ -85,22 +99,10 @@ def test_offsets_that_no_request_committed_were_there_before() -> None:
     assert state_of(after).commits == {}
 
 
-def time_of_first_records() -> int:
-    """The time of the first Fetch that brings records: the capture has produced them before."""
-    whole = load_workload([str(SOURCE)])
-    assert starting_state(whole) == StartingState()
-    fetches = (each for each in whole.exchanges() if each.api_key == ApiKey.FETCH)
-    return min(
-        each.request_time_ns
-        for each in fetches
-        if b"\x02" in (each.response or b"") and len(each.response or b"") > 200
-    )
-
-
 def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
     """The end of a capture began with topics and records of the first half, and the
     manifest says so."""
-    part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
+    part = second_part()
     found = starting_state(part)
     assert found.topics
     assert found.logs
@@ -111,7 +113,7 @@ def test_a_saved_file_has_the_state_as_its_manifest(tmp_path: Path) -> None:
 
 def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> None:
     """--dry-run and stderr name the topics that an empty broker lacks."""
-    part = load_workload([str(SOURCE)], from_ns=time_of_first_records())
+    part = second_part()
     path = str(tmp_path / "part.replay")
     save(part, path)
     plan = CliRunner().invoke(app, ["replay", path, "--dry-run"])

@@ -15,7 +15,7 @@ from kdissect.errors import CaptureError
 from kdissect.report import exchange_facts
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import broker_log
-from tests.report.made import exchange, tables
+from tests.builders.tables import exchange, tables
 
 CORRELATION_MIN = 0.95
 _OFTEN = [

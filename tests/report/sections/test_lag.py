@@ -12,8 +12,8 @@ import pytest
 import kdissect
 from kdissect.api import Tables
 from kdissect.protocol.api_keys import ApiKey
-from tests.report.made import SECOND_US, START_US, exchange, tables
-from tools.truth import lag as truth
+from tests.builders.tables import SECOND_US, START_US, exchange, tables
+from tests.truth import lag as truth
 
 TIME = pa.timestamp("us", "UTC")
 _COMMITTED = pa.struct([("partition_index", pa.int32()), ("committed_offset", pa.int64())])

@@ -11,9 +11,8 @@ import pytest
 
 from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import security
-from tests.incidents.made import connection
+from tests.builders.tables import Row, connection, exchange, tables
 from tests.material import needs_material
-from tests.report.made import Row, exchange, tables
 from tests.truth.material import Capture
 
 

@@ -1,0 +1,238 @@
+"""Members of the target's groups do what their clients would do there.
+
+A captured connection has the rebalances of the captured coordinator; the target may need others.
+It also may be held up by the rest of the replay, while sessions run out. So the replay sends four
+kinds of requests of its own, over connections beside the captured ones:
+
+- A Heartbeat, if a member of a classic group has been silent for half of its session, although its
+  client was not in the capture.
+- A JoinGroup of each other member, if one waits for longer than in the capture: the target's group
+  rebalances. A member that had sent its SyncGroup sends that again, too.
+- The same of a member whose SyncGroup or OffsetCommit was refused because its group rebalances,
+  before that request is sent again.
+- Heartbeats of the other members of a group whose partitions the broker assigns (KIP-848, KIP-932,
+  KIP-1071), before a request about it is sent again. A coordinator moves a partition only after a
+  heartbeat of its owner has reported that it is free. A member that the target has removed joins
+  again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.errors import Error
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
+from kdissect.replay.running.lanes import Lane
+from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
+    decoded,
+    group_names,
+    member_of,
+    request_of,
+    response_of,
+)
+from kdissect.replay.workload.transient import REJOINING_APIS
+
+LATE_NS = 2_000_000_000  # longer than rebalances take in which every lane has its JoinGroup
+CHECK_S = 0.25
+_CLASSIC_APIS = frozenset(
+    {
+        ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT,
+        ApiKey.LEAVE_GROUP,
+    }
+)  # fmt: skip
+_MEMBER_APIS = _CLASSIC_APIS | MEMBER_HEARTBEATS
+_REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
+
+Member = tuple[str, str]  # captured group and member id
+Ask = Callable[[Lane, int | None, bytes], Awaitable[Attempt]]  # node, frame
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A member that joined at the target.
+
+    last: its last heartbeat that was answered, or the outcome of `join`. sync: its SyncGroup, if
+    that was answered. session_ns: of a classic group. heard_ns: when it sent something last.
+    seen_ns: the same in the capture. lane: of the replay's own requests.
+    """
+
+    join: Step
+    last: Outcome
+    session_ns: int
+    heard_ns: int
+    seen_ns: int
+    is_classic: bool
+    sync: Step | None = None
+    lane: Lane = field(default_factory=lambda: Lane([]))
+    is_busy: bool = False
+
+
+class Members:
+    """The members of one run. ask: sends a frame and returns its answer."""
+
+    def __init__(
+        self, plan: ReplayPlan, translator: Translator, lanes: list[Lane], ask: Ask
+    ) -> None:
+        self._plan, self._translator, self._lanes, self._ask = plan, translator, lanes, ask
+        self._members: dict[Member, _Joined] = {}
+        self._joining: dict[int, tuple[str, int]] = {}  # JoinGroup step -> group, late from
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def sent(self, outcome: Outcome) -> None:
+        """A request has gone out."""
+        step, api_key = outcome.step, outcome.step.exchange.api_key
+        request = request_of(step.exchange) if api_key in _MEMBER_APIS else None
+        if request is None:
+            return
+        group, own = request.body["group_id"], request.body.get("member_id") or ""
+        if (joined := self._members.get((group, own))) is not None:
+            joined.heard_ns, joined.seen_ns = outcome.sent_ns, _seen_ns(step)
+        if api_key == ApiKey.JOIN_GROUP:
+            late_ns = outcome.sent_ns + max(step.exchange.latency_ns, 0) + LATE_NS
+            self._joining[step.number] = group, late_ns
+            self._members.pop((group, own), None)
+        elif api_key == ApiKey.LEAVE_GROUP:
+            for member in [own, *(each["member_id"] for each in request.body.get("members") or ())]:
+                self._members.pop((group, member), None)
+        elif api_key in MEMBER_HEARTBEATS and request.body["member_epoch"] < 0:
+            self._members.pop((group, own), None)
+
+    def done(self, outcome: Outcome) -> None:
+        """Note the member of a request that succeeded in the capture and at the target."""
+        step, api_key = outcome.step, outcome.step.exchange.api_key
+        self._joining.pop(step.number, None)
+        if api_key not in _MEMBER_APIS or outcome.answer is None:
+            return
+        request, captured = request_of(step.exchange), response_of(step.exchange)
+        answer = decoded(outcome.answer, "response", api_key, outcome.api_version)
+        bodies = [each.body for each in (captured, answer) if each is not None]
+        if request is None or len(bodies) < 2 or any(each.get("error_code") for each in bodies):
+            return
+        member = member_of(step.exchange)
+        if api_key == ApiKey.JOIN_GROUP or (
+            api_key in MEMBER_HEARTBEATS and request.body["member_epoch"] == 0
+        ):
+            session_ns = request.body.get("session_timeout_ms", 0) * 1_000_000
+            chosen = member[0], bodies[0]["member_id"] or member[1]
+            self._members[chosen] = _Joined(
+                step, outcome, session_ns, outcome.answered_ns, _seen_ns(step),
+                api_key == ApiKey.JOIN_GROUP,
+            )  # fmt: skip
+        elif (joined := self._members.get(member)) is not None:
+            if api_key == ApiKey.SYNC_GROUP:
+                joined.sync = step
+            elif api_key in MEMBER_HEARTBEATS:
+                joined.last = outcome
+
+    # -- the replay's own requests ----------------------------------------------------------------
+
+    async def keep(self, now: Callable[[], int]) -> None:
+        """Until cancelled: keep sessions, and let members join again beside a late JoinGroup."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            late = {group for group, from_ns in self._joining.values() if now() > from_ns}
+            for member, joined in self._present({group for group, _ in self._members}):
+                if not joined.is_classic:
+                    continue
+                if member[0] in late:
+                    self._start(joined, self._join_again(member, joined))
+                elif self._is_silent(joined, now()):
+                    joined.heard_ns = now()
+                    self._start(joined, self._keep_session(joined))
+
+    def _start(self, joined: _Joined, work: Coroutine[Any, Any, None]) -> None:
+        joined.is_busy = True
+        task = asyncio.get_running_loop().create_task(self._done_with(joined, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _done_with(self, joined: _Joined, work: Coroutine[Any, Any, None]) -> None:
+        joined.is_busy = True
+        try:
+            with suppress(ConnectFailed, Error):
+                await work
+        finally:
+            joined.is_busy = False
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _present(self, groups: set[str]) -> Iterator[tuple[Member, _Joined]]:
+        """Members of groups whose clients are there and that nothing is being sent for."""
+        for member, joined in list(self._members.items()):
+            if member[0] not in groups or joined.is_busy:
+                continue
+            if self._lanes[joined.join.connection].is_over:
+                del self._members[member]  # its client was gone in the capture, too
+            else:
+                yield member, joined
+
+    def _is_silent(self, joined: _Joined, now: int) -> bool:
+        """Return whether a session is in danger of running out here, and did not in the capture."""
+        lane = self._lanes[joined.join.connection]
+        next_ns = self._plan.steps[lane.numbers[lane.pos]].at_ns
+        was_there = next_ns - joined.seen_ns < joined.session_ns
+        return was_there and now - joined.heard_ns > joined.session_ns // 2
+
+    async def before_again(self, step: Step) -> None:
+        """Bring the members of a request's groups up to date before it is sent again."""
+        own = member_of(step.exchange)
+        if step.exchange.api_key in REJOINING_APIS:
+            joined = self._members.get(own)
+            if joined is not None and not joined.is_busy:
+                await self._done_with(joined, self._follow(own, joined, step))
+            return
+        for member, joined in self._present(group_names(step.exchange)):
+            is_own = member == own and step.exchange.api_key in MEMBER_HEARTBEATS
+            if not joined.is_classic and not is_own:
+                await self._done_with(joined, self._heartbeat(member, joined))
+
+    async def _follow(self, member: Member, joined: _Joined, step: Step) -> None:
+        if not joined.is_classic:
+            await self._heartbeat(member, joined)
+        else:
+            is_sync = step.exchange.api_key == ApiKey.SYNC_GROUP
+            await self._join_again(member, joined, syncs=not is_sync)
+
+    async def _join_again(self, member: Member, joined: _Joined, syncs: bool = True) -> None:
+        """syncs: whether a SyncGroup follows; if not, the member's lane sends it."""
+        translator, node = self._translator, self._translator.target_node(joined.join)
+        attempt = await self._ask(joined.lane, node, translator.member_join(joined.join))
+        translator.learn(joined.join, attempt.answer)
+        if syncs and joined.sync is not None and self._members.get(member) is joined:
+            frame = translator.request(joined.sync)
+            if not isinstance(frame, Skipped):
+                await self._ask(joined.lane, node, frame)
+
+    async def _keep_session(self, joined: _Joined) -> None:
+        node = self._translator.target_node(joined.join)
+        await self._ask(joined.lane, node, self._translator.member_heartbeat(joined.join))
+
+    async def _heartbeat(self, member: Member, joined: _Joined) -> None:
+        """A heartbeat of a member whose partitions the broker assigns."""
+        translator, last = self._translator, joined.last
+        code = await self._ask_assigned(joined, translator.member_heartbeat(last.step))
+        if code in _REMOVED and self._members.get(member) is joined:
+            await self._ask_assigned(joined, translator.member_join(joined.join))
+
+    async def _ask_assigned(self, joined: _Joined, frame: bytes) -> int:
+        """Return the error code of the answer."""
+        last = joined.last
+        attempt = await self._ask(joined.lane, self._translator.target_node(last.step), frame)
+        last.followed = [*last.followed, attempt]
+        return self._translator.learn_member(last.step, attempt.answer)
+
+
+def _seen_ns(step: Step) -> int:
+    """When the captured coordinator had heard of a member last: at the answer to a JoinGroup."""
+    return step.at_ns + max(step.exchange.latency_ns, 0)

@@ -1,0 +1,207 @@
+"""Finds what an answer says is not ready at the target, so that the request is sent again.
+
+That is an error code after which clients repeat a request (`workload.transient`), unless the
+capture has it as well; or records of the captured response, or the assignment of a member, that are
+not there yet. It is never another difference from the captured response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from kdissect.codec.message import Message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.batch_headers import headers, last_data
+from kdissect.replay.model import Resource, Step
+from kdissect.replay.translation import answers
+from kdissect.replay.translation.groups import assignment_in, is_assigned
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
+    SHARE_APIS,
+    entries,
+    error_codes,
+    member_of,
+    request_of,
+    response_of,
+)
+from kdissect.replay.workload.transient import NO_TOPIC, is_transient
+
+Body = dict[str, Any]
+_INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
+
+
+class Place(NamedTuple):
+    """A partition, topic, group or transaction of a request that is not ready, as the answer names
+    it. owners: groups and transactions of a request whose answer names none. what: "" an error
+    code, else what it lacks."""
+
+    owners: tuple[Resource, ...] = ()
+    topic: Any = None
+    partition: int = -1
+    what: str = ""
+
+
+def unready(ids: IdMap, step: Step, answer: Message) -> dict[Place, str]:
+    """Places that are not ready -> the reason to send the request again."""
+    captured = response_of(step.exchange)
+    if captured is None:
+        return {}
+    api_key = step.exchange.api_key
+    codes = list(error_codes(answer.body))
+    if any(codes):
+        known = {0, *error_codes(captured.body)}
+        found = {
+            place: f"error {code}: not ready yet"
+            for place, code in _errors(step, answer)
+            if code not in known and _is_transient(ids, step, place, code)
+        }
+        is_partly_done = api_key == ApiKey.PRODUCE and len(found) < len(codes)
+        if is_partly_done and not _is_idempotent(step):
+            return {}  # some partitions were written, and would be so twice
+        if found:
+            return found
+    if api_key == ApiKey.FETCH:
+        return _without_records(ids, captured, answer)
+    if api_key == ApiKey.SHARE_FETCH:
+        return _without_share_records(ids, step, captured, answer)
+    if api_key in MEMBER_HEARTBEATS:
+        return _without_assignment(ids, step, captured, answer)
+    return {}
+
+
+def _errors(step: Step, answer: Message) -> Iterator[tuple[Place, int]]:
+    """Each error code of an answer with the place that has it."""
+    owners = tuple(
+        resource for resource, _ in step.accesses if resource[0] in ("group", "txn")
+    ) or ((step.api_name,),)
+    pending: list[tuple[Place, Any]] = [(Place(owners), answer.body)]
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, list):
+            pending += [(place, each) for each in value]
+            continue
+        if not isinstance(value, dict):
+            continue
+        named = value.get("name") or value.get("topic") or value.get("topic_id")
+        if named is not None:
+            place = Place((), named)
+        group = value.get("group_id") or value.get("transactional_id")
+        if group is not None:
+            place = Place(((group,),))
+        for name in ("partition_index", "index", "partition"):
+            place = place._replace(partition=value.get(name, place.partition))
+        for name, inner in value.items():
+            if name.endswith("error_code"):
+                yield place, inner
+            elif isinstance(inner, list | dict):
+                pending.append((place, inner))
+
+
+def _is_transient(ids: IdMap, step: Step, place: Place, code: int) -> bool:
+    api_key = step.exchange.api_key
+    if api_key in SHARE_APIS and code in _INITIALISING:
+        # the state of a share partition is read from its coordinator at first (KIP-932)
+        return (place.topic, place.partition) not in ids.share_ready
+    if not is_transient(api_key, code):
+        return False
+    return code not in NO_TOPIC or _is_expected(ids, place)
+
+
+def _is_expected(ids: IdMap, place: Place) -> bool:
+    """Return whether the target has a topic or partition by its metadata, or is making it."""
+    target = ids.target
+    is_id = not isinstance(place.topic, str)
+    name = target.names.get(place.topic, "") if is_id else place.topic
+    if name in target.being_made:
+        return True
+    if place.partition >= 0 and target.has_topic(name):
+        return (name, place.partition) in target.leaders
+    return target.has_topic(name)
+
+
+def _is_idempotent(step: Step) -> bool:
+    """Return whether brokers recognise batches of a Produce that they have written already."""
+    request = request_of(step.exchange)
+    return request is not None and all(
+        header.producer_id >= 0
+        for topic in entries(request.body["topic_data"])
+        for partition in entries(topic["partition_data"])
+        for header in headers(partition["records"] or b"")
+    )
+
+
+def _without_records(ids: IdMap, captured: Message, answer: Message) -> dict[Place, str]:
+    """Partitions that do not bring all captured data records: the Fetch came before the Produce, or
+    transaction markers are not written yet."""
+    if answer.body.get("error_code"):
+        return {}
+    answered = {
+        (ids.topic_key(topic, is_captured=False), partition["partition_index"]): partition
+        for topic in entries(answer.body["responses"])
+        for partition in entries(topic["partitions"])
+    }
+    found = {}
+    for topic in entries(captured.body["responses"]):
+        for partition in entries(topic["partitions"]):
+            last, number = last_data(partition["records"] or b""), partition["partition_index"]
+            if last < 0:
+                continue
+            other = answered.get((ids.topic_key(topic, is_captured=True), number), {})
+            name = ids.topic_name(topic.get("topic") or "", topic.get("topic_id"))
+            wanted = ids.offsets.to_target((name, number), last)
+            if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
+                place = Place((), name, number, "records")
+                found[place] = "it does not bring all records yet"
+    return found
+
+
+def _without_share_records(
+    ids: IdMap, step: Step, captured: Message, answer: Message
+) -> dict[Place, str]:
+    """A member of a share group got fewer records than in the capture: the request came before they
+    were produced, or before another member released them."""
+    request = request_of(step.exchange)
+    if request is None or set(error_codes(answer.body)) != set(error_codes(captured.body)):
+        return {}
+    held = answers.held_after(ids, step, request)
+    for log, first, last in answers.acquired(ids, answer, is_captured=False):
+        held.add(log, first, last)
+    wanted = answers.acquired(ids, captured, is_captured=True)
+    return {
+        Place(
+            (("group", request.body["group_id"]),), *log, "records"
+        ): "it does not get all records yet"
+        for log, first, last in wanted
+        if not held.covers(log, first, last)
+    }
+
+
+def _without_assignment(
+    ids: IdMap, step: Step, captured: Message, answer: Message
+) -> dict[Place, str]:
+    """The coordinator computes assignments some time after a member joins: a member without any
+    partition has none yet, if the captured one has."""
+    group, member = member_of(step.exchange)
+    if (
+        answer.body["error_code"]
+        or not is_assigned(assignment_in(captured.body))
+        or is_assigned(assignment_in(answer.body))
+        or is_assigned(ids.groups.assigned(group, member))
+    ):
+        return {}
+    place = Place((("group", group), ("member", member)), what="assignment")
+    return {place: "its member has no partitions yet"}
+
+
+def note_not_final(ids: IdMap, step: Step, answer: Message) -> None:
+    """Note what the target has done of a request that is sent again."""
+    captured, api_key = response_of(step.exchange), step.exchange.api_key
+    if api_key == ApiKey.FETCH:
+        ids.sessions.answered(ids.broker(step), step.number, 0, answer.body, is_final=False)
+    elif api_key in SHARE_APIS and answer.body["error_code"] == 0 and captured is not None:
+        answers.note_share(ids, step, captured, answer)
+    elif api_key in MEMBER_HEARTBEATS and answer.body["error_code"] == 0:
+        answers.member_followed(ids, step, answer, is_again=True)

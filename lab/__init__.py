@@ -1,0 +1,1 @@
+"""The laboratory: recorders, and experiments with real brokers. Nothing imports it."""

@@ -1,0 +1,256 @@
+"""Record incidents with a known truth, or measure what kdissect finds in them.
+
+    python -m lab.incidents record [NAME ...] [--variant N] [--out FOLDER]
+    python -m lab.incidents measure [--trials FOLDER ...] [--report FILE]
+
+`record` starts real brokers and clients on loopback and needs the right to capture there. Without
+names it records the shipped captures; trials are recorded into folders outside the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.incidents import (
+    brokers,
+    connections,
+    derived,
+    groups,
+    lookalikes,
+    relayed,
+    storms,
+    trials,
+)
+from lab.incidents.known import healthy_captures, known_kinds
+from lab.incidents.scene import Scenario, Scene, write
+from tests.incidents.recorded import (
+    START_MS_MAX,
+    Verdict,
+    error_ms,
+    findings,
+    is_subject,
+    judge,
+    truths,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+CAPTURES = ROOT / "captures"
+RECORDED = CAPTURES / "incidents"
+SHARED = ROOT.parent / "shared" / "captures"
+HEAD = """# Incidents: found and true
+
+What `kdissect incidents` finds in captures of real brokers and clients, beside the truth that the
+recording script wrote from its own clock.
+`python -m lab.incidents measure --trials FOLDER --report reports/incidents.md` writes this page.
+"""
+NEW = """
+## New recordings
+
+{count} recordings with other clients (Apache Kafka's Java clients, librdkafka, kafka-python),
+rates, durations, addresses and times, some with two incidents, others healthy but alike. No
+threshold was chosen by them, and they are not in the repository.
+`python -m lab.incidents record --trials --variant N --out FOLDER` makes such recordings.
+{right} of {count} are right: each incident with its subject, its start within {start_ms} ms, and
+nothing else above `info`.
+"""
+SCENARIOS: dict[str, Scenario] = {
+    function.__name__: function
+    for function in (
+        brokers.broker_killed,
+        brokers.node_killed,
+        brokers.broker_paused,
+        brokers.responses_delayed,
+        brokers.port_refuses,
+        brokers.network_silent,
+        brokers.advertised_wrong,
+        brokers.advertised_silent,
+        brokers.leader_moved,
+        brokers.controlled_shutdown,
+        connections.idle_cut,
+        connections.idle_reset,
+        connections.upload_slow,
+        connections.certificate_expired,
+        connections.certificate_expires,
+        connections.authority_unknown,
+        connections.tls_to_plaintext,
+        connections.plaintext_to_tls,
+        connections.password_wrong,
+        connections.password_wrong_scram,
+        connections.connections_stormed,
+        connections.secure_sessions,
+        groups.member_slow,
+        groups.member_flaps,
+        groups.transaction_hangs,
+        groups.batch_too_large,
+        groups.retries_duplicate,
+        groups.retries_duplicate_plain,
+        groups.group_sessions,
+        groups.transactions_committed,
+        storms.metadata_stormed,
+        storms.retries_stormed,
+        storms.quota_exceeded,
+        derived.packets_lost,
+        derived.clock_stepped,
+        relayed.records_overtaken,
+        relayed.clients_proxied,
+    )
+}
+TRIALS: dict[str, Scenario] = {
+    function.__name__: function
+    for function in (
+        trials.paused_twice,
+        trials.killed_with_java,
+        trials.node_killed_and_back,
+        trials.polls_too_late,
+        trials.polls_too_late_new,
+        trials.seeks_back,
+        trials.java_flaps,
+        trials.crash_loop,
+        trials.fetch_quota,
+        trials.transaction_expires,
+        trials.missing_topic,
+        trials.one_wrong_password,
+        trials.one_wrong_authority,
+        trials.java_to_wrong_address,
+        trials.upload_beside_others,
+        trials.producer_per_record,
+        trials.java_retries,
+        trials.quota_and_pause,
+        trials.flap_and_login,
+        trials.duplicates_of_python,
+        trials.clock_forward,
+        trials.loss_in_traffic,
+        lookalikes.rolling_restart,
+        lookalikes.group_grows,
+        lookalikes.consumers_idle,
+        lookalikes.batch_consumer,
+        lookalikes.topic_awaited,
+        lookalikes.producer_bursts,
+        lookalikes.client_pauses,
+        lookalikes.full_speed,
+        lookalikes.admin_polls,
+    )
+}
+
+
+def record(names: list[str], variant: int, out: Path) -> int:
+    """Record scenes into a folder; returns the count of those that failed."""
+    failed = 0
+    for name in names:
+        scenario = (SCENARIOS | TRIALS)[name]
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        scene = Scene(folder, variant)
+        try:
+            with scene.stack:
+                scenario(scene)
+            write(name, inspect.getdoc(scenario) or "", scene, out)
+            size = (out / f"{name}.pcap.gz").stat().st_size
+            print(f"{name}: {size} bytes, {scene.incidents}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"{name}: failed", file=sys.stderr)
+            traceback.print_exc()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return failed
+
+
+def judged(folder: Path) -> list[Verdict]:
+    """The verdicts on the captures of a folder; prints every difference from the truth."""
+    verdicts = []
+    for name in truths(folder):
+        verdict = judge(folder, name)
+        verdicts.append(verdict)
+        print(f"{name}: {'; '.join(verdict.faults) or 'right'}", flush=True)
+    return verdicts
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Markdown of the verdicts on recorded captures."""
+    lines = [
+        "| capture | expected | found | subject | start error, ms | others |",
+        "|---|---|---|---|---:|---|",
+    ]
+    for verdict in verdicts:
+        others = "<br>".join(one.label for one in verdict.others) or "-"
+        if not verdict.pairs:
+            lines.append(f"| {verdict.name} | - | - | - | - | {others} |")
+        for truth, finding in verdict.pairs:
+            cells = [verdict.name, f"{truth.kind} of {truth.subject}"]
+            if finding is None:
+                cells += ["**no**", "-", "-"]
+            else:
+                is_right = is_subject(truth, finding, verdict.name)
+                subject = "right" if is_right else f"**{finding.subject}**"
+                cells += [finding.severity, subject, f"{error_ms(truth, finding):+.0f}"]
+            lines.append(f"| {' | '.join(cells)} | {others} |")
+    return "\n".join(lines)
+
+
+def others(folders: list[Path]) -> tuple[list[str], int]:
+    """Lines of a table of the captures without recorded incidents, and the count of faults."""
+    lines, faults = (
+        ["| capture | true incidents | found above info | info |", "|---|---|---|---:|"],
+        0,
+    )
+    for path in healthy_captures(folders):
+        found, known = findings(path), known_kinds(path)
+        alarms = [one for one in found if one.severity != "info"]
+        false_alarms = [one for one in alarms if one.kind not in known]
+        missed = known - {one.kind for one in found}
+        faults += len(false_alarms) + len(missed)
+        for one in false_alarms:
+            print(f"{path.name}: {one.label}: {one.text}", flush=True)
+        for kind in sorted(missed):
+            print(f"{path.name}: not found: {kind}", flush=True)
+        cells = (path.name, ", ".join(sorted(known)) or "-")
+        labels = "<br>".join(one.label for one in alarms) or "-"
+        lines.append(f"| {' | '.join(cells)} | {labels} | {len(found) - len(alarms)} |")
+    return lines, faults
+
+
+def measure(recorded: Path, tried: list[Path], healthy: list[Path], report: Path | None) -> int:
+    """Print every difference from the truth, write the report; returns their count."""
+    verdicts = judged(recorded)
+    new = [verdict for folder in tried for verdict in judged(folder)]
+    lines, faults = others(healthy)
+    sections = [HEAD, "## Recorded incidents\n", table(verdicts)]
+    if new:
+        right = sum(not verdict.faults for verdict in new)
+        counts = {"count": len(new), "right": right, "start_ms": START_MS_MAX}
+        sections += [NEW.format(**counts), table(new)]
+    sections += ["\n## Other captures\n", *lines]
+    if report is not None:
+        report.write_text("\n".join(sections) + "\n")
+    return faults + sum(len(verdict.faults) for verdict in (*verdicts, *new))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    recorder = verbs.add_parser("record")
+    recorder.add_argument("name", nargs="*", choices=[*SCENARIOS, *TRIALS, []])
+    recorder.add_argument("--trials", action="store_true", help="record all trials")
+    recorder.add_argument("--variant", type=int, default=0)
+    recorder.add_argument("--out", type=Path, default=RECORDED)
+    measurer = verbs.add_parser("measure")
+    measurer.add_argument("--recorded", type=Path, default=RECORDED)
+    measurer.add_argument("--trials", type=Path, nargs="*", default=[])
+    measurer.add_argument("--healthy", type=Path, nargs="*", default=[CAPTURES, SHARED])
+    measurer.add_argument("--report", type=Path, help="write the tables into this file")
+    given = parser.parse_args()
+    if given.verb == "record":
+        names = given.name or (TRIALS if given.trials else SCENARIOS)
+        sys.exit(record(list(names), given.variant, given.out) > 0)
+    sys.exit(measure(given.recorded, given.trials, given.healthy, given.report) > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Programs of clients that are recorded."""

@@ -1,0 +1,141 @@
+"""A replay against a fresh real broker or cluster, by the command line, and what it said."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.broker.clients import Recorded
+from tests.broker.kafka_broker import Broker, start_cluster
+from tests.broker.replaying import EVERYTHING, Replayed, replay
+
+TIMEOUT_S = 1800.0
+VERDICTS = ("same", "tolerated", "different", "error", "skipped")
+_NO_FINDING = re.compile(r"(API|skipped|topic|note:|Verdicts:|Differences |Changes |\d+ requests )")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished replay. seconds: of the whole command."""
+
+    done: Replayed
+    seconds: float
+
+    @property
+    def status(self) -> int:
+        return self.done.status
+
+    def count(self, verdict: str) -> int:
+        return self.done.verdicts[verdict]
+
+    @property
+    def at_the_end(self) -> int:
+        """Findings about the state after the run: records or commits that are missing, and so on."""
+        return len(self.done.summary.get("findings", ()))
+
+    def findings(self) -> list[str]:
+        """What the terminal lists as different, best first: a line each, with its indented lines."""
+        found: list[str] = []
+        is_after_table = False
+        for line in self.done.output.splitlines():
+            # the table of APIs ends at the first line that is not of one
+            is_after_table |= bool(found) or ":" in line or not re.match(r"\S+\s+.*\s\S+$", line)
+            if not is_after_table or not line.strip() or _NO_FINDING.match(line):
+                continue
+            if line.startswith("    ") and found:
+                found[-1] += " | " + line.strip()
+            else:
+                found.append(line.strip())
+        return found
+
+
+def run(
+    path: Path,
+    address: str,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Run:
+    """Replay a capture with everything allowed, and read what the command wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        lines = Path(folder, "replay.jsonl")
+        env = {"COLUMNS": "100000", **(env or {})}
+        done = replay(path, address, lines, *EVERYTHING, *options, timeout=timeout_s, env=env)
+        return Run(done, time.monotonic() - began)
+
+
+@dataclass
+class Target:
+    """Nodes of one cluster, fresh. address: of the first node."""
+
+    nodes: list[Broker] = field(default_factory=list)
+
+    def address(self, listener: str = "PLAINTEXT") -> str:
+        return self.nodes[0].address_of(listener)
+
+
+@contextmanager
+def target(kafka_version: str, node_count: int = 1, **options: Any) -> Iterator[Target]:
+    """A fresh broker, or a cluster; it ends with the block. options: as for `start_cluster`."""
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = start_cluster(Path(folder), node_count, kafka_version=kafka_version, **options)
+        try:
+            yield Target(nodes)
+        finally:
+            for node in nodes:
+                node.stop()
+
+
+def run_recorded(
+    recorded: Recorded,
+    kafka_version: str,
+    *options: str,
+    node_count: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> Run:
+    """A capture of `tests.broker.clients` on a fresh target with the settings of its broker."""
+    broker = recorded.broker()
+    broker["settings"] = {**broker["settings"], **(settings or {})}
+    with target(kafka_version, node_count, **broker) as fresh:
+        return run(
+            recorded.path,
+            fresh.address(recorded.listener),
+            *recorded.options(),
+            *options,
+            env=recorded.login(),
+        )
+
+
+def _burn() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep some processes at work beside the block."""
+    loops = [multiprocessing.Process(target=_burn, daemon=True) for _ in range(count)]
+    for each in loops:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in loops:
+            each.kill()
+            each.join()
+
+
+def cells(values: Sequence[object], widths: Sequence[int]) -> str:
+    """A line of a table, in columns."""
+    pairs = zip(values, widths, strict=True)
+    return " ".join(
+        f"{value!s:{'<' if n == 0 else '>'}{width}}" for n, (value, width) in enumerate(pairs)
+    )

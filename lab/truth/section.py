@@ -1,0 +1,71 @@
+"""A section of the page: what kdissect says of each source, beside the truth of its logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdissect import Tables
+from lab.truth import logged
+from lab.truth.captures import LOST, log_of, read_capture, without_packets
+
+RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
+Judged = tuple[Counter[str], list[str]]
+"""Counts by column, and a line for each answer that is wrong."""
+
+
+def captures_with_logs(captures: Path) -> Iterable[tuple[str, Path]]:
+    """(name, capture) of those with a request log."""
+    for path in sorted(captures.glob("*/*.pcap")):
+        if log_of(path).is_file():
+            yield f"{path.parent.name}/{path.stem}", path
+
+
+def recordings(_: Path) -> Iterable[tuple[str, Path]]:
+    """(name, capture) of the recordings of groups, with ``server.log`` beside each."""
+    return ((path.name, path / "capture.pcap") for path in logged.made())
+
+
+@dataclass(frozen=True)
+class Section:
+    """compare(name, tables, capture) judges a source. columns: of its counts, beside `wrong`.
+
+    is_lossy: also without some of the packets.
+    """
+
+    title: str
+    text: str
+    compare: Callable[[str, Tables, Path], Judged]
+    sources: Callable[[Path], Iterable[tuple[str, Path]]] = captures_with_logs
+    columns: tuple[str, ...] = (RIGHT, UNDECIDED)
+    is_lossy: bool = True
+
+    def page(self, captures: Path) -> str:
+        shares = (0.0, LOST) if self.is_lossy else (0.0,)
+        columns = [*self.columns, WRONG]
+        totals = {share: Counter[str]() for share in shares}
+        lines, faults = [], []
+        for name, path in self.sources(captures):
+            cells = [name]
+            for share in shares:
+                with without_packets(path, share) as capture:
+                    counts, wrong = self.compare(name, read_capture(capture, path), path)
+                counts[WRONG] = len(wrong)
+                faults += [f"{name}: {line}" for line in wrong]
+                totals[share] += counts
+                cells += [str(counts[column]) for column in columns]
+            lines.append(cells)
+        lines.append(["all", *(str(one[column]) for one in totals.values() for column in columns)])
+        loss = f" The same with {LOST:.0%} of the packets removed." if self.is_lossy else ""
+        heads = ["", *columns, *(f"with loss: {column}" for column in columns if self.is_lossy)]
+        return "\n".join(
+            [
+                f"## {self.title}\n\n{self.text}{loss}\n",
+                *([f"Wrong: {'; '.join(faults)}.\n"] if faults else []),
+                f"| {' | '.join(heads)} |",
+                f"|---|{'---:|' * (len(heads) - 1)}",
+                *(f"| {' | '.join(cells)} |" for cells in lines),
+            ]
+        )

@@ -1,0 +1,1 @@
+"""What tests are made of: packets, capture files, connections, messages, tables, workloads."""

@@ -1,0 +1,43 @@
+"""A stream for the tests of kernels: bytes cut into pieces anywhere, some of the pieces missing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import strategies as st
+
+from kdissect.tcp import columns
+from kdissect.tcp.byte_ranges import PIECE
+from tests.builders.playbook import Memory
+
+cuts = st.lists(st.integers(0, 400), max_size=9)
+lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=9)
+
+
+class MadePieces:
+    """`data` cut at `cuts`, without the pieces that `lost` (again and again) names.
+
+    there: the bytes by position, None where one is missing, up to the last captured one.
+    """
+
+    def __init__(self, data: bytes, cuts: list[int], lost: list[bool]) -> None:
+        edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+        self.memory = Memory(data)
+        self.there: list[int | None] = []
+        self.spans: list[tuple[int, int]] = []
+        for number, (begin, end) in enumerate(pairwise(edges)):
+            if not lost[number % len(lost)]:
+                self.there += [None] * (begin - len(self.there)) + list(data[begin:end])
+                self.spans.append((begin, end))
+        begin = np.array([begin for begin, _ in self.spans], np.int64)
+        end = np.array([end for _, end in self.spans], np.int64)
+        address = self.memory.bases[0] + begin.astype(np.uint64)
+        self.pieces = np.zeros(len(begin), PIECE)
+        self.pieces["pos"] = self.pieces["file_pos"] = begin
+        self.pieces["end"] = end
+        self.pieces["address"] = address
+        self.pieces["segment"] = np.arange(len(begin))
+        self.sides = np.zeros(2 * columns.SIDE_WIDTH, np.int64)
+        self.sides[columns.PIECE_STOP] = len(begin)
+        self.sides[columns.END] = len(data)

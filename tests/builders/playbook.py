@@ -1,0 +1,132 @@
+"""Conversations as transcripts: `Playbook().syn() >> request(7) << response(7) >> gap(100)`.
+
+`>>` is what the client sends, `<<` what the broker sends. Each step is one segment (or a list of
+them); time passes by a millisecond a step.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from kdissect.capture.segments import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Assembly, PairStatus
+from kdissect.kafka.options import StreamOptions
+
+CLIENT, BROKER = 0, 1
+
+
+class Memory:
+    """Captures in memory, as `assemble` wants its sources."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self.arrays = [np.frombuffer(bytes(data) or b"\0", np.uint8) for data in contents]
+        self.bases = np.array([array.ctypes.data for array in self.arrays], np.uint64)
+        self.sizes = np.array([len(data) for data in contents], np.int64)
+
+    def addresses(self, source: np.ndarray, pos: np.ndarray, _: np.ndarray) -> np.ndarray:
+        return self.bases[source] + pos.astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Bytes that were sent and not captured."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class Flags:
+    flags: int
+
+
+def gap(size: int) -> Gap:
+    return Gap(size)
+
+
+FIN_ = Flags(FIN | ACK)
+RST_ = Flags(RST)
+
+
+class Playbook:
+    """One connection between 10.0.0.1:50000 and 10.0.0.2:9092, written down segment by segment."""
+
+    def __init__(self, ports: tuple[int, int] = (50000, 9092), isn: tuple[int, int] = (1000, 7000)):
+        self.ports = ports
+        self.isn = isn
+        self.sent = [0, 0]  # payload bytes sent so far
+        self.rows: list[tuple[int, int, int, bytes, int, int]] = []
+        self.options = StreamOptions()
+        self.time = 1_700_000_000_000_000_000
+        self.memory: Memory | None = None
+
+    def segment(self, side: int, data: bytes, pos: int, flags: int = ACK | PSH) -> Playbook:
+        """A segment whose first byte is the stream's byte `pos`."""
+        seq = (self.isn[side] + 1 + pos) % 2**32
+        ack = (self.isn[1 - side] + 1 + self.sent[1 - side]) % 2**32
+        self.rows.append((self.time, side, flags, data, seq, ack))
+        self.time += 1_000_000
+        return self
+
+    def syn(self) -> Playbook:
+        self.rows.append((self.time, CLIENT, SYN, b"", self.isn[CLIENT], 0))
+        ack = (self.isn[CLIENT] + 1) % 2**32
+        self.rows.append((self.time + 1000, BROKER, SYN | ACK, b"", self.isn[BROKER], ack))
+        self.time += 1_000_000
+        return self.segment(CLIENT, b"", 0, ACK)
+
+    def _send(self, side: int, what: bytes | Gap | Flags) -> Playbook:
+        if isinstance(what, Gap):
+            self.sent[side] += what.size
+            return self
+        if isinstance(what, Flags):
+            return self.segment(side, b"", self.sent[side], what.flags)
+        self.segment(side, what, self.sent[side])
+        self.sent[side] += len(what)
+        return self
+
+    def __rshift__(self, what: bytes | Gap | Flags) -> Playbook:
+        return self._send(CLIENT, what)
+
+    def __lshift__(self, what: bytes | Gap | Flags) -> Playbook:
+        return self._send(BROKER, what)
+
+    def batch(self) -> tuple[SegmentBatch, Memory]:
+        """The segments, and a capture in memory that holds their payload."""
+        endpoints = np.zeros(1, ENDPOINTS)
+        endpoints["ip_a"][0, 10:] = [255, 255, 10, 0, 0, 1]
+        endpoints["ip_b"][0, 10:] = [255, 255, 10, 0, 0, 2]
+        endpoints["port_a"], endpoints["port_b"] = self.ports
+        segments = np.zeros(len(self.rows), SEGMENT)
+        data = b"\0" * 16
+        for number, (time, side, flags, payload, seq, ack) in enumerate(self.rows):
+            row = segments[number]
+            row["time_ns"], row["side"], row["flags"] = time, side, flags
+            row["pos"], row["captured"], row["length"] = len(data), len(payload), len(payload)
+            row["seq"], row["ack"], row["packet"], row["ip_id"] = seq, ack, number + 1, number + 1
+            data += payload
+        return SegmentBatch(endpoints, segments), Memory(data)
+
+    def run(self) -> Assembly:
+        batch, self.memory = self.batch()
+        return assemble(batch, self.memory, self.options)
+
+    def exchanges(self) -> list[tuple[int, str]]:
+        """(correlation id, status) of each exchange, in order."""
+        return [
+            (int(row["correlation_id"]), PairStatus(int(row["status"])).name.lower())
+            for row in self.run().exchanges
+        ]
+
+    def shuffled(self, seed: int, reach: int) -> Playbook:
+        """The same packets, each delivered up to `reach` places later."""
+        order = random.Random(seed)
+        keyed = sorted(
+            (number + order.uniform(0, reach), row) for number, row in enumerate(self.rows)
+        )
+        times = [row[0] for row in self.rows]
+        self.rows = [(time, *row[1:]) for time, (_, row) in zip(times, keyed, strict=True)]
+        return self

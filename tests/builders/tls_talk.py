@@ -1,0 +1,183 @@
+"""TLS conversations by OpenSSL (Python's `ssl`) in memory, as transcripts with their key log."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import re
+import ssl
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Assembly
+from kdissect.tls.key_log import expand_label
+from tests.builders.frames import request, response
+from tests.builders.playbook import BROKER, CLIENT, Playbook
+
+SERVER_NAME = "broker.example"
+
+
+@cache
+def _certificate(common_name: str) -> bytes:
+    """A self-signed certificate and its key, as PEM."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
+    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=36500))
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [
+                    x509.DNSName(f"alt.{common_name}"),
+                    x509.IPAddress(ipaddress.ip_address("10.0.0.9")),
+                ]
+            ),
+            critical=False,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return built.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+class Parties:
+    """A client's and a broker's settings; several conversations may share them."""
+
+    def __init__(
+        self, folder: Path, version: str, ciphers: str | None = None, *, is_mutual: bool = False
+    ) -> None:
+        self.log = folder / "key.log"
+        self.broker = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        for context, name in ((self.broker, SERVER_NAME), (self.client, "alice")):
+            chosen = getattr(ssl.TLSVersion, version)
+            context.minimum_version = context.maximum_version = chosen
+            if ciphers and version == "TLSv1_2":
+                context.set_ciphers(ciphers)
+            path = folder / f"{name}.pem"
+            path.write_bytes(_certificate(name))
+            if context is self.broker or is_mutual:
+                context.load_cert_chain(path)
+        self.client.check_hostname = False
+        self.client.load_verify_locations(folder / f"{SERVER_NAME}.pem")
+        if is_mutual:
+            self.broker.verify_mode = ssl.CERT_REQUIRED
+            self.broker.load_verify_locations(folder / "alice.pem")
+        self.client.keylog_filename = str(self.log)
+
+    def key_log(self) -> bytes:
+        return self.log.read_bytes()
+
+
+class TlsTalk:
+    """One conversation; `steps` are (sender, bytes on the wire) in order."""
+
+    def __init__(self, parties: Parties, session: ssl.SSLSession | None = None) -> None:
+        self.steps: list[tuple[int, bytes]] = []
+        self._bios = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
+        client_in, client_out = self._bios[CLIENT]
+        broker_in, broker_out = self._bios[BROKER]
+        self.client = parties.client.wrap_bio(
+            client_in, client_out, server_hostname=SERVER_NAME, session=session
+        )
+        self.broker = parties.broker.wrap_bio(broker_in, broker_out, server_side=True)
+        self._ends = [self.client, self.broker]
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        done = [False, False]
+        while not all(done):
+            for side in (CLIENT, BROKER):
+                if not done[side]:
+                    try:
+                        self._ends[side].do_handshake()
+                        done[side] = True
+                    except ssl.SSLWantReadError:
+                        pass
+                self._carry(side)
+
+    def _carry(self, side: int) -> bytes:
+        data = self._bios[side][1].read()
+        if data:
+            self.steps.append((side, data))
+            self._bios[1 - side][0].write(data)
+        return data
+
+    def say(self, side: int, payload: bytes) -> bytes:
+        """Send application data; the bytes on the wire."""
+        self._ends[side].write(payload)
+        sent = self._carry(side)
+        left = len(payload)
+        while left:
+            left -= len(self._ends[1 - side].read(left))
+        return sent
+
+    def playbook(self, book: Playbook | None = None, size: int = 1400) -> Playbook:
+        """The transcript in segments of at most `size` bytes."""
+        book = book or Playbook().syn()
+        for side, data in self.steps:
+            for start in range(0, len(data), size):
+                part = data[start : start + size]
+                book = book >> part if side == CLIENT else book << part
+        return book
+
+
+SECRET_EXCHANGES = 12
+
+
+def secret_talk(parties: Parties, session: Any = None, count: int = SECRET_EXCHANGES) -> TlsTalk:
+    """Requests and responses of all sizes: several in a record, and records in a row."""
+    talk = TlsTalk(parties, session)
+    for number in range(count):
+        size = (5, 100, 2000, 40_000)[number % 4]
+        talk.say(CLIENT, request(number, body=bytes([number]) * size))
+        talk.say(BROKER, response(number, body=bytes([100 + number]) * (50_000 - size)))
+    return talk
+
+
+def assembled(book: Playbook, *key_logs: bytes) -> Assembly:
+    batch, memory = book.batch()
+    return assemble(batch, memory, book.options, key_logs)
+
+
+class Sealer:
+    """Writes records of TLS 1.3 (AES-GCM) with the keys of a key log."""
+
+    def __init__(self, log: bytes, label: bytes, number: int) -> None:
+        found = re.search(rb"(?m)^" + label + rb" \w+ (\w+)", log)
+        assert found is not None
+        self.secret = bytes.fromhex(found[1].decode())
+        self.number = number
+
+    def seal(self, content: bytes, kind: int = 23, padding: int = 0) -> bytes:
+        inner = content + bytes([kind]) + bytes(padding)
+        header = b"\x17\x03\x03" + struct.pack(">H", len(inner) + 16)
+        iv = int.from_bytes(expand_label(self.secret, b"iv", 12, "sha384"), "big")
+        key = expand_label(self.secret, b"key", 32, "sha384")
+        nonce = (iv ^ self.number).to_bytes(12, "big")
+        self.number += 1
+        return header + AESGCM(key).encrypt(nonce, inner, header)
+
+    def update(self) -> bytes:
+        message = self.seal(b"\x18\0\0\x01\0", 22)
+        self.secret = expand_label(self.secret, b"traffic upd", len(self.secret), "sha384")
+        self.number = 0
+        return message

@@ -1,0 +1,111 @@
+"""Workloads and plans of a replay, from messages."""
+
+from __future__ import annotations
+
+from kdissect.codec.message import Message, encode_message
+from kdissect.codec.record_codec import encode_batch
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import (
+    Connection,
+    Exchange,
+    ReplayPlan,
+    Step,
+    Workload,
+    WorkloadFacts,
+)
+
+MS = 1_000_000
+
+
+def produce(partition: int, *, acks: int = -1, count: int = 1) -> Message:
+    records = [
+        {"offset": at, "timestamp_ms": 5, "key": None, "value": b"v", "headers": []}
+        for at in range(count)
+    ]
+    data = [{"index": partition, "records": encode_batch(records)}]
+    body = {"acks": acks, "timeout_ms": 5, "topic_data": [{"name": "t", "partition_data": data}]}
+    return Message(ApiKey.PRODUCE, 9, "request", {"client_id": "c"}, body)
+
+
+def produced(partition: int, base_offset: int) -> Message:
+    entry = {"index": partition, "error_code": 0, "base_offset": base_offset}
+    body = {"responses": [{"name": "t", "partition_responses": [entry]}]}
+    return Message(ApiKey.PRODUCE, 9, "response", {}, body)
+
+
+def fetch(partition: int) -> Message:
+    asked = {"partition": partition, "fetch_offset": 0, "partition_max_bytes": 9}
+    body = {"max_wait_ms": 5, "min_bytes": 1, "isolation_level": 0, "session_id": 0,
+            "topics": [{"topic": "t", "partitions": [asked]}], "rack_id": "",
+            "forgotten_topics_data": []}  # fmt: skip
+    return Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, body)
+
+
+def fetched(partition: int) -> Message:
+    entry = {"partition_index": partition, "error_code": 0, "high_watermark": 0, "records": b"",
+             "aborted_transactions": []}  # fmt: skip
+    body = {"throttle_time_ms": 0, "error_code": 0, "session_id": 0,
+            "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
+    return Message(ApiKey.FETCH, 12, "response", {}, body)
+
+
+def heartbeat() -> Message:
+    body = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+    return Message(ApiKey.HEARTBEAT, 4, "request", {"client_id": "c"}, body)
+
+
+def metadata() -> Message:
+    return Message(ApiKey.METADATA, 9, "request", {"client_id": "c"}, {"topics": None})
+
+
+ANSWERS = {
+    ApiKey.HEARTBEAT: Message(ApiKey.HEARTBEAT, 4, "response", {}, {"error_code": 0}),
+    ApiKey.METADATA: Message(ApiKey.METADATA, 9, "response", {}, {"brokers": [], "topics": []}),
+}
+
+
+def exchange(
+    connection: int, request: Message, sent_ms: int, seen_ms: int, answer: Message | None
+) -> Exchange:
+    """An exchange with its times in milliseconds; without a response time it has no response."""
+    return Exchange(
+        exchange_id=1000 * connection + sent_ms,
+        connection=connection,
+        index=-1,
+        api_key=request.api_key,
+        api_version=request.api_version,
+        correlation_id=1,
+        client_id="c",
+        request=encode_message(request),
+        response=None if answer is None else encode_message(answer),
+        request_time_ns=sent_ms * MS,
+        request_end_time_ns=sent_ms * MS,
+        response_time_ns=-1 if answer is None else seen_ms * MS,
+        response_end_time_ns=-1 if answer is None else seen_ms * MS,
+        expects_response=request.body.get("acks") != 0,
+    )
+
+
+def workload(*connections: list[Exchange]) -> Workload:
+    made = []
+    for number, exchanges in enumerate(connections):
+        for index, each in enumerate(exchanges):
+            each.connection, each.index = number, index
+        made.append(Connection(number, number, ("c", number), ("b", 9092), 0, 0,
+                               exchanges=exchanges))  # fmt: skip
+    return Workload("test", "capture", made, WorkloadFacts())
+
+
+def step_of(plan: ReplayPlan, one: Exchange) -> Step:
+    return next(step for step in plan.steps if step.exchange is one)
+
+
+def time_of_first_records(workload: Workload) -> int:
+    """The time of the first Fetch that brings records: the capture has produced them before."""
+    return min(
+        each.request_time_ns
+        for each in workload.exchanges()
+        if each.api_key == ApiKey.FETCH
+        and b"\x02" in (each.response or b"")
+        and len(each.response or b"") > 200
+    )

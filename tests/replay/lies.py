@@ -1,0 +1,368 @@
+"""Lies that users would care about, each a change of an API's answers.
+
+A lie changes one field, or the records, of one API: in all answers, or in the first one that has
+room for it. A code that Kafka's clients answer by asking again is a lie only if it stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import crc32c
+
+from kdissect.codec.message import Message
+from tests.oracles.message_fields import holders
+
+# -- records ------------------------------------------------------------------------------------
+
+_CRC_FROM, _HEADER_SIZE = 21, 61
+_CODECS, _CONTROL = 7, 32
+
+
+def _only(condition: bool, value: Any) -> Any:
+    if not condition:
+        raise ValueError
+    return value
+
+
+def _batches(data: bytes) -> list[bytes]:
+    found, pos = [], 0
+    while pos + _HEADER_SIZE <= len(data):
+        size = 12 + struct.unpack_from(">i", data, pos + 8)[0]
+        if pos + size > len(data):
+            break
+        found.append(data[pos : pos + size])
+        pos += size
+    return _only(bool(found) and all(each[16] == 2 for each in found), found)
+
+
+def _is_control(batch: bytes) -> bool:
+    return bool(struct.unpack_from(">h", batch, 21)[0] & _CONTROL)
+
+
+def _sealed(batch: bytearray) -> bytes:
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[_CRC_FROM:])))
+    return bytes(batch)
+
+
+def _varint(data: bytes, pos: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), pos
+
+
+def _records(batch: bytes) -> list[bytes]:
+    """Each record with its length in front. ValueError if they are compressed or markers."""
+    attributes = struct.unpack_from(">h", batch, 21)[0]
+    _only(not attributes & (_CODECS | _CONTROL), None)
+    found, pos = [], _HEADER_SIZE
+    while pos < len(batch):
+        size, begin = _varint(batch, pos)
+        found.append(batch[pos : begin + size])
+        pos = begin + size
+    return found
+
+
+def _with_records(batch: bytes, records: list[bytes]) -> bytes:
+    made = bytearray(batch[:_HEADER_SIZE] + b"".join(records))
+    struct.pack_into(">i", made, 57, len(records))
+    return _sealed(made)
+
+
+def _two_records_lost(data: bytes) -> bytes:
+    """From the middle of each batch that has four."""
+    found, made = _batches(data), []
+    for batch in found:
+        try:
+            records = _records(batch)
+            is_long = len(records) > 3
+            made.append(_with_records(batch, [records[0], *records[3:]]) if is_long else batch)
+        except ValueError:
+            made.append(batch)
+    return _only(made != found, b"".join(made))
+
+
+def _value_changed(data: bytes) -> bytes:
+    """The last byte of the first batch's last record."""
+    first, *rest = _batches(data)
+    _records(first)
+    made = bytearray(first)
+    made[-3] ^= 1
+    return _sealed(made) + b"".join(rest)
+
+
+def _header_changed(at: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        first, *rest = _batches(data)
+        _only(not _is_control(first), None)
+        made = bytearray(first)
+        made[at] ^= 1
+        return _sealed(made) + b"".join(rest)
+
+    return change
+
+
+def _wrong_crc(data: bytes) -> bytes:
+    first, *rest = _batches(data)
+    made = bytearray(first)
+    made[17] ^= 1
+    return bytes(made) + b"".join(rest)
+
+
+def _lost(which: int) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        found = _batches(data)
+        _only(len(found) > 1, None)
+        found.pop(which)
+        return b"".join(found)
+
+    return change
+
+
+def _markers_lost(data: bytes) -> bytes:
+    found = _batches(data)
+    kept = [each for each in found if not _is_control(each)]
+    return _only(len(kept) < len(found), b"".join(kept))
+
+
+def _swapped(data: bytes) -> bytes:
+    first, second, *rest = _only(len(_batches(data)) > 1, _batches(data))
+    return second + first + b"".join(rest)
+
+
+RECORD_KINDS: dict[str, Callable[[bytes], bytes]] = {
+    "two records lost": _two_records_lost,
+    "value changed": _value_changed,
+    "timestamp changed": _header_changed(34),
+    "wrong CRC": _wrong_crc,
+    "first batch lost": _lost(0),
+    "last batch lost": _lost(-1),
+    "middle batch lost": lambda data: _lost(1)(_only(len(_batches(data)) > 2, data)),
+    "batch doubled": lambda data: data + _batches(data)[-1],
+    "batches swapped": _swapped,
+    "markers lost": _markers_lost,
+    "all lost": lambda data: _only(bool(_batches(data)), b""),
+}
+"""Kind -> record data of a partition to another one, with right checksums but for "wrong CRC".
+ValueError if the data has no room for it."""
+
+# -- fields -------------------------------------------------------------------------------------
+
+
+def _code(number: int) -> Callable[[Any], Any]:
+    return lambda value: number if value == 0 else value
+
+
+def _plus(number: int) -> Callable[[Any], Any]:
+    return lambda value: value + number if value >= 0 else value
+
+
+def _text(text: str) -> Callable[[Any], Any]:
+    return lambda value: text if value else value
+
+
+# codes that Kafka's clients answer by asking again
+STAYING: dict[str, Callable[[Any], Any]] = {
+    "UNKNOWN_TOPIC_OR_PARTITION": _code(3),
+    "LEADER_NOT_AVAILABLE": _code(5),
+    "NOT_LEADER_OR_FOLLOWER": _code(6),
+    "COORDINATOR_LOAD_IN_PROGRESS": _code(14),
+    "NOT_COORDINATOR": _code(16),
+    "NOT_ENOUGH_REPLICAS": _code(19),
+    "REBALANCE_IN_PROGRESS": _code(27),
+    "CONCURRENT_TRANSACTIONS": _code(51),
+    "UNSTABLE_OFFSET_COMMIT": _code(88),
+}
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "error": _code(-1),
+    "no error": lambda value: 0,
+    "plus 1": _plus(1),
+    "plus 5000": _plus(5000),
+    "zero": lambda value: min(value, 0),
+    "none": lambda value: -1 if value >= 0 else value,
+    "shortened": lambda value: value[:-1],
+    "emptied": lambda value: value[:0],
+    "doubled": lambda value: value + value[-1:],
+    "other text": lambda value: f"{value}-x" if value else value,
+    "Ongoing": _text("Ongoing"),
+    "Dead": _text("Dead"),
+    **STAYING,
+}
+
+OFFSET, LIST = ("plus 1", "plus 5000", "zero"), ("shortened", "emptied")
+CODE = ("error", "no error")
+LEADER, LOADING = "NOT_LEADER_OR_FOLLOWER", "COORDINATOR_LOAD_IN_PROGRESS"
+TXN = (*CODE, "CONCURRENT_TRANSACTIONS")
+CARED: dict[str, dict[str, tuple[str, ...]]] = {
+    "Produce": {
+        "responses[].partition_responses[].error_code": (*CODE, LEADER, "NOT_ENOUGH_REPLICAS"),
+        "responses[].partition_responses[].base_offset": OFFSET,
+        "responses[].partition_responses": LIST,
+    },
+    "Fetch": {
+        "responses[].partitions[].records": tuple(RECORD_KINDS),
+        "responses[].partitions[].error_code": (*CODE, LEADER, "UNKNOWN_TOPIC_OR_PARTITION"),
+        "responses[].partitions[].high_watermark": OFFSET,
+        "responses[].partitions[].aborted_transactions": ("emptied",),
+        "error_code": CODE,
+    },
+    "ListOffsets": {
+        "topics[].partitions[].offset": OFFSET,
+        "topics[].partitions[].error_code": (*CODE, LEADER),
+        "topics[].partitions": LIST,
+    },
+    "Metadata": {
+        "topics[].error_code": (*CODE, "UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE"),
+        "topics[].partitions[].error_code": (*CODE, "LEADER_NOT_AVAILABLE"),
+        "topics[].partitions[].leader_id": ("none",),
+        "topics": LIST,
+        "topics[].partitions": LIST,
+    },
+    "DescribeTopicPartitions": {
+        "topics[].error_code": CODE,
+        "topics[].partitions": LIST,
+    },
+    "OffsetCommit": {
+        "topics[].partitions[].error_code": (*CODE, "REBALANCE_IN_PROGRESS", LOADING),
+    },
+    "OffsetFetch": {
+        "topics[].partitions[].committed_offset": OFFSET,
+        "topics[].partitions[].metadata": ("other text",),
+        "groups[].topics[].partitions[].committed_offset": OFFSET,
+        "groups[].topics": LIST,
+        "groups[].error_code": ("error", LOADING),
+        "error_code": (*CODE, LOADING),
+    },
+    "FindCoordinator": {
+        "error_code": ("error", LOADING),
+        "coordinators[].error_code": ("error", LOADING),
+    },
+    "JoinGroup": {
+        "error_code": (*CODE, LOADING),
+        "protocol_name": ("other text",),
+        "members": ("shortened",),
+        "leader": ("other text",),
+    },
+    "SyncGroup": {
+        "error_code": (*CODE, "REBALANCE_IN_PROGRESS"),
+        "assignment": ("emptied",),
+    },
+    "Heartbeat": {"error_code": ("error", "REBALANCE_IN_PROGRESS", "NOT_COORDINATOR")},
+    "LeaveGroup": {"error_code": CODE, "members[].error_code": CODE},
+    "ConsumerGroupHeartbeat": {
+        "error_code": (*CODE, LOADING),
+        "assignment.topic_partitions": LIST,
+    },
+    "ConsumerGroupDescribe": {
+        "groups[].error_code": CODE,
+        "groups[].members": LIST,
+    },
+    "DescribeGroups": {
+        "groups[].error_code": CODE,
+        "groups[].group_state": ("other text", "Dead"),
+        "groups[].members": LIST,
+    },
+    "ListGroups": {"error_code": CODE, "groups": LIST},
+    "DeleteGroups": {"results[].error_code": CODE},
+    "CreateTopics": {"topics[].error_code": CODE, "topics[].num_partitions": ("plus 1",)},
+    "DeleteTopics": {"responses[].error_code": CODE},
+    "CreatePartitions": {"results[].error_code": CODE},
+    "DeleteRecords": {
+        "topics[].partitions[].error_code": CODE,
+        "topics[].partitions[].low_watermark": OFFSET,
+    },
+    "InitProducerId": {"error_code": TXN},
+    "AddPartitionsToTxn": {
+        "results_by_topic_v3_and_below[].results_by_partition[].partition_error_code": TXN,
+    },
+    "AddOffsetsToTxn": {"error_code": TXN},
+    "EndTxn": {"error_code": TXN},
+    "TxnOffsetCommit": {"topics[].partitions[].error_code": (*CODE, LOADING)},
+    "DescribeTransactions": {
+        "transaction_states[].transaction_state": ("Ongoing",),
+        "transaction_states[].error_code": CODE,
+    },
+    "ListTransactions": {
+        "transaction_states[].transaction_state": ("Ongoing",),
+        "transaction_states": LIST,
+    },
+    "DescribeConfigs": {
+        "results[].error_code": CODE,
+        "results[].configs[].value": ("other text",),
+        "results[].configs": LIST,
+    },
+    "AlterConfigs": {"responses[].error_code": CODE},
+    "IncrementalAlterConfigs": {"responses[].error_code": CODE},
+    "DescribeAcls": {"error_code": CODE, "resources": LIST},
+    "CreateAcls": {"results[].error_code": CODE},
+    "ShareFetch": {
+        "responses[].partitions[].records": tuple(RECORD_KINDS),
+        "responses[].partitions[].error_code": CODE,
+        "responses[].partitions[].acknowledge_error_code": CODE,
+    },
+    "ShareAcknowledge": {"responses[].partitions[].error_code": CODE},
+    "ShareGroupHeartbeat": {"error_code": CODE, "assignment.topic_partitions": LIST},
+}
+
+
+class Lie(NamedTuple):
+    """One change of an API's answers. is_once: in the first answer with room only."""
+
+    api: str
+    path: str
+    kind: str
+    is_once: bool
+
+    def __str__(self) -> str:
+        return f"{self.api} {self.path} {self.kind}{' once' * self.is_once}"
+
+
+def lies() -> Iterator[Lie]:
+    for api, fields in CARED.items():
+        for path, kinds in fields.items():
+            for kind in kinds:
+                yield Lie(api, path, kind, False)
+                if kind not in STAYING:
+                    yield Lie(api, path, kind, True)
+
+
+class Liar:
+    """Changes answers in place, from any thread. count: changed answers."""
+
+    def __init__(self, lie: Lie) -> None:
+        self.lie, self.count = lie, 0
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> bool:
+        """Whether the answer was changed."""
+        with self._lock:
+            if message.api_name != self.lie.api or (self.lie.is_once and self.count):
+                return False
+            is_changed = self._change(message)
+            self.count += is_changed
+            return is_changed
+
+    def _change(self, message: Message) -> bool:
+        change = {**CHANGES, **RECORD_KINDS}[self.lie.kind]
+        before = copy.deepcopy(message.body)
+        for holder, name in holders(message.body, self.lie.path.replace("[]", "")):
+            value = holder[name]
+            if value is None:
+                continue
+            try:
+                holder[name] = change(value)
+            except ValueError:
+                continue  # no room in these records
+            if self.lie.is_once and holder[name] != value:
+                break
+        return message.body != before

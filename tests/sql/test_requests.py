@@ -1,0 +1,75 @@
+"""The base tables: who is a broker, and the names of topic ids."""
+
+from __future__ import annotations
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from kdissect.pipeline.facts import CaptureFacts, topics_table
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.sql.requests import make_requests, topic_names
+from tests.builders.tables import Row, exchange, tables
+
+ID, OTHER = "rjTz1wHdRFOkxL3dMqJzQw", "pVvN9nqKQeK1x1Jq0B9i8A"
+TIME_NS = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize("first", ["new", "old"])
+def test_a_topic_id_has_the_name_seen_first(first: str) -> None:
+    """SQL and the pipeline choose alike if a topic id occurs with two names."""
+    facts = CaptureFacts()
+    for name in ("old", "new"):
+        facts.add_topic(name, ID, TIME_NS + 1_000_000 * (name != first), "Metadata")
+    facts.add_topic("alone", OTHER, TIME_NS, "Metadata")
+    facts.add_topic("no id", "", TIME_NS, "Produce")
+    topics = topics_table(facts)  # noqa: F841, DuckDB finds it by its name
+    found = dict(duckdb.sql(topic_names()).fetchall())
+    assert found[ID] == first
+    assert found == facts.names_by_id()
+
+
+_FETCH = pa.schema(
+    [
+        ("exchange_id", pa.int64()),
+        ("connection_id", pa.int64()),
+        (
+            "request",
+            pa.struct(
+                [
+                    ("replica_id", pa.int32()),
+                    ("replica_state", pa.struct([("replica_id", pa.int32())])),
+                    ("max_wait_ms", pa.int32()),
+                    ("min_bytes", pa.int32()),
+                ]
+            ),
+        ),
+    ]
+)
+
+
+def _fetch(number: int, replica_id: int = -1, connection_id: int = 1) -> Row:
+    wish = {"replica_id": replica_id, "max_wait_ms": 500, "min_bytes": 1}
+    return {"exchange_id": number, "connection_id": connection_id, "request": wish}
+
+
+def test_brokers_are_known_by_requests_that_only_they_send() -> None:
+    """A Fetch with a replica ID, or an API of brokers only, marks its connection."""
+    made = tables(
+        exchanges=[
+            exchange(1, api_name="Fetch"),
+            exchange(2, connection_id=2, api_name="Fetch"),
+            exchange(3, connection_id=3, api_key=ApiKey.BROKER_HEARTBEAT),
+            exchange(4, connection_id=3, api_name="ApiVersions"),
+        ],
+        apis__Fetch=pa.Table.from_pylist(
+            [_fetch(1), _fetch(2, replica_id=4, connection_id=2)], schema=_FETCH
+        ),
+        connections=[{"connection_id": number} for number in (1, 2, 3)],
+    )
+    with made.database() as database:
+        make_requests(database)
+        rows = database.rows(
+            "SELECT exchange_id FROM requests WHERE is_broker ORDER BY exchange_id"
+        )
+    assert [row["exchange_id"] for row in rows] == [2, 3, 4]

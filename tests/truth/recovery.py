@@ -1,0 +1,249 @@
+"""Counts frames that are found again in damaged captures, and false ones.
+
+    python -m tests.truth.recovery [--seeds 3] [--all] [captures...]
+
+Packets are taken out of a capture's index of segments, and the rest is assembled. A frame is
+*intact* when every packet with a byte of it is still there; *false* when no frame of the whole
+capture has its connection, direction, correlation id and size. An exchange with both sides that
+was not one in the whole capture is a *wrong pair*. A share below what is asked for is marked with
+an exclamation mark; that, a false frame or a wrong pair makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.inputs import find_captures, spool
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.scan import scan
+from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.splits import plan_splits
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import Assembly
+from kdissect.protocol.model import SIDES
+from tests.material import CAPTURES
+
+NAMES = (
+    "java_latest/java_latest", "cluster/cluster", "perf/perf_small", "other_clients/librdkafka",
+    "other_clients/sarama", "transactions/transactions", "share_streams/share",
+)  # fmt: skip
+DAMAGED = ("shapes", "tls")  # what is missing in the first already; no frames in the other
+PACKETS_MAX = 40_000  # of a long capture the first ones
+
+Keep = Callable[[Any, np.random.Generator], npt.NDArray[np.bool_]]
+
+
+def loss(share: float, burst: int = 1) -> Keep:
+    """Packets lost at random, in bursts of `burst` on average."""
+
+    def keep(segments: Any, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+        count = len(segments)
+        kept = np.ones(count, bool)
+        for start in np.flatnonzero(rng.random(count) < share / burst):
+            length = 1 if burst == 1 else int(rng.geometric(1 / burst))
+            kept[start : start + length] = False
+        return kept
+
+    return keep
+
+
+def late_start(segments: Any, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """A start at any packet of the first 90 %."""
+    return np.arange(len(segments)) >= int(rng.uniform(0, 0.9) * len(segments))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """asked: the share of the intact frames that must be found, in percent."""
+
+    name: str
+    keep: Keep
+    asked: float
+    side: int | None = None  # the only direction that was captured
+
+
+SCENARIOS = (
+    Scenario("0.1 % lost", loss(0.001), 99.5),
+    Scenario("0.1 % lost in bursts", loss(0.001, 5), 99.5),
+    Scenario("1 % lost", loss(0.01), 99.5),
+    Scenario("1 % lost in bursts", loss(0.01, 5), 99.5),
+    Scenario("5 % lost", loss(0.05), 98),
+    Scenario("5 % lost in bursts", loss(0.05, 5), 98),
+    Scenario("start at any packet", late_start, 98),
+    Scenario("requests alone", loss(0), 98, 0),
+    Scenario("requests alone, 1 % lost", loss(0.01), 98, 0),
+    Scenario("requests alone, 5 % lost", loss(0.05), 98, 0),
+    Scenario("requests alone, start at any packet", late_start, 98, 0),
+    Scenario("responses alone", loss(0), 95, 1),
+    Scenario("responses alone, 1 % lost", loss(0.01), 95, 1),
+    Scenario("responses alone, 5 % lost", loss(0.05), 95, 1),
+    Scenario("responses alone, start at any packet", late_start, 95, 1),
+)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A capture and what is in it when nothing is missing."""
+
+    sources: Sources
+    batch: SegmentBatch
+    assembly: Assembly
+    keys: tuple[list[Any], list[Any]]
+    first: tuple[Any, Any]  # per side and frame: the rows of its segments, as one flat list
+    pairs: set[Any]
+    broker_side: npt.NDArray[np.int64]  # per endpoint pair
+
+
+@dataclass
+class Count:
+    intact: int = 0
+    found: int = 0
+    false: int = 0
+    wrong_pairs: int = 0
+    examples: list[Any] = field(default_factory=list)
+
+
+def _keys(assembly: Assembly, side: int) -> tuple[Any, list[Any]]:
+    """Exchanges with that side, and the identity of each frame."""
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero(exchanges[SIDES[side]]["size"] >= 0)
+    some = exchanges[rows]
+    connections = assembly.connections[some["connection"]]
+    ends = assembly.endpoints[connections["endpoints"]]
+    names = np.frombuffer(ends.tobytes(), f"V{ends.itemsize}") if len(ends) else []
+    sender = connections["client_side"] ^ side
+    sizes, ids = some[SIDES[side]]["size"], some["correlation_id"]
+    listed = zip(names, sender.tolist(), ids.tolist(), sizes.tolist(), strict=True)
+    return rows, [(bytes(name), *rest) for name, *rest in listed]
+
+
+def _pairs(assembly: Assembly) -> list[Any]:
+    exchanges = assembly.exchanges
+    some = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)]
+    ends = assembly.endpoints[assembly.connections[some["connection"]]["endpoints"]]
+    return [
+        (end.tobytes(), *rest)
+        for end, *rest in zip(
+            ends, some["correlation_id"].tolist(), some["request"]["size"].tolist(),
+            some["response"]["size"].tolist(), some["api_key"].tolist(), strict=True
+        )
+    ]  # fmt: skip
+
+
+def read_whole(path: Path, folder: Path) -> Whole:
+    file = spool(find_captures([path])[0], folder)
+    plan = plan_splits([file], 1 << 30)
+    sources = plan.sources
+    batch = SegmentBatch.concat([scan(split, sources).batch for split in plan.splits])
+    batch = SegmentBatch(batch.endpoints, batch.segments[:PACKETS_MAX])
+    assembly = assemble(batch, sources)
+    starts = batch.segments["pos"].astype(np.int64)  # one file: rising
+    packets = batch.segments["packet"]
+    keys, needed = [], []
+    for side in (0, 1):
+        rows, names = _keys(assembly, side)
+        column = assembly.exchanges[SIDES[side]][rows]
+        wanted = []
+        for frame in column:
+            extents = assembly.extents[frame["extent_start"] :][: frame["extent_count"]]
+            segments = np.searchsorted(starts, extents["pos"], side="right") - 1
+            first = np.searchsorted(packets, frame["packet"])
+            complete = bool(frame["is_whole"])
+            wanted.append(np.unique(np.append(segments, first)) if complete else None)
+        keys.append(names)
+        needed.append(wanted)
+    broker_side = np.full(len(batch.endpoints), -1, np.int64)
+    connections = assembly.connections
+    broker_side[connections["endpoints"]] = 1 - connections["client_side"].astype(np.int64)
+    return Whole(
+        sources, batch, assembly, (keys[0], keys[1]), (needed[0], needed[1]),
+        set(_pairs(assembly)), broker_side,
+    )  # fmt: skip
+
+
+def count(whole: Whole, scenario: Scenario, seed: int) -> Count:
+    segments = whole.batch.segments
+    kept = scenario.keep(segments, np.random.default_rng(seed))
+    sides: Iterable[int] = (0, 1)
+    if scenario.side is not None:
+        from_broker = segments["side"] == whole.broker_side[segments["endpoints"]]
+        kept = kept & (from_broker == (scenario.side == 1))
+        sides = (scenario.side,)
+    rest = SegmentBatch(whole.batch.endpoints, segments[kept])
+    assembly = assemble(rest, whole.sources)
+    result = Count()
+    for side in (0, 1):
+        truth = Counter(whole.keys[side])
+        here = Counter(_keys(assembly, side)[1])
+        if side not in sides:
+            truth = Counter()
+        false = here - truth
+        result.false += false.total()
+        result.examples += list(false)[:3]
+        if side not in sides:
+            continue
+        intact = Counter(
+            key
+            for key, needed in zip(whole.keys[side], whole.first[side], strict=True)
+            if needed is not None and bool(kept[needed].all())
+        )
+        result.intact += intact.total()
+        result.found += intact.total() - (intact - here).total()
+    result.wrong_pairs = sum(pair not in whole.pairs for pair in _pairs(assembly))
+    return result
+
+
+def table(paths: list[Path], seeds: int) -> Iterator[tuple[str, Scenario, Count]]:
+    for path in paths:
+        with tempfile.TemporaryDirectory() as folder:
+            whole = read_whole(path, Path(folder))
+            for scenario in SCENARIOS:
+                total = Count()
+                for seed in range(seeds):
+                    one = count(whole, scenario, seed)
+                    total.intact += one.intact
+                    total.found += one.found
+                    total.false += one.false
+                    total.wrong_pairs += one.wrong_pairs
+                    total.examples += one.examples
+                yield path.stem, scenario, total
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("captures", nargs="*", type=Path)
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--all", action="store_true", help="every plain capture of the material")
+    chosen = options.parse_args()
+    paths = chosen.captures or [CAPTURES / f"{name}.pcap" for name in NAMES]
+    if chosen.all:
+        paths = sorted(path for path in CAPTURES.rglob("*.pcap") if path.parent.name not in DAMAGED)
+    print("| capture | damage | intact | found | share | false | wrong pairs |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    bad = 0
+    for name, damage, result in table(paths, chosen.seeds):
+        share = 100 * result.found / max(1, result.intact)
+        is_low = share < damage.asked and result.intact > 0
+        print(
+            f"| {name} | {damage.name} | {result.intact} | {result.found} | "
+            f"{share:.2f} %{' !' if is_low else ''} | {result.false} | {result.wrong_pairs} |",
+            flush=True,
+        )
+        for example in result.examples[:2]:
+            print("false:", example, file=sys.stderr)
+        bad += result.false + result.wrong_pairs + is_low
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
