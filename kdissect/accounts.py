@@ -12,7 +12,7 @@ from typing import Any
 
 from kdissect.api import Tables
 from kdissect.sql import Database, view_name
-from kdissect.tables.message_facts import METADATA_TOPIC_ID
+from kdissect.tables.topics import METADATA_TOPIC_ID
 
 _FORMAT_VERSION = 1
 _MANIFEST = "rows of a table are as many as the manifest says"

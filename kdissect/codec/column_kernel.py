@@ -44,36 +44,8 @@ from kdissect.jit import (
     store_32,
     store_64,
 )
-from kdissect.protocol.column_plan import (
-    ARRAY,
-    ARRAY_OF,
-    BIND,
-    BYTES,
-    FORM_COMPACT,
-    FORM_INT16,
-    FORM_INT32,
-    K_16,
-    K_32,
-    K_64,
-    K_BOOL,
-    K_BYTES,
-    K_FILL_8,
-    K_FILL_16,
-    K_FILL_32,
-    K_FILL_64,
-    K_PRESENT,
-    K_STRING,
-    K_U16,
-    K_U32,
-    K_UUID,
-    NEXT,
-    NULLABLE,
-    NULLABLE_FLAG,
-    RUN,
-    TAG_END,
-    TAGS,
-    Role,
-)
+from kdissect.protocol import column_plan as plan
+from kdissect.protocol.column_plan import Role
 from kdissect.status import Status
 
 FULL_MARKS, FULL_TAGS = -1, -2  # values of `full` that are no level
@@ -96,7 +68,8 @@ OPEN = np.dtype([
     ("is_array", "i8"), ("left", "i8"), ("count", "i8"), ("last_tag", "i8"), ("limit", "i8"),
     ("pc", "i8"),
 ])  # fmt: skip
-MARK = np.dtype([("row", "<i4"), ("role", "<i2"), ("a", "<i8"), ("b", "<i8")], align=True)
+# A mark of message `row`; `Role` has the meaning of value and length.
+MARK = np.dtype([("row", "<i4"), ("role", "<i2"), ("value", "<i8"), ("length", "<i8")], align=True)
 MARK_SIZE = MARK.itemsize
 # An unknown tag: row, pc of its TAGS, tag, length, position in the frame, and the element indices
 # of the enclosing arrays.
@@ -119,15 +92,15 @@ _MISMATCH = int(Status.TAG_SIZE_MISMATCH)
 _VERSION = int(Status.UNKNOWN_VERSION)
 _ROOM = int(Status.ROOM_NEEDED)
 _ERROR_CODE = int(Role.ERROR_CODE)
-_TOPIC_BINDING = int(Role.TOPIC_BINDING)
-_WORDS = 8  # plan.WORDS
+_BOUND_NAME, _BOUND_ID = int(Role.BOUND_NAME), int(Role.BOUND_ID)
 wide: Any = np.int64  # all numbers of the kernel have this type, so that each variable has one type
 
 
 class Program(NamedTuple):
-    """The program to run: `words` and `entries` (pc per version, -1 none) of a `ColumnPlan`."""
+    """The program to run: the instructions and `entries` (pc per version, -1 none) of a
+    `ColumnPlan`."""
 
-    words: npt.NDArray[np.int32]
+    instructions: npt.NDArray[np.void]
     entries: npt.NDArray[np.int32]
 
 
@@ -188,14 +161,14 @@ def read_uvarint(buf: Any, pos: int, limit: int) -> Any:
 def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
     """(length or count, next pos, status); -1 means null in every form."""
     # KIP-482: a compact length is stored plus one as a varint, 0 means null
-    if form == FORM_COMPACT:
+    if form == plan.FORM_COMPACT:
         if pos < limit:
             byte = read_u8(buf, pos)
             if byte < 128:
                 return byte - 1, pos + 1, _OK
         value, pos, code = read_uvarint(buf, pos, limit)
         return value - 1, pos, code
-    if form == FORM_INT16:
+    if form == plan.FORM_INT16:
         if limit - pos < 2:
             return 0, pos, _TRUNCATED
         return read_i16(buf, pos), pos + 2, _OK
@@ -210,7 +183,7 @@ def _read_size(buf: Any, pos: int, limit: int, form: int) -> Any:
     length, after, code = read_length(buf, pos, limit, form & 3)
     if code == _OK:
         if length < 0:
-            if length < -1 or not form & NULLABLE_FLAG:
+            if length < -1 or not form & plan.NULLABLE_FLAG:
                 code = _NEGATIVE
         elif length > limit - after:
             code = _TRUNCATED
@@ -228,7 +201,7 @@ def _read_count(buf: Any, pos: int, limit: int, form: int, size_min: int, state:
     number, after, code = read_length(buf, pos, limit, form & 3)
     if code == _OK:
         if number < 0:
-            if number < -1 or not form & NULLABLE_FLAG:
+            if number < -1 or not form & plan.NULLABLE_FLAG:
                 code = _NEGATIVE
         elif number * size_min > limit - after:
             code = _IMPOSSIBLE
@@ -271,21 +244,21 @@ def _check_marks(state: Any, number: int) -> int:
 
 
 @part
-def _put_mark(at: int, message: int, role: int, a: int, b: int) -> int:
+def _put_mark(at: int, message: int, role: int, value: int, length: int) -> int:
     """Write a mark at an address; returns the address of the next one."""
     store_32(at, message)
     store_16(at + 4, role)
-    store_64(at + 8, a)
-    store_64(at + 16, b)
+    store_64(at + 8, value)
+    store_64(at + 16, length)
     return at + MARK_SIZE
 
 
 @part
-def _append_mark(state: Any, message: int, role: int, a: int, b: int) -> int:
+def _append_mark(state: Any, message: int, role: int, value: int, length: int) -> int:
     """Append a mark; returns a status."""
     code = _check_marks(state, 1)
     if code == _OK:
-        _put_mark(state["marks_at"] + MARK_SIZE * state["marks"], message, role, a, b)
+        _put_mark(state["marks_at"] + MARK_SIZE * state["marks"], message, role, value, length)
         state["marks"] += 1
     return code
 
@@ -296,13 +269,13 @@ def _append_mark(state: Any, message: int, role: int, a: int, b: int) -> int:
 @part
 def _wire_size(kind: int) -> int:
     """Encoded bytes of a fixed-width value."""
-    if kind in (K_32, K_U32):
+    if kind in (plan.K_INT32, plan.K_UINT32):
         return 4
-    if kind == K_64:
+    if kind == plan.K_INT64:
         return 8
-    if kind in (K_16, K_U16):
+    if kind in (plan.K_INT16, plan.K_UINT16):
         return 2
-    if kind == K_UUID:
+    if kind == plan.K_UUID:
         return 16
     return 1
 
@@ -310,59 +283,58 @@ def _wire_size(kind: int) -> int:
 @part
 def _store_value(buf: Any, at: int, kind: int, address: int, row: int) -> int:
     """Store the value at `at` as value `row` of the column at `address`; returns the value."""
-    if kind in (K_32, K_U32):
+    if kind in (plan.K_INT32, plan.K_UINT32):
         value = wide(read_i32(buf, at))
         store_32(address + 4 * row, value)
-    elif kind == K_64:
+    elif kind == plan.K_INT64:
         value = wide(read_i64(buf, at))
         store_64(address + 8 * row, value)
-    elif kind in (K_16, K_U16):
+    elif kind in (plan.K_INT16, plan.K_UINT16):
         value = wide(read_i16(buf, at))
         store_16(address + 2 * row, value)
-    elif kind == K_UUID:  # only its position: the bytes are not copied
+    elif kind == plan.K_UUID:  # only its position: the bytes are not copied
         value = wide(at)
         store_64(address + 8 * row, value)
     else:
         value = wide(read_i8(buf, at))
-        if kind == K_BOOL:
+        if kind == plan.K_BOOL:
             value = wide(value != 0)
         store_8(address + row, value)
     return value
 
 
 @part
-def _store_default(kind: int, low: int, high: int, address: int, row: int) -> None:
+def _store_default(kind: int, default: int, address: int, row: int) -> None:
     """Store the default of a tagged field (KIP-482); the tagged section may overwrite it."""
-    if kind == K_FILL_32:
-        store_32(address + 4 * row, low)
-    elif kind == K_FILL_64:
-        store_64(address + 8 * row, (high << 32) | (low & 0xFFFFFFFF))
-    elif kind == K_FILL_16:
-        store_16(address + 2 * row, low)
-    elif kind == K_FILL_8:
-        store_8(address + row, low)
+    if kind == plan.K_FILL_32:
+        store_32(address + 4 * row, default)
+    elif kind == plan.K_FILL_64:
+        store_64(address + 8 * row, default)
+    elif kind == plan.K_FILL_16:
+        store_16(address + 2 * row, default)
+    elif kind == plan.K_FILL_8:
+        store_8(address + row, default)
 
 
 @part
-def _store_run(words: Any, q: int, buf: Any, pos: int, columns: Any, state: Any, i: int) -> None:
+def _store_run(program: Any, pc: int, buf: Any, pos: int, columns: Any, state: Any, i: int) -> None:
     """RUN: store a run of fixed-width values; all its bytes and room for its marks exist."""
-    row = columns.used[words[q + 3]] - 1
+    run = program[pc]
+    row = columns.used[run["level"]] - 1
     marks_at = state["marks_at"]
     mark_at = marks_at + MARK_SIZE * state["marks"]
     has_error_code = state["has_error_code"]
-    entry = q
-    for _ in range(wide(words[q + 1])):
-        entry += _WORDS
-        kind = words[entry]
-        column = words[entry + 1]
-        role = wide(words[entry + 2])
-        at = pos + wide(words[entry + 3])
+    for entry in range(pc + 1, pc + 1 + wide(run["count"])):
+        step = program[entry]
+        kind = step["kind"]
+        column = step["column"]
+        role = wide(step["role"])
+        at = pos + wide(step["offset"])
         value = wide(0)
-        if kind < K_PRESENT:
+        if kind < plan.K_PRESENT:
             value = _store_value(buf, at, kind, columns.data[column], row)
-        elif kind != K_PRESENT:
-            low, high = wide(words[entry + 4]), wide(words[entry + 5])
-            _store_default(kind, low, high, columns.data[column], row)
+        elif kind != plan.K_PRESENT:
+            _store_default(kind, step["default"], columns.data[column], row)
         store_8(columns.valid[column] + row, 1)
         if role != 0:
             # The first error code of a message is marked in any case, later ones only if they are
@@ -376,12 +348,12 @@ def _store_run(words: Any, q: int, buf: Any, pos: int, columns: Any, state: Any,
 
 
 @part
-def _first_cut(words: Any, q: int, left: int) -> Any:
+def _first_cut(program: Any, pc: int, left: int) -> Any:
     """(entry, position) of the first value of a RUN that does not fit the remaining bytes."""
-    for j in range(words[q + 1]):
-        entry = q + _WORDS * (j + 1)
-        at = wide(words[entry + 3])
-        if words[entry] < K_PRESENT and at + _wire_size(words[entry]) > left:
+    for j in range(program[pc]["count"]):
+        step = program[pc + 1 + j]
+        at = wide(step["offset"])
+        if step["kind"] < plan.K_PRESENT and at + _wire_size(step["kind"]) > left:
             return wide(j), at
     return wide(-1), wide(0)
 
@@ -391,16 +363,16 @@ def _first_cut(words: Any, q: int, left: int) -> Any:
 
 @part
 def _store_bytes(
-    words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
+    step: Any, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
 ) -> Any:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
-    column = words[q + 1]
-    role = wide(words[q + 4])
-    length, after, code = _read_size(buf, pos, limit, wide(words[q + 3]))
+    column = step["column"]
+    role = wide(step["role"])
+    length, after, code = _read_size(buf, pos, limit, wide(step["form"]))
     if code != _OK:
         return pos, code
     if column >= 0:
-        row = columns.used[words[q + 2]] - 1
+        row = columns.used[step["level"]] - 1
         if length >= 0:
             # a packed place: 33 bits of position, 31 bits of length
             store_64(columns.data[column] + 8 * row, (after << 31) | length)
@@ -412,21 +384,22 @@ def _store_bytes(
 
 @part
 def _open_array(
-    words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, top: Any, state: Any
+    step: Any, buf: Any, pos: int, limit: int, columns: Any, top: Any, state: Any
 ) -> Any:
     """ARRAY: open an array of structs; returns (elements, next pos, status).
 
     `top` becomes the open array and the row of its first element is reserved, unless it is empty.
     """
-    column = words[q + 1]
-    number, after, code = _read_count(buf, pos, limit, words[q + 4], wide(words[q + 5]), state)
+    column = step["column"]
+    smallest = wide(step["smallest"])
+    number, after, code = _read_count(buf, pos, limit, step["form"], smallest, state)
     if code != _OK:
         return number, pos, code
-    row = columns.used[words[q + 2]] - 1
+    row = columns.used[step["level"]] - 1
     store_8(columns.valid[column] + row, wide(number >= 0))
     store_32(columns.data[column] + 4 * row, max(number, 0))
     if number > 0:
-        code = _take_rows(columns, words[q + 3], 1, state)
+        code = _take_rows(columns, step["child_level"], 1, state)
         top["is_array"] = 1
         top["left"] = number
         top["count"] = number
@@ -435,27 +408,27 @@ def _open_array(
 
 @part
 def _store_array(
-    words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
+    step: Any, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
 ) -> Any:
     """ARRAY_OF: store an array of primitive values; returns (next pos, status)."""
-    column = words[q + 1]
-    child = words[q + 3]
-    form = words[q + 4]
-    kind = words[q + 5]
-    role = wide(words[q + 7])
+    column = step["column"]
+    child = step["child_level"]
+    form = step["form"]
+    kind = step["kind"]
+    role = wide(step["role"])
     size = _wire_size(kind)
-    element_form = wide(FORM_COMPACT)
-    if form & 3 != FORM_COMPACT:
-        if kind == K_STRING:
-            element_form = wide(FORM_INT16)
+    element_form = wide(plan.FORM_COMPACT)
+    if form & 3 != plan.FORM_COMPACT:
+        if kind == plan.K_STRING:
+            element_form = wide(plan.FORM_INT16)
             size = 2
-        elif kind == K_BYTES:
-            element_form = wide(FORM_INT32)
+        elif kind == plan.K_BYTES:
+            element_form = wide(plan.FORM_INT32)
             size = 4
     number, after, code = _read_count(buf, pos, limit, form, size, state)
     if code != _OK:
         return pos, code
-    row = columns.used[words[q + 2]] - 1
+    row = columns.used[step["level"]] - 1
     store_8(columns.valid[column] + row, wide(number >= 0))
     number = max(number, 0)
     store_32(columns.data[column] + 4 * row, number)
@@ -467,13 +440,13 @@ def _store_array(
     if code != _OK:
         return pos, code
     pos = after
-    values = columns.data[words[q + 6]]
-    flags = columns.valid[words[q + 6]] + row
+    values = columns.data[step["child_column"]]
+    flags = columns.valid[step["child_column"]] + row
     marks_at = state["marks_at"]
     mark_at = marks_at + MARK_SIZE * state["marks"]
     for j in range(number):
         store_8(flags + j, 1)
-        if kind != K_STRING and kind != K_BYTES:
+        if kind != plan.K_STRING and kind != plan.K_BYTES:
             value = _store_value(buf, pos, kind, values, row + j)
             pos += size
             if role != 0:
@@ -492,9 +465,9 @@ def _store_array(
 
 
 @part
-def _read_presence(words: Any, q: int, buf: Any, pos: int, limit: int, columns: Any) -> Any:
+def _read_presence(step: Any, buf: Any, pos: int, limit: int, columns: Any) -> Any:
     """NULLABLE: returns (presence, next pos, status); a negative presence means null."""
-    if words[q + 4] != 0:  # a nullable struct in a tagged field has a varint here, 0 for null
+    if step["is_tagged"]:  # a nullable struct in a tagged field has a varint here, 0 for null
         number, after, code = read_uvarint(buf, pos, limit)
         presence = wide(number - 1)
     elif pos < limit:
@@ -503,21 +476,26 @@ def _read_presence(words: Any, q: int, buf: Any, pos: int, limit: int, columns: 
         presence, after, code = wide(0), pos, _TRUNCATED
     if code != _OK:
         return presence, pos, code
-    row = columns.used[words[q + 2]] - 1
-    store_8(columns.valid[words[q + 1]] + row, wide(presence >= 0))
+    row = columns.used[step["level"]] - 1
+    store_8(columns.valid[step["column"]] + row, wide(presence >= 0))
     return presence, after, code
 
 
 @part
-def _bind_topic(words: Any, q: int, columns: Any, state: Any, i: int) -> int:
+def _bind_topic(step: Any, columns: Any, state: Any, i: int) -> int:
     """BIND: mark a topic's name together with its id; returns a status."""
-    name, topic_id = words[q + 1], words[q + 2]
-    row = columns.used[words[q + 3]] - 1
-    if not load_u8(columns.valid[name] + row):
+    row = columns.used[step["level"]] - 1
+    if not load_u8(columns.valid[step["column"]] + row):
         return _OK
-    name_place = load_word(columns.data[name] + 8 * row)
-    id_pos = load_word(columns.data[topic_id] + 8 * row)
-    return _append_mark(state, i, wide(_TOPIC_BINDING), name_place, id_pos)
+    code = _check_marks(state, 2)
+    if code == _OK:
+        name = load_word(columns.data[step["column"]] + 8 * row)
+        ident = load_word(columns.data[step["id_column"]] + 8 * row)
+        at = state["marks_at"] + MARK_SIZE * state["marks"]
+        at = _put_mark(at, i, wide(_BOUND_NAME), name >> 31, name & 0x7FFFFFFF)
+        _put_mark(at, i, wide(_BOUND_ID), ident, 16)
+        state["marks"] += 2
+    return code
 
 
 # ---- tagged fields (KIP-482) ----
@@ -561,7 +539,7 @@ def _put_unknown_tag(
 
 @part
 def _next_tag(
-    words: Any,
+    program: Any,
     buf: Any,
     pos: int,
     limit: int,
@@ -577,7 +555,7 @@ def _next_tag(
     """
     top = stack[depth - 1]
     pc = top["pc"]
-    q = pc * _WORDS
+    tags = program[pc]
     while top["left"] > 0:
         top["left"] -= 1
         tag, after, code = read_uvarint(buf, pos, limit)
@@ -593,16 +571,16 @@ def _next_tag(
         if code != _OK:
             return pc, pos, limit, depth, code
         pos = after
-        for j in range(words[q + 1]):
-            entry = q + _WORDS * (j + 1)
-            if words[entry] == tag:
-                return wide(words[entry + 1]), pos, pos + size, depth, code
+        for entry in range(pc + 1, pc + 1 + tags["count"]):
+            step = program[entry]
+            if step["tag"] == tag:
+                return wide(step["jump"]), pos, pos + size, depth, code
         if state["tags"] == state["tags_room"]:
             code = _is_full(state, wide(FULL_TAGS), state["tags"] + 1)
             return pc, pos, limit, depth, code
         _put_unknown_tag(stack, depth, state, i, pc, tag, size, pos - start)
         pos += size
-    return wide(words[q + 3]), pos, limit, depth - 1, _OK
+    return wide(tags["jump"]), pos, limit, depth - 1, _OK
 
 
 # ---- messages ----
@@ -655,7 +633,7 @@ def run_plan(
     columns: `Columns`. outcome: `RunOutcome`, written per message. stack: OPEN[depth of the plan +
     1]. states: STATE[1].
     """
-    words = program.words
+    instructions = program.instructions
     buf = messages.buf
     state = states[0]
     i = state["row"]
@@ -672,29 +650,29 @@ def run_plan(
             pc = wide(program.entries[version])
         code = _OK if pc >= 0 else _VERSION
         while code == _OK:
-            q = pc * _WORDS
-            op = words[q]
+            step = instructions[pc]
+            op = step["op"]
             in_tags = False
-            if op == RUN:
-                size = wide(words[q + 2])
+            if op == plan.RUN:
+                size = wide(step["size"])
                 if size > limit - pos:
                     code = _TRUNCATED
-                    entry, at = _first_cut(words, q, limit - pos)
+                    entry, at = _first_cut(instructions, pc, limit - pos)
                     pc += 1 + entry
                     pos += at
                     break
-                code = _check_marks(state, wide(words[q + 4]))
+                code = _check_marks(state, wide(step["marks"]))
                 if code != _OK:
                     break
-                _store_run(words, q, buf, pos, columns, state, i)
+                _store_run(instructions, pc, buf, pos, columns, state, i)
                 pos += size
-                pc += 1 + wide(words[q + 1])
-            elif op == BYTES:
-                pos, code = _store_bytes(words, q, buf, pos, limit, columns, state, i)
+                pc += 1 + wide(step["count"])
+            elif op == plan.BYTES:
+                pos, code = _store_bytes(step, buf, pos, limit, columns, state, i)
                 if code != _OK:
                     break
                 pc += 1
-            elif op == TAGS:
+            elif op == plan.TAGS:
                 number, pos, code = _open_tags(buf, pos, limit, pc, stack[depth])
                 if code != _OK:
                     break
@@ -702,50 +680,50 @@ def run_plan(
                     depth += 1
                     in_tags = True
                 else:
-                    pc = wide(words[q + 3])
-            elif op == NEXT:
+                    pc = wide(step["jump"])
+            elif op == plan.NEXT:
                 top = stack[depth - 1]
                 top["left"] -= 1
                 if top["left"] == 0:
                     depth -= 1
                     pc += 1
                 else:
-                    code = _take_rows(columns, words[q + 1], 1, state)
-                    pc = wide(words[q + 2])
-            elif op == ARRAY:
+                    code = _take_rows(columns, step["child_level"], 1, state)
+                    pc = wide(step["jump"])
+            elif op == plan.ARRAY:
                 top = stack[depth]
-                number, pos, code = _open_array(words, q, buf, pos, limit, columns, top, state)
+                number, pos, code = _open_array(step, buf, pos, limit, columns, top, state)
                 if code != _OK:
                     break
                 if number > 0:
                     depth += 1
                     pc += 1
                 else:
-                    pc = wide(words[q + 6])
-            elif op == ARRAY_OF:
-                pos, code = _store_array(words, q, buf, pos, limit, columns, state, i)
+                    pc = wide(step["jump"])
+            elif op == plan.ARRAY_OF:
+                pos, code = _store_array(step, buf, pos, limit, columns, state, i)
                 if code != _OK:
                     break
                 pc += 1
-            elif op == TAG_END:
+            elif op == plan.TAG_END:
                 if pos != limit:
                     code = _MISMATCH
                     break
                 limit = stack[depth - 1]["limit"]
                 in_tags = True
-            elif op == BIND:
-                code = _bind_topic(words, q, columns, state, i)
+            elif op == plan.BIND:
+                code = _bind_topic(step, columns, state, i)
                 pc += 1
-            elif op == NULLABLE:
-                presence, pos, code = _read_presence(words, q, buf, pos, limit, columns)
+            elif op == plan.NULLABLE:
+                presence, pos, code = _read_presence(step, buf, pos, limit, columns)
                 if code != _OK:
                     break
-                pc = pc + 1 if presence >= 0 else wide(words[q + 3])
+                pc = pc + 1 if presence >= 0 else wide(step["jump"])
             else:  # END
                 break
             if in_tags:
                 pc, pos, limit, depth, code = _next_tag(
-                    words, buf, pos, limit, start, stack, depth, state, i
+                    instructions, buf, pos, limit, start, stack, depth, state, i
                 )
         if code == _OK:
             outcome.status[i] = _OK

@@ -39,7 +39,8 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.errors import DecodeError, EncodeError
-from kdissect.protocol.model import Definition, Field, Type
+from kdissect.protocol.layout import ENCODING, Layout, Slot, layout
+from kdissect.protocol.model import Definition, Type
 from kdissect.status import REASONS, Status
 
 UNKNOWN_TAGS = "_unknown_tags"
@@ -291,139 +292,34 @@ def write_compact_string(out: bytearray, value: Any) -> None:
     _write_data(out, _encoded(value), write_uvarint)
 
 
-# Layouts: what of a definition one version has
+# By the number of an encoding (`protocol.layout`): its reader and its writer
 
-
-class Layout:
-    """The fields of one struct in one version.
-
-    plain: fields in wire order. tagged: tag -> field. size_min: fewest bytes of an instance.
-    """
-
-    __slots__ = ("by_name", "flexible", "plain", "size_min", "tagged", "version")
-
-    def __init__(self, fields: tuple[Field, ...], version: int, flexible: bool) -> None:
-        self.version = version
-        self.flexible = flexible
-        self.plain: list[Slot] = []
-        self.tagged: dict[int, Slot] = {}
-        self.by_name: dict[str, Slot] = {}
-        for field in fields:
-            if version not in field.versions:
-                continue
-            slot = Slot(field, version, flexible)
-            self.by_name[field.name] = slot
-            if slot.tagged:
-                self.tagged[field.tag] = slot
-            else:
-                self.plain.append(slot)
-        self.size_min = sum(slot.size_min for slot in self.plain) + flexible
-
-
-class Slot:
-    """One field in one version: how to read and write its values."""
-
-    __slots__ = (
-        "compact",
-        "element_size_min",
-        "field",
-        "inner",
-        "name",
-        "nullable",
-        "read",
-        "size_min",
-        "tagged",
-        "takes_null",
-        "write",
-    )
-
-    size_min: int
-
-    def __init__(self, field: Field, version: int, flexible: bool) -> None:
-        self.field = field
-        self.name = field.name
-        self.nullable = version in field.nullable
-        self.tagged = flexible and version in field.tagged
-        self.compact = flexible and not field.never_flexible
-        self.inner = Layout(field.fields, version, flexible) if field.type is Type.STRUCT else None
-        self.read, self.write, size = _primitive(field.type, self.compact)
-        self.takes_null = field.type in _SIZED and not field.is_array
-        if self.inner is not None:
-            size = self.inner.size_min
-        self.element_size_min = max(size, 1)
-        if field.is_array:
-            size = 1 if self.compact else 4
-        elif self.nullable and field.type is Type.STRUCT:
-            size = 1
-        self.size_min = size
-
-    def default(self) -> Any:
-        """A fresh default; null only if this version allows it."""
-        value = self.field.default
-        if value is None and not self.nullable:
-            return self._empty()
-        if value == () and (self.field.is_array or self.field.type is Type.STRUCT):
-            return self._empty()
-        return value
-
-    def _empty(self) -> Any:
-        if self.field.is_array:
-            return []
-        if self.field.type is Type.STRUCT:
-            assert self.inner is not None
-            return defaults(self.inner)
-        return _EMPTY[self.field.type]
-
-
-_SIZED = frozenset({Type.STRING, Type.BYTES, Type.RECORDS})
-_EMPTY: dict[Type, Any] = {Type.STRING: "", Type.BYTES: b"", Type.RECORDS: b""}
-_PRIMITIVES: dict[Type, tuple[Any, Any, int]] = {
-    Type.BOOL: (read_bool, write_bool, 1),
-    Type.INT8: (read_int8, write_int8, 1),
-    Type.INT16: (read_int16, write_int16, 2),
-    Type.UINT16: (read_uint16, write_uint16, 2),
-    Type.INT32: (read_int32, write_int32, 4),
-    Type.UINT32: (read_uint32, write_uint32, 4),
-    Type.INT64: (read_int64, write_int64, 8),
-    Type.FLOAT64: (read_float64, write_float64, 8),
-    Type.UUID: (read_uuid, write_uuid, 16),
-    Type.STRING: (read_string, write_string, 2),
-    Type.BYTES: (read_bytes, write_bytes, 4),
-    Type.RECORDS: (read_bytes, write_bytes, 4),
+_TEXT = (read_string, write_string), (read_compact_string, write_compact_string)
+_DATA = (read_bytes, write_bytes), (read_compact_bytes, write_compact_bytes)
+_CODECS: dict[Type, tuple[tuple[Any, Any], ...]] = {
+    Type.BOOL: ((read_bool, write_bool),) * 2,
+    Type.INT8: ((read_int8, write_int8),) * 2,
+    Type.INT16: ((read_int16, write_int16),) * 2,
+    Type.UINT16: ((read_uint16, write_uint16),) * 2,
+    Type.INT32: ((read_int32, write_int32),) * 2,
+    Type.UINT32: ((read_uint32, write_uint32),) * 2,
+    Type.INT64: ((read_int64, write_int64),) * 2,
+    Type.FLOAT64: ((read_float64, write_float64),) * 2,
+    Type.UUID: ((read_uuid, write_uuid),) * 2,
+    Type.STRING: _TEXT,
+    Type.BYTES: _DATA,
+    Type.RECORDS: _DATA,
+    Type.STRUCT: ((None, None),) * 2,
 }
-_COMPACT: dict[Type, tuple[Any, Any, int]] = {
-    Type.STRING: (read_compact_string, write_compact_string, 1),
-    Type.BYTES: (read_compact_bytes, write_compact_bytes, 1),
-    Type.RECORDS: (read_compact_bytes, write_compact_bytes, 1),
-}
+assert [ENCODING[kind] for kind in _CODECS] == list(range(0, 2 * len(_CODECS), 2))
+_READERS, _WRITERS = zip(*(pair for pairs in _CODECS.values() for pair in pairs), strict=True)
 
 
-def _primitive(kind: Type, compact: bool) -> tuple[Any, Any, int]:
-    if kind is Type.STRUCT:
-        return None, None, 0
-    if compact and kind in _COMPACT:
-        return _COMPACT[kind]
-    return _PRIMITIVES[kind]
-
-
-_LAYOUTS: dict[tuple[int, int], tuple[Definition, Layout]] = {}
-
-
-def layout(definition: Definition, version: int) -> Layout:
-    """The top struct of `definition` in `version`. Raises ValueError for an unknown version."""
-    known = _LAYOUTS.get((id(definition), version))
-    if known is not None and known[0] is definition:
-        return known[1]
-    if version not in definition.versions:
-        raise ValueError(f"{definition.name} has no version {version}")
-    made = Layout(definition.fields, version, version in definition.flexible)
-    _LAYOUTS[id(definition), version] = (definition, made)
-    return made
-
-
-def defaults(struct_layout: Layout) -> dict[str, Any]:
-    """Every field of the version with its default."""
-    return {name: slot.default() for name, slot in struct_layout.by_name.items()}
+def read_value(slot: Slot, data: Bytes, pos: int) -> tuple[Any, int]:
+    """The value of a field that is neither a struct nor an array."""
+    if slot.is_sized:
+        return _READERS[slot.encoding](data, pos, slot.nullable)
+    return _READERS[slot.encoding](data, pos)
 
 
 # Decoding
@@ -472,12 +368,12 @@ def _read_struct(struct_layout: Layout, data: memoryview, pos: int) -> tuple[dic
 def _read_field(slot: Slot, data: memoryview, pos: int) -> tuple[Any, int]:
     if slot.field.is_array:
         return _read_array(slot, data, pos)
-    if slot.takes_null:
-        return slot.read(data, pos, slot.nullable)
+    if slot.is_sized:
+        return _READERS[slot.encoding](data, pos, slot.nullable)
     if slot.inner is None:
-        return slot.read(data, pos)
+        return _READERS[slot.encoding](data, pos)
     if slot.nullable:
-        present, pos = read_presence(data, pos, slot.tagged)
+        present, pos = read_presence(data, pos, slot.is_tagged)
         if not present:
             return None, pos
     return _read_struct(slot.inner, data, pos)
@@ -490,10 +386,11 @@ def _read_array(slot: Slot, data: memoryview, pos: int) -> tuple[list[Any] | Non
     if count is None:
         return None, pos
     elements = []
+    read = _READERS[slot.encoding]
     for index in range(count):
         try:
             if slot.inner is None:
-                element, pos = slot.read(data, pos)
+                element, pos = read(data, pos)
             else:
                 element, pos = _read_struct(slot.inner, data, pos)
         except DecodeError as error:
@@ -626,12 +523,12 @@ def _write_field(slot: Slot, value: Any, out: bytearray) -> None:
     if slot.field.is_array:
         _write_array(slot, value, out)
     elif slot.inner is None:
-        slot.write(out, value)
+        _WRITERS[slot.encoding](out, value)
     elif value is None:
-        write_presence(out, False, slot.tagged)
+        write_presence(out, False, slot.is_tagged)
     else:
         if slot.nullable:
-            write_presence(out, True, slot.tagged)
+            write_presence(out, True, slot.is_tagged)
         _write_struct(slot.inner, value, out)
 
 
@@ -648,7 +545,7 @@ def _write_array(slot: Slot, value: Any, out: bytearray) -> None:
             if element is None:
                 raise EncodeError("null is not allowed")
             if slot.inner is None:
-                slot.write(out, element)
+                _WRITERS[slot.encoding](out, element)
             else:
                 _write_struct(slot.inner, element, out)
         except EncodeError as error:

@@ -45,8 +45,8 @@ class MessageColumns:
     has_header: bool[m], False if the header is incomplete.
     invalid_utf8: bool[m], a string of the body is no UTF-8 (U+FFFD replaces the wrong bytes).
     unknown_tags: list<struct<path, tag, data>>[m], of header and body; null if there are none.
-    marks: column_kernel.MARK (row int32, role int16 Role, a int64, b int64), by row, then in wire
-    order; none of failed rows. `decode_columns` has the guarantees of order.
+    marks: column_kernel.MARK, by row, then in wire order; none of failed rows. `decode_columns` has
+    the guarantees of order.
     """
 
     body: pa.StructArray
@@ -113,7 +113,7 @@ def decode_columns(
     fields too. So a partition's PARTITION mark precedes its RECORDS mark, and a topic's TOPIC_NAME
     or TOPIC_ID mark precedes those of its partitions. The first error code of a message is marked
     in any case, others if they are not 0. Empty names in arrays of names are not marked. A
-    TOPIC_BINDING mark follows the fields of each struct that has a topic's name and id.
+    pair of BOUND_NAME and BOUND_ID follows the fields of each struct with a topic's name and id.
     """
     return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
 

@@ -29,12 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kdissect.codec import message_codec
-from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot
+from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.message_columns import decode_columns
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.protocol.model import Type
 
 THROTTLE_MAX_MS = 3_600_000
@@ -88,9 +89,9 @@ def fits(
     )
     marks = columns.marks
     codes = marks[marks["role"] == Role.ERROR_CODE]
-    is_fitting[codes["row"][~np.isin(codes["a"], _known_errors())]] = False
+    is_fitting[codes["row"][~np.isin(codes["value"], _known_errors())]] = False
     throttles = marks[marks["role"] == Role.THROTTLE_TIME_MS]
-    wrong = (throttles["a"] < 0) | (throttles["a"] > THROTTLE_MAX_MS)
+    wrong = (throttles["value"] < 0) | (throttles["value"] > THROTTLE_MAX_MS)
     is_fitting[throttles["row"][wrong]] = False
     return is_fitting
 
@@ -116,7 +117,7 @@ def weight(key: int, version: int, frame: bytes) -> int:
     if end != len(frame) or UNKNOWN_TAGS in header:
         return 0
     try:
-        return _Scale(key, body).weigh(message_codec.layout(api.response, version), body)
+        return _Scale(key, body).weigh(layout(api.response, version), body)
     except _Impossible:
         return 0
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from kdissect.codec import message_codec
 from kdissect.codec.message import Message, decode_message, encode_message
-from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, layout
+from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.record_codec import decode_record_set, encode_entry
 from kdissect.codec.redaction import SECRET_FIELDS, TEXT
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.protocol import catalog
+from kdissect.protocol.layout import Layout, layout
 from kdissect.protocol.model import Field, Type
 
 _KEPT = frozenset(

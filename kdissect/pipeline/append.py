@@ -47,7 +47,7 @@ from kdissect.capture.object_store import is_remote
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo
 from kdissect.errors import CaptureError, OutputError
-from kdissect.pipeline.facts import NamesUsed
+from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, hashed, planned_inputs
 from kdissect.pipeline.run_plan import Before, RunPlan

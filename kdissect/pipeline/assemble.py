@@ -29,7 +29,7 @@ from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried, CloseReason
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.facts import Learnt
+from kdissect.pipeline.cluster import Learnt
 from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.run_plan import RunPlan
@@ -304,10 +304,9 @@ def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
 
 
 def _facts_rows(plan: RunPlan, number: int, learnt: Learnt) -> Iterator[Row]:
-    facts = learnt.facts
-    packed = facts.to_bytes()
-    is_for_all = facts.topics or facts.brokers or facts.owners
-    for slot in range(plan.slot_count) if is_for_all else [0]:
+    cluster = learnt.cluster
+    packed = cluster.to_bytes()
+    for slot in range(plan.slot_count) if cluster.is_for_all else [0]:
         yield Row(slot, RowKind.FACTS, number, packed)
 
 
@@ -320,7 +319,7 @@ def _tables(
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
     connections = connections_table(
-        assembly.endpoints, assembly.connections, learnt.connections, assembly.tls, assembly.tcp
+        assembly.endpoints, assembly.connections, learnt.clients, assembly.tls, assembly.tcp
     )
     home = number % plan.slot_count
     is_shared = bucket.is_open | bucket.is_earlier

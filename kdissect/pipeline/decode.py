@@ -17,13 +17,8 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.captures import captures_table, cut_captures
-from kdissect.pipeline.facts import (
-    CaptureFacts,
-    NamesUsed,
-    brokers_table,
-    topics_table,
-    with_owners,
-)
+from kdissect.pipeline.clients import with_owners
+from kdissect.pipeline.cluster import Cluster, NamesUsed
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.message_anomalies import TableOutput, write_message_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter_chunks
@@ -48,6 +43,7 @@ from kdissect.stories.events import Collector
 from kdissect.stories.messages import Messages
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.connections import broker_texts
+from kdissect.tables.topics import TopicNames
 
 LATE_NAMES_LISTED = 20
 
@@ -66,7 +62,7 @@ def decode(
     """
     began = time.perf_counter()
     slot = _read_slot(plan, rows, sink)
-    facts, used = slot.facts, slot.used
+    used = slot.used
     state = _write_run_tables(plan, slot, sink) if slot.is_first else {}
     assembly = slot.take_assembly()
     if len(assembly.carried.data):
@@ -76,7 +72,7 @@ def decode(
     events = Collector(plan.event_key_count)
     output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
     chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
-    names = TopicNames(facts.names_by_id(), facts.ids_by_name())
+    names = slot.cluster.topics.names()
     used.merge(decode_exchanges(output, sources, chunks, names, events))
     kept = []
     for packed in events.packed():
@@ -99,7 +95,7 @@ def decode(
 class _SlotRows:
     """The rows of a slot. is_first: it writes the tables of the whole run, too."""
 
-    facts: CaptureFacts
+    cluster: Cluster
     number: int = 0
     is_first: bool = False
     used: NamesUsed = field(default_factory=NamesUsed)
@@ -115,19 +111,19 @@ class _SlotRows:
 
 def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _SlotRows:
     """Read the rows of a slot; those of tables go to `sink`."""
-    slot = _SlotRows(CaptureFacts.from_bytes(plan.before.facts) if plan.before else CaptureFacts())
+    slot = _SlotRows(Cluster.from_bytes(plan.before.facts) if plan.before else Cluster())
     for row in rows:
         slot.number = row.key
         slot.is_first = slot.is_first or row.key == 0
         if row.kind == RowKind.FACTS:
-            slot.facts.merge(CaptureFacts.from_bytes(row.data))
+            slot.cluster.merge(Cluster.from_bytes(row.data))
         elif row.kind == RowKind.STATS:
             slot.stats.append(json.loads(row.data))
         elif row.kind == RowKind.TABLE:
             name, table = unpacked_table(row.data)
             if TABLE_OF.get(name, name) == "connections":
                 slot.used.add_users(table)
-                table = with_owners(table, slot.facts)
+                table = with_owners(table, slot.cluster.owners)
             if name in TABLE_OF:
                 slot.continued.setdefault(name, []).append(table)
             else:
@@ -139,23 +135,15 @@ def _read_slot(plan: RunPlan, rows: Iterable[Row], sink: Sink) -> _SlotRows:
 
 def _write_run_tables(plan: RunPlan, slot: _SlotRows, sink: Sink) -> dict[str, Any]:
     """Write the tables of the whole run; returns its state and counts for the manifest."""
-    sink("topics", topics_table(slot.facts))
-    sink("brokers", brokers_table(slot.facts))
+    sink("topics", slot.cluster.topics.table())
+    sink("brokers", slot.cluster.brokers.table())
     sink("captures", captures_table(plan, slot.stats))
     sink("anomalies", cut_captures(plan))
     for name, table in continued_connections(plan, slot.continued):
         sink(name, table)
-    state = run_state(plan, slot.stats, slot.facts)
-    state["counts"]["late_names"] = _late_names(plan, slot.facts, sink)
+    state = run_state(plan, slot.stats, slot.cluster)
+    state["counts"]["late_names"] = _late_names(plan, slot.cluster, sink)
     return state
-
-
-@dataclass(frozen=True, slots=True)
-class TopicNames:
-    """by_id: topic id text -> name. id_of: name -> topic id text."""
-
-    by_id: dict[str, str]
-    id_of: dict[str, str]
 
 
 def decode_exchanges(
@@ -174,15 +162,15 @@ def decode_exchanges(
     elements_max = output.options.limits.array_elements
     for rows in chunks:
         frames = FrameBuffer.gather(output.assembly, sources, rows)
-        chunk = decode_messages(frames, names.by_id, elements_max)
-        used.ids.update(set(chunk.marks.topic_ids).difference(names.by_id))
+        chunk = decode_messages(frames, names, elements_max)
+        used.ids.update(set(chunk.marks.topics.ids).difference(names.of_id))
         write_message_anomalies(chunk, output)
         write_tables(chunk, output)
         stories = ChunkStories(
             events, _messages(chunk, output, names, brokers), frames, chunk.marks
         )
         stories.add_messages()
-        decode_records(chunk, output, names.id_of, used, stories)
+        decode_records(chunk, output, used, stories)
     return used
 
 
@@ -200,17 +188,17 @@ def _messages(
         broker=brokers.take(pa.array(exchanges["connection"])),
         error_code=chunk.marks.error_columns[0],
         decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
-        topic_names=names.by_id,
+        topic_names=names,
     )
 
 
-def _late_names(plan: RunPlan, facts: CaptureFacts, sink: Sink) -> int:
+def _late_names(plan: RunPlan, cluster: Cluster, sink: Sink) -> int:
     """Return how many names this run knows that rows of earlier runs lack; an anomaly lists some of
     them."""
     if plan.before is None:
         return 0
     used = NamesUsed.from_json(json.loads(plan.before.names_used))
-    names = used.late(CaptureFacts.from_bytes(plan.before.facts), facts)
+    names = used.late(Cluster.from_bytes(plan.before.facts), cluster)
     if names:
         listed = ", ".join(names[:LATE_NAMES_LISTED])
         detail = f"{len(names)} names became known that rows of earlier runs lack: {listed}"

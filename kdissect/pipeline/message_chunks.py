@@ -21,7 +21,8 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.arrow_arrays import strings
 from kdissect.tables.exchanges import DecodeStatus, VersionSource
-from kdissect.tables.message_facts import ChunkMarks, message_marks
+from kdissect.tables.message_marks import ChunkMarks, message_marks
+from kdissect.tables.topics import TopicNames
 
 CHUNK_ROWS = 1 << 16
 LARGE_FRAME = 4096  # bytes beyond this size count a quarter
@@ -73,12 +74,11 @@ def iter_chunks(
 
 
 def decode_messages(
-    frames: FrameBuffer, topic_names: dict[str, str], elements_max: int
+    frames: FrameBuffer, topic_names: TopicNames, elements_max: int
 ) -> MessageChunk:
     """Decode each whole message whose version has a definition.
 
-    topic_names: name by topic id text. elements_max: limit on the elements of all arrays of a
-    message.
+    elements_max: limit on the elements of all arrays of a message.
     """
     status, version_source = _status_by_version(frames)
     decoded = {}

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Ints, Rows
 from kdissect.codec.record_batches import FaultStage, iter_record_chunks
 from kdissect.codec.redaction import TEXT
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.facts import NamesUsed
+from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.message_anomalies import NO_BYTES, TableOutput, add_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk
-from kdissect.pipeline.record_sets import record_sets
 from kdissect.pipeline.story_events import ChunkStories
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
@@ -25,12 +23,7 @@ from kdissect.protocol.model import REQUEST
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import texts
 from kdissect.tables.internal import RecordFault, internal_rows, without_secrets
-from kdissect.tables.message_facts import (
-    METADATA_TOPIC,
-    METADATA_TOPIC_ID,
-    ChunkMarks,
-    RecordSets,
-)
+from kdissect.tables.message_marks import ChunkMarks, first_match
 from kdissect.tables.payload import shown, with_decoded
 from kdissect.tables.records import (
     FETCH,
@@ -41,10 +34,7 @@ from kdissect.tables.records import (
     SHARE_FETCH,
     SNAPSHOT,
     RecordRows,
-    RecordSetFacts,
 )
-
-Ints = npt.NDArray[Any]
 
 _RECORD_SOURCES = {
     ApiKey.PRODUCE: FROM_PRODUCE,
@@ -66,38 +56,26 @@ _FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
 
 
 def decode_records(
-    chunk: MessageChunk,
-    output: TableOutput,
-    ids_by_name: dict[str, str],
-    names_used: NamesUsed,
-    stories: ChunkStories,
+    chunk: MessageChunk, output: TableOutput, names_used: NamesUsed, stories: ChunkStories
 ) -> None:
     """Write the records of a chunk and their anomalies; produced batches also become events.
 
-    ids_by_name: topic id text by name. names_used: receives topics that are known by name only.
+    names_used: receives topics that are known by name only.
     """
     frames, marks = chunk.frames, chunk.marks
-    sets, lead = record_sets(marks, frames.api_key, frames.buf)
-    if not len(sets.row):
+    sets, lead = marks.record_sets(frames.api_key)
+    if not len(sets):
         return
-    named = np.unique(sets.topic[(sets.topic >= 0) & (sets.topic_id < 0)])
-    names_used.names.update(marks.topics[code] for code in named.tolist())
-    facts = RecordSetFacts(
-        sets=sets,
-        exchange_id=frames.exchanges["exchange_id"][sets.row],
-        source=_record_source(frames.api_key[sets.row], sets, marks),
-        produced_offset=_produced_offset(sets, marks),
-        topics=marks.topics,
-        topic_ids=marks.topic_ids,
-        id_of_name=ids_by_name,
-    )
-    rows = RecordRows(facts, lead)
-    start = np.ascontiguousarray(sets.start + lead, np.int64)
-    length = np.ascontiguousarray(sets.length - lead, np.int64)
+    by_name = np.unique(sets["topic"][(sets["topic"] >= 0) & (sets["topic_id"] < 0)])
+    names_used.names.update(marks.topics.names[code] for code in by_name.tolist())
+    source = _record_source(frames.api_key[sets["row"]], sets, marks)
+    exchange_id = frames.exchanges["exchange_id"][sets["row"]]
+    rows = RecordRows(sets, lead, exchange_id, source, _produced_offset(sets, marks), marks.topics)
+    start, length = np.ascontiguousarray(sets["value"] + lead), sets["length"] - lead
     for part in iter_record_chunks(frames.buf, start, length, output.options.limits.of_records):
         raw = pa.table(part.batches)
         batches, records = rows.add(raw, pa.table(part.records))
-        stories.add_batches(sets, facts.source, raw, batches)
+        stories.add_batches(sets, source, raw, batches)
         if batches.num_rows:
             output.sink("record_batches", batches)
         if records.num_rows:
@@ -110,49 +88,28 @@ def decode_records(
         output.sink("record_batches", rows.batch_ends())
 
 
-def _record_source(
-    api_key: npt.NDArray[Any], sets: RecordSets, marks: ChunkMarks
-) -> npt.NDArray[np.int8]:
+def _record_source(api_key: Ints, sets: Rows, marks: ChunkMarks) -> Ints:
     """int8[sets]: kind of message that each record set came in."""
-    source = np.zeros(len(sets.row), np.int8)
+    source = np.zeros(len(sets), np.int8)
     for key, code in _RECORD_SOURCES.items():
         source[api_key == key] = code
     # Fetch: a follower sets its broker id as replica_id, a consumer sends -1.
     replica, has_replica = marks.first_number(Role.REPLICA_ID)
-    follower = has_replica[sets.row] & (replica[sets.row] >= 0)
+    follower = has_replica[sets["row"]] & (replica[sets["row"]] >= 0)
     source[(source == FETCH) & follower] = REPLICA_FETCH
-    raft_names = [n for n, name in enumerate(marks.topics) if name == METADATA_TOPIC]
-    raft_ids = [n for n, text in enumerate(marks.topic_ids) if text == METADATA_TOPIC_ID]
-    raft = np.isin(sets.topic, raft_names) | np.isin(sets.topic_id, raft_ids)
-    source[raft & np.isin(source, (FETCH, REPLICA_FETCH))] = RAFT_FETCH
+    is_fetch = np.isin(source, (FETCH, REPLICA_FETCH))
+    source[marks.topics.is_metadata(sets["topic"]) & is_fetch] = RAFT_FETCH
     return source
 
 
-def _produced_offset(sets: RecordSets, marks: ChunkMarks) -> npt.NDArray[np.int64]:
-    """int64[sets]: base offset that the Produce response assigned, matched by topic and
-    partition."""
-    given = marks.places(Role.BASE_OFFSET)
-    offset = np.full(len(sets.row), NO_OFFSET, np.int64)
-    produced = np.flatnonzero(sets.side == REQUEST)
-    if not len(given.row) or not len(produced):
-        return offset
-    id_count = len(marks.topic_ids)
-    width = len(marks.topics) + id_count + 1
-
-    def messages_topics(rows: RecordSets) -> npt.NDArray[np.int64]:
-        # ids without a name get codes below those of names, so the two never collide
-        topic = np.where(rows.topic >= 0, rows.topic + id_count, rows.topic_id)
-        return rows.row * width + topic + 1
-
-    pairs = np.concatenate([messages_topics(given), messages_topics(sets)[produced]])
-    # with return_index NumPy sorts stably, which is faster here: the pairs are nearly sorted
-    _, _, pairs = np.unique(pairs, return_index=True, return_inverse=True)
-    partition = np.concatenate([given.partition, sets.partition[produced]])
-    keys = (pairs << 32) | (partition & 0xFFFFFFFF)
-    known, first = np.unique(keys[: len(given.row)], return_index=True)
-    wanted = keys[len(given.row) :]
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    offset[produced] = np.where(known[at] == wanted, given.start[first[at]], NO_OFFSET)
+def _produced_offset(sets: Rows, marks: ChunkMarks) -> Ints:
+    """int64[sets]: base offset that the Produce response assigned."""
+    given = marks.by_partition(Role.BASE_OFFSET)
+    offset = np.full(len(sets), NO_OFFSET, np.int64)
+    produced = np.flatnonzero(sets["side"] == REQUEST)
+    if len(given) and len(produced):
+        match = first_match(sets[produced], given)
+        offset[produced] = np.where(match >= 0, given["value"][match], NO_OFFSET)
     return offset
 
 
@@ -173,16 +130,12 @@ def _as_shown(records: pa.Table, output: TableOutput) -> tuple[pa.Table, list[Re
     return records, faults
 
 
-def _record_anomalies(
-    chunk: MessageChunk, output: TableOutput, sets: RecordSets, faults: npt.NDArray[np.void]
-) -> None:
+def _record_anomalies(chunk: MessageChunk, output: TableOutput, sets: Rows, faults: Rows) -> None:
     """Write anomalies of record batches, without bytes."""
-    topics = chunk.marks.topics
-    metadata = [code for code, name in enumerate(topics) if name == METADATA_TOPIC]
-    for some, side, kind, reason in _by_reason(faults, sets.side[faults["set_index"]]):
+    is_secret = chunk.marks.topics.is_metadata(sets["topic"]) & (not output.options.reveal_secrets)
+    for some, side, kind, reason in _by_reason(faults, sets["side"][faults["set_index"]]):
         batch, number, at = some["batch_index"], some["a"], some["set_index"]
-        rows, pos = sets.row[at], some["pos"].astype(np.int64)
-        secret = np.isin(sets.topic[at], metadata) & (not output.options.reveal_secrets)
+        rows, pos, secret = sets["row"][at], some["pos"].astype(np.int64), is_secret[at]
         add_anomalies(
             output,
             chunk.frames,
@@ -196,9 +149,7 @@ def _record_anomalies(
         )
 
 
-def _by_reason(
-    faults: npt.NDArray[np.void], side: npt.NDArray[Any]
-) -> Iterator[tuple[npt.NDArray[np.void], int, Anomaly, str]]:
+def _by_reason(faults: Rows, side: Ints) -> Iterator[tuple[Rows, int, Anomaly, str]]:
     """Yield FAULT rows by reason and side: (rows, side, kind, reason).
 
     side: int[n]. The reason may contain {number}, which stands for the row's `a`.
@@ -214,16 +165,16 @@ def _by_reason(
 
 
 def _internal_anomalies(
-    chunk: MessageChunk, output: TableOutput, sets: RecordSets, faults: Sequence[RecordFault],
+    chunk: MessageChunk, output: TableOutput, sets: Rows, faults: Sequence[RecordFault],
     set_index: Ints,
 ) -> None:  # fmt: skip
     """Write anomalies of internal topics' records; each shows the record's value."""
     by_kind: dict[tuple[Anomaly, int], list[RecordFault]] = defaultdict(list)
     for fault in faults:
-        by_kind[fault.kind, int(sets.side[set_index[fault.row]])].append(fault)
+        by_kind[fault.kind, int(sets["side"][set_index[fault.row]])].append(fault)
     for (kind, side), some in by_kind.items():
         at = set_index[[fault.row for fault in some]]
-        rows, start = sets.row[at], sets.start[at].astype(np.int64)
+        rows, start = sets["row"][at], sets["value"][at]
         data = [TEXT.encode() if fault.is_secret else fault.data for fault in some]
         add_anomalies(
             output,
@@ -232,7 +183,7 @@ def _internal_anomalies(
             rows,
             side,
             pa.array([fault.detail for fault in some], pa.string()),
-            (start, start + sets.length[at]),
+            (start, start + sets["length"][at]),
             4 + start - chunk.frames.start[rows, side],
             pa.array(data, pa.binary()),
         )

@@ -27,7 +27,7 @@ class Before:
     captures: how many of the plan's captures belong to it; the plan does not read them.
     open_files, event_files, connection_files: absolute paths of open connections, of events, and of
     the rows of open connections. stats: JSON of counts, as scan and assemble give them.
-    facts: packed `CaptureFacts`. names_used: JSON of `NamesUsed`. end_ns: time of its latest
+    facts: packed `Cluster`. names_used: JSON of `NamesUsed`. end_ns: time of its latest
     packet. byte_count: bytes of its captures.
     """
 

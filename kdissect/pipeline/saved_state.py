@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.errors import CaptureError
-from kdissect.pipeline.facts import CaptureFacts, NamesUsed
+from kdissect.pipeline.cluster import Cluster, NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS
 from kdissect.pipeline.table_writer import STAGING
@@ -185,7 +185,7 @@ def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
     yield from collector.packed()
 
 
-def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -> dict[str, Any]:
+def run_state(plan: RunPlan, stats: list[dict[str, Any]], cluster: Cluster) -> dict[str, Any]:
     """The state built from the stats of all buckets and splits, for the first slot's RESULT."""
     before = json.loads(plan.before.stats) if plan.before else []
     totals = Counter[str]()
@@ -211,7 +211,7 @@ def run_state(plan: RunPlan, stats: list[dict[str, Any]], facts: CaptureFacts) -
         "counts": totals,
         "files": [file for entry in stats for file in entry.get("files", ())],
         "stats": sorted(counts.values(), key=lambda one: one["source"]),
-        "facts": facts.to_bytes().decode(),
+        "facts": cluster.to_bytes().decode(),
     }
 
 

@@ -1,7 +1,7 @@
 """Compiles definitions to the programs that the column kernel runs.
 
 A `ColumnPlan` has, for one side of one API, the columns that any of its versions needs, and one
-program per version over these columns. All programs lie in one flat int32 array. A field that a
+program per version over these columns. All programs lie in one array. A field that a
 version lacks costs no instruction. `codec/column_kernel.py` runs the programs; nothing here reads
 bytes.
 
@@ -12,89 +12,124 @@ per row. A value is an integer, the bits of a float, the packed place of a strin
 (`pos << 31 | length`), the place of a uuid, or the length of a list. The presence of a struct has
 the validity byte only. Record data has no column: a mark gives its place.
 
-*Instructions* are `WORDS` int32 words; the first is the op:
+*Instructions* are rows of `INSTRUCTION`, which names their words:
 
-    END RUN       count, size, level, marks    then `count` entries: values of fixed width, one
-    check BYTES     column, level, form, role    string, bytes or records ARRAY     column, level,
-    child level, form, smallest element, pc after    array of structs NEXT      child level, pc of
-    the first instruction of the element ARRAY_OF  column, level, child level, form, kind, child
-    column, role    array of primitive values NULLABLE  column, level, pc after, tagged    a struct
-    after a presence byte; in a tagged field
-                                           after a varint, 0 for null
-    TAGS      count, level, pc after       then `count` entries (tag, pc): a tagged section
-    TAG_END                                ends a tagged field
-    BIND      name column, id column, level    marks a topic's name together with its id
+    END
+    RUN       count, size, level, marks       `count` entries follow: values of fixed width, one
+                                              check of `size` bytes
+    BYTES     column, level, form, role       a string, bytes or records
+    ARRAY     column, level, child_level, form, smallest, jump
+                                              an array of structs; jump: if it is empty
+    NEXT      child_level, jump               the next element; jump: its first instruction
+    ARRAY_OF  column, level, child_level, child_column, form, kind, role
+                                              an array of primitive values
+    NULLABLE  column, level, is_tagged, jump  a struct after a presence byte; in a tagged field
+                                              after a varint, 0 for null; jump: if it is null
+    TAGS      count, level, jump              `count` entries (tag, jump) follow: a tagged section;
+                                              jump: after its end
+    TAG_END                                   ends a tagged field
+    BIND      column, id_column, level        marks a topic's name together with its id
 
-A run's entry is (kind, column, role, position in the run, low word, high word). Kinds from
-`PRESENT` on take no bytes. They write the presence of a struct, or the default of a tagged field
-(`low | high << 32`) that the tagged section after the run may overwrite.
-A form is `FORM_INT16`, `FORM_INT32` or `FORM_COMPACT`, plus `NULLABLE_FLAG`.
+A run's entry is (kind, column, role, offset, default). Kinds from `PRESENT` on take no bytes. They
+write the presence of a struct, or the default of a tagged field that the tagged section after the
+run may overwrite. A form is `FORM_INT16`, `FORM_INT32` or `FORM_COMPACT`, plus `NULLABLE_FLAG`.
 """
 
 from __future__ import annotations
 
 import struct as struct_module
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.layout import FIXED_SIZE, Layout, Slot, layout
 from kdissect.protocol.model import Api, Definition, Field, Type
 
-WORDS = 8
-_END, RUN, BYTES, ARRAY, NEXT, ARRAY_OF, NULLABLE, TAGS, TAG_END, BIND = range(10)
+END, RUN, BYTES, ARRAY, NEXT, ARRAY_OF, NULLABLE, TAGS, TAG_END, BIND = range(10)
+_WORDS: dict[str, tuple[str, int]] = {
+    "op": ("<i4", 0),
+    "tag": ("<i4", 0),
+    "column": ("<i4", 4),
+    "count": ("<i4", 4),
+    "level": ("<i4", 8),
+    "offset": ("<i4", 8),
+    "child_level": ("<i4", 12),
+    "id_column": ("<i4", 12),
+    "marks": ("<i4", 12),
+    "default": ("<i8", 12),
+    "form": ("<i4", 16),
+    "is_tagged": ("<i4", 16),
+    "role": ("<i4", 20),
+    "child_column": ("<i4", 24),
+    "jump": ("<i4", 24),
+    "kind": ("<i4", 28),
+    "size": ("<i4", 28),
+    "smallest": ("<i4", 28),
+}
+# Words that no instruction has at once share their bytes.
+INSTRUCTION = np.dtype(
+    {
+        "names": list(_WORDS),
+        "formats": [kind for kind, _ in _WORDS.values()],
+        "offsets": [at for _, at in _WORDS.values()],
+    }
+)
 FORM_INT16, FORM_INT32, FORM_COMPACT = range(3)
 NULLABLE_FLAG = 4
 
 # Kinds: the encoding of a value and its stored form. The second group takes no bytes.
-K_BOOL, K_8, K_16, K_U16, K_32, K_U32, K_64, K_UUID, K_STRING, K_BYTES = range(10)
+K_BOOL, K_INT8, K_INT16, K_UINT16, K_INT32, K_UINT32, K_INT64, K_UUID, K_STRING, K_BYTES = range(10)
 K_PRESENT, K_FILL_8, K_FILL_16, K_FILL_32, K_FILL_64 = range(10, 15)
 
 KIND = {
     Type.BOOL: K_BOOL,
-    Type.INT8: K_8,
-    Type.INT16: K_16,
-    Type.UINT16: K_U16,
-    Type.INT32: K_32,
-    Type.UINT32: K_U32,
-    Type.INT64: K_64,
-    Type.FLOAT64: K_64,
+    Type.INT8: K_INT8,
+    Type.INT16: K_INT16,
+    Type.UINT16: K_UINT16,
+    Type.INT32: K_INT32,
+    Type.UINT32: K_UINT32,
+    Type.INT64: K_INT64,
+    Type.FLOAT64: K_INT64,
     Type.UUID: K_UUID,
     Type.STRING: K_STRING,
     Type.BYTES: K_BYTES,
 }
-WIRE_SIZE = {K_BOOL: 1, K_8: 1, K_16: 2, K_U16: 2, K_32: 4, K_U32: 4, K_64: 8, K_UUID: 16}
-WIDTH = {K_BOOL: 1, K_8: 1, K_16: 2, K_U16: 2, K_32: 4, K_U32: 4, K_64: 8, K_UUID: 8, K_STRING: 8,
-         K_BYTES: 8}  # fmt: skip
+_WIRE_SIZE = {KIND[kind]: size for kind, size in FIXED_SIZE.items()}
+# Bytes of a column's values: of uuids and of strings it holds the places.
+WIDTH = {**_WIRE_SIZE, K_UUID: 8, K_STRING: 8, K_BYTES: 8}
 _FILL = {1: K_FILL_8, 2: K_FILL_16, 4: K_FILL_32, 8: K_FILL_64}
 NO_PLACE = -1  # place of a default uuid, the zero uuid
 
 
 class Role(IntEnum):
-    """The meaning of a mark's numbers a and b."""
+    """The meaning of a mark: of its value, and of its length where it has one.
+
+    A place is a value and a length: where bytes start in the buffer, and their number (-1: null).
+    """
 
     NONE = 0
-    ERROR_CODE = 1  # a: the code; marked if it is not 0 or the first of the message
-    THROTTLE_TIME_MS = 2  # a: milliseconds
-    TOPIC_NAME = 3  # a: start of the name in the buffer, b: its length (-1: null)
-    TOPIC_ID = 4  # a: start of the 16 bytes in the buffer
-    TOPIC_BINDING = 5  # a: start << 31 | length of a name, b: start of the 16 bytes of its id
-    PARTITION = 6  # a: partition number
-    GROUP_ID = 7  # like TOPIC_NAME
-    TRANSACTIONAL_ID = 8  # like TOPIC_NAME
-    RECORDS = 9  # a: start of the record data in the buffer, b: its length (-1: null)
-    ACKS = 10  # a: -1, 0, 1
-    BASE_OFFSET = 11  # a: offset of the first produced record
-    LOG_APPEND_TIME_MS = 12  # a: milliseconds since 1970, -1: none
-    REPLICA_ID = 13  # a: node id of a fetching broker, -1: a consumer
-    SNAPSHOT_POSITION = 14  # a: position in the snapshot of the following bytes
-    MAX_WAIT_MS = 15  # a: longest time in ms that the broker may hold a Fetch
-    MIN_BYTES = 16  # a: record bytes that end the wait
+    ERROR_CODE = 1  # the code; marked if it is not 0 or the first of the message
+    THROTTLE_TIME_MS = 2  # milliseconds
+    TOPIC_NAME = 3  # place of the name
+    TOPIC_ID = 4  # start of the 16 bytes
+    BOUND_NAME = 5  # place of a name; the next mark is BOUND_ID
+    BOUND_ID = 6  # start of the id of the topic with that name
+    PARTITION = 7  # partition number
+    GROUP_ID = 8  # place
+    TRANSACTIONAL_ID = 9  # place
+    RECORDS = 10  # place of the record data
+    ACKS = 11  # -1, 0, 1
+    BASE_OFFSET = 12  # offset of the first produced record
+    LOG_APPEND_TIME_MS = 13  # milliseconds since 1970, -1: none
+    REPLICA_ID = 14  # node id of a fetching broker, -1: a consumer
+    SNAPSHOT_POSITION = 15  # position in the snapshot of the following bytes
+    MAX_WAIT_MS = 16  # longest time in ms that the broker may hold a Fetch
+    MIN_BYTES = 17  # record bytes that end the wait
 
 
 class RoleRule(NamedTuple):
@@ -249,41 +284,11 @@ class _Columns:
 # --- the programs ----------------------------------------------------------------------------
 
 
-def smallest(this: Field, api_version: int, flexible: bool) -> int:
-    """Fewest bytes of a field; for elements of an array use `smallest_element`."""
-    compact = flexible and not this.never_flexible
-    if this.is_array:
-        return 1 if compact else 4
-    return _smallest_value(this, api_version, flexible, nullable=api_version in this.nullable)
-
-
-def smallest_element(this: Field, api_version: int, flexible: bool) -> int:
-    """Fewest bytes of an array's element; at least 1, so that the remaining bytes bound a count."""
-    return max(_smallest_value(this, api_version, flexible, nullable=False), 1)
-
-
-def _smallest_value(this: Field, api_version: int, flexible: bool, nullable: bool) -> int:
-    if this.type is Type.STRUCT:
-        if nullable:
-            return 1
-        inner = (
-            smallest(one, api_version, flexible)
-            for one in this.fields
-            if api_version in one.versions and not (flexible and api_version in one.tagged)
-        )
-        return sum(inner) + flexible
-    if this.type in (Type.STRING, Type.BYTES, Type.RECORDS):
-        if flexible and not this.never_flexible:
-            return 1
-        return 2 if this.type is Type.STRING else 4
-    return WIRE_SIZE[KIND[this.type]]
-
-
 @dataclass(slots=True)
 class ColumnPlan:
     """Columns and programs of one side of one API.
 
-    program: int32, `WORDS` words per instruction.
+    program: INSTRUCTION rows of all versions.
     entries: int32 per version from first_version on, the pc at which that version starts, or -1.
     paths: per pc the field that it reads, with "[]" for each element index.
     column_width: int64, bytes per row (0: a presence).
@@ -297,7 +302,7 @@ class ColumnPlan:
     side: str
     header: Struct
     body: Struct
-    program: NDArray[np.int32]
+    program: NDArray[np.void]
     entries: NDArray[np.int32]
     first_version: int
     paths: list[str]
@@ -309,195 +314,179 @@ class ColumnPlan:
     memo: dict[str, Any] = field(default_factory=dict)  # values that codec/ derives once per plan
 
 
+Words = dict[str, int]
+
+
 class _Compiler:
+    """Emits the instructions of versions, one after the other.
+
+    run: values of fixed width that no instruction has read so far.
+    """
+
     def __init__(self, api_key: int) -> None:
         self.api_key = api_key
-        self.words: list[int] = []
+        self.instructions: list[Words] = []
         self.paths: list[str] = []
-        self.run: list[tuple[int, int, int, int, int, str]] = []
+        self.run: list[tuple[str, Words]] = []
         self.level = 0
         self.depth = 0
         self.deepest = 0
         self.touched: set[int] = set()
 
-    def emit(self, path: str, *words: int) -> int:
-        pc = len(self.paths)
-        self.words.extend(words)
-        self.words.extend((0,) * (WORDS - len(words)))
+    def emit(self, path: str, op: int = END, **words: int) -> Words:
+        """Append an instruction, after the values that wait; returns its words."""
+        if self.run:
+            self.flush()
+        if "column" in words:
+            self.touched.add(words["column"])
         self.paths.append(path)
-        return pc
-
-    def patch(self, pc: int, word: int) -> None:
-        self.words[pc * WORDS + word] = len(self.paths)
+        self.instructions.append({"op": op, **words})
+        return self.instructions[-1]
 
     def flush(self) -> None:
-        if not self.run:
-            return
+        """Append an instruction for the values that wait."""
         run, self.run = self.run, []
-        size = sum(WIRE_SIZE.get(entry[0], 0) for entry in run)
-        marks = sum(entry[2] != 0 for entry in run)
-        self.emit(run[0][5], RUN, len(run), size, self.level, marks)
-        at = 0
-        for kind, column, role, low, high, path in run:
-            self.emit(path, kind, column, role, at, low, high)
-            at += WIRE_SIZE.get(kind, 0)
+        size = sum(_WIRE_SIZE.get(words["kind"], 0) for _, words in run)
+        marks = sum(words["role"] != Role.NONE for _, words in run)
+        self.emit(run[0][0], RUN, count=len(run), size=size, level=self.level, marks=marks)
+        offset = 0
+        for path, words in run:
+            self.emit(path, offset=offset, **words)
+            offset += _WIRE_SIZE.get(words["kind"], 0)
 
-    def fixed(self, kind: int, column: int, path: str, role: int = 0, value: int = 0) -> None:
-        low, high = struct_module.unpack("<ii", struct_module.pack("<q", value))
-        self.run.append((kind, column, role, low, high, path))
-        self.touched.add(column)
+    def fixed(self, path: str, kind: int, column: int, role: int = 0, default: int = 0) -> None:
+        """Add a value of fixed width, a presence or a default to those that wait."""
+        self.run.append((path, {"kind": kind, "column": column, "role": role, "default": default}))
 
-    def message(self, definition: Definition, api_version: int, root: Struct, prefix: str) -> None:
-        flexible = api_version in definition.flexible
-        self.struct(definition.fields, root.children, api_version, flexible, prefix)
+    @property
+    def here(self) -> int:
+        """The pc of the next instruction."""
+        if self.run:
+            self.flush()
+        return len(self.paths)
 
-    def struct(
-        self,
-        fields: Sequence[Field],
-        nodes: dict[str, Node],
-        api_version: int,
-        flexible: bool,
-        prefix: str,
-    ) -> None:
-        tagged = []
+    def struct(self, of: Layout, nodes: dict[str, Node], prefix: str) -> None:
+        """Read a struct, then its tagged section."""
         topic = {Role.TOPIC_NAME: -1, Role.TOPIC_ID: -1}
-        for one in fields:
-            if api_version not in one.versions:
-                continue
-            if flexible and api_version in one.tagged:
-                tagged.append(one)
-                continue
-            node = nodes.get(one.name)
-            role = role_of(self.api_key, one)
-            self.value(one, node, api_version, flexible, prefix, role)
+        for slot in of.plain:
+            node = nodes.get(slot.name)
+            role = self.value(slot, node, prefix)
             if role in topic and isinstance(node, Leaf):
                 topic[role] = node.column
         if min(topic.values()) >= 0:
-            self.flush()
-            name, topic_id = topic[Role.TOPIC_NAME], topic[Role.TOPIC_ID]
-            self.emit(prefix, BIND, name, topic_id, self.level)
-        if not flexible:
-            return
-        for one in tagged:
-            self.fill(one, nodes[one.name], api_version, prefix)
-        self.flush()
-        self.section(tagged, nodes, api_version, prefix)
+            name, ident = topic.values()
+            self.emit(prefix, BIND, column=name, id_column=ident, level=self.level)
+        if of.flexible:
+            self.section(of, nodes, prefix)
 
-    def section(
-        self, tagged: list[Field], nodes: dict[str, Node], api_version: int, prefix: str
-    ) -> None:
-        """Compile the tagged section after a struct."""
-        tags = self.emit(prefix.removesuffix("."), TAGS, len(tagged), self.level)
-        entries = [self.emit(prefix + one.name, one.tag) for one in tagged]
+    def section(self, of: Layout, nodes: dict[str, Node], prefix: str) -> None:
+        """Write the defaults of tagged fields, then read those that are there."""
+        for slot in of.tagged.values():
+            self.fill(slot, nodes[slot.name], slot.default(), prefix + slot.name)
+        path = prefix.removesuffix(".")
+        tags = self.emit(path, TAGS, count=len(of.tagged), level=self.level)
+        entries = [self.emit(prefix + slot.name, tag=tag) for tag, slot in of.tagged.items()]
+        self.deepen()
+        for slot, entry in zip(of.tagged.values(), entries, strict=True):
+            entry["jump"] = self.here
+            self.value(slot, nodes[slot.name], prefix)
+            self.emit(prefix + slot.name, TAG_END)
+        self.depth -= 1
+        tags["jump"] = self.here
+
+    def deepen(self) -> None:
         self.depth += 1
         self.deepest = max(self.deepest, self.depth)
-        for one, entry in zip(tagged, entries, strict=True):
-            self.patch(entry, 1)
-            role = role_of(self.api_key, one)
-            self.value(one, nodes[one.name], api_version, True, prefix, role)
-            self.flush()
-            self.emit(prefix + one.name, TAG_END)
-        self.depth -= 1
-        self.patch(tags, 3)
 
-    def value(
-        self,
-        this: Field,
-        node: Node | None,
-        api_version: int,
-        flexible: bool,
-        prefix: str,
-        role: int,
-    ) -> None:
-        path = prefix + this.name
-        compact = flexible and not this.never_flexible
-        nullable = NULLABLE_FLAG if api_version in this.nullable else 0
+    def value(self, slot: Slot, node: Node | None, prefix: str) -> Role:
+        """Read a field; returns its role. Record data has no node."""
+        path, kind = prefix + slot.name, slot.field.type
+        role = role_of(self.api_key, slot.field)
+        nullable = NULLABLE_FLAG if slot.nullable else 0
         if isinstance(node, List):
-            form = (FORM_COMPACT if compact else FORM_INT32) | nullable
-            self.array(this, node, form, api_version, flexible, path, role)
+            self.array(slot, node, nullable, path, role)
         elif isinstance(node, Struct):
-            if nullable:
-                self.flush()
-                is_tagged = flexible and api_version in this.tagged
-                pc = self.emit(path, NULLABLE, node.column, self.level, 0, is_tagged)
-                self.touched.add(node.column)
-            else:
-                self.fixed(K_PRESENT, node.column, path)
-            self.struct(this.fields, node.children, api_version, flexible, path + ".")
-            if nullable:
-                self.flush()
-                self.patch(pc, 3)
-        elif this.type in (Type.STRING, Type.BYTES, Type.RECORDS):
-            self.flush()
-            plain = FORM_INT16 if this.type is Type.STRING else FORM_INT32
-            form = (FORM_COMPACT if compact else plain) | nullable
+            assert slot.inner is not None
+            if not nullable:
+                self.fixed(path, K_PRESENT, node.column)
+                self.struct(slot.inner, node.children, path + ".")
+                return role
+            opened = self.emit(
+                path, NULLABLE, column=node.column, level=self.level, is_tagged=slot.is_tagged
+            )
+            self.struct(slot.inner, node.children, path + ".")
+            opened["jump"] = self.here
+        elif slot.is_sized:
+            plain = FORM_INT16 if kind is Type.STRING else FORM_INT32
+            form = (FORM_COMPACT if slot.compact else plain) | nullable
             column = -1 if node is None else node.column
-            self.emit(path, BYTES, column, self.level, form, role)
-            self.touched.add(column)
+            self.emit(path, BYTES, column=column, level=self.level, form=form, role=role)
         else:
             assert isinstance(node, Leaf)
-            self.fixed(KIND[this.type], node.column, path, role)
+            self.fixed(path, KIND[kind], node.column, role)
+        return role
 
-    def array(
-        self,
-        this: Field,
-        node: List,
-        form: int,
-        api_version: int,
-        flexible: bool,
-        path: str,
-        role: int,
-    ) -> None:
-        self.flush()
-        self.touched.add(node.column)
-        size = smallest_element(this, api_version, flexible)
+    def array(self, slot: Slot, node: List, nullable: int, path: str, role: Role) -> None:
+        words = {
+            "column": node.column,
+            "level": self.level,
+            "child_level": node.level,
+            "form": (FORM_COMPACT if slot.compact else FORM_INT32) | nullable,
+        }
         if isinstance(node.element, Leaf):
-            column = node.element.column
-            self.touched.add(column)
-            kind = KIND[this.type]
-            self.emit(path, ARRAY_OF, node.column, self.level, node.level, form, kind, column, role)
+            child = node.element.column
+            kind = KIND[slot.field.type]
+            self.emit(path, ARRAY_OF, **words, child_column=child, kind=kind, role=role)
+            self.touched.add(child)
             return
-        pc = self.emit(path, ARRAY, node.column, self.level, node.level, form, size)
+        assert slot.inner is not None
+        opened = self.emit(path, ARRAY, **words, smallest=slot.element_size_min)
         outer, self.level = self.level, node.level
-        self.depth += 1
-        self.deepest = max(self.deepest, self.depth)
-        body = len(self.paths)
-        self.struct(this.fields, node.element.children, api_version, flexible, path + "[].")
-        self.flush()
-        self.emit(path, NEXT, node.level, body)
+        self.deepen()
+        first = self.here
+        self.struct(slot.inner, node.element.children, path + "[].")
+        self.emit(path, NEXT, child_level=node.level, jump=first)
         self.depth -= 1
         self.level = outer
-        self.patch(pc, 6)
+        opened["jump"] = self.here
 
-    def fill(self, this: Field, node: Node, api_version: int, prefix: str) -> None:
+    def fill(self, slot: Slot, node: Node, default: Any, path: str) -> None:
         """Write the default of a tagged field, for messages without its tag."""
-        path = prefix + this.name
-        default = this.default
+        if default is None:
+            return
         if isinstance(node, List):
-            if default is not None or api_version not in this.nullable:
-                self.fixed(K_FILL_32, node.column, path)
+            self.fixed(path, K_FILL_32, node.column)
         elif isinstance(node, Struct):
-            if default is None and api_version in this.nullable:
-                return
-            self.fixed(K_PRESENT, node.column, path)
-            for one in this.fields:
-                if api_version in one.versions:
-                    self.fill(one, node.children[one.name], api_version, path + ".")
-        elif this.type in (Type.STRING, Type.BYTES):
-            if default is None and api_version in this.nullable:
-                return
+            assert slot.inner is not None
+            self.fixed(path, K_PRESENT, node.column)
+            for inner in slot.inner.by_name.values():
+                child = node.children[inner.name]
+                self.fill(inner, child, inner.default(), f"{path}.{inner.name}")
+        elif slot.is_sized:
             if default:
                 raise ValueError(f"{path}: a tagged field's default must be empty or null")
-            self.fixed(K_FILL_64, node.column, path)
-        elif this.type is Type.UUID:
-            if isinstance(default, UUID) and default.int:
+            self.fixed(path, K_FILL_64, node.column)
+        elif slot.field.type is Type.UUID:
+            if default.int:
                 raise ValueError(f"{path}: a tagged uuid's default must be the zero uuid")
-            self.fixed(K_FILL_64, node.column, path, value=NO_PLACE)
+            self.fixed(path, K_FILL_64, node.column, default=NO_PLACE)
         else:
-            number = default if isinstance(default, (int, float)) else 0
-            if this.type is Type.FLOAT64:
-                number = struct_module.unpack("<q", struct_module.pack("<d", number))[0]
-            self.fixed(_FILL[WIDTH[KIND[this.type]]], node.column, path, value=int(number))
+            if slot.field.type is Type.FLOAT64:
+                default = int.from_bytes(struct_module.pack(">d", default), "big", signed=True)
+            fill = _FILL[WIDTH[KIND[slot.field.type]]]
+            self.fixed(path, fill, node.column, default=int(default))
+
+    def program(self) -> NDArray[np.void]:
+        """INSTRUCTION rows. Words share places, so each is written only where it is used."""
+        places: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in _WORDS}
+        for pc, words in enumerate(self.instructions):
+            for name, word in words.items():
+                places[name][0].append(pc)
+                places[name][1].append(word)
+        rows = np.zeros(len(self.instructions), INSTRUCTION)
+        for name, (at, values) in places.items():
+            rows[name][at] = values
+        return rows
 
 
 def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
@@ -517,13 +506,12 @@ def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
     versions = range(definition.versions.first, definition.versions.last + 1)
     present = np.zeros((len(versions), len(columns.width)), dtype=np.bool_)
     entries = np.full(len(versions), -1, dtype=np.int32)
-    for index, api_version in enumerate(versions):
-        entries[index] = len(compiler.paths)
+    for index, version in enumerate(versions):
+        entries[index] = compiler.here
         compiler.touched.clear()
-        compiler.message(header, header_version(api_version), head, "header.")
-        compiler.message(definition, api_version, body, "")
-        compiler.flush()
-        compiler.emit("", _END)
+        compiler.struct(layout(header, header_version(version)), head.children, "header.")
+        compiler.struct(layout(definition, version), body.children, "")
+        compiler.emit("")
         compiler.touched.discard(-1)
         present[index, list(compiler.touched)] = True
     return ColumnPlan(
@@ -531,7 +519,7 @@ def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
         side=side,
         header=head,
         body=body,
-        program=np.array(compiler.words, dtype=np.int32),
+        program=compiler.program(),
         entries=entries,
         first_version=definition.versions.first,
         paths=compiler.paths,

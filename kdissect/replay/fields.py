@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kdissect.codec.message import Message
-from kdissect.codec.message_codec import Layout, Slot, layout
 from kdissect.errors import Error
 from kdissect.protocol import catalog
+from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.protocol.model import Field, Type
 
 _FORMAT_VERSION = 1

@@ -12,14 +12,13 @@ from typing import Any
 
 from kdissect.codec.message_codec import (
     UNKNOWN_TAGS,
-    Layout,
-    Slot,
-    layout,
     read_count,
     read_presence,
     read_uvarint,
+    read_value,
 )
 from kdissect.errors import DecodeError
+from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.protocol.model import Definition, Field, Type
 
 Path = tuple[str | int, ...]
@@ -97,17 +96,14 @@ class ByteTree:
             return self._array(slot, path, pos, data, owner)
         if slot.inner is None:
             start = pos
-            if slot.takes_null:
-                value, pos = slot.read(data, pos, slot.nullable)
-            else:
-                value, pos = slot.read(data, pos)
+            value, pos = read_value(slot, data, pos)
             is_records = slot.field.type is Type.RECORDS
             node = Node(path, start, pos, value, True, False, None, is_records, slot.field)
             self.nodes.append(node)
             return value, pos
         node = self._open(path, pos)
         if slot.nullable:
-            present, pos = read_presence(data, pos, slot.tagged)
+            present, pos = read_presence(data, pos, slot.is_tagged)
             if not present:
                 node.end, node.is_leaf = pos, True
                 return None, pos
@@ -132,7 +128,7 @@ class ByteTree:
         owner[slot.name] = elements
         if slot.inner is None:
             for _ in range(count):
-                element, pos = slot.read(data, pos)
+                element, pos = read_value(slot, data, pos)
                 elements.append(element)
             node.value, node.is_leaf, node.definition = elements, True, slot.field
             node.end = pos

@@ -25,7 +25,7 @@ from kdissect.protocol.model import RESPONSE, SIDES, Definition
 from kdissect.show import style
 from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at
 from kdissect.tables.embedded import add_decoded
-from kdissect.tables.message_facts import METADATA_TOPIC
+from kdissect.tables.topics import METADATA_TOPIC
 from kdissect.text import rfc3339, visible
 
 VALUES_SHOWN = 32  # of a list of numbers or names; how many more there are is said

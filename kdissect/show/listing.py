@@ -13,8 +13,8 @@ import pyarrow as pa
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.decode import TopicNames, decode_exchanges
-from kdissect.pipeline.facts import CaptureFacts, learn_topics
+from kdissect.pipeline.cluster import learn_topics
+from kdissect.pipeline.decode import decode_exchanges
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import decode_messages
@@ -26,6 +26,7 @@ from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.stories.events import Collector
 from kdissect.tables.tcp_columns import tcp_table
+from kdissect.tables.topics import SeenTopics, TopicNames
 
 TOPICS_MAX = 100_000  # topic ids that are remembered; beyond that the oldest are forgotten
 DETAIL_ROWS = 512  # exchanges whose bytes are at hand together
@@ -55,8 +56,7 @@ class Lister:
         """detail: "" for rows alone, "frames" with bytes, "records" with records too."""
         self.options, self.capture_ids, self.selection = options, capture_ids, selection
         self.detail = detail
-        self.facts = CaptureFacts()
-        self.names: OrderedDict[str, str] = OrderedDict(CaptureFacts().names_by_id())
+        self.names: OrderedDict[str, str] = OrderedDict(SeenTopics().names().of_id)
 
     def listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
         """The exchanges that pass the selection."""
@@ -98,26 +98,24 @@ class Lister:
 
         output = TableOutput(assembly, self.capture_ids, self.options, keep)
         chunks = _chunks(assembly.exchanges, rows, self.options.chunk_bytes)
+        names = TopicNames(self.names, SeenTopics().names().id_of)
         if self.detail == "records":
-            names = TopicNames(self.names, CaptureFacts().ids_by_name())
             decode_exchanges(output, sources, chunks, names, Collector(1))
         else:
             for some in chunks:
                 frames = FrameBuffer.gather(assembly, sources, some)
                 elements_max = self.options.limits.array_elements
-                write_exchanges(decode_messages(frames, self.names, elements_max), output)
+                write_exchanges(decode_messages(frames, names, elements_max), output)
         return {
             name: pa.concat_tables(some, promote_options="permissive").unify_dictionaries()
             for name, some in parts.items()
         }
 
     def _learn(self, assembly: Assembly, sources: Sources) -> None:
-        facts = learn_topics(assembly, sources, self.options.chunk_bytes)
-        if facts.topics:
-            for ident, name in facts.names_by_id().items():
-                self.names.setdefault(ident, name)
-            while len(self.names) > TOPICS_MAX:
-                self.names.popitem(last=False)
+        for ident, name in learn_topics(assembly, sources, self.options.chunk_bytes).of_id.items():
+            self.names.setdefault(ident, name)
+        while len(self.names) > TOPICS_MAX:
+            self.names.popitem(last=False)
 
 
 def _connections(assembly: Assembly, connection_ids: pa.ChunkedArray) -> pa.Table:

@@ -19,7 +19,7 @@ from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
 from kdissect.sql.unanswered import unanswered
 from kdissect.sql.views import view_name
-from kdissect.tables.message_facts import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT
+from kdissect.tables.topics import names_sql
 
 JAVA = "apache-kafka-java"  # the software name of Kafka's own clients, brokers included (KIP-511)
 # Every connection may begin with these. Java sends ApiVersions 0 and, in some releases, its newest.
@@ -57,7 +57,7 @@ def make_requests(database: _Database, prefix: str = "") -> None:
         "CREATE OR REPLACE TEMP MACRO ms_between(earlier, later) AS "
         "(epoch_us(later) - epoch_us(earlier)) / 1e3"
     )
-    database.run(f"CREATE TEMP TABLE {prefix}topic_names AS {topic_names(prefix)}")
+    database.run(f"CREATE TEMP TABLE {prefix}topic_names AS {names_sql(prefix)}")
     database.run(_server_connections(database, prefix))
     database.run(
         f"""
@@ -149,16 +149,6 @@ def is_fault(api: str, codes: str) -> str:
         for name, error in ROUTINE
     )
     return f"coalesce(len(list_filter({codes}, lambda code: NOT ({steps}))), 0) > 0"
-
-
-def topic_names(prefix: str = "") -> str:
-    """SQL of `topic_id` and `topic`: the name of each topic id, as `CaptureFacts.names_by_id`."""
-    return f"""
-        SELECT topic_id, any_value(topic ORDER BY first_time, source, topic) AS topic
-        FROM {prefix}topics
-        WHERE topic IS NOT NULL AND topic_id NOT IN ('{METADATA_TOPIC_ID}', '{ZERO_UUID_TEXT}')
-        GROUP BY topic_id UNION ALL SELECT '{METADATA_TOPIC_ID}', '{METADATA_TOPIC}'
-        """
 
 
 def client_name(client_id: str, ip: str) -> str:

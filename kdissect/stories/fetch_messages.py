@@ -64,7 +64,8 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
             continue
         if ask is Ask.ADD:
             partitions = partitions.field("partition")
-        names = _names(topics, messages.topic_names).take(pa.array(in_topic))
+        known = messages.topic_names.names(topics.field("topic_id"))
+        names = pc.coalesce(topics.field("topic"), known).take(pa.array(in_topic))
         row = row[in_topic]
         if ask is Ask.ADD:
             again = _again(broker, row, names, partitions, _changing(requests, broker, epoch[kept]))
@@ -94,13 +95,6 @@ def _events(
         epoch=pa.array(epoch.astype(np.int32)),
         **more,
     )
-
-
-def _names(topics: pa.StructArray, topic_names: dict[str, str]) -> pa.Array:
-    """string per element: the topic's name, else the name known for its id, else the id."""
-    ids = topics.field("topic_id").dictionary_encode()
-    known = [topic_names.get(text, text) for text in ids.dictionary.to_pylist()]
-    return pc.coalesce(topics.field("topic"), pa.array(known, pa.string()).take(ids.indices))
 
 
 def _seen(messages: Messages, rows: Rows, broker: Rows, session: Rows, epoch: Rows) -> pa.Table:

@@ -23,6 +23,7 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import story
 from kdissect.stories.messages import Messages, Rows
+from kdissect.tables.topics import TopicNames
 
 GROUP_APIS = (
     *(
@@ -111,7 +112,7 @@ def _read(messages: Messages, api_key: int, rows: Rows) -> pa.Table:
 
 
 def _facts(
-    api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
+    api_key: int, request: Body, response: Body | None, topic_names: TopicNames
 ) -> Iterator[GroupFacts]:
     if api_key == ApiKey.JOIN_GROUP:
         yield _join(request, response)
@@ -168,7 +169,7 @@ def _leaves(request: Body, response: Body | None) -> Iterator[GroupFacts]:
 
 
 def _epoch_heartbeat(
-    api_key: int, request: Body, response: Body | None, topic_names: dict[str, str]
+    api_key: int, request: Body, response: Body | None, topic_names: TopicNames
 ) -> GroupFacts:
     data: dict[str, Any] = {
         "epoch": request["member_epoch"],
@@ -188,7 +189,7 @@ def _epoch_heartbeat(
             )
     elif response["assignment"] is not None:
         data["given"] = _merged(
-            (topic_names.get(item["topic_id"], item["topic_id"]), item["partitions"])
+            (topic_names.name(item["topic_id"]), item["partitions"])
             for item in response["assignment"]["topic_partitions"] or ()
         )
     member = response["member_id"] or request["member_id"]
@@ -196,13 +197,13 @@ def _epoch_heartbeat(
     return member, epoch, data
 
 
-def _refused(request: Body, response: Body | None, topic_names: dict[str, str]) -> str:
+def _refused(request: Body, response: Body | None, topic_names: TopicNames) -> str:
     """Text of the partitions of a commit that were refused, with their errors."""
     partitions_of: dict[int, list[tuple[str, list[int]]]] = {}
     for topic in (response and response["topics"]) or ():
         name = topic["name"]
         if name is None:
-            name = topic_names.get(topic["topic_id"], topic["topic_id"])
+            name = topic_names.name(topic["topic_id"])
         for partition in topic["partitions"] or ():
             code = partition["error_code"]
             if code:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from kdissect.codec.message_columns import MessageColumns
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import NO_TIME
+from kdissect.tables.topics import TopicNames
 
 Rows = npt.NDArray[np.int64]
 
@@ -27,7 +28,6 @@ class Messages:
     broker: string[n], address and port.
     error_code: int16[n], first non-zero code in the response, otherwise 0.
     decoded: (api key, side) -> (rows of the chunk, columns in their order).
-    topic_names: topic id text -> name.
     """
 
     exchanges: npt.NDArray[np.void]
@@ -37,7 +37,7 @@ class Messages:
     broker: pa.Array
     error_code: npt.NDArray[np.int16]
     decoded: dict[tuple[int, int], tuple[Rows, MessageColumns]]
-    topic_names: dict[str, str]
+    topic_names: TopicNames
 
     def rows(self, api_key: int) -> Rows:
         """Rows whose request of that API was decoded."""

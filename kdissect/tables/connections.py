@@ -21,16 +21,16 @@ _NO_CERTIFICATE = Certificate()
 
 
 @dataclass(slots=True)
-class ConnectionFacts:
-    """Facts about connections from decoded messages; keys are rows of the connections array."""
+class ConnectionClients:
+    """Clients of connections, from decoded messages; keys are rows of the connections array."""
 
     client_ids: dict[int, list[str]] = field(default_factory=dict)
     software: dict[int, tuple[str, str]] = field(default_factory=dict)
     mechanism: dict[int, str] = field(default_factory=dict)
     principal: dict[int, str] = field(default_factory=dict)
 
-    def add(self, later: ConnectionFacts) -> None:
-        """Add facts of later messages; earlier values stay."""
+    def add(self, later: ConnectionClients) -> None:
+        """Add what later messages tell; earlier values stay."""
         for row, names in later.client_ids.items():
             client_ids = self.client_ids.setdefault(row, [])
             client_ids += [name for name in names if name not in client_ids]
@@ -101,15 +101,15 @@ def _seconds(times: list[int | None]) -> pa.Array:
 def connections_table(
     endpoints: Rows,
     connections: Rows,
-    facts: ConnectionFacts,
+    clients: ConnectionClients,
     tls: dict[int, TlsFacts],
     tcp: TcpFacts,
 ) -> pa.Table:
-    """`connections` for CONNECTION rows; facts, tls and tcp are keyed by row."""
+    """`connections` for CONNECTION rows; clients, tls and tcp are keyed by row."""
     rows = range(len(connections))
     where = endpoint_columns(endpoints, connections)
     rtt_ns = connections["handshake_rtt_ns"]
-    software = [facts.software.get(row, (None, None)) for row in rows]
+    software = [clients.software.get(row, (None, None)) for row in rows]
     columns = {
         "connection_id": connections["connection_id"],
         "client_ip": where.client_ip,
@@ -124,11 +124,11 @@ def connections_table(
         "is_kafka": connections["protocol"] == Protocol.KAFKA,
         "is_tls": connections["is_tls"] != 0,
         "protocol": labels(connections["protocol"], names_of(Protocol)),
-        "sasl_mechanism": [facts.mechanism.get(row) for row in rows],
-        "principal": [facts.principal.get(row) for row in rows],
+        "sasl_mechanism": [clients.mechanism.get(row) for row in rows],
+        "principal": [clients.principal.get(row) for row in rows],
         "client_software_name": [name for name, _ in software],
         "client_software_version": [release for _, release in software],
-        "client_ids": [facts.client_ids.get(row, []) for row in rows],
+        "client_ids": [clients.client_ids.get(row, []) for row in rows],
         **_tls_columns(tls, len(connections)),
         **tcp_columns(connections, tcp),
     }

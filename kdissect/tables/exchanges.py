@@ -18,7 +18,7 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.arrow_arrays import labels, names_of
 from kdissect.tables.connections import endpoint_columns
-from kdissect.tables.message_facts import ChunkMarks
+from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.schemas import EXCHANGES, table_of
 from kdissect.tables.waits import service_ns
 
@@ -108,7 +108,7 @@ def exchanges_table(
         "error_name": _error_names(error, facts.has_error),
         "error_codes": error_codes,
         "throttle_time_ms": marks.first_number(Role.THROTTLE_TIME_MS),
-        "topics": marks.topics_column(),
+        "topics": marks.topic_lists(),
         "group_id": marks.first_text(Role.GROUP_ID),
         "transactional_id": marks.first_text(Role.TRANSACTIONAL_ID),
         **_places(exchanges, capture_ids),

@@ -9,27 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.arrays import Ids, Ints, Rows
 from kdissect.tables.arrow_arrays import labels, times_from_ms
-from kdissect.tables.message_facts import RecordSets
 from kdissect.tables.schemas import RECORD_BATCHES, RECORDS, table_of
+from kdissect.tables.topics import ChunkTopics
 
 SOURCES = ("produce", "fetch", "replica_fetch", "share_fetch", "raft_fetch", "snapshot")
 FROM_PRODUCE, FETCH, REPLICA_FETCH, SHARE_FETCH, RAFT_FETCH, SNAPSHOT = range(len(SOURCES))
 
 NO_OFFSET = -1
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSetFacts:
-    """Facts from the exchange of each record set in a chunk, one entry per set."""
-
-    sets: RecordSets
-    exchange_id: npt.NDArray[np.int64]
-    source: npt.NDArray[np.int8]  # index into SOURCES
-    produced_offset: npt.NDArray[np.int64]  # base offset from the response; NO_OFFSET if unknown
-    topics: list[str]
-    topic_ids: list[str]  # as base64 text; a set without id has code -1
-    id_of_name: dict[str, str]
 
 
 class RecordRows:
@@ -39,41 +27,27 @@ class RecordRows:
     produced record's offset over its set.
     """
 
-    def __init__(self, facts: RecordSetFacts, lead: npt.NDArray[np.int64]) -> None:
-        """lead: bytes of each set before its first batch; they become rows of `batch_ends`."""
-        self.facts = facts
-        sets = facts.sets
-        count = len(sets.row)
+    def __init__(
+        self, sets: Rows, lead: Ints, exchange_id: Ids, source: Ints, produced_offset: Ints,
+        topics: ChunkTopics,
+    ) -> None:  # fmt: skip
+        """sets: PARTITION_MARK of the record sets; the next four have one entry per set.
+
+        lead: bytes before its first batch; they become rows of `batch_ends`. source: index into
+        SOURCES. produced_offset: base offset from the response; NO_OFFSET if unknown.
+        """
+        self._sets = sets
         self._lead = lead
+        self._exchange_id, self._source = exchange_id, source
+        self._produced_offset = produced_offset
         self._batches = (lead > 0).astype(np.int64)
-        self._records = np.zeros(count, np.int64)
-        rows = sets.row
+        self._records = np.zeros(len(sets), np.int64)
         # index of the first set of each set's exchange
-        self._first = np.searchsorted(rows, rows) if count else np.zeros(0, np.int64)
-        self._topic = self._texts(sets.topic, facts.topics)
-        self._topic_id = self._topic_ids()
+        self._first = np.searchsorted(sets["row"], sets["row"])
+        self._topic = topics.name_column(sets["topic"])
+        self._topic_id = topics.id_column(sets["topic"], sets["topic_id"])
 
-    @staticmethod
-    def _texts(codes: Any, texts: list[str]) -> pa.Array:
-        return labels(np.maximum(codes, 0), texts or [""], codes >= 0)
-
-    def _topic_ids(self) -> pa.Array:
-        """The topic id of each set: its own, or the one known for its name."""
-        facts = self.facts
-        texts = list(facts.topic_ids)
-        code_of = {text: code for code, text in enumerate(texts)}
-        by_name = np.full(len(facts.topics) + 1, -1, np.int64)
-        for code, name in enumerate(facts.topics):
-            text = facts.id_of_name.get(name)
-            if text is not None:
-                if text not in code_of:
-                    code_of[text] = len(texts)
-                    texts.append(text)
-                by_name[code] = code_of[text]
-        codes = np.where(facts.sets.topic_id >= 0, facts.sets.topic_id, by_name[facts.sets.topic])
-        return self._texts(codes, texts)
-
-    def _batch_base(self) -> npt.NDArray[np.int64]:
+    def _batch_base(self) -> Ints:
         """Number of batches in earlier sets of the same exchange, per set."""
         if not len(self._batches):
             return self._batches
@@ -113,17 +87,16 @@ class RecordRows:
 
         via: the set's index per row. set_index: the same per run of `repeats` rows.
         """
-        facts = self.facts
 
         def each(values: Any) -> Any:
             return values if repeats is None else np.repeat(values, repeats)
 
         return {
-            "exchange_id": each(facts.exchange_id[set_index]),
-            "source": labels(each(facts.source[set_index]), SOURCES),
+            "exchange_id": each(self._exchange_id[set_index]),
+            "source": labels(each(self._source[set_index]), SOURCES),
             "topic": self._topic.take(via),
             "topic_id": self._topic_id.take(via),
-            "partition": each(facts.sets.partition[set_index]),
+            "partition": each(self._sets["partition"][set_index]),
         }
 
     def _batch_rows(self, batches: pa.Table, set_index: Any, within: Any, base: Any) -> pa.Table:
@@ -149,10 +122,10 @@ class RecordRows:
 
     def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> Any:
         """Offsets from the wire; for produced records from the response, or null."""
-        produced = self.facts.source[runs.sets] == FROM_PRODUCE
+        produced = self._source[runs.sets] == FROM_PRODUCE
         if not produced.any():
             return offsets
-        given = self.facts.produced_offset[runs.sets]
+        given = self._produced_offset[runs.sets]
         # the index of a record within its set is its row, counted from the run's first
         shift = np.where(produced, given + self._records[runs.sets] - runs.first, 0)
         self._records[runs.sets] += runs.length

@@ -25,11 +25,12 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import Bools, Ints, Rows
 from kdissect.codec import record_kernel as rk
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import RESPONSE
-from kdissect.tables.message_facts import ChunkMarks
+from kdissect.tables.message_marks import ChunkMarks
 
 _POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 GROUP_WAITS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
@@ -39,8 +40,6 @@ POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # a timer of the broker ends a poll, up to
 APPEND_MS = 250  # from a record's timestamp until a consumer can see it: linger, replication
 _BATCHES = 4096  # scanned at a time
 _IS_TRANSACTIONAL, _IS_CONTROL = 16, 32  # attributes of a batch
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Wait(IntEnum):
@@ -52,7 +51,7 @@ class Wait(IntEnum):
     UNDECIDED = 3
 
 
-def service_ns(exchanges: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], Bools]:
+def service_ns(exchanges: Rows) -> tuple[Ints, Bools]:
     """(int64[n] latency minus queued_ns, in ns; bool[n] both sides exist and the queue is known).
 
     `service_ms` is this time. Without the response before it, nobody knows how long a response
@@ -65,7 +64,7 @@ def service_ns(exchanges: npt.NDArray[np.void]) -> tuple[npt.NDArray[np.int64], 
 
 
 def waits(
-    exchanges: npt.NDArray[np.void], is_decoded: Bools, marks: ChunkMarks
+    exchanges: Rows, is_decoded: Bools, marks: ChunkMarks
 ) -> tuple[npt.NDArray[np.int8], Bools]:
     """(Wait int8[n], bool[n]: both sides exist) of the EXCHANGE rows of a chunk.
 
@@ -88,18 +87,16 @@ def waits(
     return wait, is_answered
 
 
-def _bytes_there(
-    exchanges: npt.NDArray[np.void], chosen: Bools, marks: ChunkMarks
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _bytes_there(exchanges: Rows, chosen: Bools, marks: ChunkMarks) -> tuple[Ints, Ints]:
     """int64[n] twice: the fewest and the most returned bytes that the log can have had when the
     chosen exchanges were sent."""
-    sets = marks.places(Role.RECORDS)
-    some = np.flatnonzero((sets.side == RESPONSE) & (sets.length > 0) & chosen[sets.row])
-    row = sets.row[some]
+    sets = marks.by_partition(Role.RECORDS)
+    sets = sets[(sets["side"] == RESPONSE) & (sets["length"] > 0) & chosen[sets["row"]]]
+    row = sets["row"]
     sent_ms = exchanges["request"]["time_ns"][row] // 1_000_000
-    start, length = (np.ascontiguousarray(column[some]) for column in (sets.start, sets.length))
-    by_evidence = np.zeros((2, 2, len(some)), np.int64)  # least or most, plain or transactional
-    has_ended = np.zeros((2, len(some)), np.bool_)  # a transaction ended after the request
+    start, length = (np.ascontiguousarray(sets[name]) for name in ("value", "length"))
+    by_evidence = np.zeros((2, 2, len(sets)), np.int64)  # least or most, plain or transactional
+    has_ended = np.zeros((2, len(sets)), np.bool_)  # a transaction ended after the request
     position = rk.scan_start()
     table = np.empty(_BATCHES, rk.SCANNED_BATCH)
     while count := int(rk.scan_batches(marks.buf, start, length, position, table)):

@@ -154,7 +154,7 @@ def test_caller_faults() -> None:
 
 def marks_of(columns: MessageColumns, role: Role) -> list[tuple[int, int, int]]:
     chosen = columns.marks[columns.marks["role"] == role]
-    return list(zip(*(chosen[name].tolist() for name in ("row", "a", "b")), strict=True))
+    return list(zip(*(chosen[name].tolist() for name in ("row", "value", "length")), strict=True))
 
 
 RECORDS = {
@@ -173,15 +173,16 @@ def test_record_sets_follow_their_topic_and_partition(key: int, side: str) -> No
     raw = b"".join(one["frame"] for one in vectors)
     got: list[list[tuple[Any, ...]]] = [[] for _ in vectors]
     name = partition = None
-    for row, role, a, b in columns.marks.tolist():
+    for row, role, value, length in columns.marks.tolist():
         if role == Role.TOPIC_NAME:
-            name = raw[a : a + b].decode()
+            name = raw[value : value + length].decode()
         elif role == Role.TOPIC_ID:
-            name = raw[a : a + 16]
+            name = raw[value : value + 16]
         elif role == Role.PARTITION:
-            partition = a
+            partition = value
         elif role == Role.RECORDS:
-            got[row].append((name, partition, raw[a : a + b] if b >= 0 else None))
+            data = raw[value : value + length] if length >= 0 else None
+            got[row].append((name, partition, data))
     for at, vector in enumerate(vectors):
         expected = []
         for topic in vector["body"][topics]:
@@ -203,9 +204,9 @@ def test_error_codes_and_throttle_times() -> None:
             continue
         vectors, columns = vector_columns(key, side)
         found: dict[int, list[int]] = {}
-        for row, a, _ in marks_of(columns, Role.ERROR_CODE):
-            found.setdefault(row, []).append(a)
-        throttle = {row: a for row, a, _ in marks_of(columns, Role.THROTTLE_TIME_MS)}
+        for row, code, _ in marks_of(columns, Role.ERROR_CODE):
+            found.setdefault(row, []).append(code)
+        throttle = {row: ms for row, ms, _ in marks_of(columns, Role.THROTTLE_TIME_MS)}
         for at, vector in enumerate(vectors):
             codes: list[int] = []
 
@@ -232,9 +233,10 @@ def test_topic_bindings() -> None:
     vectors, columns = vector_columns(3, "response")
     raw = b"".join(one["frame"] for one in vectors)
     got: dict[int, list[tuple[str, bytes]]] = {}
-    for row, a, b in marks_of(columns, Role.TOPIC_BINDING):
-        name = raw[a >> 31 : (a >> 31) + (a & 0x7FFFFFFF)].decode()
-        got.setdefault(row, []).append((name, raw[b : b + 16]))
+    names, ids = (marks_of(columns, role) for role in (Role.BOUND_NAME, Role.BOUND_ID))
+    for (row, start, length), (_, ident, _) in zip(names, ids, strict=True):
+        name = raw[start : start + length].decode()
+        got.setdefault(row, []).append((name, raw[ident : ident + 16]))
     for at, vector in enumerate(vectors):
         expected = [
             (topic["name"], bytes.fromhex(topic["topic_id"]["$uuid"].replace("-", "")))

@@ -267,7 +267,7 @@ def test_many_failures_leave_their_neighbours_alone() -> None:
         assert mixed.body.take(np.flatnonzero(kept)).equals(alone.body)
         assert mixed.unknown_tags.take(np.flatnonzero(kept)).equals(alone.unknown_tags)
         marks = mixed.marks[kept[mixed.marks["row"]]]
-        for name in ("role", "a", "b"):
+        for name in ("role", "value", "length"):
             assert (marks[name] == alone.marks[name]).all()
 
 

@@ -53,7 +53,7 @@ def test_columns_are_numbered_once() -> None:
         assert one.level_first[0] == 0
         assert one.level_first[-1] == len(columns)
         assert (np.diff(one.level_first) >= 0).all()
-        assert len(one.program) == len(one.paths) * column_plan.WORDS
+        assert len(one.program) == len(one.paths)
 
 
 def test_a_version_fills_its_fields_and_no_others() -> None:
@@ -73,14 +73,15 @@ def test_element_bytes_bound_the_builders() -> None:
     worst = 0.0
     for one in all_plans():
         width = one.column_width + 1
-        instructions = iter(one.program.reshape(-1, column_plan.WORDS).tolist())
-        for op, count, _, child, _, smallest, *_ in instructions:
-            if op in (column_plan.RUN, column_plan.TAGS):
-                for _ in range(count):
+        instructions = iter(one.program)
+        for step in instructions:
+            if step["op"] in (column_plan.RUN, column_plan.TAGS):
+                for _ in range(step["count"]):
                     next(instructions)
-            elif op == column_plan.ARRAY:
-                first, last = one.level_first[child : child + 2]
-                worst = max(worst, float(width[first:last].sum()) / smallest)
+            elif step["op"] == column_plan.ARRAY:
+                level = step["child_level"]
+                first, last = one.level_first[level : level + 2]
+                worst = max(worst, float(width[first:last].sum()) / step["smallest"])
     print(f"at worst {worst:.1f} builder bytes for a byte of an array")
     assert worst < 64
 

@@ -12,11 +12,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
-from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
+from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.redaction import TEXT, may_hold_secrets
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
+from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.protocol.model import RESPONSE, Type
 from kdissect.replay.comparison.equivalence import Meaning
 from kdissect.replay.comparison.records import RecordLedger

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kdissect.codec.message import Message
-from kdissect.codec.message_codec import UNKNOWN_TAGS, Layout, Slot, layout
+from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.record_codec import decode_record_set, encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.layout import Layout, Slot, layout
 from kdissect.replay.model import DroppedField
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.requests import Untranslatable

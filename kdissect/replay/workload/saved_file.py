@@ -46,7 +46,7 @@ from kdissect.protocol.model import RESPONSE, SIDES
 from kdissect.replay.model import Connection, Exchange, StartingState, Workload
 from kdissect.replay.workload import messages
 from kdissect.replay.workload.starting_state import starting_state
-from kdissect.tables.message_facts import METADATA_TOPIC
+from kdissect.tables.topics import METADATA_TOPIC
 
 _FORMAT_VERSION = 1
 _METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)

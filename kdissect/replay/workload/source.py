@@ -13,7 +13,7 @@ import pyarrow as pa
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
-from kdissect.pipeline.facts import principal_of
+from kdissect.pipeline.clients import principal_of
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import MB, Options

@@ -10,10 +10,10 @@ from uuid import UUID
 import pytest
 
 from kdissect.codec.message import Message, encode_message
-from kdissect.codec.message_codec import layout
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.layout import layout
 from kdissect.protocol.model import Type
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.comparison.comparator import Comparator

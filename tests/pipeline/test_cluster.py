@@ -1,4 +1,4 @@
-"""What is known of brokers: the addresses of names, roles of nodes, owners of tokens."""
+"""What messages tell of a cluster: addresses of brokers, roles of nodes, owners of tokens."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.pipeline.cluster_facts import BROKER_ROLE, CONTROLLER, NodeRole
-from kdissect.pipeline.facts import CaptureFacts, brokers_table, with_owners
+from kdissect.pipeline.brokers import BROKER, CONTROLLER, ListedBroker, NodeRole, SeenBrokers
+from kdissect.pipeline.clients import with_owners
+from kdissect.pipeline.cluster import Cluster
 from tests.material import needs_material
 from tests.truth.material import Capture
 
 
 def ips(brokers: list[tuple[int, str, int]], listeners: set[tuple[str, int]]) -> list[str | None]:
-    facts = CaptureFacts(brokers={(*broker, None, "c") for broker in brokers}, listeners=listeners)
-    packed = CaptureFacts.from_bytes(facts.to_bytes())
-    rows = brokers_table(packed).sort_by("node_id")
-    return rows["ip"].to_pylist()
+    listed = {ListedBroker(*broker, None, "c") for broker in brokers}
+    return table(SeenBrokers(listed, listeners=listeners)).sort_by("node_id")["ip"].to_pylist()
+
+
+def table(brokers: SeenBrokers) -> pa.Table:
+    """`brokers`, after their way from step to step."""
+    return Cluster.from_bytes(Cluster(brokers=brokers).to_bytes()).brokers.table()
 
 
 def test_an_address_is_itself() -> None:
@@ -45,45 +49,48 @@ def test_doubt_is_null() -> None:
 
 
 def roles(brokers: list[tuple[int, str | None]], node_roles: set[NodeRole]) -> list[list[str]]:
-    facts = CaptureFacts(
-        brokers={(node, "h", 1, None, cluster) for node, cluster in brokers}, roles=node_roles
-    )
-    return brokers_table(CaptureFacts.from_bytes(facts.to_bytes()))["roles"].to_pylist()
+    listed = {ListedBroker(node, "h", 1, None, cluster) for node, cluster in brokers}
+    return table(SeenBrokers(listed, node_roles))["roles"].to_pylist()
 
 
 def test_roles_of_one_cluster() -> None:
     """What a message says without naming the cluster counts for its only one."""
-    node_roles: set[NodeRole] = {
-        (1, BROKER_ROLE, "c"),
-        (1, CONTROLLER, None),
-        (2, BROKER_ROLE, "c"),
+    node_roles = {
+        NodeRole(1, BROKER, "c"),
+        NodeRole(1, CONTROLLER, None),
+        NodeRole(2, BROKER, "c"),
     }
     assert roles([(1, "c"), (2, "c"), (3, "c")], node_roles) == [
-        [BROKER_ROLE, CONTROLLER],
-        [BROKER_ROLE],
+        [BROKER, CONTROLLER],
+        [BROKER],
         [],
     ]
 
 
 def test_roles_of_two_clusters() -> None:
     """Roles belong to a node of one cluster."""
-    node_roles: set[NodeRole] = {(1, BROKER_ROLE, "c"), (1, CONTROLLER, None), (1, CONTROLLER, "d")}
-    assert roles([(1, "c"), (1, "d")], node_roles) == [[BROKER_ROLE], [CONTROLLER]]
+    node_roles = {
+        NodeRole(1, BROKER, "c"),
+        NodeRole(1, CONTROLLER, None),
+        NodeRole(1, CONTROLLER, "d"),
+    }
+    assert roles([(1, "c"), (1, "d")], node_roles) == [[BROKER], [CONTROLLER]]
 
 
 def test_owners_of_tokens() -> None:
     """Only SCRAM's users are looked up; the same owner whichever message came first."""
-    facts = CaptureFacts(owners={"id": "User:bob"})
-    facts.merge(CaptureFacts(owners={"id": "User:alice", "other": "User:eve"}))
-    table = pa.table(
+    cluster = Cluster(owners={"id": "User:bob"})
+    cluster.merge(Cluster(owners={"id": "User:alice", "other": "User:eve"}))
+    connections = pa.table(
         {
             "principal": ["User:id", "User:id", None, "User:carol"],
             "sasl_mechanism": ["SCRAM-SHA-256", "PLAIN", "SCRAM-SHA-512", "SCRAM-SHA-256"],
         }
     )
-    found = with_owners(table, CaptureFacts.from_bytes(facts.to_bytes()))["principal"].to_pylist()
+    owners = Cluster.from_bytes(cluster.to_bytes()).owners
+    found = with_owners(connections, owners)["principal"].to_pylist()
     assert found == ["User:alice", "User:id", None, "User:carol"]
-    assert with_owners(table, CaptureFacts()) is table
+    assert with_owners(connections, {}) is connections
 
 
 @needs_material
@@ -91,8 +98,8 @@ def test_owners_of_tokens() -> None:
 def test_roles_of_real_clusters(name: str) -> None:
     """Three combined nodes; with ZooKeeper one of two brokers is the controller."""
     found = [row["roles"] for row in Capture(name).rows("brokers")]
-    both = [BROKER_ROLE, CONTROLLER]
-    assert found == ([both] * 3 if name.startswith("cluster") else [both, [BROKER_ROLE]])
+    both = [BROKER, CONTROLLER]
+    assert found == ([both] * 3 if name.startswith("cluster") else [both, [BROKER]])
 
 
 @needs_material

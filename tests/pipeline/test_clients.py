@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.pipeline.facts import _client_id_kernel
+from kdissect.pipeline.clients import _client_id_kernel
 
 # From the test vectors of draft-eastlake-fnv, 64 bits.
 PUBLISHED = {

@@ -1,0 +1,190 @@
+"""Topics that messages name: beside a topic id, in Metadata without one, in the metadata log.
+
+Brokers learn topics by fetching ``__cluster_metadata`` from the controllers, so a capture of a
+cluster may name a topic nowhere else. Most of a capture is fetches, so only a few are read: the
+request must contain the log's name or its fixed id, and the response must be large enough to hold a
+batch. A batch that is split between two responses of a snapshot is not read.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kdissect.arrays import Bytes, Indices, TimesNs
+from kdissect.capture.mapped_files import Sources
+from kdissect.codec.internal_records import METADATA, Places, decode_internal
+from kdissect.codec.message_columns import MessageColumns, decode_columns
+from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
+from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.column_plan import Role, role_of
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Definition, Field
+from kdissect.tables.arrow_arrays import strings, uuid_texts
+from kdissect.tables.message_marks import ChunkMarks, message_marks
+from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT, SeenTopics
+
+_SMALLEST_BATCH = 61
+_LOG_MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC.encode())
+
+
+@cache
+def binding_messages() -> frozenset[tuple[int, int]]:
+    """(api key, side) of messages that hold a topic's name beside its id, in any version."""
+    return frozenset(
+        (key, side)
+        for key, api in catalog.apis().items()
+        for side, definition in enumerate((api.request, api.response))
+        if _binds(definition)
+    )
+
+
+def _binds(definition: Definition) -> bool:
+    def has_both(fields: tuple[Field, ...], version: int) -> bool:
+        here = [one for one in fields if version in one.versions]
+        roles = {role_of(-1, one) for one in here if not one.is_array}
+        if {Role.TOPIC_NAME, Role.TOPIC_ID} <= roles:
+            return True
+        return any(has_both(one.fields, version) for one in here)
+
+    versions = range(definition.versions.first, definition.versions.last + 1)
+    return any(has_both(definition.fields, version) for version in versions)
+
+
+def add_bound(
+    topics: SeenTopics, buf: Bytes, decoded: MessageColumns, time_ns: TimesNs, api_name: str
+) -> None:
+    """Add the topics that messages name beside an id. time_ns: of each message."""
+    marks = decoded.marks
+    names, ids = (marks[marks["role"] == role] for role in (Role.BOUND_NAME, Role.BOUND_ID))
+    named = names["length"] > 0  # a request may name a topic by its id alone, with an empty name
+    names, ids = names[named], ids[named]
+    if not len(names):
+        return
+    texts, _ = strings(buf, names["value"], names["length"])
+    id_texts = uuid_texts(np.ascontiguousarray(buf[ids["value"][:, None] + np.arange(16)]))
+    bound = pa.table({"name": texts, "id": id_texts, "time_ns": time_ns[names["row"]]})
+    grouped = bound.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
+    for row in grouped.to_pylist():
+        if row["id"] != ZERO_UUID_TEXT:
+            topics.add(row["name"], row["id"], row["time_ns_min"], api_name)
+
+
+def add_named(topics: SeenTopics, body: pa.StructArray, time_ns: TimesNs) -> None:
+    """Add the topics in Metadata responses that have no topic id: before v10, or from older
+    brokers."""
+    listed = body.field("topics")
+    flat = listed.flatten()
+    if not len(flat):
+        return
+    topic_id = flat.field("topic_id")
+    without_id = pc.or_kleene(pc.is_null(topic_id), pc.equal(topic_id, ZERO_UUID_TEXT))
+    is_named = pc.fill_null(pc.not_equal(flat.field("name"), ""), False)
+    exists = pc.and_(pc.equal(flat.field("error_code"), 0), is_named)
+    times = time_ns[pc.list_parent_indices(listed).to_numpy()]
+    rows = pa.table({"name": flat.field("name"), "time_ns": times})
+    rows = rows.filter(pc.and_(without_id, exists))
+    grouped = rows.group_by("name", use_threads=False).aggregate([("time_ns", "min")])
+    for row in grouped.to_pylist():
+        topics.add(row["name"], "", row["time_ns_min"], "Metadata")
+
+
+def add_from_envelopes(
+    topics: SeenTopics, assembly: Assembly, sources: Sources, chunk_bytes: int
+) -> None:
+    """Add the topics in requests that a broker forwards to the controller, and in the responses
+    (KIP-590). If clients use TLS, a capture may show a CreateTopics only there."""
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero(exchanges["api_key"] == ApiKey.ENVELOPE)
+    for chunk in chunks(rows, exchanges["request"]["size"], chunk_bytes):
+        frames = FrameBuffer.gather(assembly, sources, chunk)
+        whole = [frames.readable(ApiKey.ENVELOPE, side) for side in (REQUEST, RESPONSE)]
+        chosen = np.intersect1d(whole[REQUEST], whole[RESPONSE], assume_unique=True)
+        inner = [
+            Places.of(frames.decode(ApiKey.ENVELOPE, side, chosen).body.field(f"{name}_data"))
+            for side, name in enumerate(SIDES)
+        ]
+        keys, versions = inner[REQUEST].int16()[0], inner[REQUEST].int16(2)[0].astype(np.int16)
+        for key, side in binding_messages():
+            some = np.flatnonzero((keys == key) & (inner[side].length > 0))
+            if len(some):
+                places, name = inner[side].take(some), SIDES[side]
+                end = places.start + places.length
+                decoded = decode_columns(key, name, places.buf, places.start, end, versions[some])
+                time_ns = frames.exchanges[name]["time_ns"][chosen[some]]
+                add_bound(topics, places.buf, decoded, time_ns, catalog.api(key).name)
+
+
+# -- the metadata log -----------------------------------------------------------------------
+
+
+def add_from_metadata_log(
+    topics: SeenTopics, assembly: Assembly, sources: Sources, chunk_bytes: int
+) -> None:
+    """Add every topic in records of the metadata log."""
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero(
+        np.isin(exchanges["api_key"], (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT))
+        & (exchanges["request"]["is_whole"] != 0)
+        & (exchanges["response"]["is_whole"] != 0)
+        & (exchanges["response"]["size"] > _SMALLEST_BATCH)
+    )
+    for chunk in chunks(rows, exchanges["request"]["size"], chunk_bytes):
+        asking = chunk[_asking(assembly, sources, chunk)]
+        for some in chunks(asking, exchanges["response"]["size"], chunk_bytes):
+            frames = FrameBuffer.gather(assembly, sources, some, (RESPONSE,))
+            for api_key in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
+                _add_records(topics, frames, api_key)
+
+
+def _asking(assembly: Assembly, sources: Sources, rows: Indices) -> Indices:
+    """Those of the requests that contain the log's name or id."""
+    frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,))
+    data = frames.buf.tobytes()
+    ends = frames.end[:, REQUEST]
+    asking = set()
+    for mark in _LOG_MARKS:
+        at = data.find(mark)
+        while at >= 0:
+            row = int(np.searchsorted(ends, at, side="right"))
+            asking.add(row)
+            # continue at the next request: one match per request is enough
+            at = data.find(mark, max(at + 1, int(ends[row])))
+    return np.array(sorted(asking), np.int64)
+
+
+def _add_records(topics: SeenTopics, frames: FrameBuffer, api_key: int) -> None:
+    """Add the topics in whole batches of these responses."""
+    chosen = frames.readable(api_key, RESPONSE)
+    if not len(chosen):
+        return
+    decoded = frames.decode(api_key, RESPONSE, chosen)
+    parts = [message_marks(chosen, RESPONSE, decoded.marks)]
+    marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), SeenTopics().names())
+    sets, lead = marks.record_sets(frames.api_key)
+    start = np.ascontiguousarray(sets["value"] + lead)
+    length = np.where(marks.topics.is_metadata(sets["topic"]), sets["length"] - lead, 0)
+    time_ns = frames.exchanges["response"]["time_ns"][sets["row"]]
+    for part in iter_record_chunks(frames.buf, start, length, DecompressionLimits()):
+        _add_topic_records(topics, part, time_ns, catalog.api(api_key).name)
+
+
+def _add_topic_records(
+    topics: SeenTopics, part: RecordChunk, time_ns: TimesNs, api_name: str
+) -> None:
+    """Add the topics of TopicRecords; time_ns: of each record set."""
+    records = pa.table(part.records)
+    records = records.filter(records["control_type"].is_null())
+    set_index = records["set_index"].to_numpy()
+    columns, _ = decode_internal(METADATA, records["key"], records["value"])
+    for column in columns:
+        if column.name == "TopicRecord":
+            times = time_ns[set_index[column.rows]].tolist()
+            for value, time in zip(column.value.to_pylist(), times, strict=True):
+                topics.add(value["name"], value["topic_id"], time, api_name)
