@@ -36,6 +36,7 @@ from kdissect.protocol.model import (
     VersionRange,
     snake_case,
 )
+from tools import definition_text
 from tools.merge_definitions import clamp, merge, shape
 
 DEFINITIONS = Path(grammar.__file__).parent / "definitions"
@@ -253,14 +254,13 @@ class Merged:
             request, response = (replace(each, unstable=unstable, notes=()) for each in sides)
             name = request.name.removesuffix("Request")
             api = Api(key, name, request, response, tuple(dict.fromkeys(notes)))
-            found[f"{key:02d}_{snake_case(name)}.kdef"] = grammar.format(api)
-        headers = []
+            found[f"{key:02d}_{snake_case(name)}.kdef"] = definition_text.format(api)
         for name, each in sorted(self.others.items()):
             definition = replace(each, notes=self._notes(name, each))
             if definition.kind == "header":
-                headers.append(grammar.format(definition))
+                found[f"headers/{snake_case(name)}.kdef"] = definition_text.format(definition)
             elif definition.kind not in grammar.COORDINATOR_KINDS:
-                found[f"records/{snake_case(name)}.kdef"] = grammar.format(definition)
+                found[f"records/{snake_case(name)}.kdef"] = definition_text.format(definition)
             elif name.endswith("Key"):
                 stem = name.removesuffix("Key")
                 value = self.others[stem + "Value"]
@@ -268,8 +268,7 @@ class Merged:
                 notes = definition.notes + self._notes(value.name, value)
                 pair = (replace(definition, notes=()), replace(value, notes=()))
                 api = Api(definition.record_key, stem, *pair, tuple(dict.fromkeys(notes)))
-                found[f"records/{snake_case(stem)}.kdef"] = grammar.format(api)
-        found["headers.kdef"] = "\n".join(headers)
+                found[f"records/{snake_case(stem)}.kdef"] = definition_text.format(api)
         return found
 
     def _notes(self, place: tuple[int, str] | str, definition: Definition) -> tuple[str, ...]:
@@ -278,7 +277,7 @@ class Merged:
 
 def definition_files(folder: Path) -> list[Path]:
     """The files that this command keeps."""
-    found = (*folder.glob("*.kdef"), *folder.glob("records/*.kdef"))
+    found = (path for name in ("", "headers", "records") for path in (folder / name).glob("*.kdef"))
     return sorted(found)
 
 

@@ -37,7 +37,7 @@ def definitions_command(
     as_json: AsJson = False,
 ) -> None:
     """Show Kafka's APIs: fields, types, versions, and what changed between two versions."""
-    from kdissect.protocol import describe
+    from kdissect.protocol import catalog, describe
 
     try:
         document: dict[str, Any] | None
@@ -52,7 +52,7 @@ def definitions_command(
                 text = describe.api_text(name, api_version)
                 document = describe.api_json(name, api_version)
             else:
-                text, document = describe.definition_text(api), None
+                text, document = catalog.source(api), None
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="API") from None
     if as_json and document is None:

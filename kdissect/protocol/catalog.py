@@ -32,9 +32,9 @@ def _api_files() -> dict[int, Traversable]:
 
 @cache
 def _record_files() -> dict[str, Traversable]:
-    """Plain name (`_plain`) of a record or data definition -> file."""
+    """Plain name (`_plain`) of a header, record or data definition -> file."""
     found: dict[str, Traversable] = {}
-    for name in ("records", "embedded"):
+    for name in ("headers", "records", "embedded"):
         for entry in _folder().joinpath(name).iterdir():
             found[_plain(entry.name.removesuffix(".kdef"))] = entry
     return found
@@ -122,39 +122,42 @@ def _record_file(plain: str) -> tuple[Definition, ...]:
     return tuple(found)
 
 
-@cache
-def _headers() -> dict[str, Definition]:
-    parsed = _parsed(_folder().joinpath("headers.kdef"))
-    return {each.name: each for each in parsed if isinstance(each, Definition)}
-
-
-def definition(name: str) -> Definition:
-    """A definition by Kafka's name: ``FetchRequest``, ``OffsetCommitValue``, ``RequestHeader``.
-
-    Raises ValueError, with similar names, if there is none.
-    """
-    if name in _headers():
-        return _headers()[name]
+def _file(name: str) -> tuple[Traversable, Definition]:
+    """The file that holds a definition, and the definition. Raises ValueError."""
     plain = _plain(name)
     for side in SIDES:
         key = _api_names().get(plain.removesuffix(side)) if plain.endswith(side) else None
         if key is not None:
-            return _api(key).side(side)
+            return _api_files()[key], _api(key).side(side)
     for stem in (plain, plain.removesuffix("key"), plain.removesuffix("value")):
         if stem in _record_files():
             for each in _record_file(stem):
                 if _plain(each.name) == plain:
-                    return each
+                    return _record_files()[stem], each
     near = difflib.get_close_matches(plain, list(_record_files()), 5, 0.6)
     names = [each.name for stem in near for each in _record_file(stem)]
     raise ValueError(f"no definition is named {name!r}{_hint(names or near_names(name))}")
 
 
 @cache
+def definition(name: str) -> Definition:
+    """A definition by Kafka's name: ``FetchRequest``, ``OffsetCommitValue``, ``RequestHeader``.
+
+    Raises ValueError, with similar names, if there is none.
+    """
+    return _file(name)[1]
+
+
+def source(name: str) -> str:
+    """The text of the file that holds a definition; `grammar` has its notation."""
+    return _file(name)[0].read_text(encoding="utf-8")
+
+
+@cache
 def record_definitions() -> dict[str, Definition]:
     """Definitions of records and opaque data (no messages, no headers), by name."""
     found = {each.name: each for plain in _record_files() for each in _record_file(plain)}
-    return dict(sorted(found.items()))
+    return {name: each for name, each in sorted(found.items()) if each.kind != "header"}
 
 
 @cache
@@ -199,7 +202,7 @@ RESPONSE_HEADER: Definition
 
 def __getattr__(name: str) -> Definition:
     if name == "REQUEST_HEADER":
-        return _headers()["RequestHeader"]
+        return definition("RequestHeader")
     if name == "RESPONSE_HEADER":
-        return _headers()["ResponseHeader"]
+        return definition("ResponseHeader")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

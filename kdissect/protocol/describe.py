@@ -82,7 +82,7 @@ def api_text(name_or_key: int | str, api_version: int | None = None) -> str:
     """The layout of an API: over all versions, or of one version."""
     api = catalog.api(name_or_key)
     if api_version is None:
-        return grammar.format(api)
+        return catalog.source(api.request.name)
     check_version(api, api_version)
     lines = [f"# {note}" for note in api.notes]
     words = [f"api {api.key} {api.name}", f"version {api_version}"]
@@ -99,18 +99,6 @@ def api_text(name_or_key: int | str, api_version: int | None = None) -> str:
         lines += ["", f"{side}, header {headers[side]}"]
         lines += _version_lines(api.side(side).fields, api_version, 2) or ["  (empty)"]
     return "\n".join(lines) + "\n"
-
-
-def definition_text(name: str) -> str:
-    """The layout of any definition by Kafka's name: a message, header, record or opaque data."""
-    definition = catalog.definition(name)
-    if definition.kind == "message":
-        return grammar.format(catalog.api(name))
-    if definition.kind in grammar.COORDINATOR_KINDS:
-        key, value = catalog.coordinator_records(definition.kind)[definition.record_key]
-        stem = key.name.removesuffix("Key")
-        return grammar.format(Api(definition.record_key, stem, key, value, definition.notes))
-    return grammar.format(definition)
 
 
 def api_json(name_or_key: int | str, api_version: int | None = None) -> dict[str, Any]:

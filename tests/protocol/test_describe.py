@@ -56,12 +56,12 @@ def test_every_version_of_every_api_can_be_described():
 
 
 def test_records_are_described_too():
-    """Texts of records parse to their definitions."""
-    assert describe.definition_text("OffsetCommitValue").startswith("group 1 OffsetCommit\n")
-    assert describe.definition_text("TopicRecord").startswith("# Version 0 had other bytes")
-    assert describe.definition_text("FetchResponse") == describe.api_text("Fetch")
+    """The text of a record's file parses to its definition."""
+    assert catalog.source("OffsetCommitValue").startswith("group 1 OffsetCommit\n")
+    assert catalog.source("TopicRecord").startswith("# Version 0 had other bytes")
+    assert catalog.source("FetchResponse") == describe.api_text("Fetch")
     for name, definition in catalog.record_definitions().items():
-        (parsed,) = grammar.parse(describe.definition_text(name))
+        (parsed,) = grammar.parse(catalog.source(name))
         assert definition in (parsed, getattr(parsed, "request", 0), getattr(parsed, "response", 0))
 
 

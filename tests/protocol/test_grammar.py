@@ -1,14 +1,10 @@
-"""The notation: its meaning, its errors, and texts that format to themselves."""
-
-from pathlib import Path
+"""The notation: its meaning and its errors."""
 
 import pytest
 
 from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
 from kdissect.protocol.model import NEVER, NO_LIMIT, Api, Definition, Type, VersionRange
-
-DEFINITIONS = Path(grammar.__file__).parent / "definitions"
 
 EXAMPLE = """\
 # A note about it.
@@ -69,21 +65,6 @@ def test_every_word_of_the_notation_reaches_the_model():
     assert first.tagged == NEVER
 
 
-def test_formatting_gives_the_text_back():
-    """The formatter writes the example as it was."""
-    (api,) = grammar.parse(EXAMPLE)
-    assert grammar.format(api) == EXAMPLE
-
-
-@pytest.mark.parametrize("path", sorted(DEFINITIONS.rglob("*.kdef")), ids=lambda path: path.stem)
-def test_packaged_files_are_as_the_formatter_writes_them(path):
-    """No shipped definition differs from its formatted text."""
-    if path.name == "releases.kdef":
-        return
-    text = path.read_text(encoding="utf-8")
-    assert "\n".join(map(grammar.format, grammar.parse(text, path.name))) == text
-
-
 def test_records_have_parts_of_their_own_versions():
     """Key and value have ranges of versions of their own."""
     text = """\
@@ -100,7 +81,6 @@ value: versions 0-4, flexible 4+
     assert (record.request.name, record.response.name) == ("KeptKey", "KeptValue")
     assert (record.request.kind, record.request.record_key) == ("group", 1)
     assert record.response.versions == VersionRange(0, 4)
-    assert grammar.format(record) == text
 
 
 def test_a_file_may_declare_several():

@@ -11,6 +11,7 @@ from kdissect.protocol import grammar
 from tests.material import DEFINITIONS as FACTS
 from tests.material import needs_material
 from tools import update_definitions as update
+from tools.definition_text import format_field
 from tools.merge_definitions import merge
 
 
@@ -31,7 +32,7 @@ def field(name, kind, versions, **more):
 
 
 def lines(definition):
-    return [grammar.format_field(each) for each in definition.fields]
+    return [format_field(each) for each in definition.fields]
 
 
 def merged(old, new):
@@ -95,7 +96,7 @@ def test_fields_of_structs_are_merged_too():
         nested("0-1", "A int32 0", "B int32 0+"), nested("1-2", "B int32 0+", "C int8 2+")
     )
     (items,) = both.fields
-    assert [grammar.format_field(each) for each in items.fields] == [
+    assert [format_field(each) for each in items.fields] == [
         "a: int32 0",
         "b: int32 0+",
         "c: int8 2+",
