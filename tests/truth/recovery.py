@@ -1,6 +1,6 @@
 """Counts frames that are found again in damaged captures, and false ones.
 
-    python -m tests.truth.recovery [--seeds 3] [--all] [captures...]
+    python -m tests.truth.recovery [--seeds 3] [--all] [--damage "5 % lost"] [captures...]
 
 Packets are taken out of a capture's index of segments, and the rest is assembled. A frame is
 *intact* when every packet with a byte of it is still there; *false* when no frame of the whole
@@ -15,7 +15,7 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,11 +203,13 @@ def count(whole: Whole, scenario: Scenario, seed: int) -> Count:
     return result
 
 
-def table(paths: list[Path], seeds: int) -> Iterator[tuple[str, Scenario, Count]]:
+def table(
+    paths: list[Path], seeds: int, scenarios: Sequence[Scenario]
+) -> Iterator[tuple[str, Scenario, Count]]:
     for path in paths:
         with tempfile.TemporaryDirectory() as folder:
             whole = read_whole(path, Path(folder))
-            for scenario in SCENARIOS:
+            for scenario in scenarios:
                 total = Count()
                 for seed in range(seeds):
                     one = count(whole, scenario, seed)
@@ -224,14 +226,16 @@ def main() -> int:
     options.add_argument("captures", nargs="*", type=Path)
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--all", action="store_true", help="every plain capture of the material")
+    options.add_argument("--damage", action="append", metavar="NAME", help="only this damage")
     chosen = options.parse_args()
+    scenarios = [each for each in SCENARIOS if not chosen.damage or each.name in chosen.damage]
     paths = chosen.captures or [CAPTURES / f"{name}.pcap" for name in NAMES]
     if chosen.all:
         paths = sorted(path for path in CAPTURES.rglob("*.pcap") if path.parent.name not in DAMAGED)
     print("| capture | damage | intact | found | share | false | wrong pairs |")
     print("|---|---|---:|---:|---:|---:|---:|")
     bad = 0
-    for name, damage, result in table(paths, chosen.seeds):
+    for name, damage, result in table(paths, chosen.seeds, scenarios):
         share = 100 * result.found / max(1, result.intact)
         is_low = share < damage.asked and result.intact > 0
         print(
