@@ -11,11 +11,21 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-FOLDERS = ("kdissect", "pyspark_kdissect", "tests", "bench", "tools", "docs", "reports", "examples")
+FOLDERS = (
+    "kdissect",
+    "pyspark_kdissect",
+    "tests",
+    "lab",
+    "bench",
+    "tools",
+    "docs",
+    "reports",
+    "examples",
+)
 # Of no file in particular.
 PLACEHOLDERS = {"docs/PAGE.md", "a/b/c.py", "b/c.py", "c.py"}
 FILE = re.compile(r"(?<![\w./*-])(?:\.\./)?((?:[\w-]+/)*[\w-]+\.(?:py|md))\b")
-MODULE = re.compile(r"(?<![\w.])(?:kdissect|tests|bench|tools)(?:\.[a-z_]+)+")
+MODULE = re.compile(r"(?<![\w.])(?:kdissect|tests|lab|bench|tools)(?:\.[a-z_]+)+")
 
 
 def sources() -> list[Path]:
