@@ -133,6 +133,7 @@ def kdissect(
             patch.setattr(os, "_exit", leave)
             patch.setattr(sys, "argv", ["kdissect", *args])
             patch.setattr(sys, "stderr", sys.stderr)  # main opens another one
+            patch.setattr(sys, "meta_path", [*sys.meta_path])  # main hides pandas
             patch.setattr(logging.root.manager, "disable", logging.root.manager.disable)
             with pytest.raises(Exit) as stopped:
                 main()

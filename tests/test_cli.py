@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import kdissect
 from kdissect.cli import _is_cut_import, app
-from kdissect.cli.common import some_of
+from kdissect.cli.messages import some_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 VERBS_WITH_EXAMPLES = (
@@ -246,9 +246,9 @@ def test_an_interrupt_gives_one_line(tmp_path: Path, captures: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--api", "fetsh"], "--api: no API is named 'fetsh'; did you mean Fetch?"),
-        (["--api", "*zz?"], "--api: no API is named '*zz?'"),
-        (["--until", "soon"], "--until: 'soon' is no time"),
+        (["--api", "fetsh"], "'--api': no API is named 'fetsh'; did you mean Fetch?"),
+        (["--api", "*zz?"], "'--api': no API is named '*zz?'"),
+        (["--until", "soon"], "'--until': 'soon' is no time"),
         (["--from", "2026-11-22", "--until", "2026-11-21"], "--until: 2026-11-21 is not after"),
         (["--to", "9092"], "--to: '9092' is no HOST:PORT"),
         (["--to", "h:1", "--against", "h"], "--against: 'h' is no HOST:PORT"),

@@ -29,11 +29,10 @@ from kdissect.cli import (
     sql,
     summary,
 )
-from kdissect.cli.app import app
-from kdissect.cli.common import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
+from kdissect.cli.messages import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_USAGE, say
+from kdissect.cli.verbs import app
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import is_interrupt
-from kdissect.startup import light_help
 
 _log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ def main() -> None:
     sys.stderr = os.fdopen(os.dup(2), "w", errors="backslashreplace", buffering=1)
     # py4j logs an interrupt with its traceback before raising it
     logging.disable(logging.CRITICAL)
-    if len(sys.argv) < 2 or not {"-h", "--help"}.isdisjoint(sys.argv):
-        light_help()
+    if sys.argv[1:2] != ["dissect"]:
+        sys.meta_path.insert(0, _WithoutPandas())
     try:
         status = 0 if completion.serve(sys.argv[1:]) else app(standalone_mode=False)
     except typer.Exit as stop:
@@ -80,6 +79,18 @@ def main() -> None:
     sys.stderr.flush()
     # the JVM needs a second for an orderly stop, and has nothing left to save
     os._exit(status or 0)
+
+
+class _WithoutPandas:
+    """An import finder that reports pandas as not installed.
+
+    pyarrow imports pandas if it can, to convert its first Python list. That takes half as long as
+    a small run, and only Spark needs it.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _exit_code(error: BaseException) -> int:

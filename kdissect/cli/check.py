@@ -7,15 +7,9 @@ import logging
 
 import typer
 
-from kdissect.cli.common import (
-    EXIT_FINDING,
-    AsJson,
-    Quiet,
-    Sources,
-    open_source,
-    put,
-)
-from kdissect.cli.options import SourceOptions
+from kdissect.cli.messages import EXIT_FINDING, put
+from kdissect.cli.options import AsJson, Quiet, SourceOptions, Sources
+from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -30,7 +24,7 @@ Examples:
 """
 
 
-@verb("check", CHECK_EXAMPLES, is_light=True)
+@verb("check", CHECK_EXAMPLES)
 def check_command(
     source: Sources,
     capture: SourceOptions,

@@ -55,7 +55,7 @@ def log_options(ctx: Any) -> None:
 
 def _environment() -> Iterator[str]:
     """Yield lines on versions, the machine and the environment variables of kdissect."""
-    from kdissect.cli.java import java_program, java_version
+    from kdissect.cli.environment import java_program, java_version
 
     yield f"kdissect {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield ", ".join(f"{name} {_version(name)}" for name in LIBRARIES)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import AsJson
+from kdissect.cli.options import AsJson
 from kdissect.cli.verbs import verb
 
 DEFINITIONS_EXAMPLES = """

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import EXIT_FINDING, AsJson, Quiet, open_source, put
-from kdissect.cli.options import SourceOptions
+from kdissect.cli.messages import EXIT_FINDING, put
+from kdissect.cli.options import AsJson, Quiet, SourceOptions
+from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -30,7 +31,7 @@ Examples:
 """
 
 
-@verb("diff", DIFF_EXAMPLES, is_light=True)
+@verb("diff", DIFF_EXAMPLES)
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A table set or capture from before.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A table set or capture from after.")],

@@ -9,33 +9,25 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kdissect.background import Background
-from kdissect.cli.common import (
-    DecodeValues,
+from kdissect.cli.environment import check_disk, check_java, check_spark
+from kdissect.cli.messages import say, some_of
+from kdissect.cli.options import (
+    CaptureOptions,
+    Captures,
     FromTime,
     Hosts,
-    KeyLogs,
-    LimitItems,
-    Payload,
-    Ports,
     Quiet,
-    RevealSecrets,
-    ShownPayload,
+    Spool,
     UntilTime,
-    check_choice,
-    check_disk,
-    check_java,
-    check_spark,
-    limits_of,
-    say,
-    some_of,
+    period_ns,
 )
-from kdissect.cli.options import Spool
 from kdissect.cli.verbs import verb
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.step_log import logged_step
@@ -59,13 +51,19 @@ Examples:
 """
 
 
+class DecodeValues(StrEnum):
+    """The values of --decode-values."""
+
+    JSON = "json"
+    STRING = "string"
+    SCHEMA_REGISTRY_ID = "schema-registry-id"
+
+
 @verb("dissect", DISSECT_EXAMPLES)
 def dissect_command(
-    captures: Annotated[
-        list[str],
-        typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
-    ],
+    captures: Captures,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the tables.")],
+    capture: CaptureOptions,
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", help="Replace the table set in DIR once this one is whole."),
@@ -85,10 +83,6 @@ def dissect_command(
         bool,
         typer.Option("--read-again", help="With --append: read the earlier captures again too."),
     ] = False,
-    port: Ports = None,
-    reveal_secrets: RevealSecrets = False,
-    payload: ShownPayload = Payload.FULL,
-    keylog: KeyLogs = None,
     decode_values: Annotated[
         DecodeValues | None,
         typer.Option(
@@ -100,7 +94,6 @@ def dissect_command(
     from_time: FromTime = None,
     until_time: UntilTime = None,
     host: Hosts = None,
-    limit: LimitItems = None,
     split_bytes: Annotated[
         int | None,
         typer.Option(
@@ -133,14 +126,14 @@ def dissect_command(
         raise typer.BadParameter("--read-again is for --append", param_hint="--read-again")
     check_spark()
     check_out(out, overwrite or append)
-    check_choice(host, from_time, until_time)
-    limits = limits_of(limit)
+    period_ns(from_time, until_time)
+    limits = capture.limits
     if spool is not None and not os.path.isdir(spool):
         raise typer.BadParameter(f"{spool} is not a folder", param_hint="--spool")
     inputs = find_captures(captures)
     if append:
         inputs = unread(out, inputs)
-    check_key_logs(keylog or ())
+    check_key_logs(capture.keylog or ())
     check_disk(out, inputs)
     if master.startswith("local"):
         check_java()
@@ -160,10 +153,10 @@ def dissect_command(
                 append=append,
                 keep_state=keep_state,
                 read_again=read_again,
-                ports=port or (),
-                reveal_secrets=reveal_secrets,
-                payload=payload.value,
-                keylog=keylog or (),
+                ports=capture.port or (),
+                reveal_secrets=capture.reveal_secrets,
+                payload=capture.payload.value,
+                keylog=capture.keylog or (),
                 decode_values=decode_values.value if decode_values else None,
                 hosts=host or (),
                 from_=from_time,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import AsJson, Quiet, say
-from kdissect.cli.options import ReadingOptions, SelectionOptions, Spool
+from kdissect.cli.messages import say
+from kdissect.cli.options import AsJson, Captures, Quiet, ReadingOptions, SelectionOptions, Spool
 from kdissect.cli.verbs import verb
 
 _EXAMPLES = """
@@ -24,12 +24,9 @@ Examples:
 """
 
 
-@verb("extract", _EXAMPLES, is_light=True)
+@verb("extract", _EXAMPLES)
 def extract_command(
-    captures: Annotated[
-        list[str],
-        typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
-    ],
+    captures: Captures,
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The pcapng to write.")],
     selected: SelectionOptions,
     capture: ReadingOptions,
@@ -82,12 +79,8 @@ def extract_command(
         typer.echo(json.dumps(document, indent=1))
     elif not quiet:
         counts = (
-            _counted(done.packet_count, "packet"),
-            _counted(done.exchange_count, "exchange"),
-            _counted(done.connection_count, "connection"),
+            plural(done.packet_count, "packet"),
+            plural(done.exchange_count, "exchange"),
+            plural(done.connection_count, "connection"),
         )
         typer.echo(f"{counts[0]} of {counts[1]} on {counts[2]} to {done.path}")
-
-
-def _counted(number: int, one: str) -> str:
-    return f"{number} {one}{'' if number == 1 else 's'}"

@@ -9,15 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import (
-    EXIT_FINDING,
-    AsJson,
-    Quiet,
-    Sources,
-    open_selected,
-    put,
-)
-from kdissect.cli.options import SelectionOptions, SourceOptions
+from kdissect.cli.messages import EXIT_FINDING, put
+from kdissect.cli.options import AsJson, Quiet, SelectionOptions, SourceOptions, Sources
+from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import examples, verb
 
 INCIDENTS_EXAMPLES = """
@@ -35,7 +29,7 @@ _FORMAT_VERSION = 1
 _WIDTH, _INDENT = 100, 6
 
 
-@verb("incidents", INCIDENTS_EXAMPLES, is_light=True)
+@verb("incidents", INCIDENTS_EXAMPLES)
 def incidents_command(
     source: Sources,
     selected: SelectionOptions,

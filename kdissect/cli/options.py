@@ -1,44 +1,141 @@
-"""Groups of options that several commands share.
+"""The options that several verbs share. Each is declared once.
 
-A group is a frozen dataclass whose fields are options. A command has a parameter of that class, and
+A group is a frozen dataclass whose fields are options. A verb has a parameter of that class, and
 `verbs` shows Typer an option for each field instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 
-from kdissect.cli.common import (
-    FromTime,
-    Hosts,
-    KeyLogs,
-    LimitItems,
-    Payload,
-    Ports,
-    RevealSecrets,
-    ShownPayload,
-    UntilTime,
-    check_choice,
-    checked,
-    limits_of,
-)
-
 if TYPE_CHECKING:
+    from kdissect.pipeline.limits import Limits
     from kdissect.pipeline.options import Options
     from kdissect.pipeline.selection import Selection
 
-IN_PROCESS_MAX = "256MB"
+Result = TypeVar("Result")
 
+
+def parsed_by(name: str, *, keeps_text: bool = False) -> Callable[[Any], Any]:
+    """Return a parser of an option's values: the function ``module:function``.
+
+    Its module is imported at the first value. A ValueError becomes an error of usage. keeps_text:
+    the function only checks the value, which stays as it is.
+    """
+    module, _, path = name.partition(":")
+
+    def parse(value: Any) -> Any:
+        if not isinstance(value, str):  # a default
+            return value
+        try:
+            found = attrgetter(path)(import_module(module))(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return value if keeps_text else found
+
+    return parse
+
+
+def checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
+    """Return `read(value)` for an option's value; its ValueError becomes BadParameter."""
+    try:
+        return read(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+class Payload(StrEnum):
+    """The values of --payload."""
+
+    FULL = "full"
+    KEYS = "keys"
+    HASH = "hash"
+    NONE = "none"
+
+
+Captures = Annotated[
+    list[str], typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin.")
+]
+Sources = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE...", help="Table sets, or captures (files, folders, globs)."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+Ports = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--port",
+        metavar="N",
+        min=1,
+        max=65535,
+        help="A port of Kafka brokers: a hint, not a filter.",
+    ),
+]
+KeyLogs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keylog",
+        metavar="FILE",
+        help="Secrets of TLS connections (SSLKEYLOGFILE format); repeatable.",
+    ),
+]
 Spool = Annotated[
     str | None,
     typer.Option(
         "--spool", metavar="DIR", help="Folder for uncompressed copies of compressed captures."
     ),
 ]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="IP",
+        parser=parsed_by("kdissect.pipeline.filters:host_bytes", keeps_text=True),
+        help="Connections of this address only; repeatable.",
+    ),
+]
+FromTime = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        parser=parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True),
+        help="Exchanges from this time on: RFC 3339, UTC if no zone is given, or seconds "
+        "since 1970.",
+    ),
+]
+
+
+def _until(*names: str) -> Any:
+    return typer.Option(
+        *names,
+        metavar="TIME",
+        parser=parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True),
+        help="Exchanges before this time.",
+    )
+
+
+UntilTime = Annotated[str | None, _until("--until", "--to")]
+
+
+def period_ns(from_time: str | None, until_time: str | None) -> tuple[int | None, int | None]:
+    """Return both times as ns since 1970; raises BadParameter if --until is not after --from."""
+    from kdissect.pipeline.filters import time_ns
+
+    first = None if from_time is None else time_ns(from_time)
+    last = None if until_time is None else time_ns(until_time)
+    if first is not None and last is not None and first >= last:
+        raise typer.BadParameter(f"{until_time} is not after {from_time}", param_hint="--until")
+    return first, last
 
 
 @dataclass(frozen=True)
@@ -49,7 +146,21 @@ class ReadingOptions:
 
     port: Ports = None
     keylog: KeyLogs = None
-    limit: LimitItems = None
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=VALUE",
+            help="Largest value accepted from a capture (docs/limits.md); repeatable.",
+        ),
+    ] = None
+
+    @property
+    def limits(self) -> Limits:
+        """The limits; raises BadParameter, which lists all of them, for a wrong one."""
+        from kdissect.pipeline.limits import Limits
+
+        return checked("--limit", Limits.parse, self.limit or ())
 
     def options(self) -> Options:
         """Return the options of a run that shows no record data; raises BadParameter."""
@@ -59,7 +170,7 @@ class ReadingOptions:
             ports=tuple(self.port or ()),
             keylog=tuple(self.keylog or ()),
             payload="none",
-            limits=limits_of(self.limit),
+            limits=self.limits,
         )
 
 
@@ -67,8 +178,18 @@ class ReadingOptions:
 class CaptureOptions(ReadingOptions):
     """Options for reading captures and showing their records."""
 
-    payload: ShownPayload = Payload.FULL
-    reveal_secrets: RevealSecrets = False
+    payload: Annotated[
+        Payload,
+        typer.Option(
+            "--payload",
+            help="Record data that is shown: full; keys (values are null); hash (16 hex digits of "
+            "the xxh3_64 of keys and values); none (keys and values are null).",
+        ),
+    ] = Payload.FULL
+    reveal_secrets: Annotated[
+        bool,
+        typer.Option("--reveal-secrets", help="Show passwords, tokens and sensitive configs."),
+    ] = False
 
     def options(self) -> Options:
         """Return the options of a run that shows records; raises BadParameter."""
@@ -83,13 +204,15 @@ class SourceOptions(CaptureOptions):
 
     spool: Spool = None
     in_process_max: Annotated[
-        str,
+        int,
         typer.Option(
             "--in-process-max",
             metavar="SIZE",
-            help="Captures up to this size are dissected in this process.",
+            parser=parsed_by("kdissect.cli.sources:parse_size"),
+            show_default=False,
+            help="Captures up to this size are dissected in this process (default: 256MB).",
         ),
-    ] = IN_PROCESS_MAX
+    ] = 256_000_000
 
     @property
     def given(self) -> list[str]:
@@ -102,16 +225,17 @@ class SourceOptions(CaptureOptions):
 
 
 @dataclass(frozen=True)
-class NameOptions:
-    """Options that select exchanges by the names in them."""
+class RequestOptions:
+    """Options that select exchanges by their request: its names and its time."""
 
     TITLE: ClassVar[str] = "Which exchanges"
 
     api: Annotated[
-        list[str] | None,
+        list[Any] | None,
         typer.Option(
             "--api",
             metavar="NAME",
+            parser=parsed_by("kdissect.pipeline.selection:api_keys"),
             help="An API by name or its beginning (* and ? match anything), or by key.",
         ),
     ] = None
@@ -130,41 +254,54 @@ class NameOptions:
         list[str] | None,
         typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
     ] = None
+    from_time: FromTime = None
+    until_time: Annotated[str | None, _until("--until")] = None  # --to is the target of a replay
 
-    def by_name(self) -> Selection:
-        """Return the selection; raises BadParameter, with the option's name, for a wrong value."""
-        from kdissect.pipeline.selection import Selection, api_keys
+    def selection(self) -> Selection:
+        """Return the selection; raises BadParameter for an empty range of times."""
+        from kdissect.pipeline.selection import Selection
 
+        first, last = period_ns(self.from_time, self.until_time)
         return Selection(
-            apis=checked("--api", api_keys, self.api) if self.api else frozenset(),
+            apis=frozenset().union(*self.api or ()),
             clients=tuple(self.client or ()),
             topics=tuple(self.topic or ()),
             groups=tuple(self.group or ()),
+            time_from_ns=first,
+            time_to_ns=last,
         )
 
 
 @dataclass(frozen=True)
-class SelectionOptions(NameOptions):
+class SelectionOptions(RequestOptions):
     """Options that select exchanges."""
 
+    until_time: UntilTime = None
     host: Hosts = None
     connection: Annotated[
-        list[str] | None,
+        list[Any] | None,
         typer.Option(
-            "--connection", "--follow", metavar="ID", help="A connection_id, or IP:PORT of an end."
+            "--connection",
+            "--follow",
+            metavar="ID",
+            parser=parsed_by("kdissect.pipeline.selection:ConnectionName.of"),
+            help="A connection_id, or IP:PORT of an end.",
         ),
     ] = None
     exchange: Annotated[
         list[int] | None, typer.Option("--exchange", metavar="ID", help="An exchange_id.")
     ] = None
-    from_time: FromTime = None
-    until_time: UntilTime = None
     errors: Annotated[
         bool, typer.Option("--errors", help="Responses with an error code anywhere.")
     ] = False
     slow: Annotated[
-        str | None,
-        typer.Option("--slow", metavar="TIME", help="service_ms from this on: 50ms, 1.5s."),
+        float | None,
+        typer.Option(
+            "--slow",
+            metavar="TIME",
+            parser=parsed_by("kdissect.pipeline.selection:duration_ms"),
+            help="service_ms from this on: 50ms, 1.5s.",
+        ),
     ] = None
     where: Annotated[
         str | None,
@@ -172,43 +309,15 @@ class SelectionOptions(NameOptions):
     ] = None
 
     def selection(self) -> Selection:
-        """Return the selection; raises BadParameter, with the option's name, for a wrong value."""
-        from kdissect.pipeline.filters import time_ns
-        from kdissect.pipeline.selection import ConnectionName, duration_ms
-
-        check_choice(self.host, self.from_time, self.until_time)
+        """Return the selection; raises BadParameter for an empty range of times."""
         return replace(
-            self.by_name(),
+            super().selection(),
             hosts=tuple(self.host or ()),
-            time_from_ns=None if self.from_time is None else time_ns(self.from_time),
-            time_to_ns=None if self.until_time is None else time_ns(self.until_time),
             errors=self.errors,
-            slow_ms=None if self.slow is None else checked("--slow", duration_ms, self.slow),
-            connections=tuple(
-                checked("--connection", ConnectionName.of, text) for text in self.connection or ()
-            ),
+            slow_ms=self.slow,
+            connections=tuple(self.connection or ()),
             exchanges=tuple(self.exchange or ()),
             where=self.where,
-        )
-
-
-@dataclass(frozen=True)
-class ReplaySelectionOptions(NameOptions):
-    """Options that select the requests to replay, where `--to` is the target and not a time."""
-
-    from_time: FromTime = None
-    until_time: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Exchanges before this time.")
-    ] = None
-
-    def times_ns(self) -> tuple[int | None, int | None]:
-        """Return both times; raises BadParameter for a wrong value."""
-        from kdissect.pipeline.filters import time_ns
-
-        check_choice(None, self.from_time, self.until_time)
-        return (
-            None if self.from_time is None else time_ns(self.from_time),
-            None if self.until_time is None else time_ns(self.until_time),
         )
 
 
@@ -231,6 +340,7 @@ class InventoryOptions:
         typer.Option(
             "--since",
             metavar="TIME",
+            parser=parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True),
             help="Show which clients are new, gone or changed from this time on.",
         ),
     ] = None
@@ -241,11 +351,7 @@ class InventoryOptions:
         return self.inventory is not None or self.since is not None
 
     def check(self) -> None:
-        """Raise BadParameter for a time that cannot be read, or a file that cannot be written."""
-        from kdissect.pipeline.filters import time_ns
-
-        if self.since is not None:
-            checked("--since", time_ns, self.since)
+        """Raise BadParameter for a file that cannot be written."""
         if self.inventory is not None:
             path = Path(self.inventory)
             if path.is_dir() or not path.absolute().parent.is_dir():

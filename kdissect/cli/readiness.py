@@ -11,19 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import (
-    EXIT_FINDING,
-    AsJson,
-    Quiet,
-    Sources,
-    open_source,
-    put,
-    say,
-    say_notes,
-    some_of,
-)
 from kdissect.cli.inventory import write_inventory
-from kdissect.cli.options import InventoryOptions, SourceOptions
+from kdissect.cli.messages import EXIT_FINDING, put, say, say_notes, some_of
+from kdissect.cli.options import AsJson, InventoryOptions, Quiet, SourceOptions, Sources
+from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -49,7 +40,7 @@ class FailingVerdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-@verb("readiness", READINESS_EXAMPLES, is_light=True)
+@verb("readiness", READINESS_EXAMPLES)
 def readiness_command(
     source: Sources,
     target: Annotated[

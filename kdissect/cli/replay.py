@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kdissect.cli import replay_options as opt
-from kdissect.cli.common import (
-    EXIT_INTERRUPTED,
-    KeyLogs,
-    Ports,
-    Quiet,
-    checked,
-    say,
-)
-from kdissect.cli.options import ReplaySelectionOptions
+from kdissect.cli.messages import EXIT_INTERRUPTED, say
+from kdissect.cli.options import KeyLogs, Ports, Quiet, RequestOptions, checked
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -52,7 +45,7 @@ Examples:
 def replay_command(
     *,
     source: opt.Source,
-    selected: ReplaySelectionOptions,
+    selected: RequestOptions,
     to: opt.To = None,
     guard: opt.GuardOptions,
     speed: opt.SpeedOptions,
@@ -73,8 +66,7 @@ def replay_command(
             "say where to replay to, or --dry-run or --save FILE", param_hint="--to"
         )
     compared.check()
-    selection = selected.by_name()
-    from_ns, to_ns = selected.times_ns()
+    selection = selected.selection()
     options = _session_options(guard, speed, compared)
     access = login.access(options.run.answer_timeout_s)
     target = _target("--to", to, access)
@@ -88,8 +80,8 @@ def replay_command(
         _plan_options(guard, selection, options.run.pace, access.principal),
         ports=port or (),
         keylog=keylog or (),
-        from_ns=from_ns,
-        to_ns=to_ns,
+        from_ns=selection.time_from_ns,
+        to_ns=selection.time_to_ns,
         # the plan applies the others: requests without a topic or group go with any selection
         clients=selection.clients,
     )

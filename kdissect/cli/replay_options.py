@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from kdissect.cli.common import checked
+from kdissect.cli.options import checked
 
 if TYPE_CHECKING:
     from kdissect.replay.model import TranslateOptions

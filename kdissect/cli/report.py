@@ -10,9 +10,17 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import AsJson, Quiet, Sources, open_selected, put
 from kdissect.cli.inventory import write_inventory
-from kdissect.cli.options import InventoryOptions, SelectionOptions, SourceOptions
+from kdissect.cli.messages import put
+from kdissect.cli.options import (
+    AsJson,
+    InventoryOptions,
+    Quiet,
+    SelectionOptions,
+    SourceOptions,
+    Sources,
+)
+from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 
 REPORT_EXAMPLES = """
@@ -30,7 +38,7 @@ Examples:
 """
 
 
-@verb("report", REPORT_EXAMPLES, is_light=True)
+@verb("report", REPORT_EXAMPLES)
 def report_command(
     source: Sources,
     selected: SelectionOptions,

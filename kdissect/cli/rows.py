@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import typer
 
 from kdissect.atomic_file import atomic_write
-from kdissect.cli.common import stdout_failed
+from kdissect.cli.messages import stdout_failed
 
 if TYPE_CHECKING:
     import pyarrow as pa

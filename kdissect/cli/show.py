@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kdissect.cli.common import (
-    EXIT_INTERRUPTED,
-    Quiet,
-    checked,
-    say,
-    some_of,
-)
-from kdissect.cli.options import CaptureOptions, SelectionOptions
+from kdissect.cli.messages import EXIT_INTERRUPTED, close_stdout, say, some_of
+from kdissect.cli.options import CaptureOptions, Captures, Quiet, SelectionOptions, checked
 from kdissect.cli.rows import Format, format_of, write_file
 from kdissect.cli.verbs import verb
 from kdissect.show.style import Clock
@@ -42,12 +36,9 @@ Examples:
 """
 
 
-@verb("show", SHOW_EXAMPLES, is_light=True)
+@verb("show", SHOW_EXAMPLES)
 def show_command(
-    captures: Annotated[
-        list[str],
-        typer.Argument(metavar="CAPTURE...", help="Files, folders or globs; '-' is stdin."),
-    ],
+    captures: Captures,
     selected: SelectionOptions,
     capture: CaptureOptions,
     verbose: Annotated[
@@ -134,7 +125,6 @@ def show_command(
         header=sys.stdout.isatty() if header is None else header,
         names=None if columns is None else names,
     )
-    stdout = _Output()
 
     def note(line: str) -> None:
         if not quiet:
@@ -145,10 +135,9 @@ def show_command(
         if out is not None:
             _write(exchanges, names, form, out, quiet)
         else:
-            show(exchanges, options, style, stdout.write)
-            stdout.flush()
+            show(exchanges, options, style, _put_bytes)
     except BrokenPipeError:
-        stdout.drop()
+        close_stdout()
         return
     except KeyboardInterrupt:
         # the usual end of a live capture: lines shown so far stay, and a file has the rows so far
@@ -195,18 +184,7 @@ def _line_width() -> int | None:
     return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
 
 
-class _Output:
-    """Standard output, whose reader may close it."""
-
-    def write(self, data: bytes) -> None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-    def flush(self) -> None:
-        sys.stdout.buffer.flush()
-
-    def drop(self) -> None:
-        """Discard all further output, including buffers."""
-        empty = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(empty, 1)
-        os.close(empty)
+def _put_bytes(data: bytes) -> None:
+    """Write to stdout now: a reader follows the capture."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.common import open_source, say_notes
+from kdissect.cli.messages import say_notes
 from kdissect.cli.options import SourceOptions
 from kdissect.cli.rows import BINARY, Format, format_of, write_file, write_stdout
+from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -36,7 +37,7 @@ Examples:
 """
 
 
-@verb("sql", SQL_EXAMPLES, is_light=True)
+@verb("sql", SQL_EXAMPLES)
 def sql_command(
     source: Annotated[
         str,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kdissect.cli.common import Sources, open_selected
-from kdissect.cli.options import SelectionOptions, SourceOptions
+from kdissect.cli.options import SelectionOptions, SourceOptions, Sources
+from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
@@ -24,7 +24,7 @@ Examples:
 """
 
 
-@verb("summary", SUMMARY_EXAMPLES, is_light=True)
+@verb("summary", SUMMARY_EXAMPLES)
 def summary_command(
     source: Sources,
     selected: SelectionOptions,

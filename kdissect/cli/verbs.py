@@ -1,11 +1,9 @@
-"""Registers a command: its options by group, its examples, and `--debug`."""
+"""The Typer application, and its verbs: their options by group, examples, and `--debug`."""
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -16,8 +14,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from kdissect import __version__
 from kdissect.cli import debug_log
-from kdissect.cli.app import app
 
 HELP_WIDTH = 76  # columns for a line of examples on a terminal of 80
 _DEBUG = inspect.Parameter(
@@ -36,18 +34,36 @@ _DEBUG = inspect.Parameter(
 )
 
 
-def _is_own_process() -> bool:
-    """Return whether a command runs in a process of its own, where it may hide packages."""
-    program = sys.argv[0]
-    return os.path.basename(program) == "kdissect" or program.endswith("__main__.py")
+app = typer.Typer(
+    name="kdissect",
+    help="Packet captures of Apache Kafka traffic to tables.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
-def verb(
-    name: str, help_examples: str, *, is_light: bool = False
-) -> Callable[[Callable[..., None]], GroupedCommand]:
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kdissect {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Packet captures of Apache Kafka traffic to tables."""
+
+
+def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
     """Return a decorator that registers a function as `kdissect NAME`.
-
-    is_light: the command needs neither SciPy nor pandas.
 
     The help of the command ends with the examples. Typer's `epilog` would pad their lines with
     spaces, which are copied too and follow the backslash.
@@ -62,10 +78,6 @@ def verb(
 
         def invoke(self, ctx: Any) -> Any:
             debug_log.log_options(ctx)
-            if is_light and _is_own_process():
-                from kdissect.startup import light
-
-                light()
             return super().invoke(ctx)
 
     def register(command: Callable[..., None]) -> GroupedCommand:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,29 +36,25 @@ def duration_ms(text: str) -> float:
     return float(match[1]) * _UNITS_MS[match[2] or "ms"]
 
 
-def api_keys(names: Sequence[str]) -> frozenset[int]:
-    """Keys of APIs by name or number; -1 stands for SASL tokens without Kafka headers.
+def api_keys(name: str) -> frozenset[int]:
+    """Keys of the APIs that a name or number means; -1 stands for SASL tokens without Kafka
+    headers.
 
     A name matches in any case, by a unique beginning, or with * and ?. Raises ValueError, with
     similar names, if no API matches.
     """
-    selected: set[int] = set()
     keys = {api.name: key for key, api in catalog.apis().items()} | {_SASL_TOKEN: -1}
-    for name in names:
-        text = name.strip().lower()
-        matching = {key for known, key in keys.items() if fits(known.lower(), (text,))}
-        begun = sorted(known for known in keys if text and known.lower().startswith(text))
-        if re.fullmatch(r"\d{1,5}", text):
-            selected.add(int(text))
-        elif matching:
-            selected |= matching
-        elif len(begun) == 1:
-            selected.add(keys[begun[0]])
-        elif begun:
-            raise ValueError(f"{name!r} may be {', '.join(begun)}")
-        else:
-            catalog.api(name)  # raises an error with similar names
-    return frozenset(selected)
+    text = name.strip().lower()
+    if re.fullmatch(r"\d{1,5}", text):
+        return frozenset({int(text)})
+    if matching := {key for known, key in keys.items() if fits(known.lower(), (text,))}:
+        return frozenset(matching)
+    begun = sorted(known for known in keys if text and known.lower().startswith(text))
+    if len(begun) > 1:
+        raise ValueError(f"{name!r} may be {', '.join(begun)}")
+    if not begun:
+        catalog.api(name)  # raises an error with similar names
+    return frozenset({keys[begun[0]]})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kdissect.cli.app import app
+from kdissect.cli import app
 from kdissect.errors import Error
 from kdissect.report import name_of
 from tests.builders.tables import exchange, tables

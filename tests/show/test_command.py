@@ -149,7 +149,7 @@ def test_nothing_heavy_is_loaded(captures: Path) -> None:
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     loaded = done.stderr
-    for name in ("pyspark", "pandas", "duckdb", "scipy", "altair"):
+    for name in ("pyspark", "pandas", "duckdb", "altair"):
         assert f"'{name}'" not in loaded
 
 

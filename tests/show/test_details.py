@@ -31,7 +31,7 @@ def leaves(value: object) -> int:
 def test_a_tree_has_every_field(captures: Path) -> None:
     """The tree has the names and values of `decode_message`."""
     path = captures / "librdkafka.pcap"
-    chosen = Selection(apis=api_keys(["FindCoordinator"]), clients=("rd-c0",))
+    chosen = Selection(apis=api_keys("FindCoordinator"), clients=("rd-c0",))
     lines = shown(path, TREE, chosen)
     data = path.read_bytes()
     at = data.index(b"\x00\x05rd-c0\x00\x0ard-classic\x00") - 8
@@ -78,7 +78,7 @@ def test_a_broken_message_is_shown_up_to_its_fault(captures: Path, tmp_path: Pat
     path = tmp_path / "broken.pcap"
     path.write_bytes(data)
     for style in (TREE, RAW):
-        text = "\n".join(shown(path, style, Selection(apis=api_keys(["JoinGroup"]))))
+        text = "\n".join(shown(path, style, Selection(apis=api_keys("JoinGroup"))))
         assert "(malformed)" in text
         assert "cannot be read from byte" in text
         assert "client_id" in text
@@ -101,7 +101,7 @@ def test_records_are_those_of_read(captures: Path) -> None:
 
 def test_payload_none_hides_records_beside_fields(captures: Path) -> None:
     """-x shows no bytes of records then."""
-    chosen = Selection(apis=api_keys(["Produce"]))
+    chosen = Selection(apis=api_keys("Produce"))
     path = captures / "librdkafka.pcap"
     assert any(
         "records:" in line and "[redacted]" in line

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kdissect
-from kdissect.cli.app import app
+from kdissect.cli import app
 from kdissect.errors import Error
 from kdissect.pipeline.saved_state import read_state
 from kdissect.protocol.api_keys import ApiKey
