@@ -118,7 +118,7 @@ def _server_connections(database: _Database, prefix: str) -> str:
     return f"""
         CREATE TEMP TABLE {prefix}server_connections AS
         WITH calls AS (
-          SELECT e.connection_id, e.client_ip, {_client_id()} AS client_id,
+          SELECT c.connection_id, c.client_ip, {_client_id()} AS client_id,
             list_filter(list(DISTINCT e.api_key), lambda key: key NOT IN ({handshakes})) AS keys
           FROM {prefix}exchanges e JOIN {prefix}connections c USING (connection_id)
           WHERE e.api_key IS NOT NULL AND coalesce(c.client_software_name, '{JAVA}') = '{JAVA}'

@@ -84,7 +84,7 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
           {quantile(database, "service_ms", 0.5, "wait = 'group'")} AS group_p50,
           count(*) FILTER (is_unanswered) AS unanswered,
           count(*) FILTER (failed) AS errors,
-          {", ".join(f"sum({span}) FILTER (wait = 'answer') AS {span}" for span in SPANS)}
+          {", ".join(f"round(sum({span}) FILTER (wait = 'answer'), 6) AS {span}" for span in SPANS)}
         FROM x GROUP BY {", ".join(keys)}
         """
     )
