@@ -248,6 +248,7 @@ class ResourceAccesses:
             for group in groups:
                 yield ("group", group), Mode.READ
                 yield ("commits", group), Mode.WRITE
+                yield ("groups",), Mode.COMMUTING_WRITE
         if key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN):
             response = response_of(exchange)
             producer_id = -1 if response is None else response.body.get("producer_id", -1)
