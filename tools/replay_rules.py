@@ -1,23 +1,25 @@
-"""Writes `docs/replay-rules.md` from the built-in rules: python -m tools.replay_rules"""
+"""Writes `docs/replay-rules.md` from the table of fields: python -m tools.replay_rules"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from kdissect.replay.comparison.explain import Explanation, explanations
-from kdissect.replay.comparison.rules import Rule, built_in_rules
+from kdissect.replay.comparison.causes import Cause, causes
+from kdissect.replay.comparison.releases import Change, changes
+from kdissect.replay.fields import FieldKind, FieldRule, built_in_fields
 
 OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
 
 HEAD = """# Rules of the comparison
 
-`kdissect replay` compares each response of the target with the captured one. These rules permit
-certain differences. The first rule that matches a field and permits its difference wins; rules of
-`--rules FILE` come before the built-in ones.
+`kdissect replay` brings each response of the target, and the captured one, into the same words:
+names instead of IDs, positions instead of offsets, sets
+instead of lists in any order. Then every value has to be equal, but for the fields of this page.
+The first rule that fits a field counts; rules of `--rules FILE`
+come before the built-in ones. `--strict` uses only the built-in rules about IDs and order.
 
-- A difference that a rule permits makes the verdict *tolerated*.
-- A translated ID (rules of the kind *translated*) leaves the verdict *same*.
-- `--strict` uses only the translated rules and those of `--rules`.
+A difference that a rule of kind *tolerance* or *equal-modulo* permits, or a rule of yours, makes
+the verdict *tolerated*. The other kinds leave the verdict *same*.
 
 ## A file of your own
 
@@ -26,112 +28,128 @@ format_version = 1
 
 [[rule]]
 name = "ours"                     # shown beside each difference that it permits
-kind = "tolerance"                # ignore, tolerance, unordered, translated, equal-modulo
-path = "api_keys[].max_version"   # a name alone: at any depth; []: any index; *: any part of a name
+kind = "tolerance"
+path = "api_keys[].max_version"   # a name alone: any depth; []: any element; *: any part of a name
+# path = ["host", "port"]         # several
 apis = ["ApiVersions"]            # without it: all APIs
 absolute = 2                      # or relative = 0.1
 why = "An upgrade by two versions is fine."
 ```
 
-The kinds and their fields:
+`"absent"` is an element that one side lacks, `"[]"` an empty array. If a rule of yours
+permits nothing in a run, a note says so. The kinds that such files need:
 
-- **ignore**: permits any difference at the path or below it. For `topics[]`, it permits that one
-  side lacks the element.
-- **tolerance**: permits numbers that differ by at most `absolute`, or by the share `relative` of
-  the captured number.
-- **unordered**: permits another order of the elements. `key` names the fields that identify an
-  element; `a|b` uses the first of them that has a value.
-- **translated**: permits the target's ID in place of the captured one. `as` is one of
-  {translations}.
-- **equal-modulo**: permits values with the same meaning. `modulo = "presence"`: both sides are
-  set, or both are null, empty or -1. `modulo = "text"`: equal after removing a `pattern`.
-  `classes`: lists of equal values. `captured` and `answered`: a captured value and its permitted
-  responses. `whole = true`: the rest of the struct is not compared either.
+| kind | meaning |
+|---|---|
+| ignore | permits any difference there or below; for `topics[]`: one side lacks the element |
+| tolerance | numbers may differ by `absolute`, or the share `relative` of the captured one |
+| equal-modulo | a value of `captured` may become one of `answered`; without either, any value |
+| text, time, counter | only whether the value is set is compared |
+| server | only `--against` with control runs compares it |
+| unordered | elements are matched by `key`, in any order; `a\\|b`: the first that has a value |
+| exact | compared, although a later rule would not |
 
 Each rule can also have these conditions:
 
-- `where = {{ field = "regular expression" }}`: fields of the same struct match.
-- `foreign = "topic" | "group" | "transactional_id"`: the captured requests do not name the
-  element.
+- `where = { field = "regular expression" }`: fields of the same struct match.
 - `several_brokers = true`: the capture or the target has more than one broker.
 - `racing = true`: another request was changing the data during this read.
-- `unacknowledged = true`: records of Produce requests with acks 0 that only changed their places.
 
 ## The built-in rules
 
+| rule | kind | fields | why |
+|---|---|---|---|
 """
 
+MEANING = """
+## Words beside findings
 
-MEANING = """## Notes on other differences
+A difference that no rule permits counts. If kdissect knows more about it, every output says so:
+the name of an error code, the broker's own words, the
+releases that support a version, and a likely cause of this table with the settings of the target
+behind it. *follows*: if an earlier answer about the same
+topic, partition, group or transaction differs, the difference is counted there.
 
-A difference that no rule permits counts. If kdissect knows more about it, every output has a note
-beside it:
+| difference | words | settings | |
+|---|---|---|---|
+"""
 
-- the name of an error code;
-- the releases that support a version that the target lacks;
-- a text of the table below. `{then}` and `{now}` are the releases of the captured broker and of
-  the target, from the versions that they offer;
-- *may follow from exchange N*: an earlier request changed the same topic, partition, group,
-  transaction or producer, and the target refused it or the replay did not send it.
+CHANGES = """
+## Changes of a release
 
-| difference | note |
-|---|---|
+Differences that a Kafka release makes by design are listed in a section of their own, and fail no
+run. They follow from the releases that the captured
+broker and the target offer versions of.
+
+| since | where | what |
+|---|---|---|
 """
 
 
 def page() -> str:
-    from kdissect.replay.comparison.rules import TRANSLATIONS
-
-    lines = [HEAD.format(translations=", ".join(f"`{each}`" for each in TRANSLATIONS))]
-    for rule in built_in_rules():
-        lines.append(f"### {rule.name}\n\n{_what(rule)}\n\n{rule.why}\n\n")
+    lines = [HEAD]
+    for rule in built_in_fields().rules:
+        lines.append(f"| {rule.name} | {rule.kind.value} | {_what(rule)} | {rule.why} |\n")
     lines.append(MEANING)
-    for one in explanations():
-        lines.append(f"| {_place(one)} | {one.text} |\n")
+    for one in causes():
+        settings = ", ".join(f"`{each}`" for each in one.settings)
+        follows = "follows" if one.follows else ""
+        if one.text or one.follows:
+            lines.append(f"| {_place(one)} | {one.text} | {settings} | {follows} |\n")
+    lines.append(CHANGES)
+    for change in changes():
+        lines.append(_change(change))
     return "".join(lines).rstrip() + "\n"
 
 
-def _place(one: Explanation) -> str:
-    parts = [f"`{one.path}`"]
+def _what(rule: FieldRule) -> str:
+    paths = [f"`{path}`" for path in rule.paths] if rule.paths != ("*",) else ["any field"]
+    if rule.entity:
+        paths.append(f"what Kafka marks as `{rule.entity}`")
+    parts = [", ".join(paths)]
+    if rule.apis:
+        parts.append("of " + ", ".join(sorted(rule.apis)))
+    if rule.kind is FieldKind.UNORDERED:
+        parts = ["arrays of structs, by their name, ID or number"]
+    for name, values in (("captured", rule.captured), ("answered", rule.answered)):
+        if values:
+            shown = ", ".join(f"`{each}`" for each in sorted(values, key=_number))
+            parts.append(f"{name} {shown}")
+    if rule.absolute or rule.relative:
+        parts.append(f"by {rule.absolute:g} or {rule.relative:.0%}")
+    parts += [
+        f"where `{name}` is like `{pattern.pattern}`".replace("|", "\\|")
+        for name, pattern in rule.where
+    ]
+    if rule.needs_brokers:
+        parts.append("with several brokers")
+    if rule.needs_race:
+        parts.append("read while another request changed it")
+    return "; ".join(parts)
+
+
+def _place(one: Cause) -> str:
+    parts = [", ".join(f"`{path}`" for path in one.paths)]
     if one.apis:
         parts.append("of " + ", ".join(sorted(one.apis)))
-    for name, values in (("then", one.captured), ("now", one.answered)):
+    if one.keys:
+        parts.append("for " + ", ".join(sorted(one.keys)))
+    for name, values in (("captured", one.captured), ("answered", one.answered)):
         if values:
-            parts.append(
-                ", ".join(f"`{each}`" for each in sorted(values, key=_number)) + f" {name}"
-            )
+            parts.append(f"{name} {', '.join(sorted(values, key=_number))}")
     if one.needs_releases:
         parts.append("of another release")
     return " ".join(parts)
 
 
-def _what(rule: Rule) -> str:
-    where = f"`{rule.path}`" if rule.path != "*" else "any such field"
-    if rule.apis:
-        where += " of " + ", ".join(sorted(rule.apis))
-    parts = [f"*{rule.kind}*: {where}"]
-    if rule.translated_as:
-        parts.append(f"as `{rule.translated_as}`")
-    if rule.key:
-        parts.append("by " + ", ".join(f"`{each}`" for each in rule.key))
-    if rule.modulo:
-        parts.append(f"modulo {rule.modulo}")
-    if rule.classes:
-        parts.append("; ".join(" = ".join(sorted(each)) for each in rule.classes))
-    if rule.captured:
-        then = ", ".join(sorted(rule.captured, key=_number))
-        now = ", ".join(sorted(rule.answered, key=_number)) or "anything"
-        parts.append(f"{then} then, {now} now")
-    if rule.is_whole:
-        parts.append("with the rest of the struct")
-    parts += [f"where `{name}` is like `{pattern.pattern}`" for name, pattern in rule.where]
-    if rule.foreign:
-        parts.append(f"of a {rule.foreign} that the capture's requests do not name")
-    if rule.needs_brokers:
-        parts.append("with several brokers")
-    if rule.needs_race:
-        parts.append("read while another request changed it")
-    return ", ".join(parts)
+def _change(change: Change) -> str:
+    names = ", ".join(f"`{each}`" for each in sorted(change.keys))
+    where = names or ", ".join(f"`{each}`" for each in change.paths)
+    if change.apis:
+        where += " of " + ", ".join(sorted(change.apis))
+    minor = ".".join(map(str, change.since[:2]))
+    kip = f" ({change.kip})" if change.kip else ""
+    return f"| {minor} | {where} | {change.what}{kip} |\n"
 
 
 def _number(text: str) -> tuple[int, str]:

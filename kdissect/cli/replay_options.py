@@ -218,10 +218,10 @@ class ComparisonOptions:
 
     def check_files(self) -> None:
         """Read rules and baseline, so that a mistake shows before the capture is read."""
-        from kdissect.replay.comparison.rules import load_rules
+        from kdissect.replay.fields import load_fields
         from kdissect.replay.output.baseline import read_baseline
 
-        load_rules(self.rules or ())
+        load_fields(self.rules or ())
         if self.baseline is not None:
             read_baseline(self.baseline)
 

@@ -240,6 +240,15 @@ def _section(
     return Status.LIMIT if status == Status.ROOM_NEEDED else status, None, allowance
 
 
+def record_section(batch: bytes) -> bytes | None:
+    """The records of a whole batch of magic 2, uncompressed; None if they cannot be read."""
+    codec, data = batch[22] & 7, batch[_HEADER_SIZE[2] :]
+    if codec == Codec.NONE:
+        return data
+    limits = DecompressionLimits()
+    return _section(codec, data, limits, [limits.set_allowance(len(data))])[1]
+
+
 def _decode_records(
     section: bytes,
     row: dict[str, Any],

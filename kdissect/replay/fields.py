@@ -44,6 +44,7 @@ class FieldKind(Enum):
     OFFSET = "offset"
     RECORDS = "records"
     # what only the comparison uses
+    STORED_OFFSET = "stored-offset"
     PRODUCED_OFFSET = "produced-offset"
     PROTOCOL = "protocol"
     RESOURCE = "resource"
@@ -74,16 +75,22 @@ _TYPES: dict[FieldKind, tuple[Type, ...]] = {
                     (Type.INT32,)),
     **dict.fromkeys((FieldKind.NODE, FieldKind.PRODUCER_EPOCH), (Type.INT16, Type.INT32)),
     **dict.fromkeys(
-        (FieldKind.OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.PRODUCER_ID), (Type.INT64,)
+        (
+            FieldKind.OFFSET, FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET,
+            FieldKind.PRODUCER_ID,
+        ),
+        (Type.INT64,),
     ),
     FieldKind.TOPIC_ID: (Type.UUID,),
     FieldKind.PROTOCOL: (Type.BYTES,),
 }  # fmt: skip
 _IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1])
+_ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
 # A strict comparison allows nothing else.
 STRICT_KINDS = _IDS | {
-    FieldKind.PRODUCED_OFFSET, FieldKind.PROTOCOL, FieldKind.RESOURCE, FieldKind.COORDINATOR,
-    FieldKind.OPAQUE, FieldKind.REPLICAS, FieldKind.UNORDERED,
+    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.PROTOCOL,
+    FieldKind.RESOURCE, FieldKind.COORDINATOR, FieldKind.OPAQUE, FieldKind.REPLICAS,
+    FieldKind.UNORDERED,
 }  # fmt: skip
 
 
@@ -114,6 +121,11 @@ class FieldRule:
     needs_race: bool = False
     is_own: bool = False
     matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
+
+    @property
+    def is_allowance(self) -> bool:
+        """Return whether the rule allows differences, instead of giving fields a kind."""
+        return self.kind in _ALLOWING or (self.is_own and self.kind is FieldKind.IGNORE)
 
     @property
     def is_conditional(self) -> bool:
@@ -154,7 +166,7 @@ class FieldTable:
 
 
 def _suits(kind: FieldKind, of: Field) -> bool:
-    if kind in (FieldKind.UNORDERED, FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO):
+    if kind is FieldKind.UNORDERED or kind in _ALLOWING:
         return False
     return kind not in _TYPES or of.type in _TYPES[kind]
 
@@ -226,8 +238,8 @@ def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
         raise RuleError(f"{place}: kind {row.get('kind')!r} is none of {every}") from None
     if kind is FieldKind.TOLERANCE and not (row.get("absolute") or row.get("relative")):
         raise RuleError(f"{place}: a tolerance is absolute or relative")
-    if kind is FieldKind.EQUAL_MODULO and "captured" not in row:
-        raise RuleError(f"{place}: captured is missing")
+    if kind is FieldKind.EQUAL_MODULO and not {"captured", "answered"} & row.keys():
+        raise RuleError(f"{place}: captured or answered is missing")
     if kind is FieldKind.UNORDERED and not row.get("key"):
         raise RuleError(f"{place}: key is missing")
     return FieldRule(
@@ -246,7 +258,7 @@ def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
         needs_brokers=bool(row.get("several_brokers", False)),
         needs_race=bool(row.get("racing", False)),
         is_own=is_own,
-        matches=_path_pattern(paths),
+        matches=path_pattern(paths),
     )
 
 
@@ -273,17 +285,21 @@ def _pattern(text: str, place: str) -> re.Pattern[str]:
         raise RuleError(f"{place}: {text!r} is no regular expression: {error}") from None
 
 
-def _path_pattern(paths: Sequence[str]) -> re.Pattern[str]:
+@cache
+def path_pattern(paths: tuple[str, ...]) -> re.Pattern[str]:
+    """Matches each place that one of the paths names; they are without indices."""
     return re.compile("|".join(map(_one_path, paths)) or r"(?!)")
 
 
 def _one_path(path: str) -> str:
-    """``partition_size`` at any depth, ``topics[].name`` as a whole; ``*`` within a name."""
+    """``partition_size`` and ``*.topics[].name`` at any depth, ``topics[].name`` as a whole; ``*``
+    within a name."""
     if path == "*":
         return ".*"
     plain = path.removesuffix("[]")
-    body = re.escape(path).replace(r"\*", r"[^.\[\]]*")
-    return body if "." in plain or "[" in plain else rf"(?:.*\.)?{body}"
+    body = re.escape(path.removeprefix("*.")).replace(r"\*", r"[^.\[\]]*")
+    is_whole = ("." in plain or "[" in plain) and not path.startswith("*.")
+    return body if is_whole else rf"(?:.*\.)?{body}"
 
 
 @cache

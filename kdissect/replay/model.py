@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
@@ -339,19 +339,41 @@ class Verdict(Enum):
     SKIPPED = "skipped"
 
 
+class Absent(Enum):
+    """Stands for the element of an array that one side lacks."""
+
+    ABSENT = "absent"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+ABSENT = Absent.ABSENT
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Two values that differ at a place of a response.
 
-    path: ``responses[0].partitions[3].error_code``. captured, answered: as text for people.
+    place: ``responses[].partitions[].error_code``. keys: what stands in the brackets, the names of
+    elements: ``("orders", "3")``. captured, answered: values of messages, `ABSENT` for an element
+    that one side lacks; they may be secrets until `output.text` shows them.
     rule: the name of the rule that tolerates it, "" where none does. note: what it means, or "".
     """
 
-    path: str
-    captured: str
-    answered: str
+    place: str
+    keys: tuple[str, ...]
+    captured: Any
+    answered: Any
     rule: str = ""
     note: str = ""
+
+    @property
+    def path(self) -> str:
+        """The place with its keys: ``responses[orders].partitions[3].error_code``."""
+        first, *rest = self.place.split("[]")
+        keys = (*self.keys, *("" for _ in rest))
+        return first + "".join(f"[{key}]{part}" for key, part in zip(keys, rest, strict=False))
 
 
 @dataclass(slots=True)
@@ -426,6 +448,11 @@ class Outcome:
     def latency_ns(self) -> int:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
 
+    def tries(self) -> Iterator[Outcome]:
+        """An outcome for each time that the request was sent, with its answer; the last is this."""
+        yield from map(self.with_answer, range(len(self.earlier)))
+        yield self
+
     def with_answer(self, number: int) -> Outcome:
         """The outcome as if the answer `number` (from 0) of `earlier` had been the final one."""
         answer = self.earlier[number]
@@ -439,8 +466,8 @@ class Outcome:
 class RunFinding:
     """A finding about the whole run, not about one answer.
 
-    kind: "latency" or "end state". subject: an API, a partition, a group. expected, found: as text
-    for people. note: the evidence.
+    kind: "latency" or "end state". subject: an API, a partition, a group. note: the evidence.
+    config: the name of the config whose values `expected` and `found` are, "" for other findings.
     """
 
     kind: str
@@ -448,17 +475,4 @@ class RunFinding:
     expected: str
     found: str
     note: str = ""
-
-    def __str__(self) -> str:
-        note = f" ({self.note})" if self.note else ""
-        return f"{self.kind} of {self.subject}: {self.expected} -> {self.found}{note}"
-
-
-class Comparison(Protocol):
-    """Judges answers; `comparison.comparator.Comparator` is the only one."""
-
-    def judge(self, outcome: Outcome) -> Judgement:
-        """Compare the answer with the captured one; after `Translation.learn` of it."""
-
-    def finish(self) -> dict[int, Judgement]:
-        """Judgements that other answers have changed, by step number; once, after the last."""
+    config: str = ""

@@ -16,7 +16,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")
 _CODES = re.compile(r"\w+ then, \w+ now")
-_INDEX = re.compile(r"\[\d+\]")
 
 
 def is_explained(note: str | None) -> bool:
@@ -64,8 +63,7 @@ class Replayed:
                     continue
                 if holder in failed and not name.endswith("error_code"):
                     continue
-                path = _INDEX.sub("[]", each["path"])
-                found.add((row["api_name"], path, each["captured"], each["answered"]))
+                found.add((row["api_name"], each["place"], each["captured"], each["answered"]))
         return found
 
     def unexplained(self) -> list[tuple[int, str, dict[str, str]]]:

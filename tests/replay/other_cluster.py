@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
-from kdissect.replay.comparison.comparator import Comparator
-from kdissect.replay.comparison.rules import load_rules
+from kdissect.replay.comparison.judge import Judge
+from kdissect.replay.fields import load_fields
 from kdissect.replay.model import (
     WRITING_CLASSES,
     Exchange,
@@ -215,7 +215,8 @@ class Replayed:
 
     plan: ReplayPlan
     translator: Translator
-    comparator: Comparator
+    judge: Judge | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
     sent: dict[int, bytes | Skipped] = field(default_factory=dict)
     judgements: dict[int, Judgement] = field(default_factory=dict)
     unready: list[str] = field(default_factory=list)
@@ -233,16 +234,14 @@ def replay(
     rules: Iterable[str] = (),
     strict: bool = False,
     flip: Any = None,
-    is_run: bool = False,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order. flip(step, message) may
-    change an answer, like a proxy between. is_run: answers that contradict each other differ."""
+    change an answer, like a proxy between."""
     plan = make_plan(workload, plan_options or everything())
     ids = IdMap(plan, options)
-    comparator = Comparator(ids, load_rules(list(rules)), strict)
     translator = Translator(ids)
     translator.learn_metadata(cluster.metadata())
-    done = Replayed(plan, translator, comparator)
+    done = Replayed(plan, translator)
     for is_request, step in events(plan):
         if is_request:
             done.sent[step.number] = translator.request(step)
@@ -256,6 +255,9 @@ def replay(
             assert answer is not None
             if captured is not None:
                 moved = cluster.moved(captured)
+                is_fetch = step.exchange.api_key == ApiKey.FETCH
+                if is_fetch and _has_no_session(done.sent[step.number]):
+                    moved.body["session_id"] = 0
                 if flip is not None:
                     flip(step, moved)
                 answer = encode_message(moved)
@@ -265,15 +267,24 @@ def replay(
             outcome = Outcome(
                 step, sent=done.sent[step.number], answer=answer, sent_ns=step.at_ns,  # type: ignore[arg-type]
                 api_version=step.exchange.api_version,
+                node_id=workload.connections[step.connection].node_id,
                 answered_ns=max(
                     step.at_ns + 1, step.exchange.response_end_time_ns - workload.start_time_ns
                 ),
             )  # fmt: skip
-        done.judgements[step.number] = comparator.judge(outcome)
-        if is_run:
-            outcome.judgement = done.judgements[step.number]
-    done.judgements.update(comparator.finish())
+        done.outcomes.append(outcome)
+    done.judge = Judge(ids, load_fields(list(rules), is_strict=strict))
+    done.judge.judge(done.outcomes)
+    for outcome in done.outcomes:
+        assert outcome.judgement is not None
+        done.judgements[outcome.step.number] = outcome.judgement
     return done
+
+
+def _has_no_session(sent: bytes | Skipped) -> bool:
+    """Whether a Fetch wants no session (KIP-227)."""
+    assert isinstance(sent, bytes)
+    return decode_message(sent, side="request").body.get("session_epoch", 0) == -1
 
 
 def expected(cluster: OtherCluster, exchange: Exchange) -> bytes | None:

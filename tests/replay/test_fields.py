@@ -1,13 +1,22 @@
 """The table of fields: kinds as in a handwritten list, and mistakes in files of rules."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
-from kdissect.replay.fields import FieldKind, kind_of
+from kdissect.replay.fields import (
+    FieldKind,
+    RuleError,
+    built_in_fields,
+    kind_of,
+    parse_rules,
+    path_pattern,
+)
 from kdissect.replay.workload.messages import INTERNAL_APIS, TARGET_OWN_APIS
+from tests.conftest import ROOT
 from tests.oracles.message_fields import FIELDS
 
 KEYS = {api.name: key for key, api in catalog.apis().items()}
@@ -46,3 +55,76 @@ def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
         kind = listed.get(path.replace("[]", ""), "")
         assert kind_of(api_name, path, field) is (KINDS.get(kind) if kind in IDS else None), path
         assert kind == ENTITIES.get(field.entity, kind), path
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[rule]]\nname='a'\nkind='ignore'", "path is missing"),
+        ("[[rule]]\nname='a'\nkind='never'\npath='x'", "none of topic"),
+        ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\nwhom='b'", "'whom' is no field"),
+        ("[[rule]]\nname='a'\nkind='unordered'\npath='x'", "key is missing"),
+        ("[[rule]]\nname='a'\nkind='tolerance'\npath='x'", "absolute or relative"),
+        ("[[rule]]\nname='a'\nkind='equal-modulo'\npath='x'", "missing"),
+        ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\napis=['Fetsh']", "did you mean"),
+        ("[[rule]]\nname='a'\nkind='ignore'\npath='x'\nwhere={a='('}", "no regular expression"),
+        ("[rule", "mine.toml"),
+        ("[rules]\n", "no part of a file of rules"),
+        ("format_version = 2\n", "format_version"),
+    ],
+)
+def test_wrong_rules_are_refused(text: str, says: str) -> None:
+    """RuleError has the file and the reason."""
+    with pytest.raises(RuleError, match=re.escape(says)) as caught:
+        parse_rules(text, "mine.toml")
+    assert "mine.toml" in str(caught.value)
+
+
+def test_paths_of_rules() -> None:
+    """A path is a field, a field of elements, or a pattern."""
+    rules = parse_rules(
+        "[[rule]]\nname='a'\nkind='ignore'\npath='error_code'\n"
+        "[[rule]]\nname='b'\nkind='ignore'\npath='topics[].name'\n"
+        "[[rule]]\nname='c'\nkind='ignore'\npath=['*_ms', 'x']\n"
+        "[[rule]]\nname='d'\nkind='ignore'\npath='*.topics[].name'\n",
+        "x",
+    )
+    fits = {
+        path: [rule.name for rule in rules if rule.fits("Fetch", path)]
+        for path in ("error_code", "topics[].error_code", "topics[].name", "a.topics[].name",
+                     "x.throttle_time_ms", "topics[].my_error_code", "x")
+    }  # fmt: skip
+    assert list(fits.values()) == [["a"], ["a"], ["b", "d"], ["d"], ["c"], [], ["c"]]
+
+
+def test_each_built_in_rule_has_a_reason_and_is_explained() -> None:
+    """`docs/replay-rules.md` is made from the table."""
+    from tools.replay_rules import page
+
+    rules = built_in_fields().rules
+    assert len({rule.name for rule in rules}) == len(rules)
+    assert all(rule.why for rule in rules)
+    assert (ROOT / "docs" / "replay-rules.md").read_text() == page()
+
+
+def test_paths_of_built_in_rules_are_fields() -> None:
+    """A rule about a place that no message has would be a spelling mistake."""
+    paths: dict[str, set[str]] = {name: set() for name in KEYS}
+    for name, found in paths.items():
+        api = catalog.api(KEYS[name])
+        for definition in (api.request, api.response):
+            found.update(_places(definition.fields, ""))
+    for rule in built_in_fields().rules:
+        for path in rule.paths:
+            one = path_pattern((path,))
+            apis = rule.apis or set(paths)
+            assert any(one.fullmatch(each) for name in apis for each in paths[name]), rule.name
+
+
+def _places(fields: tuple[Field, ...], path: str) -> Iterator[str]:
+    for field in fields:
+        here = path + field.name
+        yield here
+        if field.is_array:
+            yield f"{here}[]"
+        yield from _places(field.fields, f"{here}{'[]' * field.is_array}.")

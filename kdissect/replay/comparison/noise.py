@@ -1,156 +1,85 @@
-"""Fields that differ between control runs: noise of the reference itself.
+"""Values that differ between control runs: noise of the reference itself.
 
 Control runs send the same workload to the same cluster several times. A field of an API whose value
-differs between two of them differs by itself, so a difference there proves nothing. Indices are
-left out of its path: the field is noisy in every element.
+differs between two of them differs by itself, so a difference there proves nothing. A noisy field
+allows no value at all:
 
-A noisy field allows no value at all:
+- a number may be as far from the reference's as two control runs are from each other at most
+- a text has to be one that a control run has in that field; if no two control runs ever agree, as
+  for random ids, any text will do, but not null, an empty one or a missing element
 
-- a number may be as far from the control runs' values of its exchange as they are from each other,
-  in the exchange where they are farthest apart
-- a text has to be a value that a control run has in that field; if the control runs never agree
-  there, as for random ids, any text will do, but not null, an empty one or a missing element
-
-Error codes, offsets, record data and contradictions within a run are never noise.
+Error codes, offsets and records are never noise.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kdissect.replay.comparison.comparator import IN_RUN
-from kdissect.replay.comparison.grouping import plain_path
-from kdissect.replay.model import Difference, Judgement, Verdict
-from kdissect.replay.workload.messages import api_name
-from kdissect.text import plural
+from kdissect.replay.fields import told
+from kdissect.replay.model import ABSENT, Difference, Outcome, Verdict
 
-BY_CONTROL_RUNS = "control-runs"  # the rule that tolerates noise
-_EVIDENCE = ("offset", "record", "watermark", "aborted_transactions")
-_NOTHING = frozenset({"", "null", "[]", "absent"})
-_NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?")
-_COMPARED = frozenset({Verdict.SAME, Verdict.TOLERATED, Verdict.DIFFERENT})
+RULE = "control-runs"  # tolerates noise
+_EVIDENCE = ("error_code", "offset", "record", "watermark", "aborted_transactions")
+_NOTHING = (None, "", b"", ABSENT)
 
-FieldPath = tuple[str, str]  # API, path without indices
-Judged = Mapping[Any, Judgement]  # by exchange: connection, index there, api_key, api_version
+FieldPlace = tuple[str, str]  # API, place without keys
 
 
 @dataclass(slots=True)
 class NoisyField:
-    """A field whose values differ between control runs.
+    """A field whose values differ between control runs, in how many places. spread: the largest
+    distance of two numbers. values: all texts."""
 
-    exchanges: how many show it. spread: the largest distance of two numbers in one exchange.
-    values: all texts. is_random: no two control runs agree in any of these exchanges.
-    """
-
-    api_name: str
-    path: str
-    exchanges: int = 0
+    count: int = 0
     spread: float = 0.0
     values: set[str] = field(default_factory=set)
-    is_random: bool = True
 
-    @property
-    def is_evidence(self) -> bool:
-        """Return whether differences in this field count although control runs differ there."""
-        name = self.path.rpartition(".")[2]
-        return name.endswith("error_code") or any(word in self.path for word in _EVIDENCE)
+    def add(self, one: Difference) -> None:
+        self.count += 1
+        self.values |= {told(one.captured), told(one.answered)}
+        if _are_numbers(one):
+            self.spread = max(self.spread, abs(one.answered - one.captured))
 
-    def add(self, values: Sequence[str]) -> None:
-        """Note the different values of one exchange, by control run."""
-        self.exchanges += 1
-        self.values.update(values)
-        self.is_random = self.is_random and len(set(values)) == len(values)
-        numbers = [number for number in map(_number, values) if number is not None]
-        if len(numbers) == len(values):
-            self.spread = max(self.spread, max(numbers) - min(numbers))
-
-    def allows(self, value: str, others: Sequence[str]) -> bool:
-        """Return whether a value is noise. others: the control runs' values in the same place."""
-        if self.is_evidence:
-            return False
-        number, numbers = _number(value), [_number(each) for each in others]
-        if number is not None and None not in numbers:
-            return any(abs(number - each) <= self.spread for each in numbers if each is not None)
-        return value in self.values or (self.is_random and value not in _NOTHING)
+    def allows(self, one: Difference) -> bool:
+        if _are_numbers(one):
+            return bool(abs(one.answered - one.captured) <= self.spread)
+        is_random = len(self.values) == 2 * self.count
+        return told(one.answered) in self.values or (is_random and one.answered not in _NOTHING)
 
 
 class Noise:
-    """The noisy fields of control runs. Each run has its judgements by exchange, all in the terms
-    of the capture."""
+    """The noisy fields of control runs."""
 
-    def __init__(self, runs: Sequence[Judged]) -> None:
-        self._runs = runs
-        self._fields: dict[FieldPath, NoisyField] = {}
-        for key in runs[0] if runs else ():
-            for path, values in self._different(key):
-                name = api_name(key[2])
-                place = name, plain_path(path)
-                self._fields.setdefault(place, NoisyField(*place)).add(values)
+    def __init__(self) -> None:
+        self.fields: dict[FieldPlace, NoisyField] = {}
 
-    @property
-    def fields(self) -> list[NoisyField]:
-        """Those that differ in most exchanges first."""
-        return sorted(self._fields.values(), key=lambda each: (-each.exchanges, each.path))
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Add the differences of a control run that was judged by another one."""
+        for outcome in outcomes:
+            judgement = outcome.judgement
+            if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
+                continue
+            for one in judgement.differences:
+                if not one.rule:
+                    place = outcome.step.api_name, one.place
+                    self.fields.setdefault(place, NoisyField()).add(one)
 
-    def _different(self, key: Hashable) -> Iterator[tuple[str, list[str]]]:
-        """(path, value by run) if the runs' answers to an exchange differ."""
-        judgements = [run[key] for run in self._runs if key in run]
-        if len(judgements) < 2 or any(each.verdict not in _COMPARED for each in judgements):
-            return
-        for path in dict.fromkeys(
-            one.path for each in judgements for one in each.differences if not one.rule
-        ):
-            values = _values(judgements, path)
-            if len(set(values)) > 1:
-                yield path, values
-
-    def excuse(self, key: tuple[int, int, int, int], judgement: Judgement) -> Judgement:
-        """The judgement with the noise in it tolerated."""
-        if judgement.verdict is not Verdict.DIFFERENT or not self._fields:
-            return judgement
-        others = [run[key] for run in self._runs if key in run]
-        differences = [
-            self._excused(api_name(key[2]), each, others) for each in judgement.differences
-        ]
-        if differences == judgement.differences:
-            return judgement
-        is_excused = all(each.rule for each in differences)
-        verdict = Verdict.TOLERATED if is_excused else Verdict.DIFFERENT
-        reason = "" if is_excused else judgement.reason
-        return replace(judgement, verdict=verdict, differences=differences, reason=reason)
-
-    def _excused(self, api: str, one: Difference, others: Sequence[Judgement]) -> Difference:
-        noisy = self._fields.get((api, plain_path(one.path)))
-        if one.rule or noisy is None or IN_RUN in one.note:
+    def excused(self, api_name: str, one: Difference) -> Difference:
+        """The difference, tolerated if it is noise."""
+        noisy = self.fields.get((api_name, one.place))
+        if one.rule or noisy is None or is_evidence(one.place) or not noisy.allows(one):
             return one
-        values = _values(others, one.path, one.captured) or [one.captured]
-        if not noisy.allows(one.answered, values):
-            return one
-        note = f"control runs differ from each other here, in {plural(noisy.exchanges, 'exchange')}"
-        return replace(one, rule=BY_CONTROL_RUNS, note=note)
-
-    def notes(self) -> list[str]:
-        """A line for each noisy field, for people."""
-        return [
-            f"control runs differ from each other in {each.api_name} {each.path}, in "
-            f"{plural(each.exchanges, 'exchange')}: "
-            + ("never excused" if each.is_evidence else "excused")
-            for each in self.fields
-        ]
+        note = f"control runs differ from each other here, in {noisy.count} places"
+        return replace(one, rule=RULE, note=note)
 
 
-def _values(judgements: Sequence[Judgement], path: str, captured: str = "") -> list[str]:
-    """The value at a path by run; the captured one for a run without a difference there."""
-    found: dict[int, str] = {}
-    for number, judgement in enumerate(judgements):
-        for each in judgement.differences:
-            if each.path == path:
-                found[number], captured = each.answered, each.captured
-    return [found.get(number, captured) for number in range(len(judgements))]
+def is_evidence(place: str) -> bool:
+    """Return whether differences at a place count although control runs differ there."""
+    return any(word in place for word in _EVIDENCE)
 
 
-def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
+def _are_numbers(one: Difference) -> bool:
+    values: tuple[Any, Any] = one.captured, one.answered
+    return all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in values)

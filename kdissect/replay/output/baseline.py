@@ -1,56 +1,87 @@
-"""Comparing two runs: with another target's answers (--against) or an earlier run (--baseline).
+"""An accepted run: `--baseline FILE` counts only what is new since then.
 
-Answers of two brokers cannot be compared byte by byte, each has ids of its own. Both have been
-compared with the capture already, in the capture's ids; so two runs agree in an exchange when they
-differ from the capture in the same way. What only one of them does is the difference between them.
+The file is what `--json` wrote. A difference is accepted if the file has it: of the same API, at
+the same place, with the same values, in whichever exchange. So is a finding about the whole run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdissect.errors import CaptureError
-from kdissect.replay.model import Difference, Judgement, Outcome, Verdict
-from kdissect.replay.output.results import RESULTS_VERSION, judgement_of
+from kdissect.replay.comparison.judge import verdict_of
+from kdissect.replay.model import Difference, Judgement, Outcome, RunFinding, Verdict
+from kdissect.replay.output.results import RESULTS_VERSION
+from kdissect.replay.output.text import run_texts, texts_of
 
-Key = tuple[int, int, int, int]
-"""connection, index there, api_key, api_version: the same exchange in runs of the same source."""
-
-Judged = Mapping[Key, Judgement]
-AS_REFERENCE = "as-reference"  # the rule that tolerates what the reference does as well
-
-
-def key_of(outcome: Outcome) -> Key:
-    exchange = outcome.step.exchange
-    return exchange.connection, exchange.index, exchange.api_key, exchange.api_version
+RULE = "baseline"  # tolerates what the accepted run has
+Accepted = tuple[str, ...]
 
 
-def judged(outcomes: Iterable[Outcome]) -> dict[Key, Judgement]:
-    """A run's judgements by exchange."""
-    return {key_of(outcome): judgement_of(outcome) for outcome in outcomes}
+@dataclass(frozen=True)
+class Baseline:
+    """differences: (API, path, captured, answered). reasons: (API, verdict, reason) of exchanges
+    without a difference. findings: (kind, subject, expected, found)."""
+
+    differences: set[Accepted] = field(default_factory=set)
+    reasons: set[Accepted] = field(default_factory=set)
+    findings: set[Accepted] = field(default_factory=set)
+
+    def accept(self, outcomes: Iterable[Outcome]) -> None:
+        """Tolerate what the accepted run has as well."""
+        for outcome in outcomes:
+            if outcome.judgement is not None:
+                outcome.judgement = self._accepted(outcome, outcome.judgement)
+
+    def _accepted(self, outcome: Outcome, judgement: Judgement) -> Judgement:
+        step = outcome.step
+        if judgement.verdict not in (Verdict.DIFFERENT, Verdict.ERROR):
+            return judgement
+        if judgement.verdict is Verdict.ERROR or not judgement.differences:
+            reason = (step.api_name, judgement.verdict.value, judgement.reason)
+            is_known = judgement.reason and reason in self.reasons
+            return replace(judgement, verdict=Verdict.TOLERATED) if is_known else judgement
+        differences = [
+            replace(one, rule=RULE)
+            if not one.rule and self._has(step.api_name, step.exchange.api_key, one)
+            else one
+            for one in judgement.differences
+        ]
+        if differences == judgement.differences:
+            return judgement
+        return replace(judgement, differences=differences, verdict=verdict_of(differences))
+
+    def _has(self, api_name: str, api_key: int, one: Difference) -> bool:
+        return (api_name, one.path, *texts_of(api_key, one)) in self.differences
+
+    def new(self, findings: Iterable[RunFinding]) -> list[RunFinding]:
+        """The findings that the accepted run does not have."""
+        return [
+            each
+            for each in findings
+            if (each.kind, each.subject, *run_texts(each)) not in self.findings
+        ]
 
 
-def read_baseline(path: str) -> dict[Key, Judgement]:
-    """The judgements that --json wrote. Raises CaptureError where it is no such file."""
-    judgements: dict[Key, Judgement] = {}
+def read_baseline(path: str) -> Baseline:
+    """The run that --json wrote. Raises CaptureError where it is no such file."""
+    baseline = Baseline()
     is_whole = False
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 row = json.loads(line)
-                if number == 1 and (
-                    row.get("type") != "run" or row.get("format_version") != RESULTS_VERSION
-                ):
-                    raise CaptureError(
-                        f"{path}: no run that --json of `kdissect replay` kept "
-                        f"(format_version {RESULTS_VERSION})"
-                    )
+                if number == 1:
+                    _check_version(path, row)
                 is_whole = row.get("type") == "summary"
                 if row.get("type") == "exchange":
-                    key = row["connection"], row["index"], row["api_key"], row["api_version"]
-                    judgements[key] = _judgement(row)
+                    _add_exchange(baseline, row)
+                for each in row["findings"] if is_whole else ():
+                    names = ("kind", "subject", "expected", "found")
+                    baseline.findings.add(tuple(each[name] for name in names))
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
@@ -59,90 +90,24 @@ def read_baseline(path: str) -> dict[Key, Judgement]:
         raise CaptureError(f"{path}: damaged, or no file of --json ({error})") from None
     if not is_whole:
         raise CaptureError(f"{path}: the run in it has no end; make it again")
-    return judgements
+    return baseline
 
 
-def _judgement(row: Mapping[str, Any]) -> Judgement:
-    differences = [
-        Difference(
-            entry["path"],
-            entry["captured"],
-            entry["answered"],
-            entry["rule"] or "",
-            entry["note"] or "",
+def _check_version(path: str, row: Any) -> None:
+    if row.get("type") != "run":
+        raise CaptureError(f"{path}: no run that --json of `kdissect replay` kept")
+    version = row.get("format_version")
+    if version != RESULTS_VERSION:
+        raise CaptureError(
+            f"{path}: kept by another kdissect (format_version {version}, this one has "
+            f"{RESULTS_VERSION}); make it again"
         )
-        for entry in row["differences"]
-    ]
-    return Judgement(Verdict(row["verdict"]), differences, row["reason"] or "")
 
 
-def compare_runs(outcomes: Iterable[Outcome], references: Sequence[Judged]) -> int:
-    """Judge the outcomes against other runs of the same source instead of the capture.
-
-    An answer is compared with the run that it resembles most. Returns how many of the requests
-    those runs lack.
-    """
-    missing = 0
-    for outcome in outcomes:
-        mine, key = judgement_of(outcome), key_of(outcome)
-        others = [each[key] for each in references if key in each]
-        if not others:
-            missing += 1
-            continue
-        outcome.judgement = min((between(mine, other) for other in others), key=_findings)
-    return missing
-
-
-def _findings(judgement: Judgement) -> tuple[bool, int]:
-    """A rank that is lower for a judgement with fewer findings."""
-    count = sum(not each.rule for each in judgement.differences)
-    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
-
-
-def between(judgement: Judgement, reference: Judgement) -> Judgement:
-    """The verdict on an answer compared with the reference run's answer to the same request.
-
-    judgement, reference: of both answers against the capture. A difference from the capture that
-    both answers have is tolerated.
-    """
-    if judgement.verdict is Verdict.SKIPPED:
-        return judgement
-    if reference.verdict is Verdict.SKIPPED:
-        return Judgement(judgement.verdict, judgement.differences, "the reference did not send it")
-    if (judgement.verdict is Verdict.ERROR) != (reference.verdict is Verdict.ERROR):
-        if judgement.verdict is Verdict.ERROR:
-            return judgement
-        reason = f"the reference got no answer ({reference.reason}), now there is one"
-        return Judgement(Verdict.DIFFERENT, judgement.differences, reason)
-    if judgement.verdict is Verdict.ERROR:
-        return Judgement(
-            Verdict.TOLERATED, reason=f"no answer, as in the reference: {judgement.reason}"
-        )
-    by_path = {difference.path: difference for difference in judgement.differences}
-    in_reference = {difference.path: difference for difference in reference.differences}
-    merged: list[Difference] = []
-    for path, difference in by_path.items():
-        same = in_reference.get(path)
-        if difference.rule:
-            merged.append(difference)
-        elif same is None:
-            merged.append(difference)
-        elif same.answered == difference.answered:
-            note = f"the capture has {difference.captured}"
-            merged.append(Difference(path, same.answered, difference.answered, AS_REFERENCE, note))
-        else:
-            merged.append(
-                Difference(path, same.answered, difference.answered, same.rule, difference.note)
-            )
-    for path, difference in in_reference.items():
-        if path not in by_path and not difference.rule:
-            note = "as captured; the reference differs from the capture"
-            merged.append(Difference(path, difference.answered, difference.captured, "", note))
-    if judgement.verdict is Verdict.DIFFERENT and not judgement.differences:
-        # a finding without a place, such as a version that is not spoken
-        if reference.verdict is not Verdict.DIFFERENT or reference.reason != judgement.reason:
-            return judgement
-        return Judgement(Verdict.TOLERATED, merged, f"as the reference: {judgement.reason}")
-    if any(not difference.rule for difference in merged):
-        return Judgement(Verdict.DIFFERENT, merged, "differs from the reference")
-    return Judgement(Verdict.TOLERATED if merged else Verdict.SAME, merged)
+def _add_exchange(baseline: Baseline, row: dict[str, Any]) -> None:
+    api_name = row["api_name"]
+    for each in row["differences"]:
+        texts = each["path"], each["captured"], each["answered"]
+        baseline.differences.add((api_name, *texts))
+    if row["reason"]:
+        baseline.reasons.add((api_name, row["verdict"], row["reason"]))

@@ -12,11 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kdissect.replay.comparison.explain import is_setting
-from kdissect.replay.comparison.grouping import DifferenceGroup
 from kdissect.replay.model import ReplayPlan, Verdict
-from kdissect.replay.output.junit import headline
-from kdissect.replay.output.results import Results, judgement_of, show_ns
+from kdissect.replay.output.results import Results, show_ns
+from kdissect.replay.output.text import (
+    finding_text,
+    followers_of,
+    headline_of,
+    release_lines,
+)
 from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.effects import Effects
@@ -193,69 +196,55 @@ def print_results(results: Results, console: Console) -> None:
     for topic in results.prepared:
         console.print(f"topic {clean(topic.name)}: {clean(topic.note)}", highlight=False)
     _print_differences(results, console)
-    _print_findings(results, console)
+    _print_changes(results, console)
     _print_reasons(results, console)
     _print_run(results, console)
 
 
 def _print_differences(results: Results, console: Console) -> None:
-    groups = results.root_groups()
-    if not groups:
+    """Findings about the whole run, then kinds of differences, what would hurt first."""
+    for finding in results.findings[:_SHOWN_GROUPS]:
+        console.print(clean(finding_text(finding)), highlight=False)
+    if (count := len(results.findings) - _SHOWN_GROUPS) > 0:
+        console.print(f"and {plural(count, 'finding')} more, see --json or --html")
+    if not results.kinds:
         return
     compared = f"{results.reference.value} {results.reference_name}".strip()
-    console.print(f"Differences from {clean(compared)}:", highlight=False)
-    settings = [group for group in groups if is_setting(group.note)]
-    groups = [group for group in groups if not is_setting(group.note)]
-    for group in groups[:_SHOWN_GROUPS]:
-        note = f" ({group.note})" if group.note else ""
-        console.print(
-            f"  {group.count} x {group.api_name} {clean(group.path)}: "
-            f"{clean(group.captured)} -> {clean(group.answered)}{clean(note)}, "
-            f"for example exchange {results.exchange_id(group.example)}",
-            highlight=False,
-        )
-        if followers := group.followers():
-            console.print(f"    {clean(followers)}", highlight=False)
-    if len(groups) > _SHOWN_GROUPS:
-        console.print(f"  and {len(groups) - _SHOWN_GROUPS} more, see --json or --html")
-    if settings:
-        _print_settings(settings, console)
+    console.print(f"Differences from {clean(compared)}, what would hurt first:", highlight=False)
+    for kind in results.kinds[:_SHOWN_GROUPS]:
+        line = headline_of(results.api_key(kind), kind)
+        where = f"for example exchange {results.exchange_id(kind.step)}"
+        console.print(f"  {clean(line)}, {where}", highlight=False)
+        for note in [*kind.notes, followers_of(kind)]:
+            if note:
+                console.print(f"    {clean(note)}", highlight=False)
+    if (count := len(results.kinds) - _SHOWN_GROUPS) > 0:
+        console.print(f"  and {count} more, see --json or --html")
 
 
-def _print_settings(groups: list[DifferenceGroup], console: Console) -> None:
-    """Print one line for differences that follow from settings of the brokers."""
-    counts: Counter[str] = Counter()
-    for group in groups:
-        counts[f"{group.api_name} {group.path}"] += group.count
-    listed = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    total = plural(counts.total(), "difference")
-    text = f"  {total} by other settings of the brokers (see --json or --html): {listed}"
-    console.print(clean(text), highlight=False)
-
-
-def _print_findings(results: Results, console: Console) -> None:
-    """Findings about the whole run."""
-    for finding in results.findings[:_SHOWN_GROUPS]:
-        console.print(clean(str(finding)), highlight=False)
-    if len(results.findings) > _SHOWN_GROUPS:
-        count = len(results.findings) - _SHOWN_GROUPS
-        console.print(f"and {plural(count, 'finding')} more, see --json or --html")
+def _print_changes(results: Results, console: Console) -> None:
+    """What the release changes by design; it fails no run."""
+    lines = release_lines(results.outcomes)
+    if lines:
+        then, now = results.releases
+        console.print(f"Changes of this release (Kafka {then} -> Kafka {now}), by design:")
+    for line in lines[:_SHOWN_GROUPS]:
+        console.print(f"    {clean(line)}", highlight=False)
+    if (count := len(lines) - _SHOWN_GROUPS) > 0:
+        console.print(f"    and {count} more, see --json or --html")
 
 
 def _print_reasons(results: Results, console: Console) -> None:
     """Errors, findings without a place, and skipped ones, by reason."""
     for verdict in (Verdict.ERROR, Verdict.DIFFERENT, Verdict.SKIPPED):
-        reasons: Counter[tuple[str, str]] = Counter()
-        for outcome in results.outcomes:
-            judgement = judgement_of(outcome)
-            if judgement.verdict is verdict and not judgement.differences:
-                code = outcome.skipped.code.value if outcome.skipped else ""
-                reasons[code, headline(judgement)] += 1
-        for (code, reason), count in reasons.most_common(_SHOWN_GROUPS):
+        counts: Counter[tuple[str, str]] = Counter()
+        for (_, code, reason), count in results.reasons(verdict):
+            counts[code, reason] += count
+        for (code, reason), count in counts.most_common(_SHOWN_GROUPS):
             name = f"{verdict.value} ({code})" if code else verdict.value
             console.print(f"{name} {count}: {clean(reason)}", highlight=False)
-        if len(reasons) > _SHOWN_GROUPS:
-            console.print(f"{verdict.value}: and {len(reasons) - _SHOWN_GROUPS} more reasons")
+        if len(counts) > _SHOWN_GROUPS:
+            console.print(f"{verdict.value}: and {len(counts) - _SHOWN_GROUPS} more reasons")
 
 
 def _print_run(results: Results, console: Console) -> None:

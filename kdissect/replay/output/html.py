@@ -5,16 +5,24 @@ The page has no script and loads nothing. `templates/replay.html.j2` escapes eve
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kdissect.atomic_file import atomic_write
+from kdissect.replay.comparison.findings import Finding
 from kdissect.replay.model import Verdict
-from kdissect.replay.output.junit import headline
-from kdissect.replay.output.results import ApiResult, Results, judgement_of, show_ns, timestamp
+from kdissect.replay.output.results import ApiResult, Results, show_ns, timestamp
+from kdissect.replay.output.text import (
+    code_names,
+    finding_text,
+    followers_of,
+    note_of,
+    release_lines,
+    texts_of,
+)
 from kdissect.text import visible
 
 # Verdicts whose reasons have a table of their own, with its heading.
@@ -23,8 +31,6 @@ _REASONS = (
     (Verdict.DIFFERENT, "Findings"),
     (Verdict.SKIPPED, "Skipped"),
 )
-
-Reasons = list[tuple[tuple[str, str, str], int]]
 
 
 def write_html(results: Results, path: Path) -> None:
@@ -40,27 +46,36 @@ def _page(results: Results) -> str:
     )  # fmt: skip
     environment.filters |= {"visible": visible, "time": show_ns, "timestamp": timestamp}
     counts = results.verdicts()
-    roots, groups = results.root_groups(), results.groups()
+    groups = results.groups()
     return environment.get_template("replay.html.j2").render(
         results=results,
         verdicts=[(verdict.value, counts[verdict]) for verdict in Verdict],
-        roots=roots,
-        different=groups if len(groups) > len(roots) else [],
-        tolerated=results.groups(tolerated=True),
-        reasons=[(title, rows) for each, title in _REASONS if (rows := _reasons(results, each))],
+        kinds=_rows(results, results.kinds),
+        different=_rows(results, groups) if len(groups) > len(results.kinds) else [],
+        tolerated=_rows(results, results.groups(tolerated=True)),
+        changes=release_lines(results.outcomes),
+        findings=[finding_text(each) for each in results.findings],
+        reasons=[(title, rows) for each, title in _REASONS if (rows := results.reasons(each))],
         latencies=_latencies(results.by_api()),
     )
 
 
-def _reasons(results: Results, verdict: Verdict) -> Reasons:
-    """((API, kind, reason), count) of outcomes whose verdict has no place in a message."""
-    reasons: Counter[tuple[str, str, str]] = Counter()
-    for outcome in results.outcomes:
-        judgement = judgement_of(outcome)
-        if judgement.verdict is verdict and not judgement.differences:
-            kind = outcome.skipped.code.value if outcome.skipped else ""
-            reasons[outcome.step.api_name, kind, headline(judgement)] += 1
-    return reasons.most_common()
+def _rows(results: Results, kinds: Iterable[Finding]) -> list[dict[str, Any]]:
+    """The cells of a table of differences."""
+    rows = []
+    for each in kinds:
+        one = each.example
+        captured, answered = code_names(one) or texts_of(results.api_key(each), one)
+        notes = each.notes or [note_of(one)]
+        rows.append(
+            {
+                "count": each.count, "api_name": each.api_name, "place": one.place,
+                "captured": captured, "answered": answered, "path": one.path,
+                "means": " ".join(filter(None, [one.rule, "; ".join(filter(None, notes))])),
+                "exchange": results.exchange_id(each.step), "followers": followers_of(each),
+            }
+        )  # fmt: skip
+    return rows
 
 
 def _latencies(rows: list[ApiResult]) -> list[dict[str, Any]]:

@@ -6,14 +6,23 @@ A later run with `--baseline` reads this file (`baseline.read_baseline`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kdissect.atomic_file import atomic_write
-from kdissect.replay.comparison.value_text import dropped_text
+from kdissect.replay.comparison.findings import Finding
 from kdissect.replay.model import Outcome
 from kdissect.replay.output.results import RESULTS_VERSION, Results, judgement_of, timestamp
+from kdissect.replay.output.text import (
+    dropped_text,
+    note_of,
+    release_changes,
+    run_texts,
+    texts_of,
+)
+
+_VALUES = ("captured", "answered")
 
 
 def write_json_lines(results: Results, path: Path) -> None:
@@ -37,6 +46,8 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
         "pace": results.pace,
         "compared_with": results.reference.value,
         "reference": results.reference_name or None,
+        "captured_release": results.releases[0] or None,
+        "target_release": results.releases[1] or None,
         "start_time": timestamp(run.start_time_ns),
         "steps": len(results.plan.steps),
         "connections": len(results.plan.lanes),
@@ -48,7 +59,7 @@ def rows(results: Results) -> Iterator[dict[str, Any]]:
     }
     for outcome in results.outcomes:
         row = exchange_row(outcome, run.start_time_ns, results.is_timed)
-        root = results.roots.get(outcome.step.number)
+        root = results.follows.get(outcome.step.number)
         yield {**row, "follows": None if root is None else str(results.exchange_id(root))}
     yield summary_row(results)
 
@@ -81,13 +92,13 @@ def exchange_row(outcome: Outcome, start_time_ns: int, is_timed: bool) -> dict[s
         "error": outcome.error or None,
         "differences": [
             {
-                "path": difference.path,
-                "captured": difference.captured,
-                "answered": difference.answered,
-                "rule": difference.rule or None,
-                "note": difference.note or None,
+                "path": each.path,
+                "place": each.place,
+                **dict(zip(_VALUES, texts_of(exchange.api_key, each), strict=True)),
+                "rule": each.rule or None,
+                "note": note_of(each) or None,
             }
-            for difference in judgement.differences
+            for each in judgement.differences
         ],
         "earlier_answers": [
             {
@@ -121,27 +132,17 @@ def summary_row(results: Results) -> dict[str, Any]:
             for api in results.by_api()
         ],
         "differences": [
-            {
-                "api_name": group.api_name,
-                "path": group.path,
-                "captured": group.captured,
-                "answered": group.answered,
-                "rule": group.rule or None,
-                "note": group.note or None,
-                "count": group.count,
-                "exchanges": group.steps,
-                "example": str(results.exchange_id(group.example)),
-                "example_path": group.example_path,
-            }
+            _kind_row(results, each, ())
             for tolerated in (False, True)
-            for group in results.groups(tolerated=tolerated)
+            for each in results.groups(tolerated=tolerated)
         ],
+        "kinds": [_kind_row(results, each, each.notes) for each in results.kinds],
+        "release_changes": release_changes(results.outcomes),
         "findings": [
             {
                 "kind": finding.kind,
                 "subject": finding.subject,
-                "expected": finding.expected,
-                "found": finding.found,
+                **dict(zip(("expected", "found"), run_texts(finding), strict=True)),
                 "note": finding.note or None,
                 "fails": results.fails(finding),
             }
@@ -156,4 +157,24 @@ def summary_row(results: Results) -> dict[str, Any]:
         "ended": results.run.ended or None,
         "failing": results.failing(),
         "exit_code": results.exit_code,
+    }
+
+
+def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> dict[str, Any]:
+    """A kind of differences. example: its first exchange, with the path and values there."""
+    one = finding.example
+    return {
+        "api_name": finding.api_name,
+        "path": one.place,
+        **dict(zip(_VALUES, texts_of(results.api_key(finding), one), strict=True)),
+        "rule": one.rule or None,
+        "note": "; ".join(notes) or note_of(one) or None,
+        "count": finding.count,
+        "exchanges": len(finding.steps),
+        "example": str(results.exchange_id(finding.step)),
+        "example_path": one.path,
+        "followers": [
+            {"api_name": api_name, "what": word, "exchanges": count}
+            for (api_name, word), count in finding.followers.most_common()
+        ],
     }

@@ -14,9 +14,15 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from kdissect.atomic_file import atomic_write
-from kdissect.replay.comparison.value_text import dropped_text
-from kdissect.replay.model import Judgement, Outcome, Verdict
+from kdissect.replay.model import Difference, Judgement, Outcome, Verdict
 from kdissect.replay.output.results import Results, judgement_of, timestamp
+from kdissect.replay.output.text import (
+    dropped_text,
+    finding_text,
+    note_of,
+    release_lines,
+    texts_of,
+)
 
 # Characters that XML 1.0 cannot hold, escaped or not.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -37,7 +43,7 @@ def _suites(results: Results) -> Element:
         outcomes.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
     began = timestamp(results.run.start_time_ns) or ""
     run = Counter(
-        tests=1 + len(results.findings),
+        tests=1 + len(results.findings) + bool(release_lines(results.outcomes)),
         errors=int(bool(results.run.ended)),
         failures=sum(results.fails(each) for each in results.findings),
     )
@@ -57,9 +63,14 @@ def _suites(results: Results) -> Element:
         name = f"{finding.kind} of {finding.subject}"
         case = SubElement(suite, "testcase", classname="kdissect.replay", name=_text(name))
         if results.fails(finding):
-            SubElement(case, "failure", message=_text(str(finding)), type=finding.kind)
+            SubElement(case, "failure", message=_text(finding_text(finding)), type=finding.kind)
         else:
-            SubElement(case, "system-out").text = _text(str(finding))
+            SubElement(case, "system-out").text = _text(finding_text(finding))
+    if lines := release_lines(results.outcomes):
+        case = SubElement(
+            suite, "testcase", classname="kdissect.replay", name="changes of this release"
+        )
+        SubElement(case, "system-out").text = _text("\n".join(lines))
     for key in sorted(outcomes):
         seconds = _seconds(sum(max(each.latency_ns, 0) for each in outcomes[key]))
         attributes = {**_numbers(counts[key]), "time": seconds, "timestamp": began}
@@ -119,7 +130,10 @@ def _case(results: Results, outcome: Outcome, suite: Element) -> None:
     element = _element(results, judgement.verdict)
     if element:
         child = SubElement(
-            case, element, message=_text(headline(judgement)), type=judgement.verdict.value
+            case,
+            element,
+            message=_text(headline(exchange.api_key, judgement)),
+            type=judgement.verdict.value,
         )
         if element != "skipped":
             child.text = _text(_details(outcome, judgement))
@@ -127,23 +141,28 @@ def _case(results: Results, outcome: Outcome, suite: Element) -> None:
         SubElement(case, "system-out").text = _text(_details(outcome, judgement))
 
 
-def headline(judgement: Judgement) -> str:
+def headline(api_key: int, judgement: Judgement) -> str:
     """The judgement in one line."""
     telling = [each for each in judgement.differences if not each.rule] or judgement.differences
     if not telling:
         return judgement.reason or judgement.verdict.value
-    first = telling[0]
     more = f" (and {len(telling) - 1} more)" if len(telling) > 1 else ""
-    return f"{first.path}: captured {first.captured}, answered {first.answered}{more}"
+    return f"{_line(api_key, telling[0])}{more}"
+
+
+def _line(api_key: int, one: Difference) -> str:
+    captured, answered = texts_of(api_key, one)
+    return f"{one.path}: captured {captured}, answered {answered}"
 
 
 def _details(outcome: Outcome, judgement: Judgement) -> str:
     exchange = outcome.step.exchange
     lines = [f"{judgement.verdict.value}: {judgement.reason}".rstrip(": ")]
     for each in judgement.differences:
-        line = f"{each.path}: captured {each.captured}, answered {each.answered}"
+        line = _line(exchange.api_key, each)
         line += f" [tolerated by {each.rule}]" if each.rule else ""
-        lines.append(line + (f" ({each.note})" if each.note else ""))
+        note = note_of(each)
+        lines.append(line + (f" ({note})" if note else ""))
     lines += [
         f"v{outcome.api_version} has no {each.path}: {dropped_text(each)} was not sent"
         for each in outcome.dropped

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from kdissect.errors import Error
-from kdissect.replay.comparison.grouping import DifferenceGroup, group_differences, group_roots
+from kdissect.replay.comparison.findings import Finding, group
 from kdissect.replay.model import Judgement, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.topics import Prepared
 from kdissect.text import rfc3339
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 _PARTS = (0.5, 0.95, 0.99)
 _LATENCY = "latency"  # of --fail-on, and a kind of RunFinding
 EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
@@ -107,8 +107,9 @@ class Results:
 
     reference: the kind of responses that the answers were compared with (the capture's by default).
     reference_name: the name of that capture or run, if any.
+    releases: Kafka releases of the captured broker and of the target, "" unknown.
     findings: about the whole run, not about one answer.
-    roots: step -> step of the first divergence on one of its resources.
+    kinds: the differences by kind, what would hurt first; follows: step -> step that it follows.
     """
 
     plan: ReplayPlan
@@ -123,7 +124,9 @@ class Results:
     prepared: list[Prepared] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     findings: list[RunFinding] = field(default_factory=list)
-    roots: dict[int, int] = field(default_factory=dict)
+    kinds: list[Finding] = field(default_factory=list)
+    follows: dict[int, int] = field(default_factory=dict)
+    releases: tuple[str, str] = ("", "")
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -144,16 +147,27 @@ class Results:
             rows.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
         return [_api_result(name, rows[key, name]) for key, name in sorted(rows)]
 
-    def groups(self, *, tolerated: bool = False) -> list[DifferenceGroup]:
-        """Differences that nothing tolerates (or those that a rule does), each kind once."""
-        return [each for each in group_differences(self.outcomes) if bool(each.rule) is tolerated]
-
-    def root_groups(self) -> list[DifferenceGroup]:
-        """Findings of exchanges that follow no other divergence, each kind once."""
-        return group_roots(self.outcomes, self.roots)
+    def groups(self, *, tolerated: bool = False) -> list[Finding]:
+        """All differences that nothing tolerates (or those that a rule does), each kind once."""
+        return group(self.outcomes, None, tolerated=tolerated)
 
     def exchange_id(self, step_number: int) -> int:
         return self.plan.steps[step_number].exchange.exchange_id
+
+    def api_key(self, finding: Finding) -> int:
+        return self.plan.steps[finding.step].exchange.api_key
+
+    def reasons(self, verdict: Verdict) -> list[tuple[tuple[str, str, str], int]]:
+        """((API, code of a skipped step, reason), count) of outcomes with a verdict whose reason
+        has no place in a message, the most frequent first."""
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for outcome in self.outcomes:
+            judgement = judgement_of(outcome)
+            if judgement.verdict is verdict and not judgement.differences:
+                code = outcome.skipped.code.value if outcome.skipped else ""
+                reason = judgement.reason or verdict.value
+                counts[outcome.step.api_name, code, reason] += 1
+        return counts.most_common()
 
     def lag(self) -> Span:
         """Behind the schedule, over all steps that were sent."""

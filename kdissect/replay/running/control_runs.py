@@ -15,14 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kdissect.errors import EnvironmentFailed, Error
-from kdissect.replay.comparison.latency import latencies_of
-from kdissect.replay.model import Difference, Judgement, ReplayPlan, RunFinding, TranslateOptions
-from kdissect.replay.output.baseline import Key, judged
+from kdissect.replay.model import ReplayPlan, RunFinding, TranslateOptions
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.effects import Effects, effects_of
 from kdissect.replay.target.end_state import EndState
 from kdissect.replay.target.topics import Prepared, topics_to_make
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import request_of
 from kdissect.text import visible
 
@@ -65,20 +64,6 @@ class PlannedRun:
             text = f"--reset ended with exit code {code} before {self.name}"
             raise EnvironmentFailed(f"{text}: {said}" if said else text)
 
-    def in_capture_terms(self, judgement: Judgement) -> Judgement:
-        """The judgement with the run's suffix removed from all texts."""
-        if not self.suffix or not judgement.differences:
-            return judgement
-
-        def plain(one: Difference) -> Difference:
-            texts = (
-                each.replace(self.suffix, "") for each in (one.captured, one.answered, one.note)
-            )
-            captured, answered, note = texts
-            return replace(one, captured=captured, answered=answered, note=note)
-
-        return replace(judgement, differences=[plain(each) for each in judgement.differences])
-
     def finding_in_capture_terms(self, finding: RunFinding) -> RunFinding:
         """The finding with the run's suffix removed from its subject."""
         if not self.suffix:
@@ -91,27 +76,13 @@ class PlannedRun:
         return state.renamed(old_names)
 
 
-@dataclass(frozen=True)
-class ControlRun:
-    """The results of a control run that others are compared with. latencies_ns: by step. state:
-    None if it was not read. findings: about that state."""
-
-    judgements: dict[Key, Judgement]
-    latencies_ns: dict[int, int]
-    state: EndState | None
-    findings: list[RunFinding]
-
-    @classmethod
-    def of(cls, finished: FinishedRun) -> ControlRun:
-        outcomes = finished.result.outcomes
-        return cls(judged(outcomes), latencies_of(outcomes), finished.state, finished.findings)
-
-
 @dataclass
 class FinishedRun:
-    """A run with the state of the target after it, in the capture's terms."""
+    """A run with the state of the target after it, in the capture's terms. ids: None if it never
+    began."""
 
     result: RunResult
+    ids: IdMap | None = None
     prepared: list[Prepared] = field(default_factory=list)
     state: EndState | None = None
     findings: list[RunFinding] = field(default_factory=list)

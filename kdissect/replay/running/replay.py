@@ -14,26 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.replay.comparison.comparator import Comparator
-from kdissect.replay.comparison.end_state import Claims, compare_states
-from kdissect.replay.comparison.explain import explain
-from kdissect.replay.comparison.grouping import dropped_notes, retry_notes
-from kdissect.replay.comparison.latency import (
-    LatencyOptions,
-    captured_latencies,
-    compare_latencies,
-    latencies_of,
-    notes_of,
-)
-from kdissect.replay.comparison.noise import Noise
-from kdissect.replay.comparison.roots import find_roots
-from kdissect.replay.comparison.rules import load_rules
-from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, RunFinding, TranslateOptions
-from kdissect.replay.output import baseline as runs
-from kdissect.replay.output.results import FailOn, Reference, Results
-from kdissect.replay.running.control_runs import ControlRun, FinishedRun, PlannedRun, plan_runs
-from kdissect.replay.running.result import RunOptions, RunResult, not_begun
+from kdissect.replay.comparison.end_state import Claims
+from kdissect.replay.comparison.latency import LatencyOptions
+from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions
+from kdissect.replay.output.baseline import read_baseline
+from kdissect.replay.output.results import FailOn, Results
+from kdissect.replay.running.control_runs import FinishedRun, PlannedRun, plan_runs
+from kdissect.replay.running.result import RunOptions, not_begun
 from kdissect.replay.running.runner import Runner
+from kdissect.replay.running.verdict import Verdicts
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.deletion import delete_names
@@ -44,7 +33,7 @@ from kdissect.replay.target.effects import (
     effects_of,
     find_existing,
 )
-from kdissect.replay.target.end_state import read_end_state
+from kdissect.replay.target.end_state import read_end_state, read_settings
 from kdissect.replay.target.guard import check_cluster
 from kdissect.replay.target.preflight import find_missing, used_state
 from kdissect.replay.target.topics import Prepared, create_topics
@@ -115,13 +104,13 @@ class _Replay:
     ) -> None:
         self._plan, self._options, self._watch, self._say = plan, options, watch, say
         self._existing: dict[str, dict[Name, str]] = {}  # by run
-        self._controls: list[ControlRun] = []
+        self._controls: list[FinishedRun] = []
         self._notes: list[str] = []
 
     async def run(self, target: Target, against: Target | None) -> Results:
         """Do all runs in their order, and compare the one that counts with the others."""
         options, plan = self._options, self._plan
-        baseline = runs.read_baseline(options.baseline) if options.baseline else None
+        baseline = read_baseline(options.baseline) if options.baseline else None
         planned = plan_runs(
             plan,
             target,
@@ -145,21 +134,26 @@ class _Replay:
             run = await _run(plan, each, options, self._existing[each.name], self._watch)
             if each.suffix:
                 await self._delete_made(each)
-            for outcome in run.result.outcomes:
-                if outcome.judgement is not None:
-                    outcome.judgement = each.in_capture_terms(outcome.judgement)
             if not each.is_control:
                 finished = run
             elif finished is None and run.result.is_interrupted:
                 return _results(plan, each.target, options, run, self._notes)
             else:
-                self._add_control(each, run)
+                if run.result.ended:
+                    self._notes.append(f"{each.name} ended early: {run.result.ended}")
+                self._controls.append(run)
             if run.result.is_interrupted:
                 assert finished is not None
                 finished.result.is_interrupted = True
                 break
         assert finished is not None
-        return self._compared(target, against, finished, baseline)
+        settings = finished.state.settings if finished.state is not None else {}
+        if not settings and not finished.result.ended:
+            settings = await read_settings(target)
+        results = _results(plan, target, options, finished, self._notes)
+        verdicts = Verdicts(plan, options, finished, self._controls, against, target, baseline)
+        verdicts.add_to(results, settings)
+        return results
 
     async def _prepare(self, run: PlannedRun) -> str:
         """Reset and probe the run's target, and check what it holds. Returns why the run cannot
@@ -213,85 +207,6 @@ class _Replay:
         nothing = not_begun(self._plan, reason, time.time_ns())
         return _results(self._plan, target, self._options, FinishedRun(nothing), self._notes)
 
-    def _add_control(self, planned: PlannedRun, run: FinishedRun) -> None:
-        if run.result.ended:
-            self._notes.append(f"{planned.name} ended early: {run.result.ended}")
-        self._notes += [f"{planned.name}: {note}" for note in dropped_notes(run.result.outcomes)]
-        self._notes += [f"{planned.name}: {finding}" for finding in run.findings]
-        self._controls.append(ControlRun.of(run))
-
-    def _compared(
-        self,
-        target: Target,
-        against: Target | None,
-        run: FinishedRun,
-        baseline: runs.Judged | None,
-    ) -> Results:
-        """The results of a run, judged by its reference and without the noise of control runs."""
-        options, plan, notes, result = self._options, self._plan, self._notes, run.result
-        controls = [each.judgements for each in self._controls]
-        reference, reference_name = Reference.CAPTURE, ""
-        references: list[runs.Judged] = []
-        if against is not None:
-            reference, reference_name, references = Reference.AGAINST, str(against), [*controls]
-        elif baseline is not None:
-            reference, reference_name = Reference.BASELINE, str(options.baseline)
-            references = [baseline]
-        if references:
-            missing = runs.compare_runs(result.outcomes, references)
-            if missing:
-                notes.append(
-                    f"{missing} exchanges are not in the reference and were compared with the "
-                    "capture"
-                )
-        if options.control_runs:
-            noise = Noise(controls)
-            for outcome in result.outcomes:
-                if outcome.judgement is not None:
-                    outcome.judgement = noise.excuse(runs.key_of(outcome), outcome.judgement)
-            notes += noise.notes()
-        notes += dropped_notes(result.outcomes)
-        notes += retry_notes(result.outcomes)
-        notes += explain(plan, result.outcomes, target.versions)
-        results = _results(plan, target, options, run, notes)
-        results.roots = find_roots(plan, result.outcomes)
-        results.findings = self._end_findings(run, is_reference=against is not None)
-        if options.fail_on.latency:
-            results.findings += self._slower(result)
-        results.reference, results.reference_name = reference, reference_name
-        return results
-
-    def _end_findings(self, run: FinishedRun, *, is_reference: bool) -> list[RunFinding]:
-        """Findings about the end state that the control runs do not have. is_reference: the state
-        has to be that of a control run."""
-        state = run.state
-        if state is None:
-            return []
-        self._notes += [
-            f"the end state of {part} could not be read: {why}"
-            for part, why in state.unread.items()
-        ]
-        excused = {each for control in self._controls for each in control.findings}
-        findings = [each for each in run.findings if each not in excused]
-        states = [each.state for each in self._controls if each.state is not None]
-        if states and is_reference:
-            known = {each.subject for each in findings}
-            compared = compare_states(state, states)
-            findings += [each for each in compared if each.subject not in known]
-        return findings
-
-    def _slower(self, result: RunResult) -> list[RunFinding]:
-        """Findings about latencies; notes say what they do not prove."""
-        controls = [each.latencies_ns for each in self._controls]
-        tests = compare_latencies(
-            self._plan,
-            controls or [captured_latencies(self._plan)],
-            latencies_of(result.outcomes),
-            self._options.latency,
-        )
-        self._notes += notes_of(tests, control_count=len(controls))
-        return [each.finding() for each in tests if each.is_slower]
-
 
 def _results(
     plan: ReplayPlan,
@@ -322,7 +237,6 @@ async def _run(
 ) -> FinishedRun:
     target, translate = planned.target, planned.translate
     ids = IdMap(plan, translate)
-    comparator = Comparator(ids, load_rules(options.rules), strict=options.is_strict)
     translator = Translator(ids)
     translator.learn_versions(target.versions)
     if DELETE_EXISTING not in plan.options.allow:
@@ -336,7 +250,7 @@ async def _run(
         coordinators = await target.find_coordinators(translator.coordinator_keys())
         translator.learn_metadata(await target.learn_metadata(None))  # with internal topics
     except (ConnectFailed, EnvironmentFailed) as error:
-        return FinishedRun(not_begun(plan, str(error), time.time_ns()), prepared)
+        return FinishedRun(not_begun(plan, str(error), time.time_ns()), prepared=prepared)
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
     ids.target.first_topics = frozenset(target.topic_names())
@@ -345,23 +259,12 @@ async def _run(
         if watch is not None:
             watch(runner)
         result = await runner.run()
-    _judge(result, comparator)
-    finished = FinishedRun(result, prepared)
+    finished = FinishedRun(result, ids, prepared)
     if not result.ended and not result.is_interrupted:
         if watch is not None:
             watch(f"{planned.name}: reading back the state of {target}")
         await _read_back(plan, planned, options, existing, ids, finished)
     return finished
-
-
-def _judge(result: RunResult, comparator: Comparator) -> None:
-    """Compare all answers, in the order in which they came: verdicts depend on it."""
-    began_ns = time.process_time_ns()
-    for outcome in result.completed:
-        outcome.judgement = comparator.judge(outcome)
-    for number, judgement in comparator.finish().items():
-        result.outcomes[number].judgement = judgement
-    result.judge_cpu_ns = time.process_time_ns() - began_ns
 
 
 async def _read_back(

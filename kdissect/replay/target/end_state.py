@@ -1,8 +1,8 @@
-"""Reads back the state of a target after a run: logs, commits, transactions and configs.
+"""Reads back the state of a target after a run: records, commits, transactions and configs.
 
-Only names that the run may have changed are read, with requests of the replay's own. Records are
-fetched from the start of each log, with those of open and aborted transactions, and counted by the
-headers of their batches.
+Only names that the run may have changed are read, with requests of the replay's own. Each log is
+fetched from its start, first up to its last stable offset as read_committed, then to its end. Of
+each batch a digest of its records stays.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.batch_headers import headers
+from kdissect.replay.batch_headers import BatchHeader, headers
+from kdissect.replay.comparison.records import content_digest, has_append_time, marker_type
 from kdissect.replay.target.cluster import ASK_TIMEOUT_S, Target
 from kdissect.replay.target.connection import ConnectFailed, Link, connect, request
 from kdissect.replay.workload.messages import (
@@ -25,9 +26,10 @@ from kdissect.replay.workload.messages import (
     TOPIC_CONFIG,
     TOPIC_RESOURCE,
     TRANSACTION_KEY,
+    entries,
 )
 
-READ_BYTES_MAX = 1 << 30  # of record data in a log; a longer log has no count
+READ_BYTES_MAX = 1 << 30  # of record data in a log; a longer one is not read
 _FETCH_BYTES = 4 << 20
 _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
@@ -35,17 +37,38 @@ _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
 _ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 _EARLIEST, _LATEST = -2, -1
 _SETTLE_S, _PAUSE_S = 10.0, 0.1
+_BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
 
 Log = tuple[str, int]  # the target's name of a topic, partition
 
 
+class StoredBatch(NamedTuple):
+    """A batch in a log. digest: of its records, valid in this process, 0 for a message before
+    magic 2. is_aborted: a read_committed consumer skips it."""
+
+    base_offset: int
+    last_offset: int
+    records: int
+    digest: int
+    is_aborted: bool
+    has_append_time: bool
+
+
 @dataclass(frozen=True, slots=True)
-class LogExtent:
-    """A log. start, end: offsets. records: how many data records it has, None if unknown."""
+class LogContent:
+    """A log. start, end: offsets. batches: those with data; None if they were not read.
+    stable_end: the last stable offset, -1 unknown."""
 
     start: int
     end: int
-    records: int | None = None
+    batches: tuple[StoredBatch, ...] | None = None
+    stable_end: int = -1
+
+    @property
+    def records(self) -> int | None:
+        if self.batches is None:
+            return None
+        return sum(each.records for each in self.batches)
 
 
 @dataclass
@@ -53,41 +76,38 @@ class EndState:
     """The state of a target by its own names.
 
     topics: those that exist, with their number of partitions. commits: (group, topic, partition) ->
-    offset. configs: of each topic, those that are set on the topic. unread: what could not be read,
-    with the reason. features_epoch: of the finalized features, -1 unknown.
+    offset. groups: those that exist. configs: of each topic, those that are set on the topic.
+    settings: by resource (``topic orders``, ``broker 1``), configs that are not Kafka's default.
+    unread: what could not be read, with the reason.
     """
 
     topics: dict[str, int] = field(default_factory=dict)
-    logs: dict[Log, LogExtent] = field(default_factory=dict)
+    logs: dict[Log, LogContent] = field(default_factory=dict)
     commits: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    groups: set[str] = field(default_factory=set)
     transactions: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    settings: dict[str, dict[str, str]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
-    features_epoch: int = -1
 
     def renamed(self, names: Mapping[tuple[str, str], str]) -> EndState:
         """The same state with other names. names: (kind, name here) -> new name."""
 
-        def topic(name: str) -> str:
-            return names.get(("topic", name), name)
-
-        def group(name: str) -> str:
-            return names.get(("group", name), name)
+        def new(kind: str, name: str) -> str:
+            return names.get((kind, name), name)
 
         return EndState(
-            {topic(name): count for name, count in self.topics.items()},
-            {(topic(name), number): log for (name, number), log in self.logs.items()},
+            {new("topic", name): count for name, count in self.topics.items()},
+            {(new("topic", name), number): log for (name, number), log in self.logs.items()},
             {
-                (group(name), topic(each), number): offset
-                for (name, each, number), offset in self.commits.items()
+                (new("group", name), new("topic", topic), number): offset
+                for (name, topic, number), offset in self.commits.items()
             },
-            {
-                names.get(("transactional-id", name), name): state
-                for name, state in self.transactions.items()
-            },
-            {topic(name): configs for name, configs in self.configs.items()},
+            {new("group", name) for name in self.groups},
+            {new("transactional-id", name): state for name, state in self.transactions.items()},
+            {new("topic", name): configs for name, configs in self.configs.items()},
+            self.settings,
             dict(self.unread),
-            self.features_epoch,
         )
 
 
@@ -98,26 +118,34 @@ async def read_end_state(
     transactional_ids: Iterable[str],
     gone: Iterable[str] = (),
     *,
-    counts: bool = True,
+    with_records: bool = True,
 ) -> EndState:
     """Read the state of these names. gone: topics that were deleted; deletion takes a moment.
-    counts: whether to count records, which fetches them.
 
     Parts that the target does not answer are in `EndState.unread`.
     """
     reader = _Reader(target)
     wanted = set(topics)
-    await reader.attempt("features", reader.features())
     await reader.attempt("topics", reader.topics(wanted, set(gone)))
     await reader.attempt("logs", reader.logs(wanted))
-    if counts:
+    if with_records:
         await reader.attempt("records", reader.records())
-    await reader.attempt("configs", reader.configs())
+        await reader.attempt("groups", reader.groups())
+        await reader.attempt("configs", reader.configs())
     for group in sorted(set(groups)):
         await reader.attempt(f"group {group}", reader.commits(group))
     for name in sorted(set(transactional_ids)):
         await reader.attempt(f"transactional id {name}", reader.transaction(name))
     return reader.state
+
+
+async def read_settings(target: Target) -> dict[str, dict[str, str]]:
+    """The settings of the target's topics and brokers that are not Kafka's default, as far as it
+    tells them."""
+    reader = _Reader(target)
+    await reader.attempt("topics", reader.topics(set(target.topic_names()), set()))
+    await reader.attempt("configs", reader.configs())
+    return reader.state.settings
 
 
 class _Reader:
@@ -158,13 +186,8 @@ class _Reader:
             raise ConnectFailed("unreachable", f"the target speaks no {name} that is used here")
         return version
 
-    async def features(self) -> None:
-        """The epoch of the finalized features (KIP-584)."""
-        answer = await self._target.ask_versions()
-        self.state.features_epoch = answer.body.get("finalized_features_epoch", -1)
-
     async def topics(self, wanted: set[str], gone: set[str]) -> None:
-        """Return the topics that exist, after deleted ones have gone."""
+        """Read the topics that exist, after deleted ones have gone."""
 
         def is_over() -> bool:
             return not gone.intersection(self._target.topic_names())
@@ -183,15 +206,20 @@ class _Reader:
                 return
             await asyncio.sleep(_PAUSE_S)
 
+    async def groups(self) -> None:
+        self.state.groups = set(await self._target.list_groups())
+
+    # -- records --------------------------------------------------------------------------------
+
     async def logs(self, wanted: set[str]) -> None:
-        """Extents of all partitions."""
+        """Read the first and last offsets of all partitions."""
         starts = await self._target.log_offsets(wanted, _EARLIEST)
         ends = await self._target.log_offsets(wanted, _LATEST)
         for log in sorted(starts.keys() & ends.keys()):
-            self.state.logs[log] = LogExtent(starts[log], ends[log])
+            self.state.logs[log] = LogContent(starts[log], ends[log])
 
     async def records(self) -> None:
-        """Counts of records in all logs."""
+        """Read the records of all logs."""
         version = self._version(ApiKey.FETCH, _FETCH_BY_NAME)
         for leader, names in self._target.led().items():
             logs = [(name, each) for name, numbers in names.items() for each in numbers]
@@ -200,59 +228,77 @@ class _Reader:
                 continue
             async with self._node(leader) as link:
                 for log in known:
-                    extent = self.state.logs[log]
-                    records = await self._records(link, version, log, extent)
-                    self.state.logs[log] = LogExtent(extent.start, extent.end, records)
+                    self.state.logs[log] = await self._content(
+                        link, version, log, self.state.logs[log]
+                    )
 
-    async def _records(self, link: Link, version: int, log: Log, extent: LogExtent) -> int | None:
-        """Return the number of data records in a log; None if it cannot be read to its end."""
-        offset, count, size = extent.start, 0, 0
+    async def _content(self, link: Link, version: int, log: Log, extent: LogContent) -> LogContent:
+        """The log with its batches; without them if it cannot be read to its end."""
+        aborted = _AbortedTransactions()
+        offset, stable_end, size = extent.start, -1, 0
+        batches: list[StoredBatch] = []
+        is_committed = 1
         while offset < extent.end:
-            body = await self._ask(link, ApiKey.FETCH, version, _fetch(log, offset))
+            body = await self._ask(link, ApiKey.FETCH, version, _fetch(log, offset, is_committed))
             partitions = [each for topic in body["responses"] for each in topic["partitions"]]
-            if not partitions:
-                self.state.unread[f"{log[0]}-{log[1]}"] = f"no answer at offset {offset}"
-                return None
-            partition = partitions[0]
-            if partition["error_code"]:
-                self.state.unread[f"{log[0]}-{log[1]}"] = error_name(partition["error_code"])
-                return None
-            data, reached = partition["records"] or b"", offset
+            why = "no answer" if not partitions else ""
+            partition = partitions[0] if partitions else {}
+            if partition.get("error_code"):
+                why = error_name(partition["error_code"])
+            stable_end = partition.get("last_stable_offset", -1) if is_committed else stable_end
+            data, reached = partition.get("records") or b"", offset
+            aborted.listed += entries(partition.get("aborted_transactions"))
             for each in headers(data):
                 if each.is_partial:
                     break
                 reached = max(reached, each.last_offset + 1)
-                count += 0 if each.is_control else max(each.record_count, 0)
+                batch = data[each.pos : each.pos + each.size]
+                if not aborted.ends(each, batch) and each.last_offset >= offset:
+                    batches.append(_stored(each, batch, aborted.has(each)))
             size += len(data)
+            if reached == offset and is_committed and not why:
+                is_committed = 0  # the rest is of open transactions
+                continue
             if reached == offset or size > READ_BYTES_MAX:
-                why = "no batch at its offset" if reached == offset else "too many bytes"
-                self.state.unread[f"{log[0]}-{log[1]}"] = f"{why}, offset {offset}"
-                return None
+                why = why or ("no batch" if reached == offset else "too many bytes")
+                self.state.unread[f"{log[0]}-{log[1]}"] = f"{why} at offset {offset}"
+                return extent
             offset = reached
-        return count
+        return LogContent(extent.start, extent.end, tuple(batches), stable_end)
+
+    # -- configs, groups, transactions ----------------------------------------------------------
 
     async def configs(self) -> None:
-        """Configs that are set on the topics."""
-        names = sorted(self.state.topics)
-        if not names:
-            return
+        """Read what is set on the topics, and what else is no default of topics and brokers."""
         version = self._version(ApiKey.DESCRIBE_CONFIGS)
-        resources = [
-            {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
-            for name in names
-        ]
-        async with self._node(None) as link:
-            body = await self._ask(link, ApiKey.DESCRIBE_CONFIGS, version, {"resources": resources})
-        for result in body["results"]:
-            if result["error_code"] == 0:
-                self.state.configs[result["resource_name"]] = {
-                    each["name"]: each["value"] or ""
-                    for each in result["configs"]
-                    if each.get("config_source") == TOPIC_CONFIG
-                }
+        resources = [(TOPIC_RESOURCE, name) for name in sorted(self.state.topics)]
+        for node_id in sorted(self._target.nodes):
+            mine = [(_BROKER_RESOURCE, str(node_id)), *resources]
+            resources = []
+            asked = [
+                {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+                for kind, name in mine
+            ]
+            async with self._node(node_id) as link:
+                body = await self._ask(link, ApiKey.DESCRIBE_CONFIGS, version, {"resources": asked})
+            for result in body["results"]:
+                if result["error_code"] == 0:
+                    self._add_configs(result)
+
+    def _add_configs(self, result: dict[str, Any]) -> None:
+        name, is_topic = result["resource_name"], result["resource_type"] == TOPIC_RESOURCE
+        values = {each["name"]: each["value"] or "" for each in result["configs"]}
+        sources = {each["name"]: each.get("config_source") for each in result["configs"]}
+        self.state.settings[f"{'topic' if is_topic else 'broker'} {name}"] = {
+            config: value for config, value in values.items() if sources[config] != _DEFAULT_CONFIG
+        }
+        if is_topic:
+            self.state.configs[name] = {
+                config: value for config, value in values.items() if sources[config] == TOPIC_CONFIG
+            }
 
     async def commits(self, group: str) -> None:
-        """Committed offsets of a group."""
+        """Read the committed offsets of a group."""
         version = self._version(ApiKey.OFFSET_FETCH, _ONE_GROUP)
         if version < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
@@ -270,7 +316,8 @@ class _Reader:
                     self.state.commits[key] = each["committed_offset"]
 
     async def transaction(self, name: str) -> None:
-        """The state of a transactional id, after a transaction that is being ended has ended."""
+        """Read the state of a transactional id, after a transaction that is being ended has
+        ended."""
         version = self._version(ApiKey.DESCRIBE_TRANSACTIONS)
         key = TRANSACTION_KEY, name
         node = (await self._target.find_coordinators([key])).get(key)
@@ -287,7 +334,35 @@ class _Reader:
             await self._until(ask, lambda: self.state.transactions.get(name) not in _ENDING)
 
 
-def _fetch(log: Log, offset: int) -> dict[str, Any]:
+class _AbortedTransactions:
+    """Which batches a read_committed consumer skips (KIP-98). listed: by the answers so far."""
+
+    def __init__(self) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self._open: set[int] = set()
+
+    def ends(self, batch: BatchHeader, data: bytes) -> bool:
+        """Note a control batch; return whether it is one."""
+        for each in [one for one in self.listed if one["first_offset"] <= batch.last_offset]:
+            self.listed.remove(each)
+            self._open.add(each["producer_id"])
+        if batch.is_control and marker_type(data, next(headers(data))) == "ABORT":
+            self._open.discard(batch.producer_id)
+        return batch.is_control
+
+    def has(self, batch: BatchHeader) -> bool:
+        return batch.is_transactional and batch.producer_id in self._open
+
+
+def _stored(header: BatchHeader, data: bytes, is_aborted: bool) -> StoredBatch:
+    is_new = header.magic == 2
+    return StoredBatch(
+        header.base_offset, header.last_offset, max(header.record_count, 0),
+        content_digest(data) if is_new else 0, is_aborted, is_new and has_append_time(data),
+    )  # fmt: skip
+
+
+def _fetch(log: Log, offset: int, isolation_level: int) -> dict[str, Any]:
     partition = {
         "partition": log[1],
         "fetch_offset": offset,
@@ -297,5 +372,6 @@ def _fetch(log: Log, offset: int) -> dict[str, Any]:
         "max_wait_ms": 0,
         "min_bytes": 0,
         "max_bytes": _FETCH_BYTES,
+        "isolation_level": isolation_level,
         "topics": [{"topic": log[0], "partitions": [partition]}],
     }

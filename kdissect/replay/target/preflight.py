@@ -57,7 +57,7 @@ async def find_missing(
         return []
     topics = {name: names.get(("topic", name), name) for name in _topics(starting)}
     groups = {each[0]: names.get(("group", each[0]), each[0]) for each in starting.commits}
-    state = await read_end_state(target, topics.values(), groups.values(), (), counts=False)
+    state = await read_end_state(target, topics.values(), groups.values(), (), with_records=False)
     lines = [f"{part} could not be read: {why}" for part, why in state.unread.items()]
     if "topics" in state.unread:
         return [visible(line) for line in lines]

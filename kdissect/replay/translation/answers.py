@@ -181,7 +181,7 @@ def _produce(ids: IdMap, step: Step, captured: Message | None, answer: Message) 
             if partition["error_code"] == 0:
                 expected = ids.offsets.expect(log, partition["base_offset"])
                 if expected is not None:
-                    ids.expected[step.number, log] = expected
+                    ids.shifts[step.number, log] = expected - partition["base_offset"]
                 ids.offsets.produced(log, partition["base_offset"], target_partition["base_offset"])
                 ids.offsets.target_starts(log, target_partition.get("log_start_offset", -1))
     _lost(ids, step, captured, written)

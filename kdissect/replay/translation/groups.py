@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
@@ -45,6 +46,11 @@ class Groups:
         """The target's id of a member. Without one from an answer, the client chose the id itself
         (KIP-1082), and it stays as captured."""
         return self._members.get((group, captured), captured)
+
+    @property
+    def member_ids(self) -> Mapping[tuple[str, str], str]:
+        """(captured group, captured member id) -> the target's member id."""
+        return self._members
 
     def knows_member(self, group: str, captured: str) -> bool:
         return (group, captured) in self._members

@@ -39,7 +39,7 @@ class IdMap:
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, from answers
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         self.marked: set[Log] = set()
-        self.expected: dict[tuple[int, Log], int] = {}
+        self.shifts: dict[tuple[int, Log], int] = {}  # of the batch before a Produce's
         self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
         # (group, member, captured broker) -> (topic id, partition) of its share session
         self.share_partitions: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
@@ -158,9 +158,10 @@ class IdMap:
         there."""
         return log in self.marked
 
-    def expected_offset(self, step: Step, log: Log) -> int | None:
-        """The base offset that a Produce answer should have, after the earlier batches; or None."""
-        return self.expected.get((step.number, log))
+    def expected_shift(self, step: int, log: Log) -> int | None:
+        """How much higher the base offset of a Produce answer should be than the captured one,
+        after the earlier batches; None if that is unknown."""
+        return self.shifts.get((step, log))
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
         self.target.coordinators[key_type, key] = node_id

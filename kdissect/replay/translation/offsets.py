@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 _CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
 MODES = (_CAPTURED, EARLIEST, RELATIVE)
 
+FOREVER_OFFSET = 1 << 63  # beyond any offset
+
 Log = tuple[str, int]  # the capture's name of a topic, partition
 
 
@@ -18,6 +20,7 @@ class _LogOffsets:
     target_start: int = -1
     bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
     shifts: dict[int, int] = field(default_factory=dict)  # captured base -> target minus captured
+    by_target: list[tuple[int, int]] = field(default_factory=list)  # target base, captured base
     is_fresh: bool = False  # nothing was in it when the replay began to write
     is_unsure: bool = False  # a Produce with acks 0 came since: no answer says what became of it
 
@@ -79,6 +82,7 @@ class OffsetMap:
         if captured not in entry.shifts:
             insort(entry.bases, captured)
         entry.shifts[captured] = target - captured
+        entry.by_target.clear()
         entry.is_unsure = False
 
     def written_silently(self, log: Log) -> None:
@@ -103,6 +107,19 @@ class OffsetMap:
         if offset < 0 or self.mode == _CAPTURED:
             return offset
         return max(0, offset + self._shift(log, offset))
+
+    def to_capture(self, log: Log, offset: int) -> int:
+        """The captured offset of one of the target's: by the last batch before it there."""
+        entry = self._logs.get(log)
+        if offset < 0 or entry is None or self.mode == _CAPTURED:
+            return offset
+        if self.mode == EARLIEST or not entry.bases:
+            return max(0, offset - self._shift(log, offset))
+        if not entry.by_target:
+            entry.by_target = sorted((base + entry.shifts[base], base) for base in entry.bases)
+        place = max(0, bisect_right(entry.by_target, (offset, FOREVER_OFFSET)) - 1)
+        target_base, captured_base = entry.by_target[place]
+        return max(0, captured_base + offset - target_base)
 
     def _shift(self, log: Log, offset: int) -> int:
         entry = self._logs.get(log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,11 @@ class Producers:
             return
         self._targets[captured] = target
         self._last[captured.producer_id] = captured
+
+    @property
+    def learnt(self) -> Mapping[Producer, Producer]:
+        """Captured producer -> the target's, as answers gave them, in their order."""
+        return self._targets
 
     def target(self, captured: Producer) -> Producer | None:
         """The target's producer id and epoch, or None if they are unknown.

@@ -1,4 +1,4 @@
-"""Answers of one connection with one broker, and what the states of a cluster say of them."""
+"""Answers of one connection with one target, and what contradicts in them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.cluster_state import ClusterState
-from kdissect.replay.comparison.committed_offsets import CommittedOffsets
-from kdissect.replay.comparison.group_state import GroupState
-from kdissect.replay.comparison.heartbeat_groups import HeartbeatGroups
-from kdissect.replay.comparison.log_bounds import LogBounds
-from kdissect.replay.comparison.log_state import LogState
-from kdissect.replay.comparison.share_state import ShareState
+from kdissect.replay.comparison.groups import GroupEvidence
+from kdissect.replay.comparison.logs import LogEvidence
+from kdissect.replay.comparison.terms import CapturedTerms, TargetTerms
 from kdissect.replay.model import (
     Connection,
     Exchange,
@@ -31,15 +27,11 @@ from tests.replay.made import request, response
 S = 1_000_000_000
 Body = dict[str, Any]
 Said = list[tuple[int, str, str]]  # exchange, path, answered
-State = (
-    LogState | LogBounds | ShareState | CommittedOffsets | GroupState | HeartbeatGroups
-    | ClusterState
-)  # fmt: skip
 
 
 class Run:
-    """Exchanges of one connection with one broker. policy: of topic t. topics: name, id and number
-    of partitions of those that the target's Metadata has."""
+    """Exchanges of one connection. policy: of topic t. topics: name, id and number of partitions of
+    those that the target's Metadata has."""
 
     topics: Sequence[tuple[str, UUID, int]] = ()
 
@@ -53,7 +45,7 @@ class Run:
         )
 
     def add(self, at_s: float, api_key: int, version: int, sent: Body, answered: Body,
-            captured: Body | None = None) -> int:  # fmt: skip
+            captured: Body | None = None, node: int = 1) -> int:  # fmt: skip
         """An exchange that takes a millisecond; its number."""
         number = len(self.outcomes)
         frames = request(api_key, version, **sent), response(api_key, version, **answered)
@@ -65,66 +57,54 @@ class Run:
         step = Step(number, 0, exchange, ApiKey(api_key).name, "read", number, True)
         begin = int(at_s * S)
         self.outcomes.append(
-            Outcome(step, *frames, begin, begin + S // 1000, node_id=1, api_version=version)
+            Outcome(step, *frames, begin, begin + S // 1000, node_id=node, api_version=version)
         )
         return number
 
-    def ids(self, brokers: int) -> IdMap:
+    def ids(self) -> IdMap:
         """The target's facts, as answers have shown them."""
         ids = IdMap(self.plan)
         for topic, topic_id, partitions in self.topics:
             ids.names[topic_id] = ids.target.names[topic_id] = topic
             ids.target.topic_ids[topic] = topic_id
             ids.target.leaders |= {(topic, number): (1, 0) for number in range(partitions)}
-        ids.target.nodes = {number: ("broker", 9091 + number) for number in range(1, brokers + 1)}
         return ids
 
-    def said(self, state: type[State], brokers: int = 1) -> Said:
+    def said(self) -> Said:
+        """The contradictions of all answers: exchange, path, answered value as text."""
+        ids = self.ids()
         found: Said = []
-        facts = self.collected(state(self.ids(brokers)))
-        facts.check(
-            lambda outcome, path, _, answered, __: found.append(
-                (outcome.step.number, path, str(answered))
-            )
-        )
+        for evidence in (LogEvidence(ids), GroupEvidence(CapturedTerms(ids), TargetTerms(ids))):
+            for outcome in sorted(self.outcomes, key=lambda each: each.sent_ns):
+                evidence.add(outcome)
+            found += [
+                (number, one.path, str(one.answered)) for number, one in evidence.contradictions()
+            ]
         return found
-
-    def collected(self, facts: State) -> State:
-        for outcome in sorted(self.outcomes, key=lambda each: each.sent_ns):
-            facts.collect(outcome)
-        return facts
 
     # -- logs -------------------------------------------------------------------------------
 
-    def produce(
-        self, at_s: float, base: int, records: bytes, code: int = 0, append_ms: int = -1
-    ) -> int:
+    def produce(self, at_s: float, base: int, records: bytes, code: int = 0) -> int:
         partition = {"index": 0, "records": records}
-        answered = {"index": 0, "error_code": code, "base_offset": base,
-                    "log_append_time_ms": append_ms}  # fmt: skip
+        answered = {"index": 0, "error_code": code, "base_offset": base}
         return self.add(
             at_s, ApiKey.PRODUCE, 8,
             {"acks": -1, "topic_data": [{"name": "t", "partition_data": [partition]}]},
             {"responses": [{"name": "t", "partition_responses": [answered]}]},
         )  # fmt: skip
 
-    def list_offsets(self, at_s: float, timestamp: int, offset: int, epoch: int) -> int:
+    def list_offsets(self, at_s: float, timestamp: int, offset: int) -> int:
         partition = {"partition_index": 0, "timestamp": timestamp}
-        answered = {"partition_index": 0, "offset": offset, "leader_epoch": epoch}
+        answered = {"partition_index": 0, "offset": offset}
         return self.add(
             at_s, ApiKey.LIST_OFFSETS, 4, {"topics": [{"name": "t", "partitions": [partition]}]},
             {"topics": [{"name": "t", "partitions": [answered]}]},
         )  # fmt: skip
 
-    def metadata(self, at_s: float, epoch: int) -> int:
-        partition = {"partition_index": 0, "leader_id": 1, "leader_epoch": epoch}
-        return self.add(
-            at_s, ApiKey.METADATA, 7, {"topics": [{"name": "t"}]},
-            {"topics": [{"error_code": 0, "name": "t", "partitions": [partition]}]},
-        )  # fmt: skip
-
-    def fetch(self, at_s: float, offset: int, records: bytes, high: int, **more: Any) -> int:
-        """A Fetch with the limits that clients have; more: fields of the partition's answer."""
+    def fetch(
+        self, at_s: float, offset: int, records: bytes, high: int, node: int = 1, **more: Any
+    ) -> int:
+        """A Fetch of a read_committed consumer; more: fields of the partition's answer."""
         asked = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 21}
         answered = {
             "partition_index": 0, "error_code": 0, "high_watermark": high,
@@ -134,5 +114,5 @@ class Run:
             at_s, ApiKey.FETCH, 11,
             {"max_bytes": 1 << 25, "isolation_level": 1, "session_epoch": -1,
              "topics": [{"topic": "t", "partitions": [asked]}]},
-            {"responses": [{"topic": "t", "partitions": [answered]}]}, {"responses": []},
+            {"responses": [{"topic": "t", "partitions": [answered]}]}, {"responses": []}, node,
         )  # fmt: skip

@@ -9,8 +9,9 @@ import pytest
 from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.end_state import Claims, compare_states
+from kdissect.replay.comparison.records import content_digest
 from kdissect.replay.model import Outcome
-from kdissect.replay.target.end_state import EndState, LogExtent
+from kdissect.replay.target.end_state import EndState, LogContent, StoredBatch
 from kdissect.replay.translation.id_map import IdMap
 from tests.builders.messages import numbered_batch as batch
 from tests.replay.made import MS, PlanMaker
@@ -19,7 +20,7 @@ VERSIONS = {
     ApiKey.PRODUCE: 9, ApiKey.OFFSET_COMMIT: 8, ApiKey.TXN_OFFSET_COMMIT: 3, ApiKey.END_TXN: 3,
     ApiKey.CREATE_TOPICS: 5, ApiKey.DELETE_TOPICS: 5, ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 3, ApiKey.METADATA: 9, ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
-    ApiKey.OFFSET_DELETE: 0, ApiKey.ADD_PARTITIONS_TO_TXN: 3,
+    ApiKey.OFFSET_DELETE: 0, ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.DESCRIBE_TRANSACTIONS: 0,
 }  # fmt: skip
 
 
@@ -54,11 +55,12 @@ class Run:
             outcome.error = "timeout"
         self.outcomes.append(outcome)
 
-    def produce(self, count: int, base: int | None, code: int = 0) -> None:
+    def produce(self, count: int, base: int | None, code: int = 0, owner: str = "") -> None:
         """A batch of one record for each offset of orders-0; base: the response's, or None."""
         partition = {"index": 0, "records": batch(0, count)}
         topics = [{"name": "orders", "partition_data": [partition]}]
-        request = {"acks": -1, "timeout_ms": 1, "topic_data": topics}
+        request = {"acks": -1, "timeout_ms": 1, "topic_data": topics,
+                   "transactional_id": owner or None}  # fmt: skip
         result = {"index": 0, "error_code": code, "base_offset": base}
         answer = {"responses": [{"name": "orders", "partition_responses": [result]}]}
         self.add(ApiKey.PRODUCE, request, None if base is None else answer)
@@ -73,24 +75,33 @@ class Run:
     def found(self, state: EndState, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
         ids = IdMap(self.maker.plan())
-        return [str(each) for each in Claims(ids, self.outcomes).check(state, set(held))]
+        found = Claims(ids, self.outcomes).check(state, set(held))
+        return [f"{each.subject}: {each.expected} -> {each.found}" for each in found]
 
 
-def after(start: int, end: int, records: int | None, **more: Any) -> EndState:
-    """A state with the log orders-0."""
-    return EndState({"orders": 1}, {("orders", 0): LogExtent(start, end, records)}, **more)
+def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
+    """The batch of `Run.produce`, or with another first value."""
+    digest = content_digest(batch(first, count))
+    return StoredBatch(base, base + count - 1, count, digest, more.get("is_aborted", False), False)
+
+
+def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> EndState:
+    """A state with the log orders-0; batches: (base offset, record count)."""
+    content = LogContent(start, end, tuple(stored(*each) for each in batches))
+    return EndState({"orders": 1}, {("orders", 0): content}, **more)
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (after(0, 5, 5), ""),
-        (after(0, 3, 3), "ends at 5 or later -> ends at 3"),
-        (after(0, 5, 3), "5 records -> 3 records"),
-        (after(0, 10, 10), "5 records -> 10 records"),
-        (after(2, 5, 3), "starts at 0 -> starts at 2"),
+        (after(0, 5, (0, 2), (2, 3)), ""),
+        (after(0, 2, (0, 2)), "ends at 5 or later -> ends at 2"),
+        (after(0, 5, (2, 3)), "5 records -> 3 records"),
+        (after(0, 10, (0, 2), (2, 3), (5, 2), (7, 3)), "5 records -> 10 records"),
+        (after(2, 5, (2, 3)), "starts at 0 -> starts at 2"),
+        (after(0, 5, (0, 2), (2, 2)), "3 records from offset 2 -> other records"),
     ],
-    ids=["as acknowledged", "end missing", "records missing", "doubled", "start missing"],
+    ids=["as acknowledged", "end missing", "lost", "doubled", "start missing", "others"],
 )
 def test_a_log_has_the_acknowledged_records(state: EndState, expected: str) -> None:
     """Two batches of 2 and 3 records were acknowledged at 0 and 2."""
@@ -107,9 +118,9 @@ def test_a_batch_without_an_answer_may_be_there_or_not() -> None:
     run = Run()
     run.produce(2, 0)
     run.produce(3, None)
-    assert run.found(after(0, 2, 2)) == run.found(after(0, 5, 5)) == []
-    assert run.found(after(0, 2, 1))
-    assert "2 to 5 records -> 6 records" in run.found(after(0, 6, 6))[0]
+    assert run.found(after(0, 2, (0, 2))) == run.found(after(0, 5, (0, 2), (2, 3))) == []
+    assert run.found(after(0, 2, (0, 1)))
+    assert "2 to 5 records -> 6 records" in run.found(after(0, 6, (0, 2), (2, 3), (5, 1)))[0]
 
 
 def test_a_refused_batch_is_not_counted() -> None:
@@ -117,18 +128,18 @@ def test_a_refused_batch_is_not_counted() -> None:
     run = Run()
     run.produce(2, 0)
     run.produce(3, -1, code=10)
-    assert run.found(after(0, 5, 5))
+    assert run.found(after(0, 5, (0, 2), (2, 3)))
     run.produce(3, -1, code=20)
-    assert run.found(after(0, 5, 5)) == []
+    assert run.found(after(0, 5, (0, 2), (2, 3))) == []
 
 
 def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
     """More records are no finding if some were there before, nor fewer under retention.ms."""
     run = Run()
     run.produce(2, 100)
-    assert run.found(after(0, 102, 102), held=("orders",)) == []
-    assert run.found(after(101, 102, 1, configs={"orders": {"retention.ms": "1"}})) == []
-    assert run.found(after(0, 102, 1), held=("orders",))
+    assert run.found(after(0, 102, (0, 100), (100, 2)), held=("orders",)) == []
+    assert run.found(after(101, 102, (101, 1), configs={"orders": {"retention.ms": "1"}})) == []
+    assert run.found(after(0, 102, (101, 1)), held=("orders",))
 
 
 def test_deleted_records_move_the_start() -> None:
@@ -143,8 +154,8 @@ def test_deleted_records_move_the_start() -> None:
         {"topics": [{"name": "orders", "partitions": [partition]}], "timeout_ms": 1},
         {"topics": [{"name": "orders", "partitions": [result]}]},
     )
-    assert run.found(after(2, 5, 3)) == []
-    assert "starts at 2 -> starts at 0" in run.found(after(0, 5, 5))[0]
+    assert run.found(after(2, 5, (2, 3))) == []
+    assert "starts at 2 -> starts at 0" in run.found(after(0, 5, (0, 2), (2, 3)))[0]
 
 
 def committed(offset: int) -> EndState:
@@ -253,35 +264,52 @@ def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> 
     named = {"topic_names": ["orders"]} if version == 5 else {"topics": [{"name": "orders"}]}
     run.add(ApiKey.DELETE_TOPICS, {**named, "timeout_ms": 1}, None, version=version)
     kept = committed(2)
-    kept.topics, kept.logs = {"orders": 1}, {("orders", 0): LogExtent(0, 2, 2)}
+    kept.topics, kept.logs = {"orders": 1}, {("orders", 0): LogContent(0, 2, (stored(0, 2),))}
     assert run.found(EndState()) == run.found(kept) == []
     run.produce(3, 0)
-    assert "ends at 3 or later" in run.found(after(0, 2, 2))[0]
+    assert "ends at 3 or later" in run.found(after(0, 2, (0, 2)))[0]
 
 
 def test_a_state_has_to_be_that_of_a_reference() -> None:
     """Offsets count from the start of the log. If references differ, either is right."""
-    one, shifted = after(0, 5, 5), after(100, 105, 5)
+    one, shifted = after(0, 5, (0, 2), (2, 3)), after(100, 105, (100, 2), (102, 3))
     one.commits = {("billing", "orders", 0): 4}
     shifted.commits = {("billing", "orders", 0): 104}
     assert compare_states(one, [shifted]) == []
-    fewer = after(0, 5, 4)
+    fewer = after(0, 5, (0, 2), (2, 2))
     [missing, offset] = compare_states(fewer, [one, shifted])
     assert (offset.expected, offset.found) == ("5 records", "4 records")
     assert missing.found == "none"
     assert compare_states(one, [shifted, fewer]) == []
+    others = after(0, 5, (0, 2))
+    others.logs["orders", 0] = LogContent(0, 5, (stored(0, 2), stored(2, 3, first=7)))
+    others.commits = one.commits
+    [changed] = compare_states(others, [one])
+    assert (changed.expected, changed.found) == ("5 records", "5 records, but other ones")
 
 
-def test_the_epoch_of_features_only_grows() -> None:
-    """It is an offset of the metadata log; brokers of a larger cluster lag each other."""
+def test_records_of_a_transaction_are_visible_if_it_was_committed() -> None:
+    """For a consumer that reads committed records only."""
     run = Run()
-    answer = {"finalized_features_epoch": 60}
-    run.add(ApiKey.API_VERSIONS, {"client_software_name": "c"}, answer, version=3)
-    ids = IdMap(run.maker.plan())
-    ids.target.nodes = {1: ("broker", 9092)}
-    claims = Claims(ids, run.outcomes)
-    assert claims.check(EndState(features_epoch=61), set()) == []
-    [found] = claims.check(EndState(features_epoch=59), set())
-    assert (found.expected, found.found) == ("at least 60", "59")
-    ids.target.nodes[2] = ("broker", 9093)
-    assert claims.check(EndState(features_epoch=59), set()) == []
+    run.produce(2, 0, owner="ledger")
+    transactional(run, is_committed=False)
+    state = after(0, 3, (0, 2))
+    state.transactions["ledger"] = "CompleteAbort"
+    assert "committed ones are not" in run.found(state)[0]
+    state.logs["orders", 0] = LogContent(0, 3, (stored(0, 2, is_aborted=True),))
+    assert run.found(state) == []
+
+
+def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
+    run = Run()
+    transactional(run, is_committed=True)
+    for state in ("CompleteCommit", "Ongoing"):
+        described = {"error_code": 0, "transactional_id": "ledger", "transaction_state": state}
+        run.add(
+            ApiKey.DESCRIBE_TRANSACTIONS, {"transactional_ids": ["ledger"]},
+            {"transaction_states": [described]},
+        )  # fmt: skip
+    claims = Claims(IdMap(run.maker.plan()), run.outcomes)
+    [(number, [one])] = claims.contradicted.items()
+    assert number == run.outcomes[-1].step.number
+    assert one.answered == "Ongoing"

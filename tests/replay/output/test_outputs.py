@@ -4,6 +4,8 @@ import json
 import time
 import xml.etree.ElementTree as ElementTree
 from array import array
+from collections import Counter
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kdissect.errors import CaptureError
-from kdissect.replay.comparison.grouping import dropped_notes
+from kdissect.replay.comparison.findings import group
+from kdissect.replay.comparison.releases import RULE
 from kdissect.replay.model import (
+    ABSENT,
     Difference,
     DroppedField,
     Judgement,
@@ -25,7 +29,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.output import console
-from kdissect.replay.output.baseline import between, compare_runs, judged, read_baseline
+from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.console import (
     ReplayProgress,
     print_plan,
@@ -36,13 +40,14 @@ from kdissect.replay.output.html import write_html
 from kdissect.replay.output.jsonl import write_json_lines
 from kdissect.replay.output.junit import write_junit
 from kdissect.replay.output.results import FailOnError, Results, Span, parse_fail_on, show_ns
+from kdissect.replay.output.text import dropped_notes, texts_of
 from kdissect.replay.planning.schedule import Pace
 from kdissect.replay.running.result import LinkRecord, RunResult
 from tests.replay.made import MS, PlanMaker
 
 HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"
-FAILED = Difference("topics[0].error_code", HOSTILE, "3", note=HOSTILE)
-ALLOWED = Difference("throttle_time_ms", "0", "5", rule="throttle")
+FAILED = Difference("topics[].error_code", ("orders",), HOSTILE, "3", note=HOSTILE)
+ALLOWED = Difference("throttle_time_ms", (), 0, 5, rule="throttle")
 
 
 def made(fail_on: str = "different,error", ended: str = "") -> Results:
@@ -80,7 +85,9 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
         elapsed_ns=10 * MS,
         ended=ended,
     )
-    return Results(plan, run, "h:1", "c", "recorded", True, parse_fail_on([fail_on]))
+    results = Results(plan, run, "h:1", "c", "recorded", True, parse_fail_on([fail_on]))
+    results.kinds = group(outcomes, None)
+    return results
 
 
 def test_junit_has_a_suite_for_each_api(tmp_path: Path) -> None:
@@ -97,7 +104,7 @@ def test_junit_has_a_suite_for_each_api(tmp_path: Path) -> None:
     kinds = [[child.tag for child in case] for case in suite]
     assert kinds == [[], ["system-out"], ["failure"], ["error"], ["skipped"]]
     failure = suite[2][0]
-    assert failure.get("message", "").startswith("topics[0].error_code: captured <script>")
+    assert failure.get("message", "").startswith("topics[orders].error_code: captured <script>")
     assert "tolerated by throttle" in (failure.text or "")
     assert {case.get("classname") for case in suite} == {"kdissect.replay.Heartbeat"}
 
@@ -121,18 +128,36 @@ def test_html_runs_and_loads_nothing(tmp_path: Path) -> None:
     assert "default-src 'none'" in text
 
 
-def test_html_folds_later_differences_under_the_first(tmp_path: Path) -> None:
-    """The table shows the first divergence and counts what follows it; a fold has all."""
+def test_findings_name_what_follows_them(tmp_path: Path) -> None:
+    """With the errors and the counts of the exchanges that follow."""
     results = made()
-    later = Difference("generation_id", "1", "99")
-    results.outcomes[4].judgement = Judgement(Verdict.DIFFERENT, [later])
-    results.roots = {4: 2}
+    results.kinds[0].followers = Counter({("Fetch", "OFFSET_OUT_OF_RANGE"): 54})
+    then = "then 54 exchanges on the same topic, partition, group or transaction: 54 Fetch"
     write_html(results, tmp_path / "r.html")
-    shown, _, folded = (tmp_path / "r.html").read_text().partition("<details>")
-    assert "then 1 exchange on the same topic" in shown
-    assert "Heartbeat 1" in shown
-    assert later.path not in shown
-    assert later.path in folded.partition("</details>")[0]
+    assert f"{then} OFFSET_OUT_OF_RANGE" in (tmp_path / "r.html").read_text()
+    out = StringIO()
+    print_results(results, Console(file=out, width=200))
+    assert f"    {then} OFFSET_OUT_OF_RANGE" in out.getvalue()
+    write_json_lines(results, tmp_path / "r.jsonl")
+    summary = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
+    [kind] = summary["kinds"]
+    assert kind["followers"] == [
+        {"api_name": "Fetch", "what": "OFFSET_OUT_OF_RANGE", "exchanges": 54}
+    ]
+
+
+def test_secrets_are_hidden() -> None:
+    """Of configs by their name, of other fields by theirs; an absent value stays."""
+    for place, keys, hidden in (
+        ("results[].configs[].value", ("broker 1", "ssl.keystore.password"), True),
+        ("results[].configs[].value", ("topic t", "retention.ms"), False),
+        ("tokens[].hmac", ("t",), True),
+    ):
+        texts = texts_of(32, Difference(place, keys, "sesame", None))
+        assert texts == ("[redacted]" if hidden else "sesame", "null")
+    config = {"name": "sasl.jaas.config", "value": "sesame"}
+    one = Difference("results[].configs[]", ("b", "sasl.jaas.config"), config, ABSENT)
+    assert texts_of(32, one) == ("{name=sasl.jaas.config, value=[redacted]}", "absent")
 
 
 def test_json_lines_have_one_line_for_each_exchange(tmp_path: Path) -> None:
@@ -140,13 +165,13 @@ def test_json_lines_have_one_line_for_each_exchange(tmp_path: Path) -> None:
     write_json_lines(made(), tmp_path / "r.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert [row["type"] for row in rows] == ["run", *["exchange"] * 5, "summary"]
-    assert rows[0]["format_version"] == 1
+    assert rows[0]["format_version"] == 2
     assert [row["verdict"] for row in rows[1:-1]] == [
         "same", "tolerated", "different", "error", "skipped",
     ]  # fmt: skip
     assert rows[1]["exchange_id"] == "1000"
     assert rows[1]["latency_us"] == 2000
-    assert rows[3]["differences"][0]["path"] == "topics[0].error_code"
+    assert rows[3]["differences"][0]["path"] == "topics[orders].error_code"
     assert rows[5]["skipped"] == "not_allowed"
     assert rows[-1]["verdicts"]["different"] == 1
     assert rows[-1]["exit_code"] == 1
@@ -162,7 +187,7 @@ def test_names_of_a_capture_do_not_steer_the_terminal() -> None:
     text = console.file.getvalue()
     assert "\x1b[31m<" not in text
     assert "alert(1)</script>]]>&\"'\\x1b[31m" in text
-    assert "1 x Heartbeat topics[].error_code" in text
+    assert "Heartbeat topics[orders].error_code: <script>" in text
 
 
 def test_exit_code_follows_findings_and_the_end() -> None:
@@ -179,36 +204,24 @@ def test_exit_code_follows_findings_and_the_end() -> None:
 
 
 def test_a_run_is_a_baseline(tmp_path: Path) -> None:
-    """A run against itself as baseline has no difference; a later change is one."""
+    """What an accepted run has is tolerated, in whichever exchange; a new value is not."""
     results = made()
+    finding = RunFinding("end state", "log t-0", "5", "4")
+    results.findings.append(finding)
     write_json_lines(results, tmp_path / "r.jsonl")
     baseline = read_baseline(str(tmp_path / "r.jsonl"))
-    assert len(baseline) == 5
     again = made()
-    assert compare_runs(again.outcomes, [baseline]) == 0
+    baseline.accept(again.outcomes)
     assert [outcome.judgement.verdict.value for outcome in again.outcomes if outcome.judgement] == [
         "same", "tolerated", "tolerated", "tolerated", "skipped",
     ]  # fmt: skip
+    assert baseline.new([finding]) == []
     fresh = made()
     fresh.outcomes[0].judgement = Judgement(Verdict.DIFFERENT, [FAILED])
-    fresh.outcomes[2].judgement = Judgement(Verdict.SAME)
-    compare_runs(fresh.outcomes, [judged(made().outcomes)])
-    assert fresh.verdicts()[Verdict.DIFFERENT] == 2
-    other = fresh.outcomes[2].judgement
-    assert other is not None
-    assert other.differences[-1].note.startswith("as captured; the reference differs")
-
-
-def test_errors_on_one_side_only_are_findings() -> None:
-    """Errors on one side only are findings."""
-    error, same = Judgement(Verdict.ERROR, reason="no answer"), Judgement(Verdict.SAME)
-    assert between(error, same).verdict is Verdict.ERROR
-    assert between(same, error).verdict is Verdict.DIFFERENT
-    assert between(same, Judgement(Verdict.SKIPPED)).verdict is Verdict.SAME
-    moved = Judgement(Verdict.DIFFERENT, [Difference("a", "1", "2")])
-    also = Judgement(Verdict.DIFFERENT, [Difference("a", "1", "3")])
-    found = between(moved, also)
-    assert (found.differences[0].captured, found.differences[0].answered) == ("3", "2")
+    fresh.outcomes[2].judgement = Judgement(Verdict.DIFFERENT, [replace(FAILED, answered="4")])
+    baseline.accept(fresh.outcomes)
+    assert fresh.verdicts()[Verdict.DIFFERENT] == 1
+    assert baseline.new([replace(finding, found="3")])
 
 
 @pytest.mark.parametrize(
@@ -218,7 +231,6 @@ def test_errors_on_one_side_only_are_findings() -> None:
         "{}",
         "[]",
         '{"type": "run", "format_version": 2}',
-        '{"type": "run", "format_version": 1}',
     ],
 )
 def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
@@ -229,6 +241,13 @@ def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
         read_baseline(str(path))
     with pytest.raises(CaptureError, match="missing"):
         read_baseline(str(tmp_path / "missing"))
+
+
+def test_a_baseline_of_another_version_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    path.write_text('{"type": "run", "format_version": 1}')
+    with pytest.raises(CaptureError, match="kept by another kdissect"):
+        read_baseline(str(path))
 
 
 def test_percentiles_have_units() -> None:
@@ -344,14 +363,31 @@ def test_a_run_without_output_prints_its_state(
     assert not capsys.readouterr().err
 
 
-def test_differences_by_settings_are_one_line() -> None:
-    """Their places are listed with counts, apart from other findings."""
-    results, out = made(), StringIO()
-    note = "a setting of one of the brokers, or its default"
-    settings = [Difference(f"results[0].configs[{n}].value", str(n), "", note=note) for n in "12"]
-    results.outcomes[2].judgement = Judgement(Verdict.DIFFERENT, [FAILED, *settings])
+def test_changes_of_a_release_are_told_apart(tmp_path: Path) -> None:
+    """Once, in a section of their own, and they fail no run."""
+    results = made("different")
+    change = Difference(
+        "results[].configs[].value", ("topic t", "message.timestamp.after.max.ms"), "1", "2",
+        RULE, "another default (KIP-1030)",
+    )  # fmt: skip
+    for outcome in results.outcomes[:3]:
+        outcome.judgement = Judgement(Verdict.TOLERATED, [change])
+    results.kinds, results.releases = [], ("3.9", "4.3")
+    assert results.exit_code == 0
+    line = (
+        "Heartbeat results[topic t].configs[message.timestamp.after.max.ms].value: 1 -> 2: "
+        "another default (KIP-1030), 3 places"
+    )
+    out = StringIO()
     print_results(results, Console(file=out, width=200))
-    shown = out.getvalue()
-    assert "2 differences by other settings of the brokers" in shown
-    assert "Heartbeat results[].configs[].value 2" in shown
-    assert note not in shown
+    assert "Changes of this release (Kafka 3.9 -> Kafka 4.3), by design:" in out.getvalue()
+    assert line in out.getvalue()
+    write_html(results, tmp_path / "r.html")
+    assert "Changes of this release" in (tmp_path / "r.html").read_text()
+    write_junit(results, tmp_path / "r.xml")
+    suites = ElementTree.parse(tmp_path / "r.xml").getroot()
+    assert suites.get("failures") == "0"
+    assert int(suites.get("tests", 0)) == len(suites.findall(".//testcase"))
+    write_json_lines(results, tmp_path / "r.jsonl")
+    summary = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
+    assert summary["release_changes"][0]["count"] == 3

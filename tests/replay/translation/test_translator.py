@@ -11,9 +11,8 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.record_codec import decode_record_set, encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
-from kdissect.replay.comparison.grouping import group_differences
+from kdissect.replay.comparison.findings import group
 from kdissect.replay.model import (
-    Outcome,
     PlanOptions,
     ReplayPlan,
     SkipCode,
@@ -527,13 +526,13 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
     done = replay(found, OtherCluster(found), flip=flip)
     different = {n: j for n, j in done.judgements.items() if j.verdict is Verdict.DIFFERENT}
     assert different
-    outcomes = [Outcome(done.plan.steps[n], judgement=j) for n, j in done.judgements.items()]
-    lines = [each for each in group_differences(outcomes) if not each.rule]
-    line = next(each for each in lines if each.path.endswith("error_code"))
-    assert (line.api_name, line.path) == ("ListOffsets", "topics[].partitions[].error_code")
-    assert (line.captured, line.answered) == ("0", "44")
-    assert line.count >= len(different)
-    assert "POLICY_VIOLATION" in line.note
+    finding = next(
+        each for each in group(done.outcomes, None) if each.example.place.endswith("error_code")
+    )
+    one = finding.example
+    assert (finding.api_name, one.place) == ("ListOffsets", "topics[].partitions[].error_code")
+    assert (one.captured, one.answered) == (0, 44)
+    assert finding.count >= len(different)
     assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
 
 

@@ -1,0 +1,197 @@
+"""The findings of a run: its differences in groups, what would hurt first, followers folded.
+
+A difference may follow from an earlier one: records are missing since a Produce was refused, a
+member is unknown since its group never formed. `causes` says which kinds can follow. If an answer
+has only such differences, and an earlier answer about the same topic, partition, group or
+transaction differs, its exchange is counted in the finding of the earlier one, with the errors and
+fields that differ in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import error_name
+from kdissect.replay.comparison.causes import Explainer
+from kdissect.replay.model import (
+    PRODUCE,
+    TRANSACTIONS,
+    Difference,
+    Outcome,
+    ReplayPlan,
+    Resource,
+    Verdict,
+)
+
+_GROUP_PARTS = frozenset({"commits", "share"})
+# What an element's name says about a finding; other elements are counted.
+_NAMED = ("configs[]", "api_keys[]", "_features[]")
+_GROUP_APIS = frozenset(
+    {
+        ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT,
+        ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
+        ApiKey.STREAMS_GROUP_HEARTBEAT,
+    }
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Finding:
+    """Differences of one kind: of one API at one place, of one config, of one pair of errors.
+
+    example: of the first, whose step has that number. values: how many other pairs of values.
+    count: of differences, in `steps` exchanges. where: the elements, by their keys. notes: lines
+    for people. followers: (API, error or field) -> exchanges that follow from one of these.
+    """
+
+    api_name: str
+    example: Difference
+    step: int
+    rank: int
+    notes: list[str] = field(default_factory=list)
+    count: int = 0
+    steps: set[int] = field(default_factory=set)
+    where: dict[tuple[str, ...], None] = field(default_factory=dict)
+    values: set[tuple[str, str]] = field(default_factory=set)
+    followers: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, step: int, one: Difference) -> None:
+        self.count += 1
+        self.steps.add(step)
+        self.where[one.keys] = None
+        self.values.add((str(one.captured), str(one.answered)))
+
+
+def kind_of(api_name: str, one: Difference) -> tuple[str, ...]:
+    """What differences of one finding have in common."""
+    name = ""
+    if any(part in one.place for part in _NAMED) and one.keys:
+        name = one.keys[0] if one.place.startswith("api_keys") else one.keys[-1]
+    values = (str(one.captured), str(one.answered)) if one.place.endswith("error_code") else ()
+    return api_name, one.place, name, one.rule, *values
+
+
+def group(
+    outcomes: Iterable[Outcome], explainer: Explainer | None, *, tolerated: bool = False
+) -> list[Finding]:
+    """The differences of judged outcomes by kind, in the order of their first."""
+    found: dict[tuple[str, ...], Finding] = {}
+    for outcome in outcomes:
+        for one in outcome.judgement.differences if outcome.judgement is not None else ():
+            if bool(one.rule) is not tolerated:
+                continue
+            step = outcome.step
+            key = kind_of(step.api_name, one)
+            if key not in found:
+                notes = [] if explainer is None else [*explainer.notes(outcome, one)]
+                rank = _rank(outcome, one)
+                found[key] = Finding(step.api_name, one, step.number, rank, notes)
+            found[key].add(step.number, one)
+    return list(found.values())
+
+
+def find(
+    plan: ReplayPlan, outcomes: Sequence[Outcome], explainer: Explainer
+) -> tuple[list[Finding], dict[int, int]]:
+    """The findings of a run, and by step the step that it follows."""
+    roots = find_roots(plan, outcomes, lambda outcome: _may_follow(outcome, explainer))
+    findings = group((each for each in outcomes if each.step.number not in roots), explainer)
+    by_step: dict[int, Finding] = {}
+    for finding in findings:
+        for step in finding.steps:
+            known = by_step.get(step)
+            if known is None or finding.rank < known.rank:
+                by_step[step] = finding
+    for outcome in outcomes:
+        root = roots.get(outcome.step.number)
+        if root is not None and root in by_step:
+            by_step[root].followers[outcome.step.api_name, _word(outcome)] += 1
+    return sorted(findings, key=lambda each: (each.rank, each.step)), roots
+
+
+def _rank(outcome: Outcome, one: Difference) -> int:
+    """How much a difference would hurt: 0 most. Refused writes, records, groups and commits,
+    topics, configs, other answers, versions."""
+    step, is_code = outcome.step, one.place.endswith("error_code")
+    if is_code and step.step_class in (PRODUCE, TRANSACTIONS):
+        return 0
+    if "records" in one.place or one.place.endswith("base_offset"):
+        return 1
+    if step.exchange.api_key in _GROUP_APIS:
+        return 2
+    if is_code or (
+        step.exchange.api_key in (ApiKey.METADATA, ApiKey.CREATE_TOPICS)
+        and ("configs" not in one.place)
+    ):
+        return 3
+    if "configs[]" in one.place:
+        return 4
+    return 6 if one.place.startswith("api_") else 5
+
+
+def _may_follow(outcome: Outcome, explainer: Explainer) -> bool:
+    """Return whether all differences of an answer may follow from an earlier one."""
+    judgement = outcome.judgement
+    assert judgement is not None
+    return all(
+        one.rule or explainer.cause(outcome.step.api_name, one).follows
+        for one in judgement.differences
+    )
+
+
+def _word(outcome: Outcome) -> str:
+    """The error, or else the field, in which an answer differs first."""
+    judgement = outcome.judgement
+    assert judgement is not None
+    for one in judgement.differences:
+        if not one.rule:
+            is_code = one.place.endswith("error_code") and isinstance(one.answered, int)
+            word = one.place.rpartition(".")[2].replace("[]", "")
+            return error_name(one.answered) if is_code else word
+    return "no answer"
+
+
+# -- the first difference of each resource --------------------------------------------------------
+
+
+def find_roots(
+    plan: ReplayPlan, outcomes: Iterable[Outcome], may_follow: Callable[[Outcome], bool]
+) -> dict[int, int]:
+    """The step of the first difference, for each later step that follows it. A difference of one
+    partition does not cover other partitions of its topic; one of a topic covers all of them."""
+    diverging = {
+        outcome.step.number: outcome
+        for outcome in outcomes
+        if outcome.judgement is not None
+        and outcome.judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
+    }
+    roots: dict[int, int] = {}
+    diverged: dict[Resource, int] = {}
+    for step in plan.steps if len(diverging) > 1 else ():
+        outcome = diverging.get(step.number)
+        if outcome is None:
+            continue
+        own, all_named = _resources(resource for resource, _ in step.accesses)
+        root = min((diverged[each] for each in all_named if each in diverged), default=-1)
+        if root >= 0 and may_follow(outcome):
+            roots[step.number] = root
+        else:
+            root = step.number
+        for resource in own:
+            diverged.setdefault(resource, root)
+    return roots
+
+
+def _resources(touched: Iterable[Resource]) -> tuple[set[Resource], set[Resource]]:
+    """The resources that a difference is about, and those with the topics that contain them."""
+    named: set[Resource] = set()
+    for resource in touched:
+        if resource[0] in _GROUP_PARTS:
+            named.add(("group", resource[1]))
+        elif resource[0] in ("topic", "log", "group", "txn"):
+            named.add(resource)
+    topics = {("topic", each[1]) for each in named if each[0] == "log"}
+    return named - topics, named | topics

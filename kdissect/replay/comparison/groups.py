@@ -1,0 +1,360 @@
+"""Finds answers that contradict what the run has shown of the target's groups.
+
+Classic groups:
+
+- A heartbeat is answered REBALANCE_IN_PROGRESS only while its group may rebalance: from a
+  JoinGroup, a LeaveGroup or the end of a member's session until members have their assignments.
+- The leader of a generation gets all members that joined it.
+- A member gets the assignment that the leader of its generation sent for it.
+
+Consumer, share and streams groups, whose coordinator assigns partitions or tasks (KIP-848, KIP-932,
+KIP-1071): if a group has not changed for a while, its members have all partitions that the captured
+members had then, and but for share groups no partition has two owners.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.comparison.terms import CapturedTerms, TargetTerms, Terms
+from kdissect.replay.model import FOREVER_NS, Difference, Outcome
+from kdissect.replay.workload.messages import (
+    MEMBER_HEARTBEATS,
+    decoded,
+    entries,
+    request_of,
+    response_of,
+)
+
+# An answer and the event that it follows from are seen a moment apart.
+_SLACK_NS = 1_000_000_000
+# Coordinators compute assignments at most once a second. Members revoke, acknowledge and get them.
+_SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
+_PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
+_SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
+_STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
+_CLASSIC = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP})
+# Requests that change the topics of groups.
+_TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
+_SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
+
+Body = dict[str, Any]
+Contradiction = tuple[int, Difference]
+Share = tuple[str, int]  # the capture's name of a topic, or a subtopology; and its partition
+
+
+class _Exchange(NamedTuple):
+    """A request of a classic group with its answer, by the target's names."""
+
+    outcome: Outcome
+    request: Body
+    answer: Body | None
+
+    @property
+    def end_ns(self) -> int:
+        """When it was answered, far away if it was not."""
+        return self.outcome.answered_ns if self.answer is not None else FOREVER_NS
+
+    @property
+    def taken(self) -> Body:
+        """The answer, if it has no error; else nothing."""
+        return {} if self.answer is None or self.answer["error_code"] else self.answer
+
+
+class _Heartbeat(NamedTuple):
+    """One time that a heartbeat was sent. shares: the assignment in its answer, None without one.
+    captured: the same in the capture. epoch: the captured request's. is_answered: without error."""
+
+    outcome: Outcome
+    sent_ns: int
+    epoch: int
+    shares: list[Share] | None
+    captured: list[Share] | None
+    is_answered: bool
+
+
+@dataclass(slots=True)
+class _AssignedGroup:
+    """Heartbeats by member. changes_ns: when members, subscriptions or topics may have changed."""
+
+    members: dict[str, list[_Heartbeat]] = field(default_factory=lambda: defaultdict(list))
+    changes_ns: list[int] = field(default_factory=list)
+    settled_ns: int = _SETTLED_NS
+    is_shared: bool = False
+
+
+class GroupEvidence:
+    """The evidence of a run about groups. Give it each outcome, in the order of sending; then ask
+    once for the contradictions."""
+
+    def __init__(self, captured: CapturedTerms, target: TargetTerms) -> None:
+        self._captured, self._target = captured, target
+        self._classic: dict[str, dict[int, list[_Exchange]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        self._assigned: dict[str, _AssignedGroup] = defaultdict(_AssignedGroup)
+        self._topic_changes_ns: list[int] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Add the facts of a request and its answers."""
+        api_key = outcome.step.exchange.api_key
+        if outcome.sent is None:
+            return
+        if api_key in _TOPIC_CHANGES:
+            self._topic_changes_ns.append(outcome.sent_ns)
+        elif api_key in MEMBER_HEARTBEATS:
+            self._heartbeat(outcome, api_key)
+        elif api_key in _CLASSIC:
+            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
+            answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
+            if request is not None:
+                exchange = _Exchange(outcome, request.body, None if answer is None else answer.body)
+                self._classic[request.body["group_id"]][api_key].append(exchange)
+
+    def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
+        request, response = request_of(outcome.step.exchange), response_of(outcome.step.exchange)
+        sent = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
+        if request is None or sent is None:
+            return
+        body, group = request.body, self._assigned[sent.body["group_id"]]
+        captured = None if response is None else _shares(response.body, self._captured)
+        is_change = body["member_epoch"] <= 0 or any(body.get(name) for name in _SUBSCRIPTIONS)
+        for each in outcome.tries():
+            self._answered(group, outcome, each.sent_ns, each.sent, each.answer, captured,
+                           is_change)  # fmt: skip
+        for attempt in outcome.followed:
+            self._answered(group, outcome, attempt.sent_ns, attempt.sent, attempt.answer, None,
+                           False)  # fmt: skip
+        group.is_shared |= api_key == ApiKey.SHARE_GROUP_HEARTBEAT
+        if body.get("subscribed_topic_regex"):
+            group.settled_ns = _PATTERN_NS
+
+    def _answered(
+        self,
+        group: _AssignedGroup,
+        outcome: Outcome,
+        sent_ns: int,
+        sent: bytes | None,
+        frame: bytes | None,
+        captured: list[Share] | None,
+        is_change: bool,
+    ) -> None:
+        api_key = outcome.step.exchange.api_key
+        request = decoded(sent or b"", "request", api_key, outcome.api_version)
+        answer = decoded(frame or b"", "response", api_key, outcome.api_version)
+        if request is None:
+            return
+        body = {} if answer is None or answer.body["error_code"] else answer.body
+        member = request.body["member_id"] or body.get("member_id") or ""
+        shares = _shares(body, self._target) if body else None
+        heartbeat = _Heartbeat(
+            outcome, sent_ns, request.body["member_epoch"], shares, captured, bool(body)
+        )
+        group.members[member].append(heartbeat)
+        if is_change or heartbeat.epoch <= 0:
+            group.changes_ns.append(sent_ns)
+
+    # -- contradictions -------------------------------------------------------------------------
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        for by_api in self._classic.values():
+            yield from _check_heartbeats(by_api)
+            yield from _check_members(by_api[ApiKey.JOIN_GROUP])
+            yield from _check_assignments(by_api)
+        for group in self._assigned.values():
+            changes_ns = sorted({*group.changes_ns, *self._topic_changes_ns, *_silences(group)})
+            for heartbeats in group.members.values():
+                heartbeats.sort(key=lambda each: each.sent_ns)
+            for begin, end in pairwise([-1, *changes_ns, FOREVER_NS]):
+                if end - begin >= group.settled_ns:
+                    yield from self._check_settled(group, begin, end)
+
+    def _check_settled(
+        self, group: _AssignedGroup, begin: int, end: int
+    ) -> Iterator[Contradiction]:
+        """Compare the owners with the captured ones, in an interval in which the group does not
+        change."""
+        wanted: dict[Share, Outcome] = {}
+        owners: Counter[Share] = Counter()
+        last = None
+        for heartbeats in group.members.values():
+            times = [each.sent_ns for each in heartbeats]
+            first, after = bisect_right(times, begin), bisect_left(times, end)
+            last_epoch = heartbeats[first - 1].epoch if first else 0
+            shares = _last(each.shares for each in heartbeats[:after])
+            if last_epoch == _STATIC_LEAVE:
+                owners.update(shares)
+            if not after or last_epoch < 0:
+                continue  # it has not joined yet, or has left
+            answered = [each for each in heartbeats[first:after] if each.is_answered]
+            if len(answered) < _SETTLED_COUNT:
+                return
+            last = answered[-1]
+            if last.sent_ns - max(begin, times[0]) < group.settled_ns:
+                return
+            captured = _last(each.captured for each in heartbeats[:after])
+            wanted |= dict.fromkeys(filter(self._exists, captured), last.outcome)
+            owners.update(shares)
+        if last is None:
+            return
+        place = "active_tasks" if "active_tasks" in _fields(last) else "assignment"
+        for topic, number in sorted(wanted.keys() - owners.keys()):
+            note = "no member of the group has it, long after the last change"
+            outcome = wanted[topic, number]
+            found = f"{topic} {number}"
+            yield outcome.step.number, Difference(place, (), found, "not assigned", note=note)
+        if not group.is_shared:
+            for (topic, number), count in sorted(owners.items()):
+                if count > 1:
+                    found, note = f"{count} owners", "long after the last change"
+                    text = f"one owner of {topic} {number}"
+                    yield last.outcome.step.number, Difference(place, (), text, found, note=note)
+
+    def _exists(self, share: Share) -> bool:
+        """Return whether the target has a partition; of tasks, always."""
+        target = self._target.ids.target
+        name = self._target.ids.topic(share[0])
+        return not target.has_topic(name) or (name, share[1]) in target.leaders
+
+
+# -- classic groups -------------------------------------------------------------------------------
+
+
+def _rebalances(by_api: dict[int, list[_Exchange]]) -> Iterator[tuple[int, int]]:
+    """(first, last) moments in which the group may be rebalancing."""
+    joins = by_api[ApiKey.JOIN_GROUP]
+    synced: dict[int, int] = defaultdict(int)  # generation -> when its last member was assigned
+    seen: dict[str, int] = {}  # member -> its last request
+    timeouts_ns: dict[str, int] = defaultdict(int)
+    for exchange in sorted(
+        (each for exchanges in by_api.values() for each in exchanges),
+        key=lambda each: each.outcome.sent_ns,
+    ):
+        member = exchange.request.get("member_id") or exchange.taken.get("member_id")
+        if member:
+            seen[member] = exchange.outcome.sent_ns
+    for exchange in by_api[ApiKey.SYNC_GROUP]:
+        if exchange.taken:
+            number = exchange.request["generation_id"]
+            synced[number] = max(synced[number], exchange.end_ns)
+    for exchange in joins:
+        begin = next(exchange.outcome.tries()).sent_ns
+        if exchange.taken:
+            member = exchange.taken["member_id"]
+            timeouts_ns[member] = exchange.request["session_timeout_ms"] * 1_000_000
+            yield begin, synced.get(exchange.taken["generation_id"], FOREVER_NS)
+        else:
+            yield begin, exchange.end_ns
+    starts = sorted([*(each.outcome.sent_ns for each in joins), FOREVER_NS])
+    ends = [each.outcome.sent_ns for each in by_api[ApiKey.LEAVE_GROUP]]
+    ends += [at_ns + timeouts_ns[member] // 2 for member, at_ns in seen.items()]
+    for begin in ends:
+        yield begin, starts[bisect_right(starts, begin)] if begin < FOREVER_NS else FOREVER_NS
+
+
+def _check_heartbeats(by_api: dict[int, list[_Exchange]]) -> Iterator[Contradiction]:
+    code = int(ErrorCode.REBALANCE_IN_PROGRESS)
+    rebalances = None
+    for exchange in by_api[ApiKey.HEARTBEAT]:
+        if exchange.answer is None or exchange.answer["error_code"] != code:
+            continue
+        rebalances = list(_rebalances(by_api)) if rebalances is None else rebalances
+        begin, end = exchange.outcome.sent_ns - _SLACK_NS, exchange.end_ns + _SLACK_NS
+        if not any(first <= end and begin <= last for first, last in rebalances):
+            note = "no member joins or leaves at that time"
+            yield exchange.outcome.step.number, Difference("error_code", (), 0, code, note=note)
+
+
+def _check_members(joins: list[_Exchange]) -> Iterator[Contradiction]:
+    """The leader of a generation is a member that joined, and gets the members that joined it."""
+    joined: dict[int, set[str]] = defaultdict(set)
+    known = {each.request["member_id"] for each in joins}
+    for exchange in joins:
+        if exchange.taken:
+            joined[exchange.taken["generation_id"]].add(exchange.taken["member_id"])
+            known.add(exchange.taken["member_id"])
+    for exchange in joins:
+        answer = exchange.taken
+        if answer and answer["leader"] not in known:
+            difference = Difference(
+                "leader", (), "a member", answer["leader"], note="no such member has joined"
+            )
+            yield exchange.outcome.step.number, difference
+        if not answer or answer["member_id"] != answer["leader"] or answer.get("skip_assignment"):
+            continue
+        listed = {each["member_id"] for each in answer["members"]}
+        for member in sorted(joined[answer["generation_id"]] - listed):
+            note = "it has joined this generation"
+            difference = Difference("members[]", (member,), member, "not listed", note=note)
+            yield exchange.outcome.step.number, difference
+
+
+def _check_assignments(by_api: dict[int, list[_Exchange]]) -> Iterator[Contradiction]:
+    leaders = {
+        (join.taken["generation_id"], join.taken["leader"])
+        for join in by_api[ApiKey.JOIN_GROUP]
+        if join.taken
+    }
+    sent: dict[tuple[int, str], set[bytes]] = defaultdict(set)  # generation, member
+    for sync in by_api[ApiKey.SYNC_GROUP]:
+        number = sync.request["generation_id"]
+        if (number, sync.request["member_id"]) in leaders:
+            for each in entries(sync.request["assignments"]):
+                sent[number, each["member_id"]].add(each["assignment"])
+    for sync in by_api[ApiKey.SYNC_GROUP]:
+        known = sent.get((sync.request["generation_id"], sync.request["member_id"]))
+        if sync.taken and known and sync.taken["assignment"] not in known:
+            note = "not the assignment that the leader sent"
+            difference = Difference(
+                "assignment", (), min(known), sync.taken["assignment"], note=note
+            )
+            yield sync.outcome.step.number, difference
+
+
+# -- groups whose coordinator assigns -------------------------------------------------------------
+
+
+def _shares(body: Body, terms: Terms) -> list[Share] | None:
+    """Assigned partitions or active tasks of an answer to a heartbeat; None if it has none."""
+    if body.get("active_tasks") is not None:
+        return [
+            (task["subtopology_id"], number)
+            for task in body["active_tasks"]
+            for number in task["partitions"]
+        ]
+    if body.get("assignment") is None:
+        return None
+    return [
+        (terms.topic_of(topic["topic_id"]), number)
+        for topic in body["assignment"]["topic_partitions"]
+        for number in topic["partitions"]
+    ]
+
+
+def _silences(group: _AssignedGroup) -> Iterator[int]:
+    """When sessions of members may have ended."""
+    for heartbeats in group.members.values():
+        sent = sorted(each.sent_ns for each in heartbeats)
+        for at_ns, following in pairwise([*sent, FOREVER_NS]):
+            if following - at_ns > _SILENT_NS:
+                yield at_ns + _SILENT_NS
+
+
+def _last(assignments: Iterable[list[Share] | None]) -> list[Share]:
+    """The last assignment; an answer without one leaves it as it was."""
+    last: list[Share] = []
+    for shares in assignments:
+        last = last if shares is None else shares
+    return last
+
+
+def _fields(heartbeat: _Heartbeat) -> Body:
+    response = response_of(heartbeat.outcome.step.exchange)
+    return {} if response is None else response.body

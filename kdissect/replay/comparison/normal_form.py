@@ -1,0 +1,410 @@
+"""A message as a tree in the vocabulary of the capture, ready to be compared.
+
+`Normaliser` turns a captured response, a target's answer and a reference's answer into trees that
+`diff` compares without knowing any id: ids have become names and positions, sets are keyed by the
+names of their elements, and what the table of fields leaves to the server is gone.
+
+    struct             dict: field -> tree
+    array with keys    Keyed: text of the key -> tree of the element
+    array without      list of trees, in order
+    value              itself, or `Chosen` (only whether it is set counts), or `Served`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.codec.message_codec import UNKNOWN_TAGS
+from kdissect.protocol import catalog
+from kdissect.protocol.layout import Layout, layout
+from kdissect.replay.comparison.terms import CapturedTerms, Position, Terms, resource_word
+from kdissect.replay.fields import (
+    NAMING,
+    FieldContext,
+    FieldKind,
+    FieldRule,
+    FieldTable,
+    about,
+    told,
+)
+from kdissect.replay.model import ReplayPlan, Step
+from kdissect.replay.translation.offsets import Log
+from kdissect.replay.workload.messages import api_name, request_fields, request_of
+
+SURPLUS = "surplus"  # bytes after the end of a message
+_NONE = (None, "", b"", -1)
+_CHOSEN = frozenset(
+    {
+        FieldKind.GENERATION, FieldKind.LEADER_EPOCH, FieldKind.COUNTER, FieldKind.TIME,
+        FieldKind.TEXT,
+    }
+)  # fmt: skip
+
+Tree = Any
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A value that the cluster chooses: only whether it is set is compared with a capture."""
+
+    value: Any
+
+    @property
+    def is_set(self) -> bool:
+        return self.value not in _NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A value that only another target's answer is compared with."""
+
+    value: Any
+
+
+def plain(value: Tree) -> Any:
+    """The value that stands in a message, to show it."""
+    if isinstance(value, Chosen | Served):
+        return value.value
+    return value.shown if isinstance(value, Position) else value
+
+
+class Keyed(dict[str, Tree]):
+    """The elements of a set by their keys; an element that is listed twice has `AGAIN` behind."""
+
+
+AGAIN = " again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a layout. path: without indices. rules: those that may give it its kind; elements:
+    those that may leave out elements. key: places of the element's key, as alternatives."""
+
+    name: str
+    path: str
+    is_array: bool
+    rules: tuple[FieldRule, ...]
+    inner: _Shape | None
+    elements: tuple[FieldRule, ...] = ()
+    key: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A layout with the kinds of its fields. named: the fields that name the struct's topic,
+    partition, group or transaction."""
+
+    fields: tuple[_Field, ...]
+    named: dict[FieldKind, str]
+
+    def rules_of(self, name: str) -> tuple[FieldRule, ...]:
+        return next((each.rules for each in self.fields if each.name == name), ())
+
+
+@cache
+def _shape(table: FieldTable, api_key: int, api_version: int) -> _Shape:
+    api = catalog.api(api_key)
+    return _compile(table, api.name, layout(api.response, api_version), "")
+
+
+def _compile(table: FieldTable, api_name: str, of: Layout, path: str) -> _Shape:
+    fields: list[_Field] = []
+    named: dict[FieldKind, str] = {}
+    for name, slot in of.by_name.items():
+        here = f"{path}{name}"
+        rules = tuple(_own(table.kinds(api_name, here, slot.field)))
+        if slot.inner is None:
+            if slot.field.is_array:
+                rules += tuple(_own(table.kinds(api_name, f"{here}[]", slot.field)))
+            for rule in rules:
+                if rule.kind in NAMING and not slot.field.is_array:
+                    named.setdefault(rule.kind, name)
+            fields.append(_Field(name, here, slot.field.is_array, rules, None))
+            continue
+        inner_path = f"{here}{'[]' * slot.field.is_array}"
+        inner = _compile(table, api_name, slot.inner, f"{inner_path}.")
+        elements = tuple(_own(table.kinds(api_name, inner_path, slot.field)))
+        key = _key_of(table, api_name, here, slot.inner) if slot.field.is_array else ()
+        fields.append(_Field(name, here, slot.field.is_array, rules, inner, elements, key))
+    return _Shape(tuple(fields), named)
+
+
+def _own(rules: list[FieldRule]) -> list[FieldRule]:
+    """Without those of the user that ignore: they excuse differences, and are counted."""
+    return [rule for rule in rules if not (rule.is_own and rule.kind is FieldKind.IGNORE)]
+
+
+def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:
+    for rule in table.at(api_name, path):
+        if rule.kind is FieldKind.UNORDERED:
+            known = (tuple(name for name in each if name in of.by_name) for each in rule.key)
+            return tuple(each for each in known if each)
+    return ()
+
+
+class RequestNames:
+    """Topics, groups and transactional ids that the requests of a plan name; others are foreign."""
+
+    def __init__(self, plan: ReplayPlan, terms: CapturedTerms) -> None:
+        self._named: dict[FieldKind, set[str]] = {
+            kind: set() for kind in (FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID)
+        }
+        for step in plan.steps:
+            if step.skipped is not None:
+                continue
+            for ref in request_fields(step.exchange, *self._named):
+                self._named[ref.kind].update(ref.values)
+            for ref in request_fields(step.exchange, FieldKind.TOPIC_ID):
+                self._named[FieldKind.TOPIC].update(map(terms.topic_of, ref.values))
+
+    def is_foreign(self, kind: FieldKind, name: str) -> bool:
+        if kind is FieldKind.TOPIC and name.startswith("__"):
+            return True  # brokers make these when they need them
+        return kind in self._named and name not in self._named[kind]
+
+
+class Normaliser:
+    """Makes trees of one side's messages. keeps_served: with the values for a reference."""
+
+    def __init__(
+        self,
+        table: FieldTable,
+        terms: Terms,
+        names: RequestNames,
+        *,
+        keeps_served: bool = False,
+    ) -> None:
+        self._table, self._terms, self._names = table, terms, names
+        self._keeps_served = keeps_served
+
+    def tree(self, step: Step, message: Message) -> Body:
+        """The tree of a response to a step's request."""
+        shape = _shape(self._table, message.api_key, message.api_version)
+        tree = self._struct(step, shape, message.body, _request_context(step))
+        if message.surplus:
+            tree[SURPLUS] = message.surplus
+        return tree
+
+    def log(self, around: FieldContext) -> Log:
+        """The partition that the structs around a value name, by the capture's name."""
+        return self._topic(around), around.partition
+
+    def _topic(self, around: FieldContext) -> str:
+        if around.topic or around.topic_id is None:
+            return self._terms.topic(around.topic)
+        return self._terms.topic_of(around.topic_id)
+
+    # -- structs and arrays -------------------------------------------------------------------
+
+    def _struct(self, step: Step, shape: _Shape, values: Body, around: FieldContext) -> Body:
+        if shape.named:
+            around = about(shape.named, values, around)
+        tree: Body = {}
+        for each in shape.fields:
+            value = values.get(each.name)
+            kind = self._kind(each.rules, step, values)
+            if kind is FieldKind.IGNORE or kind is FieldKind.RECORDS:
+                continue
+            if kind is FieldKind.SERVER:
+                if self._keeps_served:
+                    tree[each.name] = Served(value)
+            elif value is None:
+                tree[each.name] = None if kind not in _CHOSEN else Chosen(None)
+            elif each.inner is None:
+                tree[each.name] = self._value(step, each, kind, value, values, around)
+            elif each.is_array:
+                tree[each.name] = self._array(step, each, each.inner, value, around)
+            else:
+                tree[each.name] = self._struct(step, each.inner, value, around)
+        if values.get(UNKNOWN_TAGS):
+            tree[UNKNOWN_TAGS] = values[UNKNOWN_TAGS]
+        return tree
+
+    def _kind(self, rules: tuple[FieldRule, ...], step: Step, values: Body) -> FieldKind | None:
+        for rule in rules:
+            if not rule.is_conditional or self.applies(rule, step, values):
+                return rule.kind
+        return None
+
+    def applies(self, rule: FieldRule, step: Step, values: Body) -> bool:
+        """Return whether the conditions of a rule hold in a struct."""
+        if rule.needs_race and not step.is_racing:
+            return False
+        if rule.needs_brokers and not self._terms.ids.has_several_brokers:
+            return False
+        return all(
+            name in values and pattern.search(told(values[name])) for name, pattern in rule.where
+        )
+
+    def _array(
+        self, step: Step, of: _Field, inner: _Shape, values: list[Body], around: FieldContext
+    ) -> Tree:
+        if not of.key:
+            return [self._struct(step, inner, each, around) for each in values]
+        elements = Keyed()
+        for each in values:
+            if of.elements and self._kind(of.elements, step, each) in (
+                FieldKind.IGNORE, FieldKind.SERVER,
+            ):  # fmt: skip
+                continue
+            here = about(inner.named, each, around) if inner.named else around
+            key, kind = self._element_key(step, of, inner, each, here)
+            if kind is not None and self._names.is_foreign(kind, key):
+                continue
+            tree = self._struct(step, inner, each, around)
+            if _says_nothing(tree, of.key):
+                continue
+            known = elements.get(key)
+            if known is not None and _merges(known, tree, of.key):
+                continue
+            while key in elements:
+                key += AGAIN
+            elements[key] = tree
+        return elements
+
+    def _element_key(
+        self, step: Step, of: _Field, inner: _Shape, values: Body, around: FieldContext
+    ) -> tuple[str, FieldKind | None]:
+        """The text of an element's key, and the kind of name that it is, if it is one."""
+        parts, named = [], None
+        for alternatives in of.key:
+            name = next((each for each in alternatives if values.get(each) not in (None, "")), "")
+            if not name:
+                continue
+            value = values[name]
+            kind = self._kind(inner.rules_of(name), step, values)
+            if kind is FieldKind.IGNORE or kind is FieldKind.SERVER:
+                continue
+            if kind is FieldKind.TOPIC_ID:
+                kind, value = FieldKind.TOPIC, self._terms.topic_of(value)
+            elif kind is FieldKind.TOPIC:
+                value = self._terms.topic(value)
+            elif name == "api_key":
+                value = api_name(value)
+            elif name == "resource_type":
+                value = resource_word(value, is_acl="principal" in values or "acls" in values)
+            elif isinstance(value, list):
+                value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
+            elif kind is not None:
+                one = _Field(name, "", False, (), None)
+                value = self._value(step, one, kind, value, values, around)
+            named = named or kind
+            parts.append(told(value.value if isinstance(value, Chosen) else value))
+        return " ".join(parts), named
+
+    # -- values -------------------------------------------------------------------------------
+
+    def _value(
+        self,
+        step: Step,
+        of: _Field,
+        kind: FieldKind | None,
+        value: Any,
+        holder: Body,
+        around: FieldContext,
+    ) -> Tree:
+        if kind is None or kind is FieldKind.EXACT or kind is FieldKind.PARTITION:
+            return sorted(value) if kind is FieldKind.PARTITION and of.is_array else value
+        if kind in _CHOSEN:
+            return Chosen(value)
+        if isinstance(value, list):
+            found = [self._id(step, of.name, kind, each, holder, around) for each in value]
+            return found if kind is FieldKind.OFFSET else sorted(found, key=told)
+        return self._id(step, of.name, kind, value, holder, around)
+
+    def _id(
+        self, step: Step, name: str, kind: FieldKind, value: Any, holder: Body, around: FieldContext
+    ) -> Tree:
+        terms = self._terms
+        if kind is FieldKind.TOPIC:
+            return terms.topic(value)
+        if kind is FieldKind.TOPIC_ID:
+            topic = terms.topic_of(value)
+            return Chosen(value) if topic == str(value) else topic  # its name is unknown
+        if kind is FieldKind.GROUP:
+            return terms.group(value)
+        if kind is FieldKind.TRANSACTIONAL_ID:
+            return terms.transactional_id(value)
+        if kind is FieldKind.MEMBER:
+            return terms.member(around.group, value)
+        if kind is FieldKind.NODE:
+            return terms.node(value)
+        if kind is FieldKind.OFFSET or kind is FieldKind.STORED_OFFSET:
+            return self._offset(step, value, around, kind)
+        if kind is FieldKind.PRODUCED_OFFSET:
+            return self._produced(step, value, around)
+        if kind is FieldKind.PRODUCER_ID:
+            epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
+            return value if value < 0 else terms.producer(value, epoch)[0]
+        if kind is FieldKind.PRODUCER_EPOCH:
+            producer_id = holder.get(name.removesuffix("_epoch") + "_id", -1)
+            return value if value < 0 or producer_id < 0 else terms.producer(producer_id, value)[1]
+        if kind is FieldKind.OPAQUE:
+            known = terms.opaque(name, value)
+            return Chosen(value) if known is None else known
+        if kind is FieldKind.REPLICAS:
+            return terms.replicas(value)
+        if kind is FieldKind.RESOURCE:
+            is_acl = "principal" in holder or "acls" in holder
+            return terms.resource(holder.get("resource_type", 0), value, is_acl=is_acl)
+        if kind is FieldKind.COORDINATOR:
+            group = terms.group(value)
+            return group if group != value else terms.transactional_id(value)
+        assert kind is FieldKind.PROTOCOL, kind
+        return terms.protocol(name, value)
+
+    def _offset(self, step: Step, value: int, around: FieldContext, kind: FieldKind) -> Tree:
+        """Where an offset is in the captured log. While another request writes, and next to
+        transaction markers, that is no matter: `logs` compares it with the target's log."""
+        if value < 0:
+            return value
+        log = self.log(around)
+        is_near_marker = kind is FieldKind.OFFSET and self._terms.ids.is_marked(log)
+        if step.is_racing or is_near_marker:
+            return Chosen(value)
+        return self._terms.offset(log, value)
+
+    def _produced(self, step: Step, value: int, around: FieldContext) -> Tree:
+        if value < 0:
+            return value
+        log = self.log(around)
+        found = None if self._terms.ids.is_marked(log) else self._terms.produced(
+            step.number, log, value
+        )  # fmt: skip
+        return Chosen(value) if found is None else found
+
+
+def _request_context(step: Step) -> FieldContext:
+    """Group and transactional id that only the request names."""
+    request = request_of(step.exchange)
+    body = {} if request is None else request.body
+    return FieldContext(
+        group=body.get("group_id") or "",
+        transactional_id=body.get("transactional_id") or "",
+    )
+
+
+def _says_nothing(tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
+    """Return whether an element has nothing beside its key but empty sets."""
+    names = {name for alternatives in key for name in alternatives}
+    others = [value for name, value in tree.items() if name not in names]
+    return bool(others) and all(isinstance(each, Keyed) and not each for each in others)
+
+
+def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
+    """Add the elements of a second entry to the first one, where both have nothing but sets beside
+    their key: some brokers split the partitions of a topic over several entries."""
+    names = {name for alternatives in key for name in alternatives}
+    sets = [name for name in tree if name not in names]
+    if not sets or not all(isinstance(tree[name], Keyed) for name in sets):
+        return False
+    for name in sets:
+        for inner, element in tree[name].items():
+            while inner in known[name]:
+                inner += AGAIN
+            known[name][inner] = element
+    return True

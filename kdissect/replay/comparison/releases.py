@@ -1,0 +1,206 @@
+"""Changes that a Kafka release makes by design: told once, apart from findings.
+
+The releases of the captured broker and of the target are known by the API versions that they offer.
+`release_changes.toml` lists what the releases change: configs, defaults, features, errors. The
+versions of an API follow from the releases themselves. A difference that is not in the list stays a
+finding, and so does another value of a config.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.releases import (
+    first_release_with,
+    last_release_with,
+    release_number,
+    releases_offering,
+    spoken_versions,
+)
+from kdissect.replay.comparison.judge import verdict_of
+from kdissect.replay.fields import path_pattern, told
+from kdissect.replay.model import ABSENT, Difference, Outcome, Step, Verdict, Workload
+from kdissect.replay.workload.messages import entries, response_of
+
+RULE = "release"  # tolerates what a release changes
+Ranges = Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Releases that the captured broker and the target may be of, oldest first; empty: unknown."""
+
+    captured: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, workload: Workload, target: Ranges) -> Releases:
+        return cls(
+            tuple(releases_offering(_captured_ranges(workload))), tuple(releases_offering(target))
+        )
+
+    @classmethod
+    def between(cls, reference: Ranges, target: Ranges) -> Releases:
+        """Of a reference and a target, by the versions that they offer."""
+        return cls(tuple(releases_offering(reference)), tuple(releases_offering(target)))
+
+    @property
+    def then(self) -> str:
+        return _minor(self.captured)
+
+    @property
+    def now(self) -> str:
+        return _minor(self.target)
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.then and self.now) and self.then != self.now
+
+    def speaking(self, step: Step) -> Iterator[str]:
+        """The releases that speak the version of a request, for people."""
+        key, version = step.exchange.api_key, step.exchange.api_version
+        first, last = first_release_with(key, version), last_release_with(key, version)
+        if first is not None and last is not None:
+            minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in (first, last))
+            yield f"v{version} is spoken by Kafka {' to '.join(minors)}, of those known"
+
+
+def _minor(releases: tuple[str, ...]) -> str:
+    """``3.9``, or ``4.1 or 4.2`` where these offer the same; "" for neither."""
+    minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in releases)
+    return " or ".join(minors) if len(minors) <= 2 else ""
+
+
+def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
+    """API key -> (first, last) version that a captured broker offered clients; the longest list."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for exchange in workload.exchanges():
+        if exchange.api_key != ApiKey.API_VERSIONS or exchange.internal_reason:
+            continue
+        response = response_of(exchange)
+        offered = entries(response.body.get("api_keys")) if response is not None else []
+        if len(offered) > len(ranges):
+            ranges = {
+                each["api_key"]: (each["min_version"], each["max_version"]) for each in offered
+            }
+    return ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry of `release_changes.toml`, which explains the fields. keys: names of elements."""
+
+    since: tuple[int, ...]
+    kip: str
+    paths: tuple[str, ...]
+    what: str
+    apis: frozenset[str]
+    keys: frozenset[str]
+    was: frozenset[str]
+    now: frozenset[str]
+
+    def fits(self, api: str, one: Difference, *, is_downgrade: bool) -> bool:
+        then, now = (self.now, self.was) if is_downgrade else (self.was, self.now)
+        return (
+            (not self.apis or api in self.apis)
+            and (not self.keys or not self.keys.isdisjoint(one.keys))
+            and (not then or told(one.captured) in then)
+            and (not now or told(one.answered) in now)
+            and path_pattern(self.paths).fullmatch(one.place) is not None
+        )
+
+
+@cache
+def changes() -> tuple[Change, ...]:
+    """The changes of `release_changes.toml`, in order."""
+    text = files(__package__).joinpath("release_changes.toml").read_text("utf-8")
+    return tuple(_change(row) for row in tomllib.loads(text)["change"])
+
+
+def _change(row: dict[str, Any]) -> Change:
+    path = row["path"]
+    return Change(
+        release_number(row["since"]), row.get("kip", ""),
+        (path,) if isinstance(path, str) else tuple(path), row["what"],
+        frozenset(row.get("apis", ())), frozenset(row.get("names", ())),
+        frozenset(map(told, row.get("was", ()))), frozenset(map(told, row.get("now", ()))),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReleaseDifferences:
+    """Differences between two releases. offered: API key -> versions of the target."""
+
+    releases: Releases
+    offered: Ranges
+
+    def allow(self, outcomes: Iterable[Outcome]) -> None:
+        """Give the rule `RULE` to differences that are in the list, with their reason as a note."""
+        if not self.releases.differ:
+            return
+        for outcome in outcomes:
+            judgement = outcome.judgement
+            if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
+                continue
+            differences = [self._allowed(outcome.step, each) for each in judgement.differences]
+            if differences and differences != judgement.differences:
+                outcome.judgement = replace(
+                    judgement, differences=differences, verdict=verdict_of(differences)
+                )
+
+    def _allowed(self, step: Step, one: Difference) -> Difference:
+        if one.rule:
+            return one
+        if one.place.startswith("api_keys[]") and self._is_of_release(one):
+            return replace(one, rule=RULE, note="versions of each release")
+        change = self._change(step.api_name, one)
+        if change is None:
+            return one
+        note = f"{change.what} ({change.kip})" if change.kip else change.what
+        return replace(one, rule=RULE, note=note)
+
+    def _change(self, api: str, one: Difference) -> Change | None:
+        first, last = (
+            release_number(self.releases.captured[0]),
+            release_number(self.releases.target[-1]),
+        )
+        is_downgrade = first > last
+        if is_downgrade:
+            first, last = (release_number(self.releases.target[0]),
+                           release_number(self.releases.captured[-1]))  # fmt: skip
+        for each in changes():
+            if first < each.since <= last and each.fits(api, one, is_downgrade=is_downgrade):
+                return each
+        return None
+
+    def _is_of_release(self, one: Difference) -> bool:
+        """Return whether the versions of an API are those of the target's release."""
+        key = catalog.api(one.keys[0]).key
+        spoken = [spoken_versions(release) for release in self.releases.target]
+        if one.answered is ABSENT:
+            return not any(key in each for each in spoken)
+        if one.captured is ABSENT:
+            return key in self.offered and any(key in each for each in spoken)
+        return key in self.offered and one.answered in self.offered[key]
+
+
+def told_changes(outcomes: Iterable[Outcome]) -> list[tuple[str, Difference, int]]:
+    """(API, an example, count) of each change that the answers show, in order. A config is one
+    change, whatever resource has it; the versions of all APIs are one."""
+    found: dict[tuple[str, ...], tuple[str, Difference, int]] = {}
+    for outcome in outcomes:
+        for each in outcome.judgement.differences if outcome.judgement is not None else ():
+            if each.rule != RULE:
+                continue
+            name = each.keys[-1] if each.keys and "configs[]" in each.place else ""
+            place = each.place.partition("[]")[0] if not name else each.place.rpartition(".")[2]
+            _, example, count = found.get((name, place, each.note), ("", each, 0))
+            found[name, place, each.note] = outcome.step.api_name, example, count + 1
+    return list(found.values())

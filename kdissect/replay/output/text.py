@@ -1,0 +1,211 @@
+"""Values of differences as text for people, short and without secrets.
+
+All outputs get their texts here; nothing else of a replay makes text of a captured value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets
+from kdissect.protocol.error_codes import error_name
+from kdissect.protocol.model import RESPONSE
+from kdissect.replay.comparison.findings import Finding
+from kdissect.replay.comparison.normal_form import SURPLUS, plain
+from kdissect.replay.comparison.records import PLACE
+from kdissect.replay.comparison.releases import told_changes
+from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
+from kdissect.text import plural
+
+_TEXT_MAX = 200
+_SHOWN_BYTES, _SHOWN_ELEMENTS, _SHOWN_VALUES = 60, 20, 5
+_INDEX = re.compile(r"\[[^\]]*\]")
+
+
+def value_text(value: Any, null: str = "null") -> str:
+    """A value as text, short."""
+    value = plain(value)
+    if value is None:
+        return null
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        text = value[:24].hex()
+        return text if len(value) <= 24 else f"{text}... ({len(value)} bytes)"
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, list):
+        text = "[" + ", ".join(value_text(each) for each in value[:_SHOWN_ELEMENTS]) + "]"
+        if len(value) > _SHOWN_ELEMENTS:
+            text = f"{text[:-1]}, ... {len(value)} in all]"
+    elif isinstance(value, dict):
+        text = _element(value)
+    else:
+        text = str(value)
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
+
+
+def _element(element: Mapping[str, Any]) -> str:
+    fields = (
+        f"{name}={field_text(name, value, element)}"
+        for name, value in element.items()
+        if not isinstance(value, (dict, list, bytes))
+    )
+    return "{" + ", ".join(fields) + "}"
+
+
+def field_text(name: str, value: Any, *holders: Mapping[str, Any]) -> str:
+    """The value of a field, hidden if it is a secret. holders: the structs that have the field."""
+    if plain(value) is not None and any(is_secret(name, holder) for holder in holders or ({},)):
+        return TEXT
+    return value_text(value)
+
+
+def config_text(name: str, value: str) -> str:
+    """The value of a config, hidden if it is a secret."""
+    return field_text("value", value, {"name": name})
+
+
+def dropped_text(field: DroppedField) -> str:
+    """The value of a field that a request of another version lacks."""
+    return field_text(field.path.rpartition(".")[2], field.value)
+
+
+def texts_of(api_key: int, one: Difference) -> tuple[str, str]:
+    """The captured and the answered value."""
+    name = one.place.rpartition(".")[2]
+    if one.place == SURPLUS and may_hold_secrets(api_key, RESPONSE):
+        return TEXT, TEXT  # nobody knows what these bytes are
+    holder = {"name": one.keys[-1]} if one.keys and "configs[]" in one.place else {}
+    show = _record_text if one.place.startswith(PLACE) else value_text
+    return tuple(
+        TEXT
+        if value is not None and value is not ABSENT and is_secret(name, holder)
+        else show(value)
+        for value in (one.captured, one.answered)
+    )  # type: ignore[return-value]
+
+
+def _record_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        text = repr(value[:_SHOWN_BYTES])[1:]
+        more = len(value) - _SHOWN_BYTES
+        return text if more <= 0 else f"{text} and {more} bytes more"
+    if isinstance(value, list):
+        pairs = (f"{one['key']}={_record_text(one['value'])}" for one in value)
+        return "[" + ", ".join(pairs) + "]"
+    return value_text(value)
+
+
+def note_of(one: Difference) -> str:
+    """The note of a difference, with the names of its error codes in front."""
+    names = code_names(one)
+    words = [f"{names[0]} then, {names[1]} now"] if names else []
+    return "; ".join([*words, one.note] if one.note else words)
+
+
+def code_names(one: Difference) -> tuple[str, str] | None:
+    """The names of two error codes; None for other values."""
+    values = one.captured, one.answered
+    is_code = one.place.endswith("error_code") and all(isinstance(each, int) for each in values)
+    return (error_name(one.captured), error_name(one.answered)) if is_code else None
+
+
+# -- findings -------------------------------------------------------------------------------------
+
+
+def headline_of(api_key: int, finding: Finding) -> str:
+    """A finding in one line: ``3 x Produce responses[orders]...: NONE -> MESSAGE_TOO_LARGE``."""
+    one = finding.example
+    captured, answered = code_names(one) or texts_of(api_key, one)
+    count = f"{finding.count} x " if finding.count > 1 else ""
+    where = f" and {len(finding.where) - 1} more places" if len(finding.where) > 1 else ""
+    others = len(finding.values) - 1
+    more = f", and {plural(others, 'other pair')} of values" if others else ""
+    return f"{count}{finding.api_name} {one.path}{where}: {captured} -> {answered}{more}"
+
+
+def followers_of(finding: Finding) -> str:
+    """The exchanges that follow from a finding, with their errors and fields; "" for none."""
+    if not finding.followers:
+        return ""
+    listed = ", ".join(
+        f"{count} {api_name} {word}" for (api_name, word), count in finding.followers.most_common()
+    )
+    count = plural(finding.followers.total(), "exchange")
+    return f"then {count} on the same topic, partition, group or transaction: {listed}"
+
+
+def finding_text(finding: RunFinding) -> str:
+    """A finding about the whole run in one line."""
+    expected, found = run_texts(finding)
+    note = f" ({finding.note})" if finding.note else ""
+    return f"{finding.kind} of {finding.subject}: {expected} -> {found}{note}"
+
+
+def run_texts(finding: RunFinding) -> tuple[str, str]:
+    """The expected and the found value of a finding about the whole run."""
+    name = finding.config
+    values = finding.expected, finding.found
+    if name:
+        return config_text(name, str(values[0])), config_text(name, str(values[1]))
+    return value_text(values[0]), value_text(values[1])
+
+
+def release_changes(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    """The changes of the release that the answers show, each once, as rows."""
+    rows = []
+    for api_name, one, count in told_changes(outcomes):
+        captured, answered = code_names(one) or texts_of(-1, one)
+        rows.append(
+            {
+                "api_name": api_name, "path": one.path, "captured": captured, "answered": answered,
+                "what": one.note, "count": count,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def release_lines(outcomes: Iterable[Outcome]) -> list[str]:
+    """The same as lines: ``DescribeConfigs ...: 1 -> 2: another default (KIP-1030), 4 places``."""
+    lines = []
+    for row in release_changes(outcomes):
+        values = f": {row['captured']} -> {row['answered']}"
+        where = "" if row["path"].startswith("api_keys") else f" {row['path']}{values}"
+        count = plural(row["count"], "place")
+        lines.append(f"{row['api_name']}{where}: {row['what']}, {count}")
+    return lines
+
+
+def dropped_notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each field that requests of one version lack in another, with the values."""
+    values_of: dict[tuple[str, int, int, str], Counter[str]] = {}
+    for outcome in outcomes:
+        versions = outcome.step.exchange.api_version, outcome.api_version
+        for each in outcome.dropped:
+            key = outcome.step.api_name, *versions, _INDEX.sub("[]", each.path)
+            values_of.setdefault(key, Counter())[dropped_text(each)] += 1
+    notes = []
+    for (name, was, sent, path), texts in values_of.items():
+        said = ", ".join(f"{count} x {text}" for text, count in texts.most_common(_SHOWN_VALUES))
+        more = f" and {len(texts) - _SHOWN_VALUES} other values" * (len(texts) > _SHOWN_VALUES)
+        notes.append(
+            f"{name} v{was} was sent as v{sent}, which has no {path}; left out: {said}{more}"
+        )
+    return notes
+
+
+def retry_notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each reason why requests of an API were sent again."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for outcome in outcomes:
+        for reason in {each.reason for each in outcome.earlier}:
+            counts[outcome.step.api_name, reason] += 1
+    return [
+        f"{plural(count, name + ' request')} sent again: {reason}"
+        for (name, reason), count in counts.most_common()
+    ]

@@ -1,0 +1,180 @@
+"""The verdicts of a replay: its run judged by the capture or the reference, without noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kdissect.replay.comparison.causes import Explainer, Settings
+from kdissect.replay.comparison.end_state import compare_states
+from kdissect.replay.comparison.findings import find
+from kdissect.replay.comparison.judge import Judge, ReferenceRun, verdict_of
+from kdissect.replay.comparison.latency import (
+    captured_latencies,
+    compare_latencies,
+    latencies_of,
+    notes_of,
+)
+from kdissect.replay.comparison.noise import Noise, is_evidence
+from kdissect.replay.comparison.releases import ReleaseDifferences, Releases
+from kdissect.replay.fields import FieldTable, load_fields
+from kdissect.replay.model import Judgement, ReplayPlan, RunFinding, Verdict
+from kdissect.replay.output.baseline import Baseline
+from kdissect.replay.output.results import Reference, Results
+from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
+from kdissect.replay.running.control_runs import FinishedRun
+from kdissect.replay.target.cluster import Target
+
+if TYPE_CHECKING:
+    from kdissect.replay.running.replay import SessionOptions
+
+
+class Verdicts:
+    """Judges a run. controls: runs of the reference, or of the target itself."""
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        options: SessionOptions,
+        run: FinishedRun,
+        controls: Sequence[FinishedRun],
+        against: Target | None,
+        target: Target,
+        baseline: Baseline | None,
+    ) -> None:
+        self._plan, self._options, self._run = plan, options, run
+        self._controls, self._against, self._target = controls, against, target
+        self._baseline = baseline
+        self._table = load_fields(options.rules, is_strict=options.is_strict)
+
+    def add_to(self, results: Results, settings: Settings) -> None:
+        """Judge the outcomes, and add findings and notes to the results."""
+        outcomes, notes = self._run.result.outcomes, results.notes
+        notes += self._judge()
+        if len(self._controls) > 1:
+            notes += self._excuse_noise()
+        releases = self._releases()
+        ReleaseDifferences(releases, self._target.versions).allow(outcomes)
+        findings = self._end_findings(notes)
+        if self._options.fail_on.latency:
+            findings += self._slower(notes)
+        if self._baseline is not None:
+            self._baseline.accept(outcomes)
+            findings = self._baseline.new(findings)
+            results.reference = Reference.BASELINE
+            results.reference_name = str(self._options.baseline)
+        if self._against is not None:
+            results.reference, results.reference_name = Reference.AGAINST, str(self._against)
+        notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
+        results.findings = findings
+        results.releases = releases.then, releases.now
+        results.kinds, results.follows = find(self._plan, outcomes, Explainer(releases, settings))
+
+    def _references(self) -> list[ReferenceRun]:
+        return [
+            ReferenceRun(each.result.outcomes, each.ids)
+            for each in self._controls
+            if each.ids is not None
+        ]
+
+    def _judge(self) -> list[str]:
+        """Judge each answer by the capture, or by the answer of the reference that it resembles
+        most. Returns notes about rules of the user that allowed nothing."""
+        run = self._run
+        if run.ids is None:
+            return []
+        references: list[ReferenceRun | None] = [None]
+        if self._against is not None and self._controls:
+            references = [*self._references()]
+        used: set[str] = set()
+        best: dict[int, Judgement] = {}
+        for reference in references:
+            judge = Judge(run.ids, self._table, reference)
+            judge.judge(run.result.outcomes)
+            used |= judge.allowances.used.keys()
+            for outcome in run.result.outcomes:
+                judgement, number = outcome.judgement, outcome.step.number
+                if judgement is not None and (
+                    number not in best or _findings(judgement) < _findings(best[number])
+                ):
+                    best[number] = judgement
+        for outcome in run.result.outcomes:
+            outcome.judgement = best.get(outcome.step.number)
+        return _unused(self._table, used)
+
+    def _excuse_noise(self) -> list[str]:
+        """Tolerate what differs between the control runs; notes name these fields."""
+        noise, (first, *others) = Noise(), self._references()
+        for other in others:
+            Judge(other.ids, self._table, first).judge(other.outcomes)
+            noise.add(other.outcomes)
+        for outcome in self._run.result.outcomes:
+            judgement = outcome.judgement
+            if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
+                continue
+            name = outcome.step.api_name
+            differences = [noise.excused(name, each) for each in judgement.differences]
+            if differences and differences != judgement.differences:
+                outcome.judgement = replace(
+                    judgement, differences=differences, verdict=verdict_of(differences)
+                )
+        return [
+            f"control runs differ from each other in {api} {place}, in {field.count} places: "
+            + ("never excused" if is_evidence(place) else "excused")
+            for (api, place), field in sorted(
+                noise.fields.items(), key=lambda each: (-each[1].count, each[0])
+            )
+        ]
+
+    def _releases(self) -> Releases:
+        if self._against is None:
+            return Releases.of(self._plan.workload, self._target.versions)
+        return Releases.between(self._against.versions, self._target.versions)
+
+    def _end_findings(self, notes: list[str]) -> list[RunFinding]:
+        """Findings about the end state that the control runs do not have."""
+        state = self._run.state
+        if state is None:
+            return []
+        notes += [
+            f"the end state of {part} could not be read: {why}"
+            for part, why in state.unread.items()
+        ]
+        for control in self._controls:
+            notes += [f"a control run: {finding_text(each)}" for each in control.findings]
+        excused = {each for control in self._controls for each in control.findings}
+        findings = [each for each in self._run.findings if each not in excused]
+        states = [each.state for each in self._controls if each.state is not None]
+        if states and self._against is not None:
+            known = {each.subject for each in findings}
+            compared = compare_states(state, states)
+            findings += [each for each in compared if each.subject not in known]
+        return findings
+
+    def _slower(self, notes: list[str]) -> list[RunFinding]:
+        """Findings about latencies; notes say what they do not prove."""
+        controls = [latencies_of(each.result.outcomes) for each in self._controls]
+        tests = compare_latencies(
+            self._plan,
+            controls or [captured_latencies(self._plan)],
+            latencies_of(self._run.result.outcomes),
+            self._options.latency,
+        )
+        notes += notes_of(tests, control_count=len(controls))
+        return [each.finding() for each in tests if each.is_slower]
+
+
+def _findings(judgement: Judgement) -> tuple[bool, int]:
+    """A rank that is lower for a judgement with fewer findings."""
+    count = sum(not each.rule for each in judgement.differences)
+    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count
+
+
+def _unused(table: FieldTable, used: set[str]) -> list[str]:
+    """A line for each rule of the user that allowed no difference."""
+    return [
+        f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
+        for rule in table.rules
+        if rule.is_own and rule.name not in used and rule.is_allowance
+    ]

@@ -1,0 +1,322 @@
+"""Answers are compared with captured responses in one vocabulary; rules allow differences."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kdissect.codec.message import Message, encode_message
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.layout import layout
+from kdissect.protocol.model import Type
+from kdissect.replay.comparison.judge import Judge, ReferenceRun
+from kdissect.replay.fields import FieldKind, built_in_fields, load_fields
+from kdissect.replay.model import (
+    ABSENT,
+    Difference,
+    Judgement,
+    Outcome,
+    ReplayPlan,
+    SkipCode,
+    Skipped,
+    Step,
+    TopicFacts,
+    Verdict,
+)
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.offsets import OffsetMap
+from kdissect.replay.workload.messages import response_of
+from kdissect.replay.workload.source import load_workload
+from tests.builders.workloads import exchange, workload
+from tests.material import CAPTURES, needs_material
+from tests.replay.other_cluster import OtherCluster, everything, replay
+
+PER_VERSION = 2  # answers of each API and version whose fields are changed one by one
+PER_ANSWER = 100  # of these at most, evenly chosen
+Body = dict[str, Any]
+
+
+@pytest.fixture
+def plan(captures: Path) -> ReplayPlan:
+    return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
+
+
+def judged(plan: ReplayPlan, step: Step, change: Callable[[Body], Any], **how: Any) -> Judgement:
+    """The judgement of an answer that is the captured response, changed."""
+    message = copy.deepcopy(response_of(step.exchange))
+    assert message is not None
+    change(message.body)
+    outcome = Outcome(step, answer=encode_message(message))
+    Judge(IdMap(plan), load_fields(**how)).judge([outcome])
+    assert outcome.judgement is not None
+    return outcome.judgement
+
+
+def step_named(plan: ReplayPlan, name: str) -> Step:
+    return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
+
+
+def new(judgement: Judgement) -> list[tuple[str, Any, Any]]:
+    """Differences that no rule allows."""
+    return [
+        (each.path, each.captured, each.answered) for each in judgement.differences if not each.rule
+    ]
+
+
+def test_verdicts(plan: ReplayPlan) -> None:
+    """Same, tolerated by a rule, different, no answer, not sent."""
+    step, coordinator = step_named(plan, "Metadata"), step_named(plan, "FindCoordinator")
+    assert judged(plan, step, lambda body: None).verdict is Verdict.SAME
+    tolerated = judged(plan, step, lambda body: body.update(throttle_time_ms=9))
+    assert tolerated.verdict is Verdict.TOLERATED
+    assert tolerated.differences == [Difference("throttle_time_ms", (), 0, 9, "throttle-time")]
+    late = judged(plan, step, lambda body: body.update(throttle_time_ms=30_000))
+    assert new(late) == [("throttle_time_ms", 0, 30_000)]
+    different = judged(plan, coordinator, lambda body: body.update(error_code=29))
+    assert new(different) == [("error_code", 15, 29)]
+    for outcome, verdict in (
+        (Outcome(step, error="timed out"), Verdict.ERROR),
+        (Outcome(step, answer=b"\0\0\0\1"), Verdict.ERROR),
+        (Outcome(step, skipped=Skipped(SkipCode.API_VERSION, "old", is_finding=True)),
+         Verdict.DIFFERENT),
+        (Outcome(step, skipped=Skipped(SkipCode.NOT_ALLOWED, "no")), Verdict.SKIPPED),
+    ):  # fmt: skip
+        Judge(IdMap(plan), load_fields()).judge([outcome])
+        assert outcome.judgement is not None
+        assert outcome.judgement.verdict is verdict
+
+
+def test_a_code_that_differs_stands_for_its_struct(plan: ReplayPlan) -> None:
+    """The other fields follow from it, and the broker's words are beside it."""
+    step = step_named(plan, "CreateTopics")
+
+    def refuse(body: Body) -> None:
+        body["topics"][0] |= {"error_code": 44, "error_message": "a policy"}
+
+    judgement = judged(plan, step, refuse)
+    [(path, captured, answered)] = new(judgement)
+    assert path.endswith("error_code")
+    assert (captured, answered) == (0, 44)
+    assert judgement.differences[0].note == "the target says: a policy"
+
+
+def test_order_is_free_and_elements_have_names(plan: ReplayPlan) -> None:
+    """A reversed list is the same; a new element has its name, and one that is listed twice."""
+    step = step_named(plan, "ApiVersions")
+    assert judged(plan, step, lambda body: body["api_keys"].reverse()).verdict is Verdict.SAME
+    added = {"api_key": 99, "min_version": 0, "max_version": 1}
+    found = judged(plan, step, lambda body: body["api_keys"].append(added))
+    assert new(found) == [("api_keys[Api99]", ABSENT, added)]
+    found = judged(plan, step, lambda body: body["api_keys"].append(body["api_keys"][0]))
+    assert new(found)[0][0] == "api_keys[Produce again]"
+
+
+def test_strict_allows_only_ids_and_order(plan: ReplayPlan) -> None:
+    step = step_named(plan, "Metadata")
+    changed = judged(plan, step, lambda body: body.update(throttle_time_ms=9), is_strict=True)
+    assert changed.verdict is Verdict.DIFFERENT
+    assert judged(plan, step, lambda body: None, is_strict=True).verdict is Verdict.SAME
+
+
+@pytest.mark.parametrize(
+    ("rule", "raised_by", "allowed"),
+    [
+        ('kind = "tolerance"\npath = "api_keys[].max_version"\nabsolute = 2', 2, True),
+        ('kind = "tolerance"\npath = "api_keys[].max_version"\nabsolute = 2', 3, False),
+        ('kind = "ignore"\npath = "api_keys"', 3, True),
+        ('kind = "ignore"\npath = "max_version"\nwhere = { api_key = "^0$" }', 3, True),
+        ('kind = "ignore"\npath = "max_version"\nwhere = { api_key = "^1$" }', 3, False),
+        ('kind = "ignore"\npath = "api_keys"\napis = ["Fetch"]', 3, False),
+    ],
+)
+def test_rules_of_a_file(
+    plan: ReplayPlan, tmp_path: Path, rule: str, raised_by: int, allowed: bool
+) -> None:
+    """They allow a difference at their place, or below it."""
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[[rule]]\nname = "ours"\n{rule}\n')
+
+    def change(body: Body) -> None:
+        body["api_keys"][0]["max_version"] += raised_by
+
+    found = judged(plan, step_named(plan, "ApiVersions"), change, paths=[str(file)])
+    assert [each.rule for each in found.differences] == ["ours" if allowed else ""]
+
+
+def described(count: int, racing: bool, *partitions: int, code: int = 0) -> Judgement:
+    """A Metadata answer about a topic that had `count` partitions in the capture."""
+
+    def answer(numbers: Any) -> Message:
+        entries = [{"error_code": 0, "partition_index": each, "leader_id": 1} for each in numbers]
+        topic = {"error_code": code if numbers == partitions else 0, "name": "t",
+                 "partitions": entries}  # fmt: skip
+        body = {"brokers": [], "topics": [topic]}
+        return Message(ApiKey.METADATA, 7, "response", {"correlation_id": 1}, body)
+
+    request = Message(ApiKey.METADATA, 7, "request", {"client_id": "c"},
+                      {"topics": [{"name": "t"}]})  # fmt: skip
+    plan = make_plan(workload([exchange(0, request, 0, 1, answer(range(count)))]), everything())
+    plan.steps[0].is_racing = racing
+    outcome = Outcome(plan.steps[0], answer=encode_message(answer(partitions)))
+    Judge(IdMap(plan), load_fields()).judge([outcome])
+    assert outcome.judgement is not None
+    return outcome.judgement
+
+
+def test_reads_of_what_was_just_changing() -> None:
+    """They may lack new elements, but have no other error."""
+    assert described(2, False, 0).verdict is Verdict.DIFFERENT
+    assert described(2, True, 0).verdict is Verdict.TOLERATED
+    assert new(described(2, True)) == [("topics[t].partitions", ["0", "1"], [])]
+    assert described(2, True, 0, 1, code=3).verdict is Verdict.TOLERATED
+    assert described(2, True, 0, 1, code=-1).verdict is Verdict.DIFFERENT
+
+
+def test_offsets_are_positions() -> None:
+    """By the last batch that both sides have; next to it, offsets of the target may be fewer."""
+    offsets = OffsetMap("relative")
+    log = "t", 0
+    assert offsets.to_capture(log, 7) == 7
+    offsets.target_starts(log, 100)
+    offsets.add_captured(log, start=0)
+    assert offsets.to_capture(log, 103) == 3
+    offsets.produced(log, 10, 110)
+    offsets.produced(log, 20, 118)
+    positions = {captured: offsets.to_target(log, captured) for captured in (10, 15, 20, 25)}
+    assert {offsets.to_capture(log, each) for each in positions.values()} == set(positions)
+    assert offsets.to_capture(log, 117) == 17
+
+
+def test_another_run_is_the_reference(plan: ReplayPlan) -> None:
+    """Both answers are compared in the capture's terms, and so is what only a reference tells."""
+    step = next(each for each in plan.steps if _has_partitions(each))
+    message = copy.deepcopy(response_of(step.exchange))
+    assert message is not None
+    table = load_fields()
+    reference = [Outcome(each, skipped=each.skipped) for each in plan.steps]
+    version = step.exchange.api_version
+    reference[step.number] = Outcome(step, answer=encode_message(message), api_version=version)
+    topic = next(each for each in message.body["topics"] if each["partitions"])
+    topic["partitions"][0]["isr_nodes"] = []
+    outcome = Outcome(step, answer=encode_message(message))
+    ids = IdMap(plan)
+    Judge(ids, table).judge([outcome])
+    assert outcome.judgement == Judgement(Verdict.SAME)
+    Judge(ids, table, ReferenceRun(reference, IdMap(plan))).judge([outcome])
+    assert [each[0].rpartition(".")[2] for each in new(outcome.judgement)] == ["isr_nodes"]
+
+
+def _has_partitions(step: Step) -> bool:
+    response = response_of(step.exchange) if step.api_name == "Metadata" else None
+    topics = [] if response is None else response.body["topics"]
+    return step.skipped is None and any(each["partitions"] for each in topics)
+
+
+def test_a_topic_id_is_a_name(plan: ReplayPlan) -> None:
+    """The id of another topic is a difference, by the names of both."""
+    captured, other = UUID(int=1), UUID(int=2)
+
+    def answer(topic_id: UUID) -> Message:
+        partition = {"error_code": 0, "partition_index": 0, "leader_id": 1}
+        topic = {"error_code": 0, "name": "t", "topic_id": topic_id, "partitions": [partition]}
+        body = {"brokers": [], "topics": [topic]}
+        return Message(ApiKey.METADATA, 12, "response", {"correlation_id": 1}, body)
+
+    request = Message(ApiKey.METADATA, 12, "request", {"client_id": "c"},
+                      {"topics": [{"name": "t"}]})  # fmt: skip
+    made = workload([exchange(0, request, 0, 1, answer(captured))])
+    made.facts.topics["t"] = TopicFacts("t", [str(captured)])
+    one = make_plan(made, everything())
+    ids = IdMap(one)
+    ids.target.names = {UUID(int=5): "t", other: "another"}
+    for topic_id, found in ((UUID(int=5), []), (other, [("topics[t].topic_id", "t", "another")])):
+        outcome = Outcome(one.steps[0], answer=encode_message(answer(topic_id)))
+        Judge(ids, load_fields()).judge([outcome])
+        assert outcome.judgement is not None
+        assert new(outcome.judgement) == found
+
+
+# -- every field ----------------------------------------------------------------------------------
+
+
+def exact_places(of: Any, values: Body, api: str, path: str = "", at: str = "") -> Any:
+    """(path with indices, holder, name) of each value to which the table gives no kind."""
+    for name, slot in of.by_name.items():
+        value, here, place = values[name], f"{path}{name}", f"{at}{name}"
+        kinds = [rule.kind for rule in built_in_fields().kinds(api, here, slot.field)]
+        if slot.inner is not None and value is not None and not kinds:
+            several = value if slot.field.is_array else [value]
+            inner = f"{here}{'[]' * slot.field.is_array}"
+            left_out = built_in_fields().kinds(api, inner, slot.field)
+            for each in several if not left_out else ():
+                yield from exact_places(slot.inner, each, api, f"{inner}.", f"{place}.")
+        elif slot.inner is None and not slot.field.is_array and set(kinds) <= {FieldKind.EXACT}:
+            yield place, values, name, slot.field.type
+
+
+def other(kind: Type, value: Any) -> Any:
+    """Another value of a type; None if it has no other."""
+    if kind is Type.BOOL:
+        return not value
+    if kind is Type.STRING:
+        return f"{value or ''}x"
+    if kind in (Type.BYTES, Type.RECORDS, Type.UUID, Type.FLOAT64):
+        return None
+    return value + 1 if value < 100 else value - 1
+
+
+def missed(path: Path) -> tuple[int, set[str]]:
+    """Change each exact value of answers alone: how many, and those that are not found."""
+    captured = load_workload(str(path))
+    done = replay(captured, OtherCluster(captured))
+    judge, ids = done.judge, done.translator.ids
+    assert judge is not None
+    seen: dict[tuple[str, int], int] = {}
+    count, lost = 0, set()
+    for outcome in done.outcomes:
+        step, response = outcome.step, response_of(outcome.step.exchange)
+        key = step.api_name, step.exchange.api_version
+        seen[key] = seen.get(key, 0) + 1
+        if response is None or outcome.skipped is not None or seen[key] > PER_VERSION:
+            continue
+        answer = OtherCluster(captured).moved(response)
+        shape = layout(catalog.api(answer.api_key).response, answer.api_version)
+        places = list(exact_places(shape, answer.body, step.api_name))
+        for place, holder, name, kind in places[:: 1 + len(places) // PER_ANSWER]:
+            value = holder[name]
+            holder[name] = other(kind, value)
+            if holder[name] is not None and not judge.differences(step, response, answer):
+                lost.add(f"{step.api_name} {place}")
+            holder[name] = value
+            count += 1
+    assert ids is judge.ids
+    return count, lost
+
+
+@pytest.mark.parametrize(
+    "name", ["librdkafka.pcap", pytest.param("java_0_10_2_2.pcap", marks=pytest.mark.heavy)]
+)
+def test_every_exact_value_is_compared(captures: Path, name: str) -> None:
+    """Those to which the table of fields gives no other kind."""
+    count, lost = missed(captures / name)
+    assert count > 100
+    assert lost == set()
+
+
+@needs_material
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "name",
+    ["java_latest/java_latest", "admin/admin", "share_streams/share", "version_sweep/sweep_4_3_1"],
+)
+def test_every_exact_value_of_many_apis_is_compared(name: str) -> None:
+    count, lost = missed(CAPTURES / f"{name}.pcap")
+    assert count > 300
+    assert lost == set()

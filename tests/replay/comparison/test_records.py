@@ -1,0 +1,118 @@
+"""Records are compared by their offsets, in whichever answer they come."""
+
+from __future__ import annotations
+
+import pytest
+
+from kdissect.codec.record_codec import encode_batch
+from kdissect.replay.comparison.records import (
+    RecordCount,
+    RecordLedger,
+    digest_of,
+    rows_of,
+    whole_batches,
+)
+from kdissect.replay.model import Difference
+
+LOG = ("t", 0)
+
+
+def batch(first: int, values: list[bytes], codec: str = "none", **more: object) -> bytes:
+    records = [
+        {"offset": first + at, "timestamp_ms": 100 + at, "key": b"k", "value": value,
+         "headers": [{"key": "h", "value": b"1"}]}
+        for at, value in enumerate(values)
+    ]  # fmt: skip
+    return encode_batch(records, codec=codec, **more)  # type: ignore[arg-type]
+
+
+def digests(data: bytes) -> set[int]:
+    return {digest_of(row) for row in rows_of(data, whole_batches(data))}
+
+
+def ledger(shift: int = 0) -> RecordLedger:
+    return RecordLedger(lambda _, offset: offset + shift, lambda _, __: None)
+
+
+def found(
+    book: RecordLedger, *answers: tuple[bytes, bytes], unacknowledged: set[int] | None = None
+) -> list[Difference]:
+    """The differences of (captured, answered) records of log t-0."""
+    for step, (captured, answered) in enumerate(answers):
+        book.compare(step, LOG, captured, answered)
+    by_step = book.finish(lambda _: unacknowledged or set())
+    return [each for step in sorted(by_step) for each in by_step[step]]
+
+
+def test_records_are_compared_by_offset_across_batches() -> None:
+    """Two batches then, one now: the same three records, but for what differs."""
+    captured = batch(0, [b"a", b"b"]) + batch(2, [b"c"])
+    assert found(ledger(10), (captured, batch(10, [b"a", b"b"]) + batch(12, [b"c"]))) == []
+    [one] = found(ledger(10), (captured, batch(10, [b"a", b"B"]) + batch(12, [b"c"])))
+    assert one.path == "responses[t].partitions[0].records[offset 1].value"
+    assert (one.captured, one.answered) == (b"b", b"B")
+
+
+def test_how_batches_are_written() -> None:
+    """Another compression, and times that the broker sets, are named once for a batch."""
+    both = batch(0, [b"a", b"b"]), batch(0, [b"a", b"b"], "gzip", timestamp_type="LogAppendTime")
+    form = [
+        (each.place.rpartition(".")[2], each.captured, each.answered)
+        for each in found(ledger(), both)
+    ]
+    assert form == [
+        ("compression", "none", "gzip"), ("timestamp_type", "CreateTime", "LogAppendTime"),
+    ]  # fmt: skip
+
+
+def test_records_that_come_with_another_answer_are_no_difference() -> None:
+    whole = batch(0, [b"a", b"b"])
+    assert found(ledger(), (whole, b""), (b"", whole)) == []
+    [lost] = found(ledger(), (whole, b""))
+    assert (lost.captured, lost.note) == (RecordCount(2, 0), "no answer brings them")
+    [changed] = found(ledger(), (whole, b""), (b"", batch(0, [b"a", b"X"])))
+    assert changed.captured == RecordCount(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("answered", "known", "is_allowed"),
+    [
+        ([b"b", b"a", b"c"], [b"a", b"b", b"c"], True),
+        ([b"b", b"a", b"c"], [b"a"], False),
+        ([b"b", b"b", b"c"], [b"a", b"b", b"c"], False),
+        ([b"b", b"X", b"c"], [b"a", b"b", b"c"], False),
+    ],
+)
+def test_records_without_an_order(
+    answered: list[bytes], known: list[bytes], is_allowed: bool
+) -> None:
+    """Of Produce requests with acks 0: the same records at other offsets, and no others."""
+    both = batch(0, [b"a", b"b", b"c"]), batch(0, answered)
+    rules = {each.rule for each in found(ledger(), both, unacknowledged=digests(batch(0, known)))}
+    assert rules == {"unacknowledged-order" if is_allowed else ""}
+
+
+def test_another_producer_is_a_difference() -> None:
+    """Unless it is the one that the target has given."""
+    data = batch(0, [b"a"], producer_id=5, producer_epoch=0)
+
+    def book() -> RecordLedger:
+        return RecordLedger(lambda _, offset: offset, lambda number, epoch: (number + 90, epoch))
+
+    [one] = found(book(), (data, data))
+    assert (one.captured, one.answered) == ((95, 0), (5, 0))
+    assert found(book(), (data, batch(0, [b"a"], producer_id=95, producer_epoch=0))) == []
+
+
+@pytest.mark.parametrize(("producer_id", "count"), [(95, 1), (96, 0)])
+def test_markers_of_two_producers_may_change_their_order(producer_id: int, count: int) -> None:
+    """A marker is compared with one of the same producer."""
+    commit, abort = (
+        encode_batch(
+            [{"offset": 0, "timestamp_ms": 5, "key": key, "value": b"\0" * 6, "headers": []}],
+            producer_id=of, producer_epoch=0, is_transactional=True, is_control=True,
+        )
+        for key, of in ((b"\0\0\0\1", 5), (b"\0\0\0\0", producer_id))
+    )  # fmt: skip
+    book = RecordLedger(lambda _, offset: offset, lambda number, epoch: (number + 90, epoch))
+    assert len(found(book, (commit, abort))) == count

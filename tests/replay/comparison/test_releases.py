@@ -1,0 +1,87 @@
+"""What a release changes by design is told apart from findings."""
+
+from __future__ import annotations
+
+import pytest
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.releases import spoken_versions
+from kdissect.replay.comparison.releases import (
+    RULE,
+    ReleaseDifferences,
+    Releases,
+    told_changes,
+)
+from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
+from tests.replay.comparison.made_run import Run
+
+CONFIGS = "results[].configs[].value"
+UPGRADE = Releases(("3.9.0", "3.9.1"), ("4.3.1",))
+
+
+def judged(api: int, *differences: Difference, releases: Releases = UPGRADE) -> Outcome:
+    run = Run()
+    run.add(0, api, 1, {}, {})
+    [outcome] = run.outcomes
+    outcome.judgement = Judgement(Verdict.DIFFERENT, list(differences))
+    offered = {
+        key: (spoken.first, spoken.last)
+        for key, spoken in spoken_versions(releases.target[-1]).items()
+    }
+    ReleaseDifferences(releases, offered).allow([outcome])
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("api", "one", "is_change"),
+    [
+        (ApiKey.DESCRIBE_CONFIGS,
+         Difference("results[].configs[]", ("1", "zookeeper.connect"), "", ABSENT), True),
+        (ApiKey.DESCRIBE_CONFIGS,
+         Difference("results[].configs[]", ("1", "retention.ms"), "", ABSENT), False),
+        (ApiKey.DESCRIBE_CONFIGS,
+         Difference(CONFIGS, ("t", "message.timestamp.after.max.ms"), str((1 << 63) - 1),
+                    "3600000"), True),
+        (ApiKey.DESCRIBE_CONFIGS,
+         Difference(CONFIGS, ("t", "message.timestamp.after.max.ms"), str((1 << 63) - 1), "5"),
+         False),
+        (ApiKey.API_VERSIONS,
+         Difference("api_keys[].max_version", ("Produce",), 11, 13), True),
+        (ApiKey.API_VERSIONS,
+         Difference("api_keys[].max_version", ("Produce",), 11, 12), False),
+        (ApiKey.API_VERSIONS, Difference("api_keys[]", ("LeaderAndIsr",), {}, ABSENT), True),
+        (ApiKey.API_VERSIONS, Difference("api_keys[]", ("Produce",), {}, ABSENT), False),
+        (ApiKey.METADATA, Difference("topics[].error_code", ("t",), 0, 3), False),
+    ],
+)  # fmt: skip
+def test_only_what_the_list_says_is_a_change(api: int, one: Difference, is_change: bool) -> None:
+    """By name and by value; and not when both are of one release."""
+    outcome = judged(api, one)
+    assert outcome.judgement is not None
+    [told] = outcome.judgement.differences
+    assert (told.rule == RULE, bool(told.note)) == (is_change, is_change)
+    assert outcome.judgement.verdict is (Verdict.TOLERATED if is_change else Verdict.DIFFERENT)
+    same = judged(api, one, releases=Releases(("4.3.1",), ("4.3.1",)))
+    assert same.judgement is not None
+    assert same.judgement.differences == [one]
+
+
+def test_an_older_target_shows_the_same_changes_the_other_way_round() -> None:
+    back = Releases(UPGRADE.target, UPGRADE.captured)
+    one = Difference("results[].configs[]", ("1", "zookeeper.connect"), ABSENT, "")
+    outcome = judged(ApiKey.DESCRIBE_CONFIGS, one, releases=back)
+    assert outcome.judgement is not None
+    assert outcome.judgement.verdict is Verdict.TOLERATED
+
+
+def test_a_change_is_told_once() -> None:
+    """The versions of all APIs are one line, a config of many resources is one."""
+    outcome = judged(
+        ApiKey.DESCRIBE_CONFIGS,
+        *(Difference("results[].configs[]", (name, "zookeeper.connect"), "", ABSENT)
+          for name in "12"),
+        Difference("api_keys[].max_version", ("Produce",), 11, 13),
+        Difference("api_keys[].max_version", ("Fetch",), 17, 18),
+        Difference("api_keys[]", ("LeaderAndIsr",), {}, ABSENT),
+    )  # fmt: skip
+    assert [count for _, _, count in told_changes([outcome])] == [2, 3]
