@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kdissect.codec.message import Message, decode_message, encode_message
     from kdissect.datasource import register
     from kdissect.errors import CaptureError, DecodeError, EncodeError, Error, OutputError
+    from kdissect.folder_stream import stream
     from kdissect.pipeline.limits import Limits
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ _PUBLIC = {
     "open": "kdissect.api:open_tables",
     "read": "kdissect.api",
     "register": "kdissect.datasource",
+    "stream": "kdissect.folder_stream",
 }
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "open",
     "read",
     "register",
+    "stream",
 ]
 
 

@@ -2,7 +2,6 @@
 
     kdissect.register(spark)
     spark.read.format("kdissect").option("table", "exchanges").load("captures/")
-    spark.readStream.format("kdissect").load("captures/")
 
 A data source cannot shuffle. So captures are scanned and assembled once, where Spark plans the
 query (`pipeline.disk_index`), and tasks decode slots of equal bytes. For captures of many gigabytes
@@ -12,19 +11,15 @@ to read the captures and the folder of the option `spool`.
 
 from __future__ import annotations
 
-import glob
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamReader,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -32,7 +27,6 @@ from pyspark.sql.types import StructType
 
 from kdissect.codec.message_columns import body_type
 from kdissect.errors import CaptureError
-from kdissect.folder_stream import FolderStream
 from kdissect.pipeline.disk_index import STORIES, Index, make_index
 from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.limits import Limits
@@ -45,8 +39,7 @@ from kdissect.tables.schemas import api_schema, fixed_tables
 
 NAME = "kdissect"
 _KNOWN = ("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues",
-          "host", "from", "to", "spool", "splits", "completeafter")  # fmt: skip
-_STREAMED = ("exchanges", "record_batches", "records", "anomalies", "apis")
+          "host", "from", "to", "spool", "splits")  # fmt: skip
 _TRUE = ("true", "1", "yes")
 
 
@@ -55,9 +48,7 @@ class KdissectDataSource(DataSource):
 
     Options, besides the path: `table` (default `exchanges`) and those of the command line: port,
     keylog, payload, revealSecrets, decodeValues, host, from, to, spool. `splits` is the number of
-    tasks to aim for (default: cores of this machine). Lists are comma-separated. A stream has
-    `completeAfter`: seconds without a change after which a file is complete (default: as soon as a
-    later file exists).
+    tasks to aim for (default: cores of this machine). Lists are comma-separated.
     """
 
     @classmethod
@@ -65,37 +56,11 @@ class KdissectDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        return from_arrow_schema(_arrow_schema(self._table(), self._options(), self._index))
+        return from_arrow_schema(schema_of(self._table(), self._options(), self._index))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options()
-        return _TableReader(self._table(), _arrow_schema(self._table(), options, self._index), self)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        table = self._table()
-        if table.partition("/")[0] not in _STREAMED:
-            raise ValueError(
-                f"a stream has no table {table}: it has {', '.join(_STREAMED[:-1])} and apis/NAME; "
-                "the others are known at the end of a capture only"
-            )
-        options = self._options()
-        folder = _local(self._option("path") or "")
-        if not os.path.isdir(folder) and not glob.has_magic(folder):
-            raise CaptureError(f"{folder or 'load()'}: a stream reads a folder or glob of captures")
-        stream = FolderStream(folder, options, self._option("spool"), self._complete_after_s())
-        return _StreamReader(table, _arrow_schema(table, options, self._index), stream)
-
-    def _complete_after_s(self) -> float | None:
-        text = self._option("completeAfter")
-        if text is None:
-            return None
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
-            raise ValueError(f"completeAfter is a number of seconds above 0, not {text!r}")
-        return seconds
+        return _TableReader(self._table(), schema_of(self._table(), options, self._index), self)
 
     def _option(self, name: str) -> str | None:
         value: str | None = self.options.get(name)
@@ -138,10 +103,11 @@ def _local(path: str) -> str:
     return path.removeprefix("file://") if path.startswith("file:///") else path
 
 
-def _arrow_schema(table: str, options: Options, index: Any) -> pa.Schema:
+def schema_of(table: str, options: Options, index: Callable[[], Index] | None = None) -> pa.Schema:
     """Return a table's schema; raises ValueError if the table does not exist.
 
-    Schemas of ``internal/`` tables are read from the captures, which must contain such records.
+    Schemas of ``internal/`` tables are read from the index, whose captures must contain such
+    records.
     """
     fixed = fixed_tables(options.decode_values)
     if table in fixed:
@@ -151,7 +117,7 @@ def _arrow_schema(table: str, options: Options, index: Any) -> pa.Schema:
         return _api_schema(catalog.api("SaslAuthenticate").key, options, is_token=True)
     if group == "apis":
         return _api_schema(catalog.api(name).key, options)
-    if group == "internal":
+    if group == "internal" and index is not None:
         captured = index()
         for slot in captured.slots():
             for rows in captured.table(table, slot):
@@ -209,49 +175,6 @@ class _TableReader(DataSourceReader):
             tables = index.table(self._table, partition.slot)
         for table in tables:
             yield from plain(table, self._schema).to_batches(max_chunksize=65_536)
-
-
-class _BatchFiles(InputPartition):
-    """The part of one micro-batch: the files after `start` up to `end`."""
-
-    def __init__(self, start: dict[str, Any], end: dict[str, Any]) -> None:
-        super().__init__(None)
-        self.start, self.end = start, end
-
-
-class _StreamReader(DataSourceStreamReader):
-    """Reads a folder in which captures keep appearing (``tcpdump -G``), file by file.
-
-    One task reads the files of a batch in order, since connections cross files.
-    """
-
-    def __init__(self, table: str, schema: pa.Schema, folder: FolderStream) -> None:
-        self._table, self._schema, self._folder = table, schema, folder
-        self._first = folder.first()
-        self._last = self._first  # the offset of the last planned batch
-
-    def initialOffset(self) -> dict[str, Any]:
-        return self._first
-
-    def latestOffset(
-        self, start: dict[str, Any] | None = None, limit: Any = None
-    ) -> dict[str, Any]:
-        # Spark 4.1 passes no start; after a restart it plans an empty batch at the last offset
-        return self._folder.latest(start or self._last)
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._last = end
-        return [] if start == end else [_BatchFiles(start, end)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _BatchFiles)
-        for tables in self._folder.read(partition.start, partition.end):
-            table = tables.get(self._table)
-            if table is not None:
-                yield from plain(table, self._schema).to_batches(max_chunksize=65_536)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        self._folder.forget_before(end)
 
 
 def register(spark: SparkSession) -> None:

@@ -1,525 +1,504 @@
-"""Reads a folder in which captures keep appearing, in micro-batches of whole files, each once.
+"""A folder of captures as a streaming DataFrame.
 
-A file is *complete* when a file that begins later exists, or when it has not changed for
-`complete_after_s`. A batch reads the complete files in the order of their first packets.
+    query = kdissect.stream(spark, "captures/", late="10m").writeStream...
 
-An *offset* names the query, the number of its batch, the last file in order so far, and the files
-of the batch, so that a repeated batch reads the same files:
-``{"query": "9f2c...", "number": 3, "time_ns": ..., "path": ..., "files": [[time_ns, path], ...]}``.
+Theory of operation
+-------------------
+Spark does what it has a part for: its file source names each new file once, its checkpoint and its
+state store make every row come exactly once, its watermark says how late a capture may be.
 
-Connections cross files: the next batch continues the open connections of a batch (`resume.carry`),
-and an exchange is a row of the batch whose packets finish it. This state is saved by query and
-number. If it is lost, the earlier files are read again, without their rows.
+    file source: paths
+      -> _scan       one task for some files: segments with their bytes, by bucket of endpoints
+      -> _Connections  stateful, by bucket: the continuation of `resume.carry` gives exchanges
+      -> _Messages   stateful, by bucket: decodes them with the topic names of all buckets
+      -> rows of the table
 
-A file is recognised by its bytes up to the end of the first packet, not by its path:
+*Lateness.* A micro-batch gives the rows of all that is contiguous. Only a gap waits: for bytes that
+are missing in a stream, or before the first bytes of a connection whose SYN is missing, a late
+capture may still come, until the watermark has passed them (`Patience.until`). An event-time timer
+then gives the gap up. Spark would drop late rows by itself, so the stateful step does not see the
+watermark's column; `resume.carry` counts each packet that comes too late.
 
-- A *late* file begins before one that was already read. Its packets cannot continue the open
-  connections, so it is read with connections of its own.
-- A file that *grew* is read again, without the packets that were read before.
-- A file that was moved, copied or compressed after it was read is not read again.
-
-Possible losses are rows of `anomalies` and warnings of the logger "kdissect".
+*Files that grow.* The file source names a file when it appears, and never again. The newest file,
+by name, may still be written. So a task that reads a file also reads the one before it, in the
+order of names, unless that is in the same task. `_Connections` leaves out the packets that it knows
+by their numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
+import glob
+import json
 import os
-import pickle
-import secrets
-import stat
-import tempfile
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-from kdissect import __version__
-from kdissect.capture.inputs import describe, listed
-from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.inputs import listed
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import (
+    ENDPOINTS,
+    OPTIONS_MASK,
+    OPTIONS_SHIFT,
+    SEGMENT,
+    SegmentBatch,
+)
 from kdissect.capture.windows import Window, WindowReader
+from kdissect.codec.redaction import secret_apis
+from kdissect.datasource import schema_of
 from kdissect.errors import CaptureError
-from kdissect.kafka.assembly import INFO, Anomaly
+from kdissect.kafka.assembly import Anomaly
+from kdissect.packing import pack, unpack
+from kdissect.pipeline import exchange_index
 from kdissect.pipeline.assemble import anomaly_tables
-from kdissect.pipeline.disk_index import private_folder
-from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within
+from kdissect.pipeline.cluster import Cluster, learn_topics
+from kdissect.pipeline.decode import decode_exchanges
+from kdissect.pipeline.filters import (
+    anomalies_within,
+    connections_within,
+    exchanges_within,
+    of_hosts,
+    time_ns,
+)
+from kdissect.pipeline.limits import Limits
+from kdissect.pipeline.message_anomalies import TableOutput
+from kdissect.pipeline.message_chunks import iter_chunks
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import capture_id
+from kdissect.pipeline.plan import capture_id, check_key_logs
+from kdissect.pipeline.response_versions import infer
 from kdissect.pipeline.saved_state import COUNTS
-from kdissect.pipeline.selection import Selection
-from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
-from kdissect.show.listing import Lister
-from kdissect.show.reading import NO_TIME_YET, first_packet, key_log_texts
-from kdissect.tables.anomalies import SEVERITY, AnomalyRow, anomalies_table
+from kdissect.pipeline.scan import bucket_of
+from kdissect.pipeline.segment_buffer import packed_parts
+from kdissect.pipeline.spark_session import use_this_python
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, RowKind
+from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
+from kdissect.resume.completion import Patience
+from kdissect.resume.next_window import payload as payload_of
+from kdissect.resume.open_connection import (
+    NEVER,
+    OpenConnection,
+    pack_connections,
+    rows_of,
+    unpack_connections,
+    with_sources,
+)
+from kdissect.show.reading import key_log_texts
+from kdissect.stories.events import Collector
+from kdissect.tables.anomalies import AnomalyRow, anomalies_table
+from kdissect.tables.arrow_arrays import plain
+from kdissect.tables.topics import TopicNames
 
-Offset = dict[str, Any]
-Key = tuple[int, str]  # orders files: time of the first packet, path
+TABLES = ("exchanges", "record_batches", "records", "anomalies", "apis")
+# Keys of both stateful steps. A checkpoint depends on their number.
+BUCKETS = 64
+TOPICS_MAX = 100_000  # topics whose names and ids are remembered
+CAPTURES_KEPT = 1024  # captures of a bucket whose last packet is remembered
+STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
+ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-SECRET_FILES_MAX = 1024  # captures whose TLS secrets a batch reads again
+# A capture of a bucket; segments have its row as `source`. last_packet: number of its last packet.
+# has_fault: a fault of it is a row.
+CAPTURE = np.dtype([("file_id", "<i8"), ("capture_id", "<i8"), ("last_packet", "<i8"),
+                    ("has_fault", "u1")])  # fmt: skip
+NO_CAPTURES = np.zeros(0, CAPTURE)
 
-_log = logging.getLogger("kdissect")
+_FILES = "path string, modificationTime timestamp, length long, content binary"
+_SEGMENTS = "bucket long, time timestamp, data binary"
+_PARTS = "bucket long, kind int, data binary, late_packets long, carry_limits long"
+_SCANNED = pa.schema([("bucket", pa.int64()), ("time", pa.timestamp("us", "UTC")),
+                      ("data", pa.binary())])  # fmt: skip
+_PART_TYPES = (np.dtype(np.uint8), ENDPOINTS, SEGMENT, np.dtype(np.uint8))
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_COMPRESSED = (".gz", ".zst", ".lz4")
+
+Batches = Iterator[pa.RecordBatch]
+Bytes = npt.NDArray[np.uint8]
 
 
-class CaptureFile(NamedTuple):
-    """A file of the folder, as it was when it was opened.
+def stream(
+    spark: SparkSession,
+    folder: str | os.PathLike[str],
+    table: str = "exchanges",
+    late: str = "10m",
+    max_bytes: int = 1 << 30,
+    **options: Any,
+) -> DataFrame:
+    """A table of the captures that appear in a folder, as a streaming DataFrame.
 
-    time_ns: of the first packet; NO_TIME_YET without packets. content: digest of the bytes up to
-    the end of that packet, or of the path. last_packet: number of the last packet read.
+    Args:
+        spark: a session. Its state store becomes RocksDB's, which the stream needs.
+        folder: a folder or a glob that all workers can read.
+        table: `exchanges`, `record_batches`, `records`, `anomalies` or `apis/NAME`.
+        late: how long after its time a capture may appear, as "30s", "10m" or "2h". Only gaps wait
+            for it.
+        max_bytes: bytes of captures that a micro-batch reads at most.
+        options: as for `read`: `ports`, `keylog`, `payload`, `reveal_secrets`, `decode_values`,
+            `hosts`, `from_`, `until`, `limits`.
+
+    Raises:
+        ValueError, TypeError: the table or an option is wrong.
+        CaptureError: the folder or a key log does not exist.
     """
-
-    path: str
-    size: int
-    changed_ns: int
-    time_ns: int
-    content: bytes
-    last_packet: int = 0
-
-    @property
-    def key(self) -> Key:
-        return self.time_ns, self.path
-
-
-@dataclass(slots=True)
-class _Connections:
-    """Open connections, and the captures by source number."""
-
-    resumed: ConnectionCarry
-    paths: list[str] = field(default_factory=list)
-    capture_ids: list[int] = field(default_factory=list)
-    last_window: Window | None = None
-
-
-@dataclass(slots=True)
-class _State:
-    """State that a batch leaves for the next one.
-
-    files: those read, by path. names: of topics, by id. secret_places: by content of a capture, its
-    path and how many of its windows hold TLS secrets, which are never saved.
-    """
-
-    connections: _Connections
-    files: dict[str, CaptureFile] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
-    secret_places: dict[bytes, tuple[str, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class FolderStream:
-    """The captures of a folder or glob.
-
-    spool: folder for the state between batches (default: the temporary folder). complete_after_s:
-    seconds without a change after which a file is complete; None: as soon as a later file exists.
-    """
-
-    folder: str
-    options: Options
-    spool: str | None
-    complete_after_s: float | None = None
-    # by path: the time of any change (also of permissions), and the file at that time
-    _opened: dict[str, tuple[int, CaptureFile]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    # by place of the state, for one offset: a query requests it repeatedly until new files arrive
-    _before: dict[Path, dict[str, CaptureFile]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FolderStream, (self.folder, self.options, self.spool, self.complete_after_s)
-
-    # -- which files ------------------------------------------------------------------------
-
-    def first(self) -> Offset:
-        """Return the offset of a new query, before all files."""
-        query = secrets.token_hex(8)  # queries on the same folder must not share their state
-        return {"query": query, "number": 0, "time_ns": -1, "path": "", "files": []}
-
-    def latest(self, start: Offset) -> Offset:
-        """Return the offset after all complete files not read up to `start`; `start` if there
-        are none."""
-        before = self._files_before(start)
-        complete = self._complete()
-        new = sorted(file.key for file in complete if _is_new(file, before.get(file.path)))
-        if not new:
-            return start
-        time_ns, path = max([_key(start), *(key for key in new if key[0] != NO_TIME_YET)])
-        return {
-            "query": start["query"],
-            "number": start["number"] + 1,
-            "time_ns": time_ns,
-            "path": path,
-            "files": [list(key) for key in new],
-        }
-
-    def _complete(self) -> list[CaptureFile]:
-        files = self._files()
-        if self.complete_after_s is not None:
-            since_ns = time.time_ns() - int(self.complete_after_s * 1e9)
-            return [file for file in files if file.changed_ns <= since_ns]
-        captures = [file for file in files if file.time_ns != NO_TIME_YET]
-        newest = max((file.key for file in captures), default=(0, ""))
-        changed_ns = max((file.changed_ns for file in captures), default=0)
-        # a file without packets is ordered by its time of change
-        return [
-            file
-            for file in files
-            if (file.key < newest if file.time_ns != NO_TIME_YET else file.changed_ns < changed_ns)
-        ]
-
-    def _files(self) -> list[CaptureFile]:
-        """Return the files with content; hidden files are ignored, since copies are written to
-        such names."""
-        paths = (path for path in listed(self.folder) if not os.path.basename(path).startswith("."))
-        return [file for file in map(self.look, paths) if file is not None]
-
-    def look(self, path: str) -> CaptureFile | None:
-        """Return a file as it is now; None if it is missing, empty, or not a regular file.
-
-        Only new and changed files are opened: a folder may hold thousands.
-        """
-        try:
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode) or not status.st_size:
-                return None
-            changed_ns, file = self._opened.get(path, (0, None))
-            if file is None or (changed_ns, file.size) != (status.st_ctime_ns, status.st_size):
-                item = describe(path)
-                time_ns, head = first_packet(item) if item.is_capture else (NO_TIME_YET, b"")
-                content = hashlib.blake2b(head or path.encode(), digest_size=16).digest()
-                file = CaptureFile(path, status.st_size, status.st_mtime_ns, time_ns, content)
-                self._opened[path] = status.st_ctime_ns, file
-        except (FileNotFoundError, CaptureError):
-            return None
-        return file
-
-    def _files_before(self, at: Offset) -> dict[str, CaptureFile]:
-        """Return the files read up to an offset, by path."""
-        place = self._place(at)
-        if place not in self._before:
-            state = self._load(at, only_files=True)
-            if state is None:
-                return {file.path: file for file in self.files_up_to(at)}
-            self._before.clear()
-            self._before[place] = state.files
-        return self._before[place]
-
-    def files_up_to(self, at: Offset) -> list[CaptureFile]:
-        """Return the files up to the last one of an offset, in order."""
-        files = [file for file in self._files() if file.key <= _key(at)]
-        return sorted(files, key=lambda file: file.key)
-
-    # -- batches ----------------------------------------------------------------------------
-
-    def read(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
-        """Yield the tables from the files of the batch from `start` to `end`."""
-        state = self._load(start)
-        batch = _Batch(self, state or self._new_state())
-        if state is None:
-            batch.resume(start, end)
-        yield from batch.tables(start, end)
-        self._save(batch.state, end)
-
-    def _new_state(self) -> _State:
-        return _State(_new_connections(self.options))
-
-    def _load(self, at: Offset, only_files: bool = False) -> _State | None:
-        """Return the saved state of an offset; None if it is lost or cannot be read."""
-        state = self._new_state()
-        if at["number"] == 0:
-            return state
-        try:
-            with self._place(at).open("rb") as file:
-                # unpickled only from a folder of this user alone
-                files = pickle.load(file)
-                if not only_files:
-                    state = pickle.load(file)
-        except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
-            return None
-        state.files = files
-        return state
-
-    def _save(self, state: _State, at: Offset) -> None:
-        files, state.files = state.files, {}
-        state.connections.last_window = None
-        # secrets are never saved: the next batch reads them from the captures
-        state.connections.resumed.key_logs = []
-        path = self._place(at)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            pickle.dump(files, file)
-            pickle.dump(state, file)
-        os.replace(name, path)
-
-    def forget_before(self, at: Offset) -> None:
-        """Remove the query's state before a committed offset."""
-        place = self._place(at)
-        if place.exists():
-            for path in place.parent.iterdir():
-                if not path.name.isdigit() or int(path.name) < int(place.name):
-                    path.unlink(missing_ok=True)
-
-    def _place(self, at: Offset) -> Path:
-        if "query" not in at:
-            raise CaptureError("the checkpoint is another version's; begin with a new one")
-        made_of = repr((os.path.abspath(self.folder), self.options))
-        digest = hashlib.sha256(made_of.encode()).hexdigest()[:16]
-        folder = f"{__version__}-{at['query']}-{digest}"
-        return private_folder(self.spool, "streams") / folder / str(at["number"])
-
-
-class _Batch:
-    """Reads one batch: changes the state and collects anomalies."""
-
-    def __init__(self, stream: FolderStream, state: _State) -> None:
-        self.stream, self.state, self.options = stream, state, stream.options
-        self.anomalies: list[AnomalyRow] = []
-        self._by_content = {file.content: file for file in state.files.values()}
-        selection = Selection(
-            hosts=self.options.hosts,
-            time_from_ns=self.options.time_from_ns,
-            time_to_ns=self.options.time_to_ns,
+    try:
+        import google.protobuf  # noqa: F401 - Spark needs it for stateful streams
+    except ImportError:
+        raise ImportError("streams need protobuf: pip install 'kdissect[stream]'") from None
+    if table.partition("/")[0] not in TABLES:
+        raise ValueError(
+            f"a stream has no table {table}: it has {', '.join(TABLES[:-1])} and apis/NAME; the "
+            "others are known at the end of a capture only"
         )
-        self._lister = Lister(self.options, [], selection, "records")
-        self._lister.names.update(state.names)
-        self._key_logs = key_log_texts(self.options.keylog)
-        self._secrets: dict[bytes, bytes] = {}  # key logs by content of their capture
+    place = os.fspath(folder).removeprefix("file://")
+    if not os.path.isdir(place) and not glob.has_magic(place):
+        raise CaptureError(f"{place}: a stream reads a folder or glob of captures")
+    run = _options(**options)
+    check_key_logs(run.keylog)
+    late_ms, schema = _milliseconds(late), schema_of(table, run)
+    use_this_python(spark)
+    spark.conf.set(STATE_STORE, ROCKS_DB)
+    files = (
+        spark.readStream.format("binaryFile")
+        .schema(_FILES)
+        .option("recursiveFileLookup", "true")
+        .option("maxBytesPerTrigger", str(max_bytes))
+        .load(place)
+        .select("path")
+    )
+    segments = files.mapInArrow(_scan_stage(place, run), _SEGMENTS)
+    # without the column of the watermark: Spark itself drops no late row
+    arrived = segments.withWatermark("time", f"{late_ms} milliseconds").drop("time")
+    connections = arrived.groupBy("bucket").transformWithState(
+        _Connections(table, run, late_ms), _PARTS, "Append", "EventTime"
+    )
+    messages = connections.groupBy("bucket").transformWithState(
+        _Messages(table, run), _PARTS, "Append", "None"
+    )
+    counted = messages.observe(
+        f"kdissect {table}",
+        F.sum("late_packets").alias("late_packets"),
+        F.sum("carry_limits").alias("carry_limits"),
+    )
+    return counted.mapInArrow(_rows_stage(schema), from_arrow_schema(schema))
 
-    def tables(self, start: Offset, end: Offset) -> Iterator[dict[str, pa.Table]]:
-        self._read_secrets_again([path for _, path in end["files"]])
-        last = _key(start)
-        in_order = self.state.connections
-        late = _new_connections(self.options)
-        given_up, late_count = in_order.resumed.counts.given_up, in_order.resumed.counts.late
-        for time_ns, path in end["files"]:
-            key = int(time_ns), str(path)
-            follows = key >= last
-            if follows and time_ns != NO_TIME_YET:
-                last = key
-            yield from self._tables_of(key, in_order if follows else late, is_late=not follows)
-        if late.last_window is not None:
-            yield from self._listed(late.resumed.finish(late.last_window, late.paths), late)
-        given_up = in_order.resumed.counts.given_up + late.resumed.counts.given_up - given_up
-        if given_up:
-            self._report(
-                Anomaly.LIMIT,
-                f"{given_up} connections were quiet for long and made room for others with "
-                "requests still open",
-            )
-        late_count = in_order.resumed.counts.late + late.resumed.counts.late - late_count
-        if late_count:
-            self._report(Anomaly.LATE_PACKETS, f"{late_count} {COUNTS['late_packets']}")
-        self.state.names.update(self._lister.names)
-        if self.anomalies:
-            yield {"anomalies": anomalies_table(self.anomalies)}
 
-    def resume(self, start: Offset, end: Offset) -> None:
-        """Rebuild the state of `start` from the files that still exist."""
-        new = {path for _, path in end["files"]}
-        files = [file for file in self.stream.files_up_to(start) if file.path not in new]
-        for file in files:
-            for _ in self._tables_of(file.key, self.state.connections, is_late=False):
-                pass
-        self.anomalies.clear()
-        self._report(
-            Anomaly.STATE_LOST,
-            f"the saved state of the stream is gone: {len(files)} files were read again for the "
-            f"connections that were open after {start['path']}",
-        )
+def _options(
+    *, ports: Any = (), keylog: Any = (), hosts: Any = (), from_: Any = None, until: Any = None,
+    limits: Any = None, **others: Any,
+) -> Options:  # fmt: skip
+    def several(value: Any) -> tuple[Any, ...]:
+        return (value,) if isinstance(value, str | int | os.PathLike) else tuple(value)
 
-    def _tables_of(
-        self, key: Key, connections: _Connections, is_late: bool
-    ) -> Iterator[dict[str, pa.Table]]:
-        """Yield the tables from a file's packets, without the packets that were read before."""
-        file = self._file_to_read(key)
-        if file is None:
-            return
-        before = self._by_content.get(file.content)
-        after = before.last_packet if before else 0
-        self.state.files[file.path] = file
-        connections.paths.append(file.path)
-        connections.capture_ids.append(capture_id(file.path))
-        try:
-            reader = WindowReader(file.path, len(connections.paths) - 1, connections.paths)
-        except CaptureError as error:
-            self._report(Anomaly.NOT_A_CAPTURE, str(error), file)
-            return
-        yield from self._listed(self._finished(reader, file, after, connections), connections)
-        file = file._replace(last_packet=reader.last_packet)
-        self.state.files[file.path] = self._by_content[file.content] = file
-        if before and reader.last_packet == after:
-            return
-        if reader.error:
-            self._report(Anomaly.CAPTURE_CUT, f"{file.path}: {reader.error}", file)
-        if before and is_late:
-            self._report(
-                Anomaly.CAPTURE_GROWN,
-                f"{file.path}: grew after it was read; exchanges that cross packet {after + 1} are "
-                "in two parts",
-                file,
-                after + 1,
-            )
-        elif is_late:
-            self._report(
-                Anomaly.CAPTURE_LATE,
-                f"{file.path}: came after a later capture was read; exchanges that cross its "
-                "borders are in two parts",
-                file,
-            )
+    return Options(
+        ports=several(ports),
+        keylog=tuple(map(os.fspath, several(keylog))),
+        hosts=several(hosts),
+        time_from_ns=None if from_ is None else time_ns(from_),
+        time_to_ns=None if until is None else time_ns(until),
+        limits=Limits.of(limits),
+        **others,
+    )
 
-    def _file_to_read(self, key: Key) -> CaptureFile | None:
-        """Return a file of the batch as it is now; None if it is not to be read."""
-        time_ns, path = key
-        file = self.stream.look(path)
-        if file is None or file.time_ns != time_ns:
-            # a file that had no packet before and has one now belongs to the next batch
-            if file is None or time_ns != NO_TIME_YET:
-                how = "gone" if file is None else "replaced"
-                self._report(Anomaly.CAPTURE_MISSING, f"{path}: was {how} before it was read")
-            return None
-        before = self._by_content.get(file.content)
-        if before is None or file.size > before.size:
-            return file
-        original = self.stream.look(before.path)
-        if path != before.path and original is not None and original.content == file.content:
-            self._report(
-                Anomaly.CAPTURE_REPEATED,
-                f"{path}: begins like {before.path}, which was read; not read again",
-                file,
-            )
-        self.state.files[path] = file._replace(last_packet=before.last_packet)
-        return None
 
-    def _finished(
-        self, reader: WindowReader, file: CaptureFile, after: int, connections: _Connections
-    ) -> Iterator[CompletedExchanges]:
-        resumed = connections.resumed
-        resumed.key_logs = [*self._key_logs, *self._secrets.values()]
-        for number, window in enumerate(reader.windows(), 1):
+def _milliseconds(late: str) -> int:
+    found = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|h|d)", late.strip())
+    if not found:
+        raise ValueError(f'late is a time as "30s", "10m" or "2h", not {late!r}')
+    return int(found[1]) * _UNITS[found[2]]
+
+
+# -- files to segments ----------------------------------------------------------------------
+
+
+def _scan_stage(folder: str, options: Options) -> Callable[[Batches], Batches]:
+    def stage(batches: Batches) -> Batches:
+        uris = [uri for batch in batches for uri in batch.column("path").to_pylist()]
+        paths = sorted(map(os.path.abspath, _visible(listed(folder))), key=_natural)
+        place = {path: number for number, path in enumerate(paths)}
+        wanted = {os.path.abspath(uri.removeprefix("file:")) for uri in uris}
+        numbers = {place[path] for path in wanted & place.keys()}
+        for number in sorted(numbers | {max(number - 1, 0) for number in numbers}):
+            yield from _scanned(paths[number], options, number < len(paths) - 1)
+        for path in sorted(wanted - place.keys()):
+            yield _fault_row(path, Anomaly.CAPTURE_MISSING, "was gone before it was read")
+
+    return stage
+
+
+def _visible(paths: Iterable[str]) -> Iterator[str]:
+    """The paths without those that Spark's file source ignores."""
+    return (path for path in paths if not os.path.basename(path).startswith((".", "_")))
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """A key that orders numbers in names by their value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def _scanned(path: str, options: Options, is_final: bool) -> Batches:
+    """The segments of a capture with their bytes, by bucket.
+
+    is_final: the capture does not grow any more, so that its faults are rows.
+    """
+    faults: dict[Anomaly, str] = {}
+    try:
+        reader = WindowReader(path, 0, [path])
+        for window in reader.windows():
             if window.secrets:
-                self._add_secrets(file, number, window.secrets)
-                resumed.key_logs = [*self._key_logs, *self._secrets.values()]
-            segments = window.batch.segments
-            if after:
-                segments = segments[segments["packet"] > after]
-                window.batch = SegmentBatch(window.batch.endpoints, segments)
-            finished = resumed.add(window, connections.paths)
-            if finished and (len(finished.rows) or len(finished.assembly.anomalies)):
-                yield finished
-            connections.last_window = window
+                faults[Anomaly.NOT_DECRYPTED] = "has TLS secrets, which a stream does not read"
+            yield from _bucket_rows(window, path, options)
+        if reader.error:
+            faults[Anomaly.CAPTURE_CUT] = reader.error
+    except CaptureError as error:
+        faults[Anomaly.NOT_A_CAPTURE] = str(error).removeprefix(f"{path}: ")
+    for kind, reason in faults.items() if is_final else ():
+        yield _fault_row(path, kind, reason)
 
-    def _listed(
-        self, completed: Iterable[CompletedExchanges], connections: _Connections
-    ) -> Iterator[dict[str, pa.Table]]:
-        for finished in completed:
-            self._lister.capture_ids = connections.capture_ids
-            for rows in self._lister.listed(finished):
-                yield rows.tables
-            yield from self._stream_anomalies(finished, connections)
 
-    def _stream_anomalies(
-        self, finished: CompletedExchanges, connections: _Connections
-    ) -> Iterator[dict[str, pa.Table]]:
-        """Yield faults of TCP streams and of TLS, for the selected hosts and times."""
-        assembly, options = finished.assembly, self.options
+def _bucket_rows(window: Window, path: str, options: Options) -> Batches:
+    batch = of_hosts(window.batch, options.hosts)
+    bucket = bucket_of(batch, BUCKETS)[batch.segments["endpoints"]]
+    sources = window.sources([path])
+    for number in np.unique(bucket).tolist():
+        segments = batch.segments[bucket == number]
+        # options of SYNs, which are before the payload, are not needed
+        segments["ip_id"] &= ~np.uint32(OPTIONS_MASK << OPTIONS_SHIFT)
+        data = payload_of(segments, sources)
+        captured = segments["captured"].astype(np.int64)
+        segments["pos"] = np.cumsum(captured) - captured
+        time_ns = int(segments["time_ns"].max())
+        yield _row(number, time_ns, path, batch.endpoints, segments, data)
+
+
+def _fault_row(path: str, kind: Anomaly, reason: str) -> pa.RecordBatch:
+    none = SegmentBatch.concat([])
+    fault = np.frombuffer(json.dumps([int(kind), f"{path}: {reason}"]).encode(), np.uint8)
+    bucket = capture_id(path) % BUCKETS
+    return _row(bucket, 0, path, none.endpoints, none.segments, fault)
+
+
+def _row(bucket: int, time_ns: int, path: str, *arrays: npt.NDArray[Any]) -> pa.RecordBatch:
+    """Segments and their bytes; or no segments, and a fault of the file."""
+    data = pack([np.frombuffer(os.fsencode(path), np.uint8), *arrays])
+    moment = datetime.fromtimestamp(time_ns // 10**9, UTC)
+    columns = {"bucket": [bucket], "time": [moment], "data": [data]}
+    return pa.RecordBatch.from_pydict(columns, _SCANNED)
+
+
+# -- segments to exchanges ------------------------------------------------------------------
+
+
+class _Connections(StatefulProcessor):
+    """Continues the connections of a bucket. State: open connections, CAPTURE rows."""
+
+    def __init__(self, table: str, options: Options, late_ms: int) -> None:
+        self.table, self.options, self.late_ms = table, options, late_ms
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.state = handle.getValueState("connections", "connections binary, captures binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        parts = [row.data for row in rows]
+        yield from self._advance(key[0], parts, timerValues.getCurrentWatermarkInMs())
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield from self._advance(key[0], [], timerValues.getCurrentWatermarkInMs())
+
+    def _advance(self, bucket: int, parts: list[bytes], watermark_ms: int) -> Iterator[Row]:
+        saved, options, late_ns = self.state.get(), self.options, self.late_ms * 10**6
+        captures = np.frombuffer(saved[1], CAPTURE) if saved else NO_CAPTURES
+        window, captures, faults = _window(parts, captures)
+        carry = ConnectionCarry(
+            options.stream_options,
+            key_log_texts(options.keylog),
+            # no capture can come that is older than the first ones
+            patience=Patience.until(late_ns, late_ns if watermark_ms else 0),
+            connections=_unpacked(saved[0]) if saved else (),
+            secret_apis=frozenset() if options.reveal_secrets else secret_apis(),
+        )
+        now = watermark_ms * 10**6 + late_ns
+        found = carry.add(window, [os.devnull] * len(captures), now)
+        if found is not None:
+            yield from self._parts(bucket, found, captures["capture_id"])
+        yield from self._notes(bucket, carry.counts, faults)
+        connections, used = with_sources(carry.connections(), len(captures), CAPTURES_KEPT)
+        self.state.update((pack_connections(connections), captures[used].tobytes()))
+        due = int(rows_of(connections)["due"].min(initial=NEVER))
+        if due != NEVER:
+            expiry_ms = -((late_ns - due) // 10**6)
+            self.handle.registerTimer(max(watermark_ms + 1, expiry_ms))
+
+    def _parts(
+        self, bucket: int, found: CompletedExchanges, capture_ids: npt.NDArray[np.int64]
+    ) -> Iterator[Row]:
+        """The complete exchanges with their bytes, the topics that they name, and anomalies."""
+        options, assembly = self.options, found.assembly
         times = options.time_from_ns, options.time_to_ns
-        of_host = self._lister.selection.of_assembled(assembly)
-        overlaps = of_host & connections_within(assembly.connections, *times)
-        exchanges = assembly.exchanges
-        chosen = exchanges_within(exchanges, *times) & of_host[exchanges["connection"]]
-        ids = exchanges["exchange_id"][chosen]
-        has_exchange = np.isin(assembly.anomalies["exchange_id"], ids)
-        stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
-        assembly = replace(assembly, anomalies=assembly.anomalies[stays])
-        sources = finished.sources
-        if len(assembly.carried.data):
-            sources = sources.carrying(assembly.carried.data)
-        for table in anomaly_tables(assembly, sources, connections.capture_ids, options):
-            yield {"anomalies": table}
+        rows = found.rows[exchanges_within(assembly.exchanges[found.rows], *times)]
+        if self.table == "anomalies":
+            ids, anomalies = assembly.exchanges["exchange_id"][rows], assembly.anomalies
+            overlaps = connections_within(assembly.connections, *times)
+            stays = anomalies_within(anomalies, np.isin(anomalies["exchange_id"], ids), overlaps)
+            some = replace(assembly, anomalies=anomalies[stays])
+            sources = found.sources.carrying(assembly.carried.data)
+            for table in anomaly_tables(some, sources, capture_ids.tolist(), options):
+                yield _part(bucket, RowKind.TABLE, _table_bytes(table))
+        chosen = exchange_index.take(assembly, rows)
+        sources = found.sources.carrying(chosen.carried.data)
+        infer(chosen, sources)
+        topics = learn_topics(chosen, sources, options.chunk_bytes)
+        for other in range(BUCKETS) if topics.first else ():
+            yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
+        chosen = exchange_index.carrying_all(chosen, sources)
+        for _, data in packed_parts(chosen, np.zeros(len(rows), np.int64), ROW_BYTES_MAX):
+            packed = pack([capture_ids, np.frombuffer(data, np.uint8)])
+            yield _part(bucket, RowKind.EXCHANGES, packed)
 
-    # -- TLS secrets inside captures --------------------------------------------------------
-
-    def _add_secrets(self, file: CaptureFile, window_count: int, texts: list[bytes]) -> None:
-        """Keep the key logs of a capture's window (by its number) for later connections."""
-        places, content = self.state.secret_places, file.content
-        text = self._secrets.pop(content, b"") + b"".join(part.rstrip() + b"\n" for part in texts)
-        places.pop(content, None)
-        if any(other.startswith(text) for other in self._secrets.values()):
-            return
-        # each new capture has a copy of a growing key log: the last copy has all lines
-        for known in [key for key, other in self._secrets.items() if text.startswith(other)]:
-            del self._secrets[known], places[known]
-        self._secrets[content], places[content] = text, (file.path, window_count)
-        if len(places) > SECRET_FILES_MAX:
-            self._forget_secrets(next(iter(places)), "many others came since")
-
-    def _read_secrets_again(self, new: list[str]) -> None:
-        """Read the key logs of captures from earlier batches; `new` are paths that may be moved
-        captures."""
-        known = {file.content: file for file in self.state.files.values()}
-        known |= {file.content: file for file in map(self.stream.look, new) if file is not None}
-        for content, (path, window_count) in list(self.state.secret_places.items()):
-            path = known[content].path if content in known else path
-            file = self.stream.look(path)
-            if file is None or file.content != content:
-                self._forget_secrets(content, "the file is gone")
-            else:
-                self._secrets[content] = _secrets_in(path, window_count, file.changed_ns)
-
-    def _forget_secrets(self, content: bytes, why: str) -> None:
-        self._secrets.pop(content, None)
-        path, _ = self.state.secret_places.pop(content)
-        self._report(
-            Anomaly.NOT_DECRYPTED,
-            f"{path}: its TLS secrets are known no more, since {why}; connections that need them "
-            "stay encrypted from here on",
-        )
-
-    def _report(
-        self,
-        kind: Anomaly,
-        detail: str,
-        file: CaptureFile | None = None,
-        packet: int | None = None,
-    ) -> None:
-        self.anomalies.append(
-            AnomalyRow(
-                kind,
-                detail,
-                capture_id=capture_id(file.path) if file else None,
-                packet=packet,
-                byte_count=file.size if file else None,
-            )
-        )
-        if SEVERITY[kind] != INFO:
-            _log.warning("%s", detail)
+    def _notes(self, bucket: int, counts: Counts, faults: list[AnomalyRow]) -> Iterator[Row]:
+        """Faults of files, packets that came too late, and limits."""
+        late, limits = counts.late, counts.given_up + counts.limited
+        if late:
+            faults.append(AnomalyRow(Anomaly.LATE_PACKETS, f"{late} {COUNTS['late_packets']}"))
+        if limits:
+            faults.append(AnomalyRow(Anomaly.CARRY_LIMIT, f"{limits} {COUNTS['carry_limits']}"))
+        if faults:
+            data = _table_bytes(anomalies_table(faults)) if self.table == "anomalies" else b""
+            yield _part(bucket, RowKind.TABLE, data, late, limits)
 
 
-def _new_connections(options: Options) -> _Connections:
-    return _Connections(ConnectionCarry(options.stream_options))
+def _unpacked(data: bytes) -> list[OpenConnection]:
+    try:
+        return unpack_connections(data)
+    except ValueError as error:
+        reason = "the checkpoint is another version's; begin with a new one"
+        raise CaptureError(f"{reason} ({error})") from error
 
 
-@lru_cache(SECRET_FILES_MAX)
-def _secrets_in(path: str, window_count: int, changed_ns: int) -> bytes:
-    """Return the key logs in a capture's first windows; a new `changed_ns` reads the file again."""
-    windows = islice(WindowReader(path, 0, [path]).windows(), window_count)
-    return b"".join(text.rstrip() + b"\n" for window in windows for text in window.secrets)
+def _window(
+    parts: list[bytes], captures: npt.NDArray[np.void]
+) -> tuple[Window, npt.NDArray[np.void], list[AnomalyRow]]:
+    """(the new packets of all parts, the captures with their last packets, new faults of files).
+
+    A capture may have been read twice, so a part leaves out packets up to the last known one.
+    """
+    captures, faults, read = captures.copy(), [], []
+    for part in parts:
+        name, endpoints, segments, data = unpack(part, _PART_TYPES)
+        path = os.fsdecode(name.tobytes())
+        file_id = capture_id(_plain_name(path))
+        known = np.flatnonzero(captures["file_id"] == file_id)
+        if not len(known):
+            known = np.array([len(captures)])
+            captures = np.append(captures, np.array([(file_id, 0, 0, 0)], CAPTURE))
+        source = int(known[0])
+        captures["capture_id"][source] = capture_id(path)
+        if len(segments):
+            segments["source"] = source
+            read.append((source, int(segments["packet"][0]), endpoints, segments, data))
+        elif not captures["has_fault"][source]:
+            captures["has_fault"][source] = 1
+            kind, detail = json.loads(data.tobytes())
+            faults.append(AnomalyRow(Anomaly(kind), detail, capture_id(path)))
+    pairs, counts, rows, size = [], [], [np.zeros(0, SEGMENT)], 0
+    read.sort(key=lambda one: one[:2])
+    for source, _, endpoints, segments, data in read:
+        last = captures["last_packet"][source]
+        new = segments[segments["packet"] > last]
+        captures["last_packet"][source] = new["packet"].max(initial=last)
+        new["pos"] += size
+        size += len(data)
+        pairs.append(endpoints)
+        counts.append(len(new))
+        rows.append(new)
+    pairs, counts = [np.zeros(0, ENDPOINTS), *pairs], [0, *counts]
+    batch = SegmentBatch.numbered(pairs, counts, np.concatenate(rows))
+    buffer = np.concatenate([np.zeros(0, np.uint8), *(one[-1] for one in read)])
+    return Window(batch, buffer, size, []), captures, faults
 
 
-def _is_new(file: CaptureFile, before: CaptureFile | None) -> bool:
-    """Return whether a file or a part of it was not read yet; `before` is the read file of this
-    path."""
-    if before is None or file.content != before.content:
-        return True
-    return file.size > before.size and file.time_ns != NO_TIME_YET
+def _plain_name(path: str) -> str:
+    """The name of a capture before it was compressed, as `tcpdump -z` does."""
+    stem, suffix = os.path.splitext(path)
+    return stem if suffix in _COMPRESSED else path
 
 
-def _key(offset: Offset) -> Key:
-    return int(offset["time_ns"]), str(offset["path"])
+# -- exchanges to rows ----------------------------------------------------------------------
+
+
+class _Messages(StatefulProcessor):
+    """Decodes the exchanges of a bucket. State: the topics that messages of any bucket named."""
+
+    def __init__(self, table: str, options: Options) -> None:
+        self.table, self.options = table, options
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.state = handle.getValueState("topics", "topics binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        saved = self.state.get()
+        cluster = Cluster.from_bytes(saved[0]) if saved else Cluster()
+        topics = cluster.topics
+        known, exchanges = len(topics.first), []
+        for row in rows:
+            if row.kind == RowKind.FACTS and len(topics.first) < TOPICS_MAX:
+                cluster.merge(Cluster.from_bytes(row.data))
+            elif row.kind == RowKind.TABLE:
+                yield row
+            elif row.kind == RowKind.EXCHANGES:
+                exchanges.append(row.data)
+        if len(topics.first) > known:
+            self.state.update((cluster.to_bytes(),))
+        names = topics.names()
+        for data in exchanges:
+            for table in self._decoded(data, names):
+                yield _part(key[0], RowKind.TABLE, _table_bytes(table))
+
+    def _decoded(self, data: bytes, names: TopicNames) -> list[pa.Table]:
+        ids, packed = unpack(data, (np.dtype(np.int64), np.dtype(np.uint8)))
+        assembly = exchange_index.from_bytes(packed.tobytes())
+        sources = Sources([]).carrying(assembly.carried.data)
+        tables: list[pa.Table] = []
+
+        def sink(name: str, table: pa.Table) -> None:
+            if name == self.table:
+                tables.append(table)
+
+        output = TableOutput(assembly, ids.tolist(), self.options, sink)
+        chunks = iter_chunks(assembly.exchanges, self.options.chunk_bytes)
+        decode_exchanges(output, sources, chunks, names, Collector(1))
+        return tables
+
+
+def _part(bucket: int, kind: int, data: bytes, late_packets: int = 0, carry_limits: int = 0) -> Row:
+    return Row(bucket=bucket, kind=int(kind), data=data, late_packets=late_packets,
+               carry_limits=carry_limits)  # fmt: skip
+
+
+def _table_bytes(table: pa.Table) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def _rows_stage(schema: pa.Schema) -> Callable[[Batches], Batches]:
+    def stage(batches: Batches) -> Batches:
+        for batch in batches:
+            for data in batch.column("data").to_pylist():
+                if data:
+                    table = pa.ipc.open_stream(data).read_all()
+                    yield from plain(table, schema).to_batches(max_chunksize=65_536)
+
+    return stage

@@ -45,7 +45,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.connections import ConnectionClients
-from kdissect.tables.topics import SeenTopics, TopicNames
+from kdissect.tables.topics import SeenTopics
 
 
 @dataclass(slots=True)
@@ -178,11 +178,11 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
     return learnt
 
 
-def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> TopicNames:
+def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> SeenTopics:
     """Collect topic names and ids only, as `learn` does."""
     learnt = Learnt()
     _read_all(learnt, assembly, sources, chunk_bytes, binding_messages())
-    return learnt.cluster.topics.names()
+    return learnt.cluster.topics
 
 
 def _read_all(

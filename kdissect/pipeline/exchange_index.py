@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import copied, gather_ranges, joined, renumbered
 from kdissect.arrays import take as rows_of
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import (
     ANOMALY,
@@ -71,6 +74,16 @@ def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:
 def _carrying(source: int, data: npt.NDArray[np.uint8]) -> Carried:
     """Carried bytes without the positions that they were captured at."""
     return Carried(source, data, NO_CARRIED.start, NO_CARRIED.file_source, NO_CARRIED.file_pos)
+
+
+def carrying_all(assembly: Assembly, sources: Sources) -> Assembly:
+    """An assembly that carries all bytes of its extents, for tasks that cannot read the sources."""
+    extents = copied(assembly.extents)
+    rows = np.flatnonzero(extents["source"] >= 0)
+    data, length = sources.gather(extents[rows]).copy(), extents["length"][rows]
+    extents["pos"][rows] = np.cumsum(length) - length
+    extents["source"][rows], extents["transform"][rows] = 0, CARRIED
+    return replace(assembly, extents=extents, carried=_carrying(0, data))
 
 
 def carried_sizes(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import Rows
-from kdissect.capture.scan import ScanResult
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
 from kdissect.tables.arrow_arrays import Ints, Mask
 
@@ -69,21 +68,19 @@ def host_bytes(host: str) -> bytes:
     return address.packed
 
 
-def of_hosts(result: ScanResult, hosts: Sequence[str]) -> ScanResult:
-    """The scan result with only the connections from or to one of the hosts; all if there are
-    none."""
+def of_hosts(batch: SegmentBatch, hosts: Sequence[str]) -> SegmentBatch:
+    """Only the connections from or to one of the hosts; all if there are no hosts."""
     if not hosts:
-        return result
-    endpoints = result.batch.endpoints
+        return batch
+    endpoints, segments = batch.endpoints, batch.segments
     is_wanted = np.zeros(len(endpoints), np.bool_)
     for host in hosts:
         address = np.frombuffer(host_bytes(host), np.uint8)
         for end in ("ip_a", "ip_b"):
             is_wanted |= (endpoints[end] == address).all(axis=1)
-    segments = result.batch.segments
     kept = segments[is_wanted[segments["endpoints"]]]
     kept["endpoints"] = (np.cumsum(is_wanted) - 1)[kept["endpoints"]]
-    return replace(result, batch=SegmentBatch(endpoints[is_wanted], kept))
+    return SegmentBatch(endpoints[is_wanted], kept)
 
 
 def is_within(times: Ints, first: int | None, last: int | None) -> Mask:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,13 @@ def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     began = time.perf_counter()
     if plan.before is not None and number >= len(plan.splits):
         path = plan.before.open_files[number - len(plan.splits)]
-        pieces = connection_pieces(path, _bucket_of, plan.bucket_count, ROW_BYTES_MAX)
+        pieces = connection_pieces(path, bucket_of, plan.bucket_count, ROW_BYTES_MAX)
         for order, (bucket, data) in enumerate(pieces):
             yield Row(bucket, RowKind.STATES, (number << 20) + order, data)
         return
     split = plan.splits[number]
-    result = of_hosts(scan_packets(split, sources, plan.fragments), plan.options.hosts)
+    result = scan_packets(split, sources, plan.fragments)
+    result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
     stats: dict[str, Any] = {
         "source": split.source,
         "packet_count": result.packet_count,
@@ -122,7 +124,7 @@ def _bucket_rows(
     """
     if not len(batch.segments):
         return
-    bucket = _bucket_of(batch, bucket_count)
+    bucket = bucket_of(batch, bucket_count)
     of_segment = bucket[batch.segments["endpoints"]]
     order = np.argsort(of_segment.astype(np.uint16), kind="stable")  # buckets are few: by digits
     bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
@@ -141,7 +143,7 @@ def _bucket_rows(
                     yield Row(key, RowKind.PAYLOAD, (order_number << 20) + piece, data)
 
 
-def _bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
+def bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:
     """int64[pairs]: bucket of each endpoint pair, a hash of its 40 bytes, the same in every
     process."""
     words = np.frombuffer(batch.endpoints.tobytes(), "<u8").reshape(len(batch.endpoints), 5)

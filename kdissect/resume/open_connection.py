@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -128,6 +128,29 @@ def earlier_state(connections: Sequence[OpenConnection]) -> EarlierState:
         {number: one.tls for number, one in enumerate(connections) if one.tls is not None},
         TcpFacts(rows["tcp"].copy(), rows["tcp_sides"].reshape(-1), rtt),
     )
+
+
+def with_sources(
+    connections: Sequence[OpenConnection], count: int, kept: int
+) -> tuple[list[OpenConnection], Ints]:
+    """(the connections with renumbered sources, which of the `count` sources these were): those of
+    carried segments, and the last `kept` ones."""
+    is_used = np.arange(count) >= count - kept
+    for one in connections:
+        for segments, _ in one.parts:
+            is_used[np.frombuffer(segments, SEGMENT)["source"]] = True
+    if is_used.all():
+        return list(connections), np.arange(count)
+    number = np.cumsum(is_used) - 1
+    renumbered = []
+    for one in connections:
+        parts = []
+        for segments, data in one.parts:
+            rows = np.frombuffer(segments, SEGMENT).copy()
+            rows["source"] = number[rows["source"]]
+            parts.append((rows.tobytes(), data))
+        renumbered.append(replace(one, parts=tuple(parts)))
+    return renumbered, np.flatnonzero(is_used)
 
 
 # -- as bytes -------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ class Lister:
         }
 
     def _learn(self, assembly: Assembly, sources: Sources) -> None:
-        for ident, name in learn_topics(assembly, sources, self.options.chunk_bytes).of_id.items():
+        seen = learn_topics(assembly, sources, self.options.chunk_bytes)
+        for ident, name in seen.names().of_id.items():
             self.names.setdefault(ident, name)
         while len(self.names) > TOPICS_MAX:
             self.names.popitem(last=False)
