@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.text import display_width, shortened, visible
-
-DAY_NS = 86_400_000_000_000
 
 
 def visible_column(column: pa.Array) -> pa.Array:
@@ -80,58 +77,32 @@ def joined(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="")
 
 
-def chosen(mask: npt.NDArray[np.bool_], some: Any, other: Any) -> pa.Array:
-    return pc.if_else(pa.array(mask), some, other)
-
-
 def time_column(
     time_ns: npt.NDArray[np.int64], joint: str = " ", zone: str = "", with_date: bool = True
 ) -> pa.Array:
     """string[n] of UTC times in microseconds: 2026-11-21 07:30:00.123456."""
-    day = time_ns // DAY_NS
-    micros = (time_ns - day * DAY_NS) // 1000
-    days, index = np.unique(day, return_inverse=True)
-    names = pa.array([f"{_date(int(number))}{joint}" if with_date else "" for number in days])
-    digits = np.empty((len(time_ns), 15), np.uint8)
-    digits[:, [2, 5]] = ord(":")
-    digits[:, 8] = ord(".")
-    seconds, fraction = np.divmod(micros, 1_000_000)
-    _put(digits, (0, 1), seconds // 3600)
-    _put(digits, (3, 4), seconds // 60 % 60)
-    _put(digits, (6, 7), seconds % 60)
-    _put(digits, range(9, 15), fraction)
-    offsets = np.arange(len(time_ns) + 1, dtype=np.int32) * 15
-    clock = pa.Array.from_buffers(
-        pa.string(), len(time_ns), [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
-    )
-    return joined(names.take(pa.array(index)), clock, zone)
-
-
-def _put(digits: Any, places: Any, values: Any) -> None:
-    for place in reversed(places):
-        digits[:, place] = 48 + values % 10
-        values = values // 10
-
-
-def _date(day: int) -> str:
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).strftime("%Y-%m-%d")
-    except OverflowError:
-        return f"day {day}"
+    text = pa.array(time_ns // 1000, pa.timestamp("us")).cast(pa.string())
+    start = 0 if with_date else 11
+    text = pc.utf8_slice_codeunits(pc.utf8_replace_slice(text, 10, 11, joint), start)
+    return joined(text, zone)
 
 
 def seconds_column(span_ns: npt.NDArray[np.int64]) -> pa.Array:
     """string[n] of spans in seconds, with microseconds."""
-    micros = np.abs(span_ns) // 1000
-    whole = pa.array(micros // 1_000_000).cast(pa.string())
-    rest = pc.utf8_lpad(pa.array(micros % 1_000_000).cast(pa.string()), 6, "0")
-    return joined(chosen((span_ns < 0) & (micros > 0), "-", ""), whole, ".", rest)
+    return _decimals(span_ns < 0, np.abs(span_ns) // 1000, 6)
 
 
 def millis_column(values: npt.NDArray[np.float64]) -> pa.Array:
     """string[n] with three decimals."""
     micros = np.round(np.nan_to_num(np.abs(values)) * 1000).astype(np.int64)
-    whole = pa.array(micros // 1000).cast(pa.string())
-    rest = pc.utf8_lpad(pa.array(micros % 1000).cast(pa.string()), 3, "0")
-    sign = chosen((values < 0) & (micros > 0), "-", "")
-    return joined(sign, whole, ".", rest)
+    return _decimals(values < 0, micros, 3)
+
+
+def _decimals(
+    is_negative: npt.NDArray[np.bool_], size: npt.NDArray[np.int64], places: int
+) -> pa.Array:
+    """string[n] of numbers of this size in units of their last decimal place."""
+    whole, rest = np.divmod(size, 10**places)
+    sign = pc.if_else(pa.array(is_negative & (size > 0)), "-", "")
+    decimals = pc.utf8_lpad(pa.array(rest).cast(pa.string()), places, "0")
+    return joined(sign, pa.array(whole).cast(pa.string()), ".", decimals)
