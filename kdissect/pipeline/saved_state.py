@@ -34,7 +34,7 @@ from kdissect.resume.open_connection import (
     unpack_connections,
 )
 from kdissect.stories.events import Collector, Packed, unpack
-from kdissect.tables.arrow_arrays import Ints
+from kdissect.tables.arrow_arrays import Ints, plain
 from kdissect.tables.schemas import FIXED_TABLES
 
 STATE_FOLDER = "_state"  # readers of tables skip folders with a leading underscore
@@ -52,15 +52,6 @@ COUNTS = {
     "any more",
     "open_exchanges": "requests or responses are not complete: the next --append continues them",
 }
-# Columns of `connections` from messages and handshakes.
-_LEARNT = (
-    "tls_version", "tls_sni", "tls_cipher", "tls_certificate_subject", "tls_certificate_issuer",
-    "tls_certificate_not_before", "tls_certificate_not_after", "tls_client_subject",
-    "tls_client_issuer", "tls_client_not_before", "tls_client_not_after", "request_tls_alert",
-    "response_tls_alert", "sasl_mechanism", "principal", "client_software_name",
-    "client_software_version",
-)  # fmt: skip
-_LEARNT_LISTS = ("tls_certificate_names", "client_ids")
 _MAGIC = b"kdissect state 1\n"
 
 
@@ -156,22 +147,24 @@ def continued_connections(
         for table in now.get(name, ()):
             place = pc.index_in(table["connection_id"], earlier["connection_id"])
             before = earlier.take(place)
-            for column in _LEARNT:
-                index = table.schema.get_field_index(column)
-                both = pc.coalesce(before[column], table[column])
-                table = table.set_column(index, table.schema.field(index), both)
-            for column in _LEARNT_LISTS:
-                index = table.schema.get_field_index(column)
-                lists = zip(before[column].to_pylist(), table[column].to_pylist(), strict=True)
-                texts = [list(dict.fromkeys([*(one or ()), *(two or ())])) for one, two in lists]
-                both = pa.array(texts, table.schema.field(index).type)
-                table = table.set_column(index, table.schema.field(index), both)
+            table = plain(table, schema)
+            pairs = zip(table.columns, before.columns, strict=True)
+            table = pa.table([_either(*pair) for pair in pairs], schema=schema)
             seen.append(table["connection_id"])
             yield target, table
     known = pa.chunked_array([chunk for column in seen for chunk in column.chunks], pa.int64())
     others = earlier.filter(pc.invert(pc.is_in(earlier["connection_id"], value_set=known)))
     if others.num_rows:
         yield OPEN_CONNECTIONS, others
+
+
+def _either(now: pa.ChunkedArray, before: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The values of this run; those of the runs before for null, and before those of a list."""
+    if not pa.types.is_list(now.type):
+        return pc.coalesce(now, before)
+    lists = zip(before.to_pylist(), now.to_pylist(), strict=True)
+    both = [list(dict.fromkeys([*(one or ()), *(two or ())])) for one, two in lists]
+    return pa.array(both, now.type)
 
 
 # -- events and counts ----------------------------------------------------------------------
