@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +32,7 @@ from kdissect.pipeline.append import (
 )
 from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.limits import Limits
-from kdissect.pipeline.options import Options
+from kdissect.pipeline.options import Options, PathLike, Time, paths_of
 from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles
@@ -46,7 +44,7 @@ from kdissect.pipeline.table_set import (
     staging,
     writing,
 )
-from kdissect.pipeline.table_writer import MemorySink, ParquetSink, StagedFile
+from kdissect.pipeline.table_writer import MemorySink, ParquetSink
 from kdissect.tables.arrow_arrays import owned
 from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
 
@@ -59,9 +57,6 @@ if TYPE_CHECKING:
     from kdissect.report import Report
     from kdissect.sql import Database
 
-PathLike = str | os.PathLike[str]
-# a time as users write it; `kdissect.pipeline.filters.time_ns` parses it
-Time = str | float | datetime
 Filter = Any  # a pyarrow.dataset.Expression, or None
 _LISTED_ROWS = 10
 
@@ -472,21 +467,6 @@ class Tables(Mapping[str, Table]):
         return f"<table>{head}{rows}</table>"
 
 
-def _paths(paths: PathLike | Sequence[PathLike]) -> list[str]:
-    if isinstance(paths, str | os.PathLike):
-        return [os.fspath(paths)]
-    return [os.fspath(path) for path in paths]
-
-
-def _ports(given: int | Sequence[int]) -> tuple[int, ...]:
-    """One port or several as a tuple. Raises ValueError if `given` is no number."""
-    several = (given,) if isinstance(given, int | str) else given
-    try:
-        return tuple(operator.index(port) for port in several)
-    except TypeError:
-        raise ValueError(f"ports: {given!r} is no number of a TCP port, nor several") from None
-
-
 def read(
     paths: PathLike | Sequence[PathLike],
     *,
@@ -523,21 +503,14 @@ def read(
         ValueError: an option is wrong.
         CaptureError: a named file is missing or is no capture.
     """
-    options = Options(
-        ports=_ports(ports),
-        reveal_secrets=reveal_secrets,
-        split_bytes=split_bytes,
-        payload=payload,
-        decode_values=decode_values,
-        keylog=tuple(_paths(keylog)),
-        hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
-        time_from_ns=None if from_ is None else time_ns(from_),
-        time_to_ns=None if until is None else time_ns(until),
-        limits=Limits.of(limits),
-    )
+    options = Options.of(
+        ports=ports, reveal_secrets=reveal_secrets, split_bytes=split_bytes, payload=payload,
+        decode_values=decode_values, keylog=keylog, hosts=hosts, from_=from_, until=until,
+        limits=limits,
+    )  # fmt: skip
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
-    with planned(_paths(paths), options, 1, spool) as plan:
+    with planned(paths_of(paths), options, 1, spool) as plan:
         inputs = Background(lambda: manifest_inputs(plan))
         result = local.run(plan, sink)
         timings = {"session_start_s": 0.0, **result["timings"]}
@@ -554,7 +527,7 @@ def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
     path: one set, or several that then appear as one, for example one of each day.
     Raises CaptureError if there is no table set of this format, or if a capture is in two of them.
     """
-    sets = [_opened(root) for root in _paths(path)]
+    sets = [_opened(root) for root in paths_of(path)]
     return sets[0] if len(sets) == 1 else joined_sets(sets)
 
 
@@ -674,21 +647,14 @@ def dissect(
         raise ValueError("overwrite and append exclude each other")
     if read_again and not append:
         raise ValueError("read_again is for append")
-    options = Options(
-        ports=_ports(ports),
-        reveal_secrets=reveal_secrets,
-        split_bytes=split_bytes,
-        payload=payload,
-        decode_values=decode_values,
-        keylog=tuple(_paths(keylog)),
-        hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
-        time_from_ns=None if from_ is None else time_ns(from_),
-        time_to_ns=None if until is None else time_ns(until),
-        limits=Limits.of(limits),
-    )
+    options = Options.of(
+        ports=ports, reveal_secrets=reveal_secrets, split_bytes=split_bytes, payload=payload,
+        decode_values=decode_values, keylog=keylog, hosts=hosts, from_=from_, until=until,
+        limits=limits,
+    )  # fmt: skip
     spark_session.use_this_python(spark)
     cores = spark_session.parallelism(spark)
-    named = _paths(paths)
+    named = paths_of(paths)
     timings = {"session_start_s": session_start_s}
     walk_pieces = on_spark.walk_pieces(spark)
     keeps = keep_state or (append and not read_again)
@@ -704,14 +670,25 @@ def dissect(
     return tables
 
 
+def dissect_here(
+    paths: Sequence[str], options: Options, out: str, spool: str | None = None
+) -> None:
+    """Dissect captures in this process and write a table set to the new folder `out`.
+
+    Raises CaptureError if an input cannot be used.
+    """
+    _Run(None, out, False, 1, spool, None, time.perf_counter(), {}).over(list(paths), options)
+
+
 @dataclass(slots=True)
 class _Run:
     """One call of `dissect`: dissects the captures, or adds them to an existing set.
 
-    manifest: of the written set; empty if there was nothing new to add.
+    spark: None for a run in this process. manifest: of the written set; empty if there was nothing
+    new to add.
     """
 
-    spark: SparkSession
+    spark: SparkSession | None
     target: str
     keeps: bool
     cores: int
@@ -762,14 +739,10 @@ class _Run:
         with staging(target) as run_id:
             old = append.manifest["inputs"] if append else []
             inputs = Background(lambda: manifest_inputs(plan, {item["path"] for item in old}))
-            files: list[StagedFile]
-            if plan.splits or plan.before:
+            if self.spark is not None and (plan.splits or plan.before):
                 files, result = on_spark.run(self.spark, plan, absolute(target), run_id)
             else:
-                sink = ParquetSink(target, run_id, "empty")
-                own = StateFiles(absolute(target), run_id) if plan.keeps else None
-                result = local.run(plan, sink, None, own)
-                files = sink.close()
+                files, result = local.staged_run(plan, absolute(target), run_id)
             state: dict[str, Any] = {"missing": reason}
             if reason is None:
                 state, more = state_to_save(

@@ -3,17 +3,23 @@
     kdissect.register(spark)
     spark.read.format("kdissect").option("table", "exchanges").load("captures/")
 
-A data source cannot shuffle. So captures are scanned and assembled once, where Spark plans the
-query (`pipeline.disk_index`), and tasks decode slots of equal bytes. For captures of many gigabytes
-use `kdissect.dissect`, which runs every step on all workers. On a cluster all workers must be able
-to read the captures and the folder of the option `spool`.
+A data source cannot shuffle. So the process that plans the query dissects the captures, once, into
+a table set in a private folder, and tasks read its Parquet files. The folder's name is a hash of
+paths, sizes, times of change and options. It is removed a day after its last use. For captures of
+many gigabytes use `kdissect.dissect`, which runs every step on all workers. On a cluster all
+workers must be able to read the folder of the option `spool`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -25,11 +31,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from kdissect import __version__
+from kdissect.api import Tables, dissect_here, open_tables
+from kdissect.capture.inputs import find_captures
 from kdissect.codec.message_columns import body_type
 from kdissect.errors import CaptureError
-from kdissect.pipeline.disk_index import STORIES, Index, make_index
-from kdissect.pipeline.filters import time_ns
-from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.spark_session import use_this_python
 from kdissect.protocol import catalog
@@ -39,16 +45,16 @@ from kdissect.tables.schemas import api_schema, fixed_tables
 
 NAME = "kdissect"
 _KNOWN = ("table", "path", "paths", "port", "keylog", "payload", "revealsecrets", "decodevalues",
-          "host", "from", "to", "spool", "splits")  # fmt: skip
+          "host", "from", "to", "spool")  # fmt: skip
 _TRUE = ("true", "1", "yes")
+KEPT_S = 86_400
 
 
 class KdissectDataSource(DataSource):
     """The format "kdissect".
 
     Options, besides the path: `table` (default `exchanges`) and those of the command line: port,
-    keylog, payload, revealSecrets, decodeValues, host, from, to, spool. `splits` is the number of
-    tasks to aim for (default: cores of this machine). Lists are comma-separated.
+    keylog, payload, revealSecrets, decodeValues, host, from, to, spool. Lists are comma-separated.
     """
 
     @classmethod
@@ -56,11 +62,13 @@ class KdissectDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        return from_arrow_schema(schema_of(self._table(), self._options(), self._index))
+        return from_arrow_schema(self._schema())
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._options()
-        return _TableReader(self._table(), schema_of(self._table(), options, self._index), self)
+        return _TableReader(self._table(), self._schema(), self._set)
+
+    def _schema(self) -> pa.Schema:
+        return schema_of(self._table(), self._options(), self._set)
 
     def _option(self, name: str) -> str | None:
         value: str | None = self.options.get(name)
@@ -76,38 +84,88 @@ class KdissectDataSource(DataSource):
         unknown = sorted(set(map(str.lower, self.options)) - set(_KNOWN))
         if unknown:
             raise ValueError(f"kdissect has no option {unknown[0]!r}; it has {', '.join(_KNOWN)}")
-        first, last = self._option("from"), self._option("to")
-        return Options(
+        return Options.of(
             ports=tuple(int(port) for port in self._list("port")),
             keylog=self._list("keylog"),
             payload=self._option("payload") or "full",
             reveal_secrets=(self._option("revealSecrets") or "").lower() in _TRUE,
             decode_values=self._option("decodeValues"),
             hosts=self._list("host"),
-            time_from_ns=None if first is None else time_ns(first),
-            time_to_ns=None if last is None else time_ns(last),
-            limits=Limits(),
+            from_=self._option("from"),
+            until=self._option("to"),
         )
 
-    def _index(self) -> Index:
+    def _set(self) -> Tables:
         path, paths = self._option("path"), self._option("paths")
         named: Sequence[str] = json.loads(paths) if paths else [path] if path else []
         if not named:
             raise CaptureError("load() needs the path of a capture, a folder or a glob")
-        local = [_local(name) for name in named]
-        splits = int(self._option("splits") or os.cpu_count() or 1)
-        return make_index(local, self._options(), self._option("spool"), splits)
+        return table_set([_local(name) for name in named], self._options(), self._option("spool"))
+
+
+def table_set(paths: Sequence[str], options: Options, spool: str | None) -> Tables:
+    """The tables of the captures; dissect them if there is no set of them yet.
+
+    Raises CaptureError if a named file is missing or no capture, or no file can be used.
+    """
+    inputs = find_captures(list(paths))
+    home = _private_folder(spool)
+    _remove_old(home)
+    digest = hashlib.sha256(repr((__version__, sorted(paths), options)).encode())
+    for item in inputs:
+        digest.update(f"{item.path} {item.size}\n".encode())
+    for path in (*(item.path for item in inputs), *options.keylog):
+        if os.path.exists(path):  # an object in a store is identified by its size alone
+            state = os.stat(path)
+            digest.update(f"{path} {state.st_size} {state.st_mtime_ns}\n".encode())
+    folder = home / digest.hexdigest()[:32]
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(prefix="making-", dir=home))
+        try:
+            dissect_here(paths, options, str(made), spool)
+            os.rename(made, folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process finished first
+                raise
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    os.utime(folder)
+    return open_tables(str(folder))
+
+
+def _private_folder(spool: str | None) -> Path:
+    """A folder that only this user can read, since tables hold captured payload.
+
+    Raises PermissionError if another user owns it or may read there.
+    """
+    home = Path(spool or tempfile.gettempdir(), f"kdissect-tables-{os.getuid()}")
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = home.stat()
+    if state.st_uid != os.getuid() or state.st_mode & 0o077:
+        raise PermissionError(f"{home} belongs to somebody else, or others may read there")
+    return home
+
+
+def _remove_old(home: Path) -> None:
+    oldest = time.time() - KEPT_S
+    for folder in home.iterdir():
+        try:
+            if folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:
+            continue
 
 
 def _local(path: str) -> str:
     return path.removeprefix("file://") if path.startswith("file:///") else path
 
 
-def schema_of(table: str, options: Options, index: Callable[[], Index] | None = None) -> pa.Schema:
+def schema_of(
+    table: str, options: Options, tables: Callable[[], Tables] | None = None
+) -> pa.Schema:
     """Return a table's schema; raises ValueError if the table does not exist.
 
-    Schemas of ``internal/`` tables are read from the index, whose captures must contain such
-    records.
+    tables: gives the set that has the schemas of ``internal/`` tables.
     """
     fixed = fixed_tables(options.decode_values)
     if table in fixed:
@@ -117,12 +175,11 @@ def schema_of(table: str, options: Options, index: Callable[[], Index] | None = 
         return _api_schema(catalog.api("SaslAuthenticate").key, options, is_token=True)
     if group == "apis":
         return _api_schema(catalog.api(name).key, options)
-    if group == "internal" and index is not None:
-        captured = index()
-        for slot in captured.slots():
-            for rows in captured.table(table, slot):
-                return _plain_schema(rows.schema)
-        raise ValueError(f"no record of these captures makes a table {table}")
+    if group == "internal" and tables is not None:
+        found = tables()
+        if table not in found:
+            raise ValueError(f"no record of these captures makes a table {table}")
+        return _plain_schema(found[table].schema)
     raise ValueError(f"no table {table!r}; there are {', '.join(fixed)}, apis/NAME, internal/NAME")
 
 
@@ -145,36 +202,22 @@ def _plain_schema(schema: pa.Schema) -> pa.Schema:
     )
 
 
-class _Slot(InputPartition):
-    """The part of one task: a slot's rows of the table, or the rows of the stories (slot -1)."""
-
-    def __init__(self, folder: str, slot: int) -> None:
-        super().__init__(slot)
-        self.folder, self.slot = folder, slot
-
-
 class _TableReader(DataSourceReader):
-    def __init__(self, table: str, schema: pa.Schema, source: KdissectDataSource) -> None:
-        self._table, self._schema, self._source = table, schema, source
+    """Tasks read the row groups of the table's Parquet files."""
+
+    def __init__(self, table: str, schema: pa.Schema, tables: Callable[[], Tables]) -> None:
+        self._table, self._schema, self._tables = table, schema, tables
 
     def partitions(self) -> Sequence[InputPartition]:
-        index = self._source._index()
-        partitions = (
-            [] if self._table in STORIES else [_Slot(index.folder, n) for n in index.slots()]
-        )
-        if index.has_stories(self._table):
-            partitions.append(_Slot(index.folder, -1))
-        return partitions
+        tables = self._tables()
+        if self._table not in tables:
+            return []
+        files = tables[self._table].dataset.get_fragments()
+        return [InputPartition(part) for file in files for part in file.split_by_row_group()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Slot)
-        index = Index(partition.folder)
-        if partition.slot < 0:
-            tables = index.stories(self._table)
-        else:
-            tables = index.table(self._table, partition.slot)
-        for table in tables:
-            yield from plain(table, self._schema).to_batches(max_chunksize=65_536)
+        for batch in partition.value.to_batches(batch_size=65_536):
+            yield from plain(pa.Table.from_batches([batch]), self._schema).to_batches()
 
 
 def register(spark: SparkSession) -> None:

@@ -68,9 +68,7 @@ from kdissect.pipeline.filters import (
     connections_within,
     exchanges_within,
     of_hosts,
-    time_ns,
 )
-from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import iter_chunks
 from kdissect.pipeline.options import Options
@@ -161,7 +159,7 @@ def stream(
     place = os.fspath(folder).removeprefix("file://")
     if not os.path.isdir(place) and not glob.has_magic(place):
         raise CaptureError(f"{place}: a stream reads a folder or glob of captures")
-    run = _options(**options)
+    run = Options.of(**options)
     check_key_logs(run.keylog)
     late_ms, schema = _milliseconds(late), schema_of(table, run)
     use_this_python(spark)
@@ -189,24 +187,6 @@ def stream(
         F.sum("carry_limits").alias("carry_limits"),
     )
     return counted.mapInArrow(_rows_stage(schema), from_arrow_schema(schema))
-
-
-def _options(
-    *, ports: Any = (), keylog: Any = (), hosts: Any = (), from_: Any = None, until: Any = None,
-    limits: Any = None, **others: Any,
-) -> Options:  # fmt: skip
-    def several(value: Any) -> tuple[Any, ...]:
-        return (value,) if isinstance(value, str | int | os.PathLike) else tuple(value)
-
-    return Options(
-        ports=several(ports),
-        keylog=tuple(map(os.fspath, several(keylog))),
-        hosts=several(hosts),
-        time_from_ns=None if from_ is None else time_ns(from_),
-        time_to_ns=None if until is None else time_ns(until),
-        limits=Limits.of(limits),
-        **others,
-    )
 
 
 def _milliseconds(late: str) -> int:

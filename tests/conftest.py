@@ -169,22 +169,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`dissect` without Spark: the steps in this process, files and commit as ever."""
-    from kdissect.pipeline import local, spark_session
-    from kdissect.pipeline import spark as on_spark
-    from kdissect.pipeline.saved_state import StateFiles
-    from kdissect.pipeline.table_writer import ParquetSink
+    """`dissect(None, ...)` runs in this process, files and commit as ever."""
+    from kdissect.pipeline import spark_session
 
-    def run(_: Any, run_plan: Any, out: str, run_id: str) -> Any:
-        sinks = [ParquetSink(out, run_id, "s00000")]
-        files = None
-        if run_plan.keeps:
-            sinks.append(ParquetSink(out, run_id, "e", is_final=False))
-            files = StateFiles(out, run_id)
-        result = local.run(run_plan, sinks[0], sinks[-1], files)
-        return [file for sink in sinks for file in sink.close()], result
-
-    monkeypatch.setattr(on_spark, "run", run)
     monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
     monkeypatch.setattr(spark_session, "parallelism", lambda _: 2)
     monkeypatch.setattr(spark_session, "start_seconds", lambda _: 0.0)

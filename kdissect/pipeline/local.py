@@ -21,6 +21,7 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import Row, RowKind, Sink
+from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 from kdissect.step_log import logged_step
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,16 @@ def run(
             packed = [row.data for row in rows if row.kind == RowKind.EVENTS]
             results += [analyse(packed, for_stories or sink)] if packed else []
     return summed(results)
+
+
+def staged_run(plan: RunPlan, out: str, run_id: str) -> tuple[list[StagedFile], dict[str, Any]]:
+    """Dissect the captures of a plan into files for the set at `out`: (these, result of `run`)."""
+    sinks, files = [ParquetSink(out, run_id, "s00000")], None
+    if plan.keeps:
+        sinks.append(ParquetSink(out, run_id, "e", is_final=False))
+        files = StateFiles(out, run_id)
+    result = run(plan, sinks[0], sinks[-1], files)
+    return [file for sink in sinks for file in sink.close()], result
 
 
 class _KeyedRows:

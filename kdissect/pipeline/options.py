@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from kdissect.kafka.options import StreamOptions
-from kdissect.pipeline.filters import host_bytes
+from kdissect.pipeline.filters import host_bytes, time_ns
 from kdissect.pipeline.limits import Limits
 from kdissect.tables.schemas import DECODE_VALUES
 
 MB = 1 << 20
+PathLike = str | os.PathLike[str]
+Time = str | float | datetime  # a time as users write it, see `time_ns`
 PAYLOADS = ("full", "keys", "hash", "none")
 
 
@@ -41,6 +47,29 @@ class Options:
     time_from_ns: int | None = None
     time_to_ns: int | None = None
     chunk_bytes: int = 8 * MB
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        ports: int | Sequence[int] = (),
+        keylog: PathLike | Sequence[PathLike] = (),
+        hosts: str | Sequence[str] = (),
+        from_: Time | None = None,
+        until: Time | None = None,
+        limits: Limits | Mapping[str, int] | None = None,
+        **others: Any,
+    ) -> Options:
+        """The options as users of the API give them. Raises ValueError if one is wrong."""
+        return cls(
+            ports=_ports(ports),
+            keylog=tuple(paths_of(keylog)),
+            hosts=(hosts,) if isinstance(hosts, str) else tuple(hosts),
+            time_from_ns=None if from_ is None else time_ns(from_),
+            time_to_ns=None if until is None else time_ns(until),
+            limits=Limits.of(limits),
+            **others,
+        )
 
     def __post_init__(self) -> None:
         if self.split_bytes is not None and self.split_bytes < 1:
@@ -74,3 +103,18 @@ class Options:
             "keylog": list(self.keylog),
             "hosts": list(self.hosts),
         }
+
+
+def paths_of(paths: PathLike | Sequence[PathLike]) -> list[str]:
+    """One path or several as a list."""
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    return [os.fspath(path) for path in several]
+
+
+def _ports(given: int | Sequence[int]) -> tuple[int, ...]:
+    """One port or several as a tuple. Raises ValueError if `given` is no number."""
+    several = (given,) if isinstance(given, int | str) else given
+    try:
+        return tuple(operator.index(port) for port in several)
+    except TypeError:
+        raise ValueError(f"ports: {given!r} is no number of a TCP port, nor several") from None

@@ -182,13 +182,8 @@ def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
 
     def stage(batches: Batches) -> Batches:
         for _ in batches:
-            sinks = [ParquetSink(out, run_id, "s00000")]
-            files = None
-            if plan.keeps:
-                sinks.append(ParquetSink(out, run_id, "e", is_final=False))
-                files = StateFiles(out, run_id)
-            result = local.run(plan, sinks[0], sinks[-1], files)
-            result["files"] = [asdict(file) for sink in sinks for file in sink.close()]
+            files, result = local.staged_run(plan, out, run_id)
+            result["files"] = [asdict(file) for file in files]
             yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
         _settle("whole")
 

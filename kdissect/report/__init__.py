@@ -41,7 +41,8 @@ from kdissect.report.sections import (
 from kdissect.step_log import logged_step
 
 if TYPE_CHECKING:
-    from kdissect.api import Tables, Time
+    from kdissect.api import Tables
+    from kdissect.pipeline.options import Time
 
 _log = logging.getLogger(__name__)
 

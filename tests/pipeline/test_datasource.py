@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.datasource import KdissectDataSource
-from kdissect.pipeline.disk_index import KEPT_S, make_index
+from kdissect.datasource import KEPT_S, KdissectDataSource, table_set
 from kdissect.pipeline.options import Options
 from tests.builders.messages import COMMIT, COMMIT_KEY, batch, fetch, write_capture
 from tests.conftest import CAPTURES
@@ -78,13 +77,13 @@ def _check(found, expected):
 )
 def test_spark_gives_the_rows_of_read(source, tables, name):
     """A query over a table has the columns and rows of `kdissect.read`."""
-    _check(source(name, splits=3).toArrow(), tables[name].to_arrow())
+    _check(source(name).toArrow(), tables[name].to_arrow())
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tasks_give_the_rows_of_read(read_tasks, tables, name):
     """All tasks of a table together have its columns and rows."""
-    _check(read_tasks(name, splits="3"), tables[name].to_arrow())
+    _check(read_tasks(name), tables[name].to_arrow())
 
 
 @pytest.mark.heavy
@@ -139,14 +138,20 @@ def test_an_error_of_the_data_source_reaches_the_caller_of_spark(source):
         source("exchange").count()
 
 
-def test_an_index_is_made_once_and_goes_when_it_is_old(tmp_path: Path):
-    """The same options share an index; old ones are removed."""
-    index = make_index([str(CAPTURE)], Options(), str(tmp_path), 2)
-    assert make_index([str(CAPTURE)], Options(), str(tmp_path), 2) == index
-    other = make_index([str(CAPTURE)], Options(payload="none"), str(tmp_path), 2)
-    assert other != index
-    past = os.stat(other.folder).st_mtime - 2 * KEPT_S
-    os.utime(other.folder, (past, past))
-    assert make_index([str(CAPTURE)], Options(), str(tmp_path), 2) == index
-    assert not Path(other.folder).exists()
-    assert sum(part.num_rows for slot in index.slots() for part in index.table("exchanges", slot))
+def test_tables_are_made_once_and_go_when_they_are_old(tmp_path: Path):
+    """The same options share a set; old ones are removed."""
+
+    def folder(**options: str) -> Path:
+        tables = table_set([str(CAPTURE)], Options(**options), str(tmp_path))
+        return Path(tables.exchanges.dataset.files[0]).parent.parent
+
+    first = folder()
+    assert folder() == first
+    other = folder(payload="none")
+    assert other != first
+    past = os.stat(other).st_mtime - 2 * KEPT_S
+    os.utime(other, (past, past))
+    assert folder() == first
+    assert not other.exists()
+    assert os.listdir(first.parent) == [first.name]
+    assert first.parent.stat().st_mode & 0o077 == 0
