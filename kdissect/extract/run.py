@@ -7,7 +7,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.packet_search import connection_segments, frame_segments, is_carried
 from kdissect.extract.pcapng import PcapngWriter
 from kdissect.extract.rewrite import Conversation, Rewriter
-from kdissect.extract.selection import Chosen
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
@@ -31,11 +30,20 @@ from kdissect.pipeline.plan import planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
 from kdissect.step_log import logged_step
+from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.connections import endpoint_columns
+from kdissect.tables.schemas import FIXED_TABLES
 
 _log = logging.getLogger(__name__)
 
 _APPLICATION = f"kdissect {__version__}"
+# of `exchanges`: what comments say
+_COLUMNS = (
+    "exchange_id", "connection_id", "client_ip", "client_port", "broker_ip", "broker_port",
+    "api_name", "api_version", "correlation_id", "client_id", "request_capture_id",
+    "response_capture_id", "request_packet", "response_packet", "latency_ms", "status",
+    "decode_status", "error_name", "topics", "group_id", "transactional_id",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,26 @@ class Extracted:
     connection_count: int
     secrets_byte_count: int
     left_out_count: int
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """A sink of the pipeline: rows of `exchanges` and `connections` that are selected."""
+
+    selection: Selection
+    exchanges: list[pa.Table] = field(default_factory=list)
+    connections: list[pa.Table] = field(default_factory=list)
+
+    def __call__(self, name: str, table: pa.Table) -> None:
+        if name == "exchanges":
+            wanted = plain(table, FIXED_TABLES[name])
+            rows = self.selection.of_table(wanted)
+            kept = wanted if rows is None else wanted.take(pa.array(rows))
+            self.exchanges.append(kept.select(list(_COLUMNS)))
+        elif name == "connections":
+            columns = ["connection_id", "client_ip", "client_port", "broker_ip", "broker_port"]
+            wanted = plain(table, FIXED_TABLES[name]).select([*columns, "is_tls", "protocol"])
+            self.connections.append(wanted.filter(self.selection.of_connections(wanted)))
 
 
 @dataclass(slots=True)
@@ -93,7 +121,7 @@ def extract(
     if target.is_file() and not overwrite:
         raise OutputError(f"{target}: is there already; --overwrite replaces it")
     with planned(paths, options, 1, spool) as plan:
-        chosen = Chosen(selection)
+        chosen = _Chosen(selection)
         local.run(plan, chosen)
         exchanges = _joined(chosen.exchanges)
         connections = _joined(chosen.connections)
@@ -252,28 +280,11 @@ def _lines(text: memoryview) -> bytes:
 
 
 def _described(selection: Selection) -> str:
-    """Describe the selection in words, for the section's comment."""
-    parts = [
-        f"{name} {', '.join(str(value) for value in values)}"
-        for name, values in (
-            ("exchange", selection.exchanges),
-            ("API key", sorted(selection.apis)),
-            ("connection", selection.connections),
-            ("client", selection.clients),
-            ("topic", selection.topics),
-            ("group", selection.groups),
-            ("host", selection.hosts),
-        )
-        if values
-    ]
-    if selection.time_from_ns is not None:
-        parts.append(f"from {selection.time_from_ns} ns since 1970")
-    if selection.time_to_ns is not None:
-        parts.append(f"before {selection.time_to_ns} ns since 1970")
-    if selection.errors:
-        parts.append("with an error code")
-    if selection.slow_ms is not None:
-        parts.append(f"service_ms from {selection.slow_ms:g} ms on")
-    if selection.where is not None:
-        parts.append(f"where {selection.where}")
+    """Name the conditions of the selection, for the section's comment."""
+    parts = []
+    for condition in fields(selection):
+        value = getattr(selection, condition.name)
+        if condition.compare and value not in (None, False, (), frozenset()):
+            values = value if isinstance(value, tuple | frozenset) else (value,)
+            parts.append(f"{condition.name} {', '.join(map(str, values))}")
     return f"packets of {'; '.join(parts) or 'all connections'}"
