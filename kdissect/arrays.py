@@ -21,8 +21,6 @@ Positions = npt.NDArray[np.int64]  # of bytes in a buffer or a stream
 TimesNs = npt.NDArray[np.int64]  # nanoseconds since 1970
 Ids = npt.NDArray[np.int64]  # of captures, connections or exchanges
 
-_ENDINGS = 1 << 16  # values of the lowest 16 bits
-
 
 def _raw(array: Rows) -> Any:
     return array.view(np.dtype((np.void, array.dtype.itemsize)))
@@ -82,24 +80,6 @@ def by_value(values: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.int64]]:
     order = np.argsort(values.astype(np.int16, copy=False), kind="stable")
     bounds = np.flatnonzero(np.diff(values[order])) + 1
     return {int(values[part[0]]): part for part in np.split(order, bounds) if len(part)}
-
-
-def is_any_of(values: npt.NDArray[np.int64], few: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return np.isin(values, few), faster if `few` are few.
-
-    Values are not sorted: only those whose lowest 16 bits occur in `few` are compared.
-    """
-    result = np.zeros(len(values), np.bool_)
-    if not len(few):
-        return result
-    ordered = np.sort(few)
-    has_ending = np.zeros(_ENDINGS, np.bool_)
-    has_ending[ordered & (_ENDINGS - 1)] = True
-    rows = np.flatnonzero(has_ending[values & (_ENDINGS - 1)])
-    candidates = values[rows]
-    place = np.minimum(np.searchsorted(ordered, candidates), len(ordered) - 1)
-    result[rows] = ordered[place] == candidates
-    return result
 
 
 def in_order_of_time(time_ns: npt.NDArray[Any], ident: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

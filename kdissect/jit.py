@@ -215,63 +215,29 @@ if JIT_ENABLED:
     read_i64 = _array_load(64, True)
 else:
 
-    def _at(address: int, size: int) -> int:
-        return int.from_bytes(ctypes.string_at(int(address), size), "big")
+    def _plain_load(size: int) -> Any:
+        return lambda address: int.from_bytes(ctypes.string_at(int(address), size), "big")
 
-    def load_u8(address: int) -> int:
-        return _at(address, 1)
+    def _plain_store(size: int) -> Any:
+        def store(address: int, value: int) -> None:
+            data = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, sys.byteorder)
+            ctypes.memmove(int(address), data, size)
 
-    def load_u16(address: int) -> int:
-        return _at(address, 2)
+        return store
 
-    def load_u32(address: int) -> int:
-        return _at(address, 4)
+    def _plain_read(size: int, signed: bool) -> Any:
+        return lambda buf, pos: int.from_bytes(bytes(buf[pos : pos + size]), "big", signed=signed)
+
+    load_u8, load_u16, load_u32 = (_plain_load(size) for size in (1, 2, 4))
+    store_8, store_16, store_32, store_64 = (_plain_store(size) for size in (1, 2, 4, 8))
+    read_i8, read_i16, read_i32, read_i64 = (_plain_read(size, True) for size in (1, 2, 4, 8))
+    read_u8, read_u16, read_u32 = (_plain_read(size, False) for size in (1, 2, 4))
 
     def load_word(address: int) -> int:
         return int.from_bytes(ctypes.string_at(int(address), 8), sys.byteorder, signed=True)
-
-    def _store(address: int, value: int, size: int) -> None:
-        data = (int(value) & ((1 << 8 * size) - 1)).to_bytes(size, sys.byteorder)
-        ctypes.memmove(int(address), data, size)
-
-    def store_8(address: int, value: int) -> None:
-        _store(address, value, 1)
-
-    def store_16(address: int, value: int) -> None:
-        _store(address, value, 2)
-
-    def store_32(address: int, value: int) -> None:
-        _store(address, value, 4)
-
-    def store_64(address: int, value: int) -> None:
-        _store(address, value, 8)
 
     def copy_bytes(target: int, source: int, size: int) -> None:
         ctypes.memmove(int(target), int(source), int(size))
 
     def fetch_ahead(address: int) -> None:
         pass
-
-    def _in(buf: Any, pos: int, size: int, signed: bool) -> int:
-        return int.from_bytes(bytes(buf[pos : pos + size]), "big", signed=signed)
-
-    def read_i8(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 1, True)
-
-    def read_u8(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 1, False)
-
-    def read_i16(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 2, True)
-
-    def read_u16(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 2, False)
-
-    def read_i32(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 4, True)
-
-    def read_u32(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 4, False)
-
-    def read_i64(buf: Any, pos: int) -> int:
-        return _in(buf, pos, 8, True)

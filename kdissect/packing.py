@@ -15,11 +15,9 @@ import cramjam
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import inlined, kernel, load_word, store_64
-
 Array = npt.NDArray[Any]
 
-TILE = 512  # rows and columns that fit the cache together
+_TILE = 512  # rows of some hundred bytes, which fit the cache together
 
 
 def pack(arrays: Sequence[Array]) -> bytes:
@@ -59,76 +57,16 @@ def _unpacked(block: memoryview, dtype: np.dtype[Any], count: int) -> Array:
 def transposed(bytes_of: npt.NDArray[np.uint8]) -> Any:
     """Return `bytes_of.T`, contiguous, for contiguous uint8[rows, columns].
 
-    It is a copy, unless all bytes stay in order. numpy would move them one at a time.
+    numpy would move whole columns, which miss the processor's cache; it moves parts of them here.
     """
     rows, columns = bytes_of.shape
-    assert bytes_of.flags.c_contiguous
     if rows == 1 or columns == 1:
         return bytes_of.reshape(columns, rows)
     result = np.empty((columns, rows), np.uint8)
-    source, target = bytes_of.reshape(-1), result.reshape(-1)
-    _transpose(source, rows, columns, target, source.ctypes.data, target.ctypes.data)
+    for start in range(0, max(rows, columns), _TILE):
+        part = slice(start, start + _TILE)
+        if rows > columns:
+            result[:, part] = bytes_of[part].T
+        else:
+            result[part] = bytes_of[:, part].T
     return result
-
-
-@inlined
-def _exchanged(one: int, two: int, bits: int, mask: int) -> Any:
-    """Swap the upper fields of `one` with the lower ones of `two`.
-
-    bits: size of a field. mask: the bits of the lower fields.
-    """
-    differing = ((one >> bits) ^ two) & mask
-    return one ^ (differing << bits), two ^ differing
-
-
-@kernel
-def _transpose(
-    source: Any, rows: int, columns: int, target: Any, source_address: int, target_address: int
-) -> None:
-    """Transpose 8 x 8 bytes at a time, in registers (Warren, Hacker's Delight, 7-3).
-
-    First single bytes of words in neighbouring rows are swapped, then pairs, then fours. The lowest
-    byte of a word is the first in memory: all machines that Kafka and Spark support are
-    little-endian.
-    """
-    for top in range(0, rows, TILE):
-        bottom = min(top + TILE, rows)
-        low = top + ((bottom - top) & ~7)
-        for left in range(0, columns, TILE):
-            right = min(left + TILE, columns)
-            edge = left + ((right - left) & ~7)
-            for column in range(left, edge, 8):
-                for row in range(top, low, 8):
-                    at = source_address + row * columns + column
-                    a = load_word(at)
-                    b = load_word(at + columns)
-                    c = load_word(at + 2 * columns)
-                    d = load_word(at + 3 * columns)
-                    e = load_word(at + 4 * columns)
-                    f = load_word(at + 5 * columns)
-                    g = load_word(at + 6 * columns)
-                    h = load_word(at + 7 * columns)
-                    a, b = _exchanged(a, b, 8, 0x00FF00FF00FF00FF)
-                    c, d = _exchanged(c, d, 8, 0x00FF00FF00FF00FF)
-                    e, f = _exchanged(e, f, 8, 0x00FF00FF00FF00FF)
-                    g, h = _exchanged(g, h, 8, 0x00FF00FF00FF00FF)
-                    a, c = _exchanged(a, c, 16, 0x0000FFFF0000FFFF)
-                    b, d = _exchanged(b, d, 16, 0x0000FFFF0000FFFF)
-                    e, g = _exchanged(e, g, 16, 0x0000FFFF0000FFFF)
-                    f, h = _exchanged(f, h, 16, 0x0000FFFF0000FFFF)
-                    a, e = _exchanged(a, e, 32, 0x00000000FFFFFFFF)
-                    b, f = _exchanged(b, f, 32, 0x00000000FFFFFFFF)
-                    c, g = _exchanged(c, g, 32, 0x00000000FFFFFFFF)
-                    d, h = _exchanged(d, h, 32, 0x00000000FFFFFFFF)
-                    to = target_address + column * rows + row
-                    store_64(to, a)
-                    store_64(to + rows, b)
-                    store_64(to + 2 * rows, c)
-                    store_64(to + 3 * rows, d)
-                    store_64(to + 4 * rows, e)
-                    store_64(to + 5 * rows, f)
-                    store_64(to + 6 * rows, g)
-                    store_64(to + 7 * rows, h)
-            for column in range(left, right):
-                for row in range(low if column < edge else top, bottom):
-                    target[column * rows + row] = source[row * columns + column]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.arrays import by_value, distinct, in_order_of_time, is_any_of, renumbered, take
+from kdissect.arrays import by_value, distinct, in_order_of_time, renumbered, take
 
 
 @given(st.lists(st.integers(0, 40), min_size=1), st.integers(41, 400))
@@ -46,15 +46,6 @@ def test_by_value_gives_positions_in_order(values: list[int]) -> None:
     for place, value in enumerate(values):
         wanted.setdefault(value, []).append(place)
     assert found == wanted
-
-
-def test_is_any_of_agrees_with_numpy() -> None:
-    """`is_any_of` agrees with `numpy.isin`."""
-    rng = np.random.default_rng(7)
-    values = rng.integers(-50, 50, 200)
-    for count in (0, 1, 2, 30):
-        few = rng.integers(-60, 60, count)
-        assert is_any_of(values, few).tolist() == np.isin(values, few).tolist()
 
 
 @pytest.mark.parametrize("rows", [[], [0], [2, 3, 4], [4, 3, 2], [1, 1, 2], [-1, 0, 1], [-3, -2]])
