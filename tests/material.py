@@ -1,7 +1,7 @@
 """Where the recorded material of the tests lies.
 
-Kafka's vectors and some captures ship with the project. Many more captures, Kafka's own definitions
-and the seed guides lie beside the checkout, in `../shared`. `KDISSECT_MATERIAL` names another
+Kafka's vectors and some captures ship with the project. Many more captures and Kafka's own
+definitions lie beside the checkout, in `../shared`. `KDISSECT_MATERIAL` names another
 folder; `KDISSECT_MATERIAL=none` hides it, so that tests run as in a clone.
 """
 
@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("KDISSECT_MATERIAL") or ROOT.parent / "shared")
 CAPTURES = SHARED / "captures"
 DEFINITIONS = SHARED / "kafka" / "definitions"
-SEEDS = SHARED / "seeds"
 VECTORS = ROOT / "tests" / "golden" / "vectors"  # messages that Kafka's own classes wrote
 
 ABSENT = "no recorded material (../shared) beside the checkout"

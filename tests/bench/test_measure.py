@@ -53,18 +53,6 @@ def test_processor_time_of_a_family_is_summed() -> None:
     assert 0.3 <= used < 5
 
 
-def test_codecs_have_their_ratios() -> None:
-    """The floor's share for magic 2; the old magics beside magic 2 of their codec."""
-    new = {
-        "codec": "lz4", "magic": 2, "product_seconds": 0.1, "product_cpu": 0.2, "floor_cpu": 0.15,
-        "floor_seconds": 0.09, "byte_count": 1, "table_bytes": 1, "floor_bytes": 1,
-    }  # fmt: skip
-    old = {"codec": "lz4", "magic": 0, "product_seconds": 0.1, "product_cpu": 0.5}
-    rows = report._codec_ratios([new, old])
-    assert [row[1] for row in rows] == ["75%", "90%", "2.50"]
-    assert {row[3] for row in rows} == {"yes"}
-
-
 def test_memory_of_a_family_is_summed() -> None:
     """The memory of a grandchild counts, and the peak includes it."""
     held = 40 << 20
@@ -121,47 +109,6 @@ def test_a_page_without_results_says_so() -> None:
     assert "`python bench/run.py startup`" in page
     assert page.count("Not run.") == len(BENCHMARKS) - 1
     assert list(report.SECTIONS) == list(BENCHMARKS)
-
-
-def test_growth_and_other_programs() -> None:
-    """Ratios with their goals and tables from results alone."""
-    sizes = {1: 1.0, 2: 1.5, 4: 2.5, 8: 4.5, 16: 8.5}
-    rows = [
-        {
-            "copies": n, "byte_count": n << 20, "seconds": [time, time, time], "python": 900 << 20,
-            "driver": 200 << 20, "workers": 700 << 20, "java": 400 << 20,
-        }
-        for n, time in sizes.items()
-    ]  # fmt: skip
-    kinds = ("json", "ek", "fields")
-    other = {
-        "title": "tiny", "copies": 2, "byte_count": 1 << 20,
-        "seconds": {f"{kind}_{n}": [2.0 * n - 1] * 3 for kind in kinds for n in (1, 2)},
-        **{f"{kind}_marginal": 2.0 for kind in kinds},
-    }  # fmt: skip
-    steps = ("read", "check", "decompress", "write")
-    stages = ("scan", "assemble", "decode")
-    marginal = {
-        "title": "tiny", "file": "a.pcap", "note": "", "byte_count": 1 << 20,
-        "totals": {"exchanges": 7, "records": 7}, "product_marginal": 0.1, "floor_marginal": 0.05,
-        "floor_one": 0.1, "floor_steps": dict.fromkeys(steps, 1.0),
-        "seconds": {f"{who}_{n}": [1.0, 1, 1] for who in ("product", "floor") for n in (1, 5)},
-        "table_bytes": 1, "floor_bytes": 1, "largest_tables": {"records": 1},
-        "timings": {"5": {f"{stage}_{what}": 2.0 for stage in stages for what in ("s", "bytes")}},
-    }  # fmt: skip
-    common = {"rounds": 1, "command": "x", "machine": MACHINE}
-    grown = {"title": "tiny", "exchange_count": 7, "rows": rows}
-    results = {
-        "marginal": {"inputs": {"messages": marginal}, **common},
-        "tshark": {"inputs": {"messages": other}, **common},
-        "growth": {"inputs": {"messages": grown}, **common},
-    }
-    page = report.text(results)
-    assert "| tiny: 16x input / marginal time | 16.0 | at most 17 | yes |" in page
-    assert "| tiny: tshark -T fields / kdissect, marginal | 20.0 | at least 10 | yes |" in page
-    assert "| tiny: driver's memory, 16x / 1x | 1.00 |" in page
-    assert "| tiny, 16x | 16.0 | 112 | 8.50 [8.50-8.50] | 900.0 | 200.0 | 700.0 | 400.0 |" in page
-    assert "| tiny | 1.0 [1.0-1.0] | 3.0 [3.0-3.0] | 2.00 | 1.0 " in page
 
 
 def test_processes_are_timed_and_read() -> None:

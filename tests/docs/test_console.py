@@ -6,15 +6,12 @@ import pytest
 
 from tests import console
 from tests.conftest import ROOT
-from tests.material import CAPTURES
 
-# questions.md is run by test_questions.py where the logs are that it is compared with
-ELSEWHERE = {"questions"} if CAPTURES.exists() else set()
 ON_SPARK = {"dissect"}
 PAGES = {
     page.stem: page
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    if page.stem not in ELSEWHERE and any(console.commands(page.read_text()))
+    if any(console.commands(page.read_text()))
 }
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +21,8 @@ ROTATED = sorted(SHAPES.glob("rotated_*.pcap"))
 SHOWN = 6
 
 # The same packets in the same order: also times and packet numbers are those of librdkafka.pcap.
-# Tests of `capture/` read each of these link layers and compressions too.
-WRAPPED = [
-    *("sll2.pcap", "vlan_vxlan.pcap", "pcapng_two_interfaces.pcapng", "seqwrap.pcap"),
-    *(
-        pytest.param(name, marks=pytest.mark.heavy)
-        for name in (
-            "sll1.pcap",
-            "rawip.pcap",
-            "null.pcap",
-            "qinq.pcap",
-            "gzip.pcap.gz",
-            "zstd.pcap.zst",
-        )
-    ),
-]
+# Tests of `capture/` read every link layer and compression.
+WRAPPED = ["sll2.pcap", "vlan_vxlan.pcap", "pcapng_two_interfaces.pcapng", "seqwrap.pcap"]
 NANOSECONDS = ["be_ns.pcap", "pcapng_ns.pcapng"]  # their times have three more digits
 # Other packets in other places: what the captures say of Kafka is the same all the same.
 SHUFFLED = ["reordered.pcap", "duplicated.pcap"]
@@ -105,24 +90,6 @@ def test_spark_gives_the_rows_of_read(
     _same(set_differences(kdissect.open(str(out)), capture.tables))
 
 
-@pytest.mark.spark
-@pytest.mark.heavy
-def test_the_command_on_one_core_gives_the_rows_of_read(tmp_path: Path) -> None:
-    """Another worker count, another process, another split size."""
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "kdissect", "dissect", str(SHAPES_BASE.path)]
-    options = ["--out", str(out), "--master", "local[1]", "--split-bytes", "100000", "--quiet"]
-    done = subprocess.run(
-        [*command, *options, "--reveal-secrets"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    _same(set_differences(kdissect.open(str(out)), SHAPES_BASE.tables))
-
-
 @pytest.mark.heavy
 @pytest.mark.spark
 def test_every_table_opens_anywhere(spark: Any, tmp_path: Path) -> None:
@@ -164,16 +131,6 @@ def test_rotated_files_are_one_capture(reverse: bool) -> None:
     """Every table and column, but for the files' own table and ids; packet numbers lead to the
     same packets."""
     rotated = read(*(reversed(ROTATED) if reverse else ROTATED))
-    _same(_rotation_differences(rotated))
-
-
-@pytest.mark.heavy
-@pytest.mark.spark
-def test_rotated_files_are_one_capture_on_spark(spark: Any, tmp_path: Path) -> None:
-    """Spark reads rotated files as the one capture that they were."""
-    rotated = kdissect.dissect(
-        spark, [str(path) for path in ROTATED], str(tmp_path / "out"), reveal_secrets=True
-    )
     _same(_rotation_differences(rotated))
 
 

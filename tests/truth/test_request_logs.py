@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import kdissect
-from tests.truth import definitions, request_log
-from tests.truth.compare import Comparison, plain, records_sizes, text_records_sizes
+from tests.truth import definitions
+from tests.truth.compare import Comparison, records_sizes, text_records_sizes
 from tests.truth.matching import direct, match
 from tests.truth.material import CHECKED, LOGGED, Capture, each
 from tests.truth.request_log import Entry
@@ -221,35 +220,6 @@ def test_sizes_of_record_data_agree_with_the_log(
             differ.append(f"{entry}: {dict(found)}, log {dict(logged)}")
     assert not differ, differ[:SHOWN]
     say(f"{capture}: record data of {compared} partitions as large as logged")
-
-
-@every_logged_capture
-def test_forwarded_requests_are_the_inner_requests_of_envelopes(capture: Capture) -> None:
-    """The log has the inner request: same correlation ID, client ID, request and response."""
-    forwarded = [e for e in request_log.load(capture.request_log_path) if e.is_forwarded]
-    waiting = request_log.by_key(forwarded)
-    comparison = Comparison()
-    bodies = _Bodies(capture)
-    for row in match(capture).envelopes:
-        body = bodies[row]
-        inner = kdissect.decode_message(body["request"]["request_data"], side="request")
-        place = (row["client_ip"], row["client_port"], row["broker_port"])
-        key = (*place, inner.header["correlation_id"], inner.api_key, inner.api_version)
-        assert waiting.get(key), key
-        entry = waiting[key].pop(0)
-        assert (inner.header["client_id"] or "") == entry.client_id
-        request = definitions.layout(inner.api_key, "Request", inner.api_version)
-        comparison.body(request, entry.request, plain(inner.body), f"{entry} request")
-        answer = kdissect.decode_message(
-            body["response"]["response_data"],
-            side="response",
-            api_key=inner.api_key,
-            api_version=inner.api_version,
-        )
-        response = definitions.layout(inner.api_key, "Response", inner.api_version)
-        comparison.body(response, entry.response, plain(answer.body), f"{entry} response")
-    assert not comparison.differences, comparison.differences[:SHOWN]
-    assert not [entry for left in waiting.values() for entry in left]
 
 
 def test_the_comparison_notices_a_wrong_value() -> None:

@@ -123,22 +123,6 @@ def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
     assert not set_differences(capture.tables, split)
 
 
-@pytest.mark.heavy
-@pytest.mark.spark
-@pytest.mark.parametrize("capture", [TLS_12, TLS_13], ids=str)
-def test_spark_gives_the_rows_of_read(spark: Any, tmp_path: Path, capture: Capture) -> None:
-    """Rows on Spark equal those in process."""
-    ours = kdissect.dissect(
-        spark,
-        [str(capture.path)],
-        str(tmp_path / "out"),
-        reveal_secrets=True,
-        split_bytes=100_000,
-        keylog=str(_key_log(capture)),
-    )
-    assert not set_differences(ours, capture.tables)
-
-
 def test_a_file_that_is_no_key_log_is_refused(tmp_path: Path) -> None:
     """CaptureError names the file."""
     path = tmp_path / "notes.txt"
