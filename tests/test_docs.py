@@ -16,14 +16,10 @@ import kdissect
 from kdissect.cli import app
 from kdissect.kafka.assembly import Anomaly
 from kdissect.tables.anomalies import SEVERITIES, SEVERITY
-from tests import console
 from tests.conftest import ROOT
 from tools import table_reference
 
 README = (ROOT / "README.md").read_text()
-QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "cookbook.md").read_text(), re.DOTALL)[
-    :3
-]
 SHARED_OPTIONS = [
     ("summary.md", "captures-instead-of-table-sets"),
     ("show.md", "what-to-show"),
@@ -48,18 +44,6 @@ def crowded(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (tmp_path / "tables" / "exchanges" / "part-00000-ba9876543210.parquet").write_bytes(b"PAR1")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_queries_see_the_manifests_files_only(query: str, crowded: Path, tables: Path) -> None:
-    """Other files in the folder of the tables do not change the answer of `kdissect sql`."""
-    found = [
-        console.run_here(f"kdissect sql {folder}/ {shlex.quote(query)} --format csv", crowded)
-        for folder in (crowded / "tables", tables)
-    ]
-    lines = [sorted(text.splitlines()) for text in found]
-    assert len(lines[0]) > 2
-    assert lines[0] == lines[1]
 
 
 def test_the_macro_sees_the_manifests_files(crowded: Path) -> None:
@@ -98,13 +82,6 @@ def test_every_verb_is_in_the_readme() -> None:
     assert verbs
     for verb in verbs:
         assert f"kdissect {verb}" in README
-
-
-def test_the_two_commands_of_a_clone_are_in_the_readme() -> None:
-    """The first block of its section on installing has make demo and make test."""
-    first_block = README.partition("## Install")[2].split("```")[1]
-    assert "make demo" in first_block
-    assert "make test" in first_block
 
 
 def test_the_table_reference_is_what_the_schemas_say() -> None:
@@ -188,13 +165,6 @@ def test_every_dependency_has_a_reason() -> None:
     }
     assert reasons.keys() == needed
     assert all(len(why) > 10 for why in reasons.values())
-
-
-def test_contributing_names_the_scope() -> None:
-    """CONTRIBUTING names three things that kdissect is not."""
-    said = (ROOT / "CONTRIBUTING.md").read_text()
-    for what in ("general protocol analyser", "live dashboard", "Kafka client"):
-        assert what in said
 
 
 def test_questions_of_the_readme_have_answers(

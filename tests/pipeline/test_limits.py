@@ -189,16 +189,6 @@ def test_every_limit_is_documented() -> None:
         assert f"| `{name}` | {default} |" in text, name
 
 
-def test_an_unknown_limit_is_refused(
-    kdissect: Callable[..., CompletedProcess[str]], tmp_path: Path
-) -> None:
-    """An unknown limit is refused in one line that names the known ones."""
-    done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--limit", "sizes=1")
-    assert done.returncode == 2
-    assert "frame_size" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 VERBS = {
     "dissect": ("--out", "{out}"),
     "show": (),

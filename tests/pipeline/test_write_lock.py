@@ -214,42 +214,6 @@ def test_an_interrupt_while_a_folder_is_locked(
     assert not out.exists()
 
 
-def test_an_interrupt_while_a_folder_is_released(tmp_path: Path) -> None:
-    """Nothing stays, at whichever line of the release the interrupt comes."""
-    number = 0
-    while _released_with_interrupt(tmp_path / f"out{number}", number):
-        assert not (tmp_path / f"out{number}").exists()
-        number += 1
-    assert number > 8
-
-
-def _released_with_interrupt(out: Path, line_number: int) -> bool:
-    """Locks and releases a folder; returns whether the release has that many lines."""
-    seen = 0
-
-    def on_call(frame: Any, event: str, argument: Any) -> Any:
-        is_release = frame.f_code.co_name in ("release", "_close", "_is_at_path", "_flock")
-        return on_line if is_release and frame.f_code.co_filename == write_lock.__file__ else None
-
-    def on_line(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal seen
-        if event == "line":
-            seen += 1
-            if seen == line_number + 1:
-                raise KeyboardInterrupt
-        return on_line
-
-    before = sys.gettrace()
-    try:
-        with write_lock.write_lock(str(out)):
-            sys.settrace(on_call)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def test_a_late_release_leaves_the_next_lock(tmp_path: Path) -> None:
     """A release that an interrupt cut is repeated; another run may have locked the folder since."""
     out = str(tmp_path)
