@@ -737,8 +737,7 @@ class _Run:
 
         target = self.target
         with staging(target) as run_id:
-            old = append.manifest["inputs"] if append else []
-            inputs = Background(lambda: manifest_inputs(plan, {item["path"] for item in old}))
+            inputs = Background(lambda: manifest_inputs(plan))
             if self.spark is not None and (plan.splits or plan.before):
                 files, result = on_spark.run(self.spark, plan, absolute(target), run_id)
             else:
@@ -758,7 +757,8 @@ class _Run:
             timings = {**self.timings, **result["timings"]}
             timings["total_s"] = time.perf_counter() - self.began
             check_unchanged(plan)
-            manifest = _manifest(plan, [*old, *inputs.result()], timings, rows)
+            before = append.manifest if append else None
+            manifest = _manifest(plan, inputs.result(), timings, rows, before)
             manifest["state"] = state
             if append_entry is not None:
                 manifest["append"] = append_entry
@@ -771,13 +771,18 @@ def _manifest(
     inputs: list[dict[str, Any]],
     timings: dict[str, float],
     rows: dict[str, int],
+    before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """before: the manifest of the set that the run adds to."""
     totals = {
         "captures": sum(info.source >= 0 for info in plan.captures),
         "packets": sum(info.packet_count for info in plan.captures),
-        "bytes": plan.byte_count + (plan.before.byte_count if plan.before else 0),
-        **{name: rows.get(name, 0) for name in FIXED_TABLES if name != "captures"},
+        "bytes": plan.byte_count,
     }
+    if before is not None:
+        totals = {name: count + before["totals"][name] for name, count in totals.items()}
+        inputs = [*before["inputs"], *inputs]
+    totals |= {name: rows.get(name, 0) for name in FIXED_TABLES if name != "captures"}
     return {
         "program_version": __version__,
         "options": plan.options.to_json(),

@@ -5,13 +5,13 @@ Theory of operation
 A run with ``--append`` or ``--keep-state`` saves the state that the next append needs. The state
 lies beside the tables, in files of ``_state/`` that the manifest lists. It has the open connections
 (`resume.connection_state`), the events of groups, producers and fetch sessions, and one file with
-the rest: facts about topics and brokers, counts of the captures, and names that rows lack.
+the rest: facts about topics and brokers, ids of the captures, and names that rows lack.
 
 A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes.
 Requests and responses that are open at the end of a run become rows of a later one. Rows go to two
 kinds of files. *Final* files are never read or replaced by an append. The others are written anew
 by each append, which drops the earlier ones: the rows of connections that may continue, the tables
-built from all events (groups, transactions, fetch sessions), `captures`, `topics` and `brokers`. So
+built from all events (groups, transactions, fetch sessions), `topics` and `brokers`. So
 the cost of an append is that of the new captures, of the open connections, and of reading the
 events once.
 
@@ -36,7 +36,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,10 @@ from kdissect.capture.inputs import STDIN, InputFile, find_captures
 from kdissect.capture.ip_fragments import Joined
 from kdissect.capture.object_store import is_remote
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.splits import CaptureInfo
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import capture_id, hashed, planned_inputs
+from kdissect.pipeline.plan import hashed, planned_inputs
 from kdissect.pipeline.run_plan import Before, RunPlan
 from kdissect.pipeline.saved_state import COUNTS, KNOWN_FILE, StateFiles, read_state
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
@@ -187,7 +186,7 @@ def append_plan(
         state,
         document,
         Before(
-            captures=len(document["captures"]),
+            capture_ids=tuple(document["capture_ids"]),
             open_files=tuple(str(root / name) for name in state["open"]),
             event_files=tuple(str(root / name) for name in state["events"]),
             connection_files=tuple(
@@ -195,11 +194,10 @@ def append_plan(
                 for name in manifest["tables"]["connections"]["files"]
                 if name not in state["final"].get("connections", {}).get("files", ())
             ),
-            stats=json.dumps(document["stats"]).encode(),
             facts=document["facts"].encode(),
             names_used=json.dumps(document["names_used"]).encode(),
             end_ns=document["end_ns"],
-            byte_count=document["byte_count"],
+            byte_count=manifest["totals"]["bytes"],
         ),
         replace(
             options,
@@ -246,26 +244,23 @@ def planned_append(
 
 
 def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
-    """The plan with the captures of the set listed first. No step reads those captures."""
-    count = append.before.captures
-    new = [replace(info, source=info.source + count) for info in plan.captures if info.source >= 0]
-    captures = (
-        *(_info(document) for document in append.document["captures"]),
-        *new,
-        *(info for info in plan.captures if info.source < 0),
-        *(_info(document) for document in append.document["unread"]),
-    )
+    """The plan with room for the captures of the set. No step reads those captures."""
+    before = append.before
+    count = len(before.capture_ids)
     return replace(
         plan,
         paths=(*[os.devnull] * count, *plan.paths),
         sizes=(*[0] * count, *plan.sizes),
         versions=(*[None] * count, *plan.versions),
-        captures=captures,
-        capture_ids=tuple(capture_id(info.path) for info in captures),
+        captures=tuple(
+            replace(info, source=info.source + count) if info.source >= 0 else info
+            for info in plan.captures
+        ),
+        capture_ids=before.capture_ids + plan.capture_ids,
         splits=tuple(replace(split, source=split.source + count) for split in plan.splits),
         fragments=_moved(plan.fragments, count),
         keeps=True,
-        before=append.before,
+        before=before,
     )
 
 
@@ -281,10 +276,6 @@ def _moved(joined: Joined | None, count: int) -> Joined | None:
     faults[:, 1] += count
     batch = SegmentBatch(joined.batch.endpoints, segments)
     return Joined(batch, completed, faults, joined.ignored_count)
-
-
-def _info(document: dict[str, Any]) -> CaptureInfo:
-    return CaptureInfo(**{**document, "link_types": tuple(document["link_types"]), "secrets": ()})
 
 
 # -- what a run leaves ----------------------------------------------------------------------
@@ -317,12 +308,9 @@ def state_to_save(
         used.merge(NamesUsed.from_json(append.document["names_used"]))
         changed = append.document["changed_ns"]
     document = {
-        "captures": [_capture_document(info) for info in plan.captures if info.source >= 0],
-        "unread": [_capture_document(info) for info in plan.captures if info.source < 0],
-        "stats": state["stats"],
+        "capture_ids": plan.capture_ids[: len(plan.paths)],
         "facts": state["facts"],
         "end_ns": plan.end_ns,
-        "byte_count": plan.byte_count + (plan.before.byte_count if plan.before else 0),
         "changed_ns": changed | _changed_ns(plan),
         "names_used": used.to_json(),
     }
@@ -333,16 +321,10 @@ def state_to_save(
     return {"known": None, "open": [], "events": events}, staged
 
 
-def _capture_document(info: CaptureInfo) -> dict[str, Any]:
-    return {**asdict(info), "secrets": ()}
-
-
 def _changed_ns(plan: RunPlan) -> dict[str, int]:
     """Times of change (ns since 1970) of the captures that this run read, for local files."""
-    infos = plan.captures[plan.earlier_count :]
-    return {
-        info.path: os.stat(info.path).st_mtime_ns for info in infos if os.path.isfile(info.path)
-    }
+    paths = [info.path for info in plan.captures if os.path.isfile(info.path)]
+    return {path: os.stat(path).st_mtime_ns for path in paths}
 
 
 def count_notes(counts: dict[str, int]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -17,11 +16,11 @@ from kdissect.tables.schemas import CAPTURES, table_of_rows
 
 def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
     """Rows of `captures`, from the plan and the counts of all scans."""
-    count = len(plan.captures)
+    count = plan.earlier_count + len(plan.captures)
     packets, tcp = [0] * count, [0] * count
     duplicates = [0] * count
     ignored: list[Counter[str]] = [Counter() for _ in range(count)]
-    for entry in [*stats, *(json.loads(plan.before.stats) if plan.before else ())]:
+    for entry in stats:
         for source, number in entry.get("duplicates", {}).items():
             duplicates[int(source)] += number
         for source, number in entry.get("given_up", {}).items():
@@ -33,7 +32,7 @@ def captures_table(plan: RunPlan, stats: list[dict[str, Any]]) -> pa.Table:
             tcp[source] += entry["tcp_packet_count"]
             ignored[source].update(entry["ignored"])
     rows = []
-    for number, info in enumerate(plan.captures):
+    for number, info in enumerate(plan.captures, plan.earlier_count):
         assert packets[number] == info.packet_count, (info.path, packets[number])
         rows.append(
             {
@@ -67,6 +66,6 @@ def cut_captures(plan: RunPlan) -> pa.Table:
             packet=info.error_packet if info.error_packet >= 0 else None,
             pos=info.error_pos if info.error_pos >= 0 else None,
         )
-        for number, info in enumerate(plan.captures)
-        if info.source >= plan.earlier_count and info.error is not None
+        for number, info in enumerate(plan.captures, plan.earlier_count)
+        if info.source >= 0 and info.error is not None
     )

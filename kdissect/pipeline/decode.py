@@ -141,7 +141,7 @@ def _write_run_tables(plan: RunPlan, slot: _SlotRows, sink: Sink) -> dict[str, A
     sink("anomalies", cut_captures(plan))
     for name, table in continued_connections(plan, slot.continued):
         sink(name, table)
-    state = run_state(plan, slot.stats, slot.cluster)
+    state = run_state(slot.stats, slot.cluster)
     state["counts"]["late_names"] = _late_names(plan, slot.cluster, sink)
     return state
 

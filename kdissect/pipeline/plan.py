@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -191,19 +191,16 @@ def check_unchanged(plan: RunPlan) -> None:
                 raise changed(path, before, now)
 
 
-def manifest_inputs(plan: RunPlan, left_out: Container[str] = ()) -> list[dict[str, Any]]:
+def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size, sha256 of each file, and whether it is a capture.
 
     For a stream, size and sha256 are those of its spooled copy. For an object read in place,
     `sha256` is null and `etag` is the store's, because no task reads all its bytes in order. A hash
-    computed ahead is used if the file's size and time of change are the same. known: paths to leave
-    out.
+    computed ahead is used if the file's size and time of change are the same.
     """
     ahead = _ahead.pop().result() if _ahead else {}
     listed = []
     for info in plan.captures:
-        if info.path in left_out:
-            continue
         item: dict[str, Any] = {"path": info.path}
         version = plan.versions[info.source] if info.source >= 0 else None
         if info.source < 0 and object_store.is_remote(info.path):

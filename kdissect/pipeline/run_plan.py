@@ -24,18 +24,17 @@ TASK_BYTES = 32 * MB
 class Before:
     """The set that a run continues.
 
-    captures: how many of the plan's captures belong to it; the plan does not read them.
+    capture_ids: of its captures, which the plan does not read.
     open_files, event_files, connection_files: absolute paths of open connections, of events, and of
-    the rows of open connections. stats: JSON of counts, as scan and assemble give them.
+    the rows of open connections.
     facts: packed `Cluster`. names_used: JSON of `NamesUsed`. end_ns: time of its latest
     packet. byte_count: bytes of its captures.
     """
 
-    captures: int
+    capture_ids: tuple[int, ...]
     open_files: tuple[str, ...]
     event_files: tuple[str, ...]
     connection_files: tuple[str, ...]
-    stats: bytes
     facts: bytes
     names_used: bytes
     end_ns: int
@@ -48,8 +47,8 @@ class RunPlan:
 
     paths: tuple[str, ...]  # files to read: the captures, or their spooled copies
     sizes: tuple[int, ...]  # of `paths`, in bytes
-    captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers
-    capture_ids: tuple[int, ...]
+    captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers, without earlier ones
+    capture_ids: tuple[int, ...]  # of earlier captures, then of these
     splits: tuple[Split, ...]
     fragments: Joined | None
     bucket_count: int
@@ -57,13 +56,13 @@ class RunPlan:
     options: Options
     versions: tuple[Version | None, ...] = ()  # of the paths that are objects in stores
     keeps: bool = False  # the run saves state for a later append
-    # set if the first captures belong to an existing set; they are not read
+    # the set that the run adds to; its captures have the first `source` numbers
     before: Before | None = None
 
     @property
     def earlier_count(self) -> int:
-        """Number of captures of earlier runs; they come first."""
-        return self.before.captures if self.before else 0
+        """Number of captures of earlier runs; their `source` numbers come first."""
+        return len(self.before.capture_ids) if self.before else 0
 
     @property
     def source_start(self) -> list[int]:
@@ -85,9 +84,9 @@ class RunPlan:
 
     @property
     def end_ns(self) -> int:
-        """Time of the latest packet, in ns since 1970; 0 without packets."""
+        """Time of the latest packet so far, in ns since 1970; 0 without packets."""
         times = [info.last_time_ns for info in self.captures if info.last_time_ns is not None]
-        return max(times, default=0)
+        return max([self.before.end_ns if self.before else 0, *times])
 
     @property
     def event_key_count(self) -> int:

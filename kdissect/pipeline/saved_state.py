@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import struct
 import uuid
@@ -178,34 +177,13 @@ def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
     yield from collector.packed()
 
 
-def run_state(plan: RunPlan, stats: list[dict[str, Any]], cluster: Cluster) -> dict[str, Any]:
+def run_state(stats: list[dict[str, Any]], cluster: Cluster) -> dict[str, Any]:
     """The state built from the stats of all buckets and splits, for the first slot's RESULT."""
-    before = json.loads(plan.before.stats) if plan.before else []
     totals = Counter[str]()
     for entry in stats:
         totals.update(entry.get("counts", {}))
-    counts = {entry["source"]: dict(entry) for entry in before}
-    for entry in stats:
-        if "source" in entry:
-            one = counts.setdefault(
-                entry["source"],
-                {"source": entry["source"], "packet_count": 0, "tcp_packet_count": 0,
-                 "ignored": {}},
-            )  # fmt: skip
-            for name in ("packet_count", "tcp_packet_count"):
-                one[name] += entry[name]
-            for reason, count in entry["ignored"].items():
-                one["ignored"][reason] = one["ignored"].get(reason, 0) + count
-    for entry in stats:
-        for source, count in entry.get("duplicates", {}).items():
-            duplicates = counts[int(source)].setdefault("duplicates", {})
-            duplicates[source] = duplicates.get(source, 0) + count
-    return {
-        "counts": totals,
-        "files": [file for entry in stats for file in entry.get("files", ())],
-        "stats": sorted(counts.values(), key=lambda one: one["source"]),
-        "facts": cluster.to_bytes().decode(),
-    }
+    files = [file for entry in stats for file in entry.get("files", ())]
+    return {"counts": totals, "files": files, "facts": cluster.to_bytes().decode()}
 
 
 def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:

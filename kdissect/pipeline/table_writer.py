@@ -34,7 +34,7 @@ COMPRESSION_LEVEL = 1
 # page starts with an empty window.
 PAGE_BYTES = 4 << 20
 # written anew by every run that adds to a set
-REWRITTEN = ("captures", "topics", "brokers", OPEN_CONNECTIONS)
+REWRITTEN = ("topics", "brokers", OPEN_CONNECTIONS)
 # the rows of other tables arrive in the order of their exchanges' times
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
