@@ -57,7 +57,7 @@ from kdissect.capture.windows import Window, WindowReader
 from kdissect.codec.redaction import secret_apis
 from kdissect.datasource import schema_of
 from kdissect.errors import CaptureError
-from kdissect.kafka.assembly import Anomaly
+from kdissect.kafka.assembly import CARRIED, Anomaly
 from kdissect.packing import pack, unpack
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.assemble import anomaly_tables
@@ -341,7 +341,8 @@ class _Connections(StatefulProcessor):
         topics = learn_topics(chosen, sources, options.chunk_bytes)
         for other in range(BUCKETS) if topics.first else ():
             yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
-        chosen = exchange_index.carrying_all(chosen, sources)
+        is_read = (chosen.extents["source"] >= 0) & (chosen.extents["transform"] != CARRIED)
+        chosen = exchange_index.carrying(chosen, sources, np.flatnonzero(is_read), 0)
         for _, data in packed_parts(chosen, np.zeros(len(rows), np.int64), ROW_BYTES_MAX):
             packed = pack([capture_ids, np.frombuffer(data, np.uint8)])
             yield _part(bucket, RowKind.EXCHANGES, packed)

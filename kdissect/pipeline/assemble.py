@@ -26,7 +26,7 @@ from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import paired_frames
-from kdissect.kafka.assembly import CARRIED, Anomaly, Assembly, Carried, CloseReason
+from kdissect.kafka.assembly import Anomaly, Assembly, CloseReason
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.cluster import Learnt
@@ -175,9 +175,7 @@ def _paired(
 ) -> tuple[Paired, Sources]:
     key_logs = plan.key_logs(sources)
     paired = paired_frames(batches, sources, plan.options.stream_options, key_logs, scratch)
-    if len(paired.carried.data):
-        sources = sources.carrying(paired.carried.data)
-    return paired, sources
+    return paired, sources.carrying(paired.carried.data)
 
 
 def assembled(
@@ -212,7 +210,11 @@ def _continued_bucket(
     if found is None:
         none = np.zeros(0, np.int64)
         found = CompletedExchanges(exchange_index.concat([]), sources, none, none != 0)
-    assembly, sources = _carrying_earlier_bytes(found.assembly, found.sources, earlier)
+    assembly, source = found.assembly, found.assembly.extents["source"]
+    # later tasks cannot read the bytes of earlier captures
+    unread = np.flatnonzero((source >= 0) & (source < earlier))
+    if len(unread):
+        assembly = exchange_index.carrying(assembly, found.sources, unread, len(found.sources))
     states = carry.connections()
     counts = {
         "late_packets": carry.counts.late,
@@ -222,7 +224,7 @@ def _continued_bucket(
     pairs = assembly.endpoints[assembly.connections["endpoints"]].view(pair_type)
     bucket = AssembledBucket(
         replace(assembly, exchanges=assembly.exchanges[:0]),
-        sources,
+        found.sources.carrying(assembly.carried.data),
         found.is_open,
         np.isin(pairs, known),
         _count_notes(counts),
@@ -242,36 +244,6 @@ def _count_notes(counts: dict[str, int]) -> list[AnomalyRow]:
                            ("carry_limits", Anomaly.CARRY_LIMIT))
         if counts.get(name)
     ]  # fmt: skip
-
-
-def _carrying_earlier_bytes(
-    assembly: Assembly, sources: Sources, earlier_count: int
-) -> tuple[Assembly, Sources]:
-    """Copy the bytes of earlier captures into the assembly, because later tasks cannot read them.
-
-    They follow the bytes that the assembly already carries. `exchange_index.places` maps them to
-    the first capture, so they count as bytes of an earlier capture.
-    """
-    rows = np.flatnonzero(
-        (assembly.extents["source"] >= 0) & (assembly.extents["source"] < earlier_count)
-    )
-    if len(rows):
-        extents, carried = assembly.extents.copy(), assembly.carried
-        length, source = extents["length"][rows], len(sources)
-        extents["pos"][rows] = len(carried.data) + np.cumsum(length) - length
-        extents["source"][rows] = source
-        extents["transform"][rows] = CARRIED
-        carried = Carried(
-            source,
-            np.concatenate([carried.data, sources.gather(assembly.extents[rows])]),
-            np.append(carried.start, len(carried.data)),
-            np.append(carried.file_source, np.int32(0)),
-            np.append(carried.file_pos, 0),
-        )
-        assembly = replace(assembly, extents=extents, carried=carried)
-    if len(assembly.carried.data):
-        sources = sources.carrying(assembly.carried.data)
-    return assembly, sources
 
 
 # -- rows -----------------------------------------------------------------------------------

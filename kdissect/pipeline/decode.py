@@ -65,8 +65,7 @@ def decode(
     used = slot.used
     state = _write_run_tables(plan, slot, sink) if slot.is_first else {}
     assembly = slot.take_assembly()
-    if len(assembly.carried.data):
-        sources = sources.carrying(assembly.carried.data)
+    sources = sources.carrying(assembly.carried.data)
     sizes = [assembly.exchanges[side]["size"] for side in exchange_index.SIDES]
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
     events = Collector(plan.event_key_count)

@@ -76,14 +76,24 @@ def _carrying(source: int, data: npt.NDArray[np.uint8]) -> Carried:
     return Carried(source, data, NO_CARRIED.start, NO_CARRIED.file_source, NO_CARRIED.file_pos)
 
 
-def carrying_all(assembly: Assembly, sources: Sources) -> Assembly:
-    """An assembly that carries all bytes of its extents, for tasks that cannot read the sources."""
-    extents = copied(assembly.extents)
-    rows = np.flatnonzero(extents["source"] >= 0)
-    data, length = sources.gather(extents[rows]).copy(), extents["length"][rows]
-    extents["pos"][rows] = np.cumsum(length) - length
-    extents["source"][rows], extents["transform"][rows] = 0, CARRIED
-    return replace(assembly, extents=extents, carried=_carrying(0, data))
+def carrying(
+    assembly: Assembly, sources: Sources, rows: npt.NDArray[np.int64], source: int
+) -> Assembly:
+    """An assembly that carries the bytes of the extents `rows` as well, for tasks that cannot read
+    them. source: number by which extents refer to carried bytes."""
+    extents, carried = copied(assembly.extents), assembly.carried
+    length, before = extents["length"][rows], len(carried.data)
+    extents["pos"][rows] = before + np.cumsum(length) - length
+    extents["transform"][rows] = CARRIED
+    extents["source"][extents["transform"] == CARRIED] = source
+    carried = Carried(
+        source,
+        np.concatenate([carried.data, sources.gather(assembly.extents[rows])]),
+        np.append(carried.start, before),
+        np.append(carried.file_source, np.int32(0)),  # as if they came from the first capture
+        np.append(carried.file_pos, 0),
+    )
+    return replace(assembly, extents=extents, carried=carried)
 
 
 def carried_sizes(

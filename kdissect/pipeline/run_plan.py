@@ -26,9 +26,8 @@ class Before:
 
     capture_ids: of its captures, which the plan does not read.
     open_files, event_files, connection_files: absolute paths of open connections, of events, and of
-    the rows of open connections.
-    facts: packed `Cluster`. names_used: JSON of `NamesUsed`. end_ns: time of its latest
-    packet. byte_count: bytes of its captures.
+    the rows of open connections. facts: packed `Cluster`. names_used: JSON of `NamesUsed`. end_ns:
+    time of its latest packet. byte_count: bytes of its captures.
     """
 
     capture_ids: tuple[int, ...]

@@ -61,9 +61,7 @@ class Lister:
     def listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
         """The exchanges that pass the selection."""
         assembly = exchange_index.take(finished.assembly, finished.rows)
-        sources = finished.sources
-        if len(assembly.carried.data):
-            sources = sources.carrying(assembly.carried.data)
+        sources = finished.sources.carrying(assembly.carried.data)
         infer(assembly, sources)
         self._learn(assembly, sources)
         rows = self.selection.of_index(assembly)
