@@ -175,7 +175,7 @@ def _save(workload: Workload, path: str, quiet: bool) -> None:
 def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: bool) -> None:
     """Print the plan's counts: to stdout for a dry run, otherwise to stderr before sending."""
     from kdissect.replay.output.console import print_plan, wide_console
-    from kdissect.replay.target.effects import effects_of
+    from kdissect.replay.target.guard import effects_of
 
     pace = options.run.pace
     if dry_run:

@@ -95,7 +95,6 @@ class TopicFacts:
     configs: those that a captured request set, or that a response lists as not default.
     is_created: a captured CreateTopics created it, so its replay will create it at the target.
     first_time_ns: when the capture first shows that it exists; -1 if requests only ask for it.
-    has_append_times: its broker sets the times of records (LogAppendTime).
     """
 
     name: str
@@ -106,7 +105,6 @@ class TopicFacts:
     is_created: bool = False
     is_internal: bool = False
     first_time_ns: int = -1
-    has_append_times: bool = False
 
 
 @dataclass(slots=True)
@@ -144,7 +142,6 @@ class Workload:
     source: description of the input, for people. kind: "capture" or "saved".
     notes: what a user should know about the source (frames that could not be rebuilt, redaction).
     chosen: ids of the exchanges that the user's selection lets through; None for all.
-    starting: the manifest of a saved file; `workload.starting_state` finds it for others.
     """
 
     source: str
@@ -153,7 +150,6 @@ class Workload:
     facts: WorkloadFacts
     notes: list[str] = field(default_factory=list)
     chosen: frozenset[int] | None = None
-    starting: StartingState | None = None
 
     def exchanges(self) -> Iterator[Exchange]:
         for connection in self.connections:
@@ -205,7 +201,7 @@ class Mode(Enum):
     COMMUTING_WRITE = "commuting write"  # a write that commutes with others
 
 
-Resource = tuple[Any, ...]  # see `planning.dependencies`
+Resource = tuple[Any, ...]  # see `planning.resources`
 ResourceAccess = tuple[Resource, Mode]
 
 
@@ -229,7 +225,9 @@ class Step:
     creates: it creates partitions, whose leaders the next steps need.
     changes_metadata: brokers see what it changes some time after its answer.
     is_racing: it reads what another request was changing at that moment; either order is right.
-    pauses: (number, ns) of steps. This is sent at least that long after their answers.
+    awaits: groups that have to be empty and transactions that have to be over before this is sent,
+        because the capture shows that they had run out of time; each with the time that this may
+        take, in ns.
     """
 
     number: int
@@ -244,7 +242,7 @@ class Step:
     creates: bool = False
     changes_metadata: bool = False
     is_racing: bool = False
-    pauses: tuple[tuple[int, int], ...] = ()
+    awaits: tuple[tuple[Resource, int], ...] = ()
     skipped: Skipped | None = None
     accesses: tuple[ResourceAccess, ...] = ()
     depends_on: tuple[int, ...] = ()

@@ -22,9 +22,8 @@ from kdissect.replay.output.text import (
 )
 from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
-from kdissect.replay.target.effects import Effects
-from kdissect.replay.target.guard import not_allowed
-from kdissect.replay.target.preflight import described, used_state
+from kdissect.replay.target.guard import Effects, not_allowed
+from kdissect.replay.target.preparation import described, used_state
 from kdissect.replay.workload.starting_state import starting_state
 from kdissect.text import plural, visible
 

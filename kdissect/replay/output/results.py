@@ -12,7 +12,7 @@ from kdissect.errors import Error
 from kdissect.replay.comparison.findings import Finding, group
 from kdissect.replay.model import Judgement, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.running.result import RunResult
-from kdissect.replay.target.topics import Prepared
+from kdissect.replay.target.preparation import Prepared
 from kdissect.text import rfc3339
 
 RESULTS_VERSION = 2

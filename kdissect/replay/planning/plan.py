@@ -1,35 +1,33 @@
 """Makes a plan of a workload: steps to send, skipped requests with reasons, and dependencies.
 
-Steps are in the order of captured times. `refusals` has what the captured broker refused without
-effect, `ordering` which steps wait for each other, `pauses` for how long after them.
+Steps are in the order of captured times. `skips` has the requests that are not sent, `resources`
+what each of them reads and changes, `ordering` which steps wait for each other, and `timeouts` what
+has to run out of time before.
 """
 
 from __future__ import annotations
 
-from kdissect.codec.message import Message
-from kdissect.pipeline.filters import fits
-from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
     DELETE_EXISTING,
     PRODUCE,
-    READ,
     TRANSACTIONS,
     WRITING_CLASSES,
     Exchange,
     Mode,
     PlanOptions,
     ReplayPlan,
+    Resource,
     SkipCode,
     Skipped,
     Step,
     Workload,
     WorkloadFacts,
 )
-from kdissect.replay.planning.dependencies import ResourceAccesses
-from kdissect.replay.planning.ordering import Ordering
-from kdissect.replay.planning.pauses import mark_pauses
-from kdissect.replay.planning.refusals import refusal, without_refused
+from kdissect.replay.planning.ordering import order_steps
+from kdissect.replay.planning.resources import ResourceAccesses
+from kdissect.replay.planning.skips import is_chosen, skip_of, without_refused
+from kdissect.replay.planning.timeouts import mark_timeouts
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload.messages import request_of
 from kdissect.text import plural
@@ -54,50 +52,23 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     )
     lanes: list[list[int]] = [[] for _ in workload.connections]
     start_ns = times[order[0].connection][order[0].index] if order else 0
-    steps = []
+    plan = ReplayPlan(workload, options, [], lanes)
     accesses = ResourceAccesses(workload.facts)
     refused = 0
     for number, captured in enumerate(order):
         exchange, count = without_refused(captured)
         refused += count
         at_ns = times[exchange.connection][exchange.index] - start_ns
-        step = _step(number, exchange, at_ns, options)
-        if step.skipped is None:
-            principal = workload.connections[exchange.connection].principal
-            step.skipped = refusal(exchange, principal, options.principal)
-        if not exchange.internal_reason:
-            step.accesses = accesses.of(exchange)
-        if step.skipped is None and not (
-            (workload.chosen is None or step.exchange.exchange_id in workload.chosen)
-            and _is_chosen(step, options)
-        ):
-            step.skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
-        if step.skipped is None:
-            step.creates = _creates(step, workload.facts)
-            step.changes_metadata = any(
-                resource[0] in _METADATA and mode in (Mode.WRITE, Mode.COMMUTING_WRITE)
-                for resource, mode in step.accesses
-            )
-        steps.append(step)
+        plan.steps.append(_step(plan, number, exchange, at_ns, accesses))
         lanes[exchange.connection].append(number)
-    plan = ReplayPlan(workload, options, steps, lanes)
     if refused:
         plan.notes.append(
             f"left out of Produce requests: {plural(refused, 'batch', 'batches')} that the "
             "captured broker refused without effect, and that clients sent again"
         )
-    Ordering(plan, accesses, start_ns).run()
-    mark_pauses(steps)
+    order_steps(plan, start_ns)
+    mark_timeouts(plan.steps)
     return plan
-
-
-def _creates(step: Step, facts: WorkloadFacts) -> bool:
-    """Return whether the target has new partitions after a step, as far as the capture shows it."""
-    if step.exchange.api_key not in _CREATING_APIS:
-        return False
-    topics = [facts.topics.get(name[1]) for name, mode in step.accesses
-              if name[0] == "topic" and mode is Mode.WRITE]  # fmt: skip
-    return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)
 
 
 def _times(workload: Workload) -> list[list[int]]:
@@ -113,24 +84,35 @@ def _times(workload: Workload) -> list[list[int]]:
     return send_times
 
 
-def _step(number: int, exchange: Exchange, at_ns: int, options: PlanOptions) -> Step:
-    request = request_of(exchange)
-    name = _class(exchange, request)
+def _step(
+    plan: ReplayPlan, number: int, exchange: Exchange, at_ns: int, accesses: ResourceAccesses
+) -> Step:
+    workload, step_class = plan.workload, _class_of(exchange)
+    principal = workload.connections[exchange.connection].principal
+    found = () if exchange.internal_reason else accesses.of(exchange)
+    skipped = skip_of(exchange, step_class, principal, plan.options)
+    is_selected = workload.chosen is None or exchange.exchange_id in workload.chosen
+    if skipped is None and not (is_selected and is_chosen(exchange, found, plan.options)):
+        skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
+    changed = [each for each, mode in found if mode in (Mode.WRITE, Mode.COMMUTING_WRITE)]
     return Step(
         number=number,
         connection=exchange.connection,
         exchange=exchange,
         api_name=api.api_name(exchange.api_key),
-        step_class=name,
+        step_class=step_class,
         at_ns=at_ns,
         expects_response=exchange.expects_response,
         blocks=exchange.api_key in api.BLOCKING_APIS,
-        skipped=_skip(exchange, request, name, options),
+        creates=skipped is None and _creates(exchange, changed, workload.facts),
+        changes_metadata=skipped is None and any(each[0] in _METADATA for each in changed),
+        skipped=skipped,
+        accesses=found,
     )
 
 
-def _class(exchange: Exchange, request: Message | None) -> str:
-    name = api.step_class(exchange.api_key)
+def _class_of(exchange: Exchange) -> str:
+    name, request = api.step_class(exchange.api_key), request_of(exchange)
     if request is None:
         return name
     if exchange.api_key == ApiKey.INIT_PRODUCER_ID and request.body["transactional_id"] is None:
@@ -140,44 +122,9 @@ def _class(exchange: Exchange, request: Message | None) -> str:
     return name
 
 
-def _skip(
-    exchange: Exchange, request: Message | None, name: str, options: PlanOptions
-) -> Skipped | None:
-    if exchange.internal_reason:
-        return Skipped(SkipCode.INTERNAL, exchange.internal_reason)
-    if exchange.api_key == api.NO_API:
-        if exchange.request is None and exchange.request_missing:
-            return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-        return Skipped(SkipCode.TARGET_OWN, "SASL tokens are the target's own")
-    if exchange.api_key in api.TARGET_OWN_APIS:
-        return Skipped(SkipCode.TARGET_OWN, "authentication is the target's own")
-    if exchange.request is None:
-        return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
-    if request is None and exchange.api_key != ApiKey.API_VERSIONS:
-        if catalog.has_version(exchange.api_key, exchange.api_version):
-            return Skipped(SkipCode.NOT_CAPTURED, "the request cannot be decoded")
-        where = f"{api.api_name(exchange.api_key)} v{exchange.api_version}"
-        return Skipped(SkipCode.UNKNOWN_API, f"nothing is known of {where}")
-    if name != READ:
-        if name == TRANSACTIONS and exchange.api_key == ApiKey.PRODUCE:
-            missing = [each for each in (PRODUCE, TRANSACTIONS) if each not in options.allow]
-        else:
-            missing = [name] if name not in options.allow else []
-        if missing:
-            return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {','.join(missing)}")
-    return None
-
-
-def _is_chosen(step: Step, options: PlanOptions) -> bool:
-    """Return whether the options' filters keep a step; what names no topic or group passes
-    those."""
-    if options.apis and step.exchange.api_key not in options.apis:
+def _creates(exchange: Exchange, changed: list[Resource], facts: WorkloadFacts) -> bool:
+    """Return whether the target has new partitions after a step, as far as the capture shows it."""
+    if exchange.api_key not in _CREATING_APIS:
         return False
-    if options.client_ids and not fits(step.exchange.client_id, options.client_ids):
-        return False
-    for kinds, wanted in ((("topic", "log"), options.topics), (("group",), options.groups)):
-        if wanted:
-            named = {resource[1] for resource, _ in step.accesses if resource[0] in kinds}
-            if named and not any(fits(name, wanted) for name in named):
-                return False
-    return True
+    topics = [facts.topics.get(each[1]) for each in changed if each[0] == "topic"]
+    return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)

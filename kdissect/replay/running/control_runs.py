@@ -18,9 +18,9 @@ from kdissect.errors import EnvironmentFailed, Error
 from kdissect.replay.model import ReplayPlan, RunFinding, TranslateOptions
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.effects import Effects, effects_of
 from kdissect.replay.target.end_state import EndState
-from kdissect.replay.target.topics import Prepared, topics_to_make
+from kdissect.replay.target.guard import Effects, effects_of, topics_to_make
+from kdissect.replay.target.preparation import Prepared
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import request_of
 from kdissect.text import visible

@@ -206,7 +206,7 @@ class Members:
 
     async def _join_again(self, member: Member, joined: _Joined, syncs: bool = True) -> None:
         """syncs: whether a SyncGroup follows; if not, the member's lane sends it."""
-        translator, node = self._translator, self._translator.target_node(joined.join)
+        translator, node = self._translator, self._translator.nodes(joined.join)[0]
         attempt = await self._ask(joined.lane, node, translator.member_join(joined.join))
         translator.learn(joined.join, attempt.answer)
         if syncs and joined.sync is not None and self._members.get(member) is joined:
@@ -215,7 +215,7 @@ class Members:
                 await self._ask(joined.lane, node, frame)
 
     async def _keep_session(self, joined: _Joined) -> None:
-        node = self._translator.target_node(joined.join)
+        [node, *_] = self._translator.nodes(joined.join)
         await self._ask(joined.lane, node, self._translator.member_heartbeat(joined.join))
 
     async def _heartbeat(self, member: Member, joined: _Joined) -> None:
@@ -228,7 +228,7 @@ class Members:
     async def _ask_assigned(self, joined: _Joined, frame: bytes) -> int:
         """Return the error code of the answer."""
         last = joined.last
-        attempt = await self._ask(joined.lane, self._translator.target_node(last.step), frame)
+        attempt = await self._ask(joined.lane, self._translator.nodes(last.step)[0], frame)
         last.followed = [*last.followed, attempt]
         return self._translator.learn_member(last.step, attempt.answer)
 

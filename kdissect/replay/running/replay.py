@@ -25,18 +25,22 @@ from kdissect.replay.running.runner import Runner
 from kdissect.replay.running.verdict import Verdicts
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.deletion import delete_names
-from kdissect.replay.target.effects import (
+from kdissect.replay.target.end_state import read_end_state, read_settings
+from kdissect.replay.target.guard import (
     Effects,
     Name,
+    check_cluster,
     check_existing,
     effects_of,
     find_existing,
 )
-from kdissect.replay.target.end_state import read_end_state, read_settings
-from kdissect.replay.target.guard import check_cluster
-from kdissect.replay.target.preflight import find_missing, used_state
-from kdissect.replay.target.topics import Prepared, create_topics
+from kdissect.replay.target.preparation import (
+    Prepared,
+    create_topics,
+    delete_names,
+    find_missing,
+    used_state,
+)
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.starting_state import starting_state

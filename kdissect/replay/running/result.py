@@ -37,16 +37,13 @@ class LinkRecord:
 class RunResult:
     """Outcomes and connections of a run.
 
-    outcomes: by step number. completed: the same in the order in which they became complete.
+    outcomes: by step number.
     attempts: all requests that were sent, also those of the replay's own to members of groups.
     ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
-    send_cpu_ns: CPU time of this process while it sent.
-    judge_cpu_ns: CPU time of this process for the judging after that.
     """
 
     outcomes: list[Outcome]
-    completed: list[Outcome]
     attempts: list[Attempt]
     links: list[LinkRecord]
     start_time_ns: int
@@ -54,8 +51,6 @@ class RunResult:
     ended: str = ""
     is_interrupted: bool = False
     reconnects: int = 0
-    send_cpu_ns: int = 0
-    judge_cpu_ns: int = 0
 
 
 def not_begun(plan: ReplayPlan, reason: str, start_time_ns: int) -> RunResult:
@@ -66,4 +61,4 @@ def not_begun(plan: ReplayPlan, reason: str, start_time_ns: int) -> RunResult:
         else Outcome(step, error=f"not sent: {reason}")
         for step in plan.steps
     ]
-    return RunResult(outcomes, outcomes, [], [], start_time_ns, ended=reason)
+    return RunResult(outcomes, [], [], start_time_ns, ended=reason)

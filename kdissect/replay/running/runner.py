@@ -64,14 +64,13 @@ class Runner:
         self.plan, self.translator, self.target, self.options = plan, translator, target, options
         self.sent_count = self.answered_count = 0
         self.outcomes: list[Outcome | None] = [None] * len(plan.steps)
-        self._completed: list[Outcome] = []
         self._attempts: list[Attempt] = []
         self._states = StepStates(len(plan.steps))
         self._due, self._ends = schedule(plan, options.pace)
         self._lanes = [Lane(numbers) for numbers in plan.lanes]
         self._connections = Connections(target)
         self._patience = Patience()
-        self._settled = Settled(target, translator)
+        self._settled = Settled(target, translator, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._exchanges: dict[asyncio.Task[None], Outcome] = {}
         self._in_flight_bytes = self._timeouts = self._held = 0
@@ -111,10 +110,9 @@ class Runner:
             # times count from the first due step; what has to be open by then is opened before
             lead_ns = 0 if self.options.pace.is_max else CONNECT_AHEAD_NS
             self._began_ns = time.monotonic_ns() + lead_ns
-            start_time_ns, send_cpu_ns = time.time_ns() + lead_ns, time.process_time_ns()
+            start_time_ns = time.time_ns() + lead_ns
             await self._play_all()
             elapsed_ns = max(self._now(), 0)
-            send_cpu_ns = time.process_time_ns() - send_cpu_ns
             await self._end()
         finally:
             gc.enable()
@@ -122,9 +120,8 @@ class Runner:
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         assert len(outcomes) == len(self.plan.steps)
         return RunResult(
-            outcomes, self._completed, self._attempts, self._link_records(), start_time_ns,
-            elapsed_ns, self._ended, self._is_interrupted, self._connections.reconnects,
-            send_cpu_ns,
+            outcomes, self._attempts, self._link_records(), start_time_ns, elapsed_ns,
+            self._ended, self._is_interrupted, self._connections.reconnects,
         )  # fmt: skip
 
     def interrupt(self) -> None:
@@ -227,7 +224,7 @@ class Runner:
         """Send a request when all that it waits for is there; its exchange goes on by itself."""
         step, posted = outcome.step, list[_Posted]()
         await self._wait_for_others(step)
-        due_ns = self._due_ns(step)
+        due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
         try:
@@ -236,6 +233,8 @@ class Runner:
             for node_id in self.translator.nodes(step):
                 await self._connections.of(lane, node_id)
             await self._until(due_ns)
+            if step.awaits:
+                await self._settled.before(step)
             await self._wait_for_room(lane)
             if lane.timeouts >= LANE_TIMEOUTS:
                 outcome.error = "not sent: answers before on this connection did not come"
@@ -263,15 +262,6 @@ class Runner:
         for other in step.follows:
             await self._states.until_sent(other)
         self._held -= 1
-
-    def _due_ns(self, step: Step) -> int:
-        """When a step is due: by the schedule, and after its pauses."""
-        due_ns = self._due[step.number]
-        for number, wait_ns in step.pauses:
-            last = self.outcomes[number]
-            if last is not None and last.answered_ns >= 0:
-                due_ns = max(due_ns, last.answered_ns + wait_ns)
-        return due_ns
 
     async def _until(self, at_ns: int) -> None:
         wait_ns = at_ns - self._now()
@@ -450,7 +440,6 @@ class Runner:
 
     def _complete(self, outcome: Outcome) -> None:
         self.outcomes[outcome.step.number] = outcome
-        self._completed.append(outcome)
         self._members.done(outcome)
         self._states.complete(outcome.step.number)
 

@@ -6,25 +6,35 @@ everywhere. So the reads that the plan sends after it see it, on every node.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
-from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Outcome, Step
+from kdissect.replay.model import Mode, Outcome, Step
+from kdissect.replay.running.waits import Patience
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.settling import await_metadata, await_partitions, await_transaction
+from kdissect.replay.target.settling import (
+    await_empty_group,
+    await_metadata,
+    await_partitions,
+    await_transaction,
+)
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import NOT_MADE_YET, decoded, entries
+
+# parts of a broker that have metadata of their own, beside the image that all others use
+_APPLIED_LATER = frozenset({"config", "acls", "tokens"})
 
 
 class Settled:
     """The requests of the replay's own around those of the workload."""
 
-    def __init__(self, target: Target, translator: Translator) -> None:
-        self._target, self._translator = target, translator
+    def __init__(self, target: Target, translator: Translator, patience: Patience) -> None:
+        self._target, self._translator, self._patience = target, translator, patience
         self._asked: set[str] = set()  # topics that Metadata was requested for
-        self._unserved: set[str] = set()  # topics that were awaited in vain
 
     async def learn_topics(self, names: list[str]) -> None:
         """Learn leaders and ids of topics that a request needs and nothing is known of."""
@@ -36,31 +46,45 @@ class Settled:
         """Learn leaders and coordinators anew, as clients do before they send a request again."""
         if names := self._translator.topics(step):
             await self._learn_metadata(names)
-        if len(self._target.nodes) > 1 and (keys := self._translator.coordinators(step)):
-            with suppress(EnvironmentFailed):
-                found = await self._target.find_coordinators(keys, wait_s=0.0)
-                for key, node_id in found.items():
-                    self._translator.learn_coordinator(*key, node_id)
+        for key_type, name in self._translator.coordinators(step):
+            with suppress(ConnectFailed):
+                node_id = await self._target.coordinator(key_type, name, 0.0)
+                if node_id is not None:
+                    self._translator.learn_coordinator(key_type, name, node_id)
 
-    async def _learn_metadata(self, names: list[str] | None) -> None:
+    async def _learn_metadata(self, names: list[str]) -> None:
         with suppress(ConnectFailed):
             self._translator.learn_metadata(await self._target.learn_metadata(names))
+
+    async def before(self, step: Step) -> None:
+        """Wait until groups are empty and transactions over that had run out of time then."""
+        for (kind, captured), limit_ns in step.awaits:
+            limit_s, name = limit_ns / 1e9, self._translator.name(kind, captured)
+            if kind == "group":
+                await await_empty_group(self._target, name, limit_s)
+            else:
+                await await_transaction(self._target, name, limit_s, is_ending=False)
 
     async def after(self, outcome: Outcome) -> None:
         """Wait until the target shows everywhere what a request has changed."""
         step = outcome.step
         if step.exchange.api_key == ApiKey.END_TXN:
             for _, name in self._translator.coordinators(step):
-                await await_transaction(self._target, name, outcome.node_id)
-        if step.changes_metadata and not step.creates:
-            await await_metadata(self._target)
+                await self._within(partial(await_transaction, self._target, name, is_ending=True))
         if step.creates:
-            made = made_partitions(outcome)
-            if not self._unserved.issuperset(made):
-                if await await_partitions(self._target, made):
-                    self._translator.learn_metadata(self._target.metadata)
-                else:
-                    self._unserved.update(made)
+            if made := made_partitions(outcome):
+                await self._within(partial(await_partitions, self._target, made))
+                self._translator.learn_metadata(self._target.metadata)
+        elif step.changes_metadata:
+            changed = {resource[0] for resource, mode in step.accesses if mode is Mode.WRITE}
+            all_parts = bool(changed & _APPLIED_LATER)
+            await self._within(partial(await_metadata, self._target, all_parts=all_parts))
+
+    async def _within(self, wait: Callable[..., Awaitable[bool]]) -> None:
+        """Waits in vain share their time with those for requests that are sent again."""
+        began_s = time.monotonic()
+        if not await wait(limit_s=self._patience.limit_s):
+            self._patience.in_vain(time.monotonic() - began_s)
 
 
 def made_partitions(outcome: Outcome) -> dict[str, int]:

@@ -62,14 +62,23 @@ class Patience:
 
     A partition that the target does not serve fails in every request to it. All of them share one
     wait of `WAIT_S`; after it the partition is given up, and answers about it are final. The same
-    goes for topics, groups and transactions. Waits that end in vain share `WAIT_S` in a run: after
-    that, whatever else fails is given `SHORT_WAIT_S`.
+    goes for topics, groups and transactions, and for a target that does not settle. Waits that end
+    in vain share `WAIT_S` in a run: after that, whatever else fails is given `SHORT_WAIT_S`.
     """
 
     def __init__(self) -> None:
         self._since: dict[Place, float] = {}
         self._given_up: set[Place] = set()
         self._left_s = WAIT_S
+
+    @property
+    def limit_s(self) -> float:
+        """How long to wait for whatever begins to fail now."""
+        return max(self._left_s, SHORT_WAIT_S)
+
+    def in_vain(self, waited_s: float) -> None:
+        """A wait has ended without success."""
+        self._left_s -= waited_s
 
     def lasts(self, places: Iterable[Place], now_s: float) -> bool:
         """Return whether a request is sent again because of these places, which are not ready."""
@@ -78,11 +87,11 @@ class Patience:
             if place in self._given_up:
                 continue
             waited_s = now_s - self._since.setdefault(place, now_s)
-            if waited_s < max(self._left_s, SHORT_WAIT_S):
+            if waited_s < self.limit_s:
                 is_waiting = True
             else:
                 self._given_up.add(place)
-                self._left_s -= waited_s
+                self.in_vain(waited_s)
         return is_waiting
 
     def ready(self, places: Iterable[Place]) -> None:

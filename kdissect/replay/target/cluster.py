@@ -178,33 +178,42 @@ class Target:
             self.metadata = answer
         return answer
 
-    async def find_coordinators(
-        self, keys: Sequence[tuple[int, str]], wait_s: float = _READY_S
-    ) -> dict[tuple[int, str], int]:
-        """(key type, key) -> node of its coordinator; retries for `wait_s` until they are ready.
+    async def coordinator(self, key_type: int, key: str, wait_s: float = _READY_S) -> int | None:
+        """The node that coordinates a group or transaction; None if it is not ready after `wait_s`.
 
         A new cluster creates the internal topics of groups and transactions on the first request.
+        Raises ConnectFailed.
         """
-        found: dict[tuple[int, str], int] = {}
         version = self.newest(ApiKey.FIND_COORDINATOR)
         if version is None:
-            return found
+            return None
         version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
+        body = {"key": key, "key_type": key_type} if version else {"key": key}
         end = asyncio.get_running_loop().time() + wait_s
-        for key_type, key in keys:
-            while True:
-                body = {"key": key, "key_type": key_type} if version else {"key": key}
-                try:
-                    answer = (await self.ask(ApiKey.FIND_COORDINATOR, version, body)).body
-                except ConnectFailed as error:
-                    raise EnvironmentFailed(f"{self}: {error}") from None
-                if answer["error_code"] == 0:
-                    found[key_type, key] = answer["node_id"]
-                if answer["error_code"] not in _LOADING:
-                    break
-                if asyncio.get_running_loop().time() > end:
-                    return found
-                await asyncio.sleep(_READY_PAUSE_S)
+        while True:
+            answer = (await self.ask(ApiKey.FIND_COORDINATOR, version, body)).body
+            if answer["error_code"] == 0:
+                return int(answer["node_id"])
+            if answer["error_code"] not in _LOADING or asyncio.get_running_loop().time() > end:
+                return None
+            await asyncio.sleep(_READY_PAUSE_S)
+
+    async def find_coordinators(
+        self, keys: Sequence[tuple[int, str]]
+    ) -> dict[tuple[int, str], int]:
+        """(key type, key) -> node of its coordinator, those that are ready after a while.
+
+        Raises EnvironmentFailed.
+        """
+        found: dict[tuple[int, str], int] = {}
+        end = asyncio.get_running_loop().time() + _READY_S
+        try:
+            for key in keys:
+                left_s = max(end - asyncio.get_running_loop().time(), 0.0)
+                if (node_id := await self.coordinator(*key, left_s)) is not None:
+                    found[key] = node_id
+        except ConnectFailed as error:
+            raise EnvironmentFailed(f"{self}: {error}") from None
         return found
 
     async def learn_log_starts(self) -> dict[tuple[str, int], int]:

@@ -1,29 +1,48 @@
-"""Checks that a replay may send its plan to the target.
+"""What a replay may do to its target.
 
 Only reading is allowed, unless the user allows other classes by name. A target that may be the
-captured cluster needs the user's consent.
+captured cluster needs the user's consent. A replay must not write to existing data by accident
+either: before the first write, the topics, groups and transactional ids of the plan are looked up
+at the target. If one has data or members, the run ends, unless the user gives `--into-existing`. A
+name that existed before is not deleted, unless the user gives `--allow delete-existing`.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from kdissect.errors import Error
+from kdissect.errors import EnvironmentFailed, Error
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
+    ADMIN,
     CLASSES,
     DELETE_EXISTING,
+    READ,
     WRITING_CLASSES,
+    Mode,
     ReplayPlan,
     SkipCode,
+    TopicFacts,
     WorkloadFacts,
 )
 from kdissect.replay.target.cluster import Target, show_address
+from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.workload.messages import DELETING_APIS
+from kdissect.text import plural, visible
 
 Address = tuple[str, int]
+Name = tuple[str, str]  # kind, the target's name
 SAME_CLUSTER = "same-cluster"  # allowed beside classes: the captured cluster is the target
 _BESIDE = (DELETE_EXISTING, SAME_CLUSTER)
+# resources of `planning.resources` -> kind of name
+_KIND_OF = {
+    "log": "topic", "topic": "topic", "group": "group", "commits": "group", "share": "group",
+    "txn": "transactional-id",
+}  # fmt: skip
+SHOWN_NAMES = 40
 
 
 class GuardError(Error, ValueError):
@@ -38,6 +57,18 @@ def parse_allow(values: Iterable[str]) -> frozenset[str]:
             known = ", ".join((*WRITING_CLASSES, *_BESIDE))
             raise GuardError(f"--allow {name}: classes are {known}")
     return frozenset(names) & {*WRITING_CLASSES, *_BESIDE}
+
+
+def not_allowed(plan: ReplayPlan) -> dict[str, int]:
+    """Steps that --allow would add, by class."""
+    counts: dict[str, int] = {}
+    for step in plan.steps:
+        if step.skipped is not None and step.skipped.code is SkipCode.NOT_ALLOWED:
+            counts[step.step_class] = counts.get(step.step_class, 0) + 1
+    return {name: counts[name] for name in CLASSES if name in counts}
+
+
+# -- the captured cluster -------------------------------------------------------------------------
 
 
 def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool) -> None:
@@ -64,15 +95,6 @@ def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> N
             )
 
 
-def not_allowed(plan: ReplayPlan) -> dict[str, int]:
-    """Steps that --allow would add, by class."""
-    counts: dict[str, int] = {}
-    for step in plan.steps:
-        if step.skipped is not None and step.skipped.code is SkipCode.NOT_ALLOWED:
-            counts[step.step_class] = counts.get(step.step_class, 0) + 1
-    return {name: counts[name] for name in CLASSES if name in counts}
-
-
 def _resolve(host: str) -> set[str]:
     """Addresses of a name; none where it has none (connecting will say so)."""
     try:
@@ -90,3 +112,123 @@ def _plain(host: str) -> str:
         return host
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address)
+
+
+# -- names that the plan changes ------------------------------------------------------------------
+
+
+@dataclass
+class Effects:
+    """Names of a plan as (kind, the target's name), in order of first use.
+
+    made: topics only. written: everything else that a request changes, deleted names left out.
+    """
+
+    made: dict[Name, None] = field(default_factory=dict)
+    written: dict[Name, None] = field(default_factory=dict)
+    deleted: dict[Name, None] = field(default_factory=dict)
+
+    def names(self, kind: str) -> list[str]:
+        """All of a kind."""
+        every = self.made | self.written | self.deleted
+        return [name for each, name in every if each == kind]
+
+
+def effects_of(
+    plan: ReplayPlan,
+    *,
+    makes_topics: bool = False,
+    renames: Sequence[tuple[str, str, str]] = (),
+) -> Effects:
+    """The effects of the steps that will be sent.
+
+    makes_topics: whether `--create-topics` is given.
+    renames: (kind, old, new) of each `--rename`.
+
+    Kafka's internal topics are left out, since clients do not write to them by name.
+    """
+    effects = Effects()
+    internal = {topic.name for topic in plan.workload.facts.topics.values() if topic.is_internal}
+    new_names = {(kind, old): new for kind, old, new in renames}
+    for topic in topics_to_make(plan) if makes_topics else ():
+        effects.made["topic", new_names.get(("topic", topic.name), topic.name)] = None
+    for step in plan.steps:
+        if step.skipped is not None or step.step_class == READ:
+            continue
+        api_key = step.exchange.api_key
+        for resource, mode in step.accesses:
+            kind = _KIND_OF.get(resource[0])
+            if kind is None or mode not in (Mode.WRITE, Mode.COMMUTING_WRITE):
+                continue
+            captured: str = resource[1]
+            if kind == "topic" and captured in internal:
+                continue
+            name = kind, new_names.get((kind, captured), captured)
+            if api_key == ApiKey.CREATE_TOPICS:
+                effects.made[name] = None
+            elif api_key in DELETING_APIS:
+                effects.deleted[name] = None
+            else:
+                effects.written[name] = None
+    return effects
+
+
+def topics_to_make(plan: ReplayPlan) -> list[TopicFacts]:
+    """Topics that the capture shows and no step of the plan makes, by CreateTopics or by asking
+    for one that is not there. Internal topics are left out."""
+    made: dict[int, set[str]] = {ApiKey.CREATE_TOPICS: set(), ApiKey.METADATA: set()}
+    for step in plan.steps:
+        if step.skipped is None and step.exchange.api_key in made:
+            made[step.exchange.api_key] |= {
+                resource[1]
+                for resource, mode in step.accesses
+                if resource[0] == "topic" and mode is Mode.WRITE
+            }
+    if ADMIN not in plan.options.allow:
+        made[ApiKey.METADATA].clear()  # then Metadata makes nothing
+    return [
+        topic
+        for name, topic in sorted(plan.workload.facts.topics.items())
+        if not topic.is_internal
+        and topic.first_time_ns >= 0
+        and not (topic.is_created and name in made[ApiKey.CREATE_TOPICS])
+        and name not in made[ApiKey.METADATA]
+    ]
+
+
+async def find_existing(target: Target, effects: Effects) -> dict[Name, str]:
+    """Names of the plan that are at the target -> what they hold ("500 records", "Stable"), "" for
+    an empty topic. Raises EnvironmentFailed if the target does not say."""
+    found: dict[Name, str] = {}
+    try:
+        there = target.topic_names().intersection(effects.names("topic"))
+        if there:
+            counts = await target.record_counts(there)
+            for name in sorted(there):
+                count = counts.get(name, 0)
+                found["topic", name] = plural(count, "record") if count else ""
+        for kind, list_names in (
+            ("group", target.list_groups),
+            ("transactional-id", target.list_transactions),
+        ):
+            names = effects.names(kind)
+            if names:
+                states = await list_names()
+                found |= {(kind, name): states[name] for name in names if name in states}
+    except ConnectFailed as error:
+        raise EnvironmentFailed(f"{target}: {error}") from None
+    return found
+
+
+def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
+    """Refuse a target that holds data or members under names of the plan. Raises GuardError."""
+    holding = [(kind, name, held) for (kind, name), held in existing.items() if held]
+    if not holding:
+        return
+    shown = [f"{kind} {visible(name)} ({held})" for kind, name, held in holding[:SHOWN_NAMES]]
+    if len(holding) > SHOWN_NAMES:
+        shown.append(f"{len(holding) - SHOWN_NAMES} more")
+    raise GuardError(
+        f"{target} has data or members under names that the replay would write to: "
+        f"{', '.join(shown)}; if this is meant, say --into-existing"
+    )

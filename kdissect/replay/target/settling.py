@@ -2,8 +2,8 @@
 
 A controller answers a change of metadata as soon as its quorum has it. Brokers apply it some time
 later, and a coordinator ends a transaction some time after its answer. Reads that come in between
-show the state before. Each wait here has a time limit and raises no error at its end: the answer to
-the next request then shows what is missing.
+show the state before. Each wait here has a time limit, and returns whether the target has settled
+within it. If it has not, the answer to the next request shows what is missing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from contextlib import suppress
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.cluster import EARLIEST, Target
 from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.workload.messages import GROUP_KEY, TRANSACTION_KEY
 
 SETTLE_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
-_BATCH_S = 3.0
 _METADATA_TOPIC = "__cluster_metadata"
+_UNKNOWN = 1 << 62  # as far as any
 _ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+_OPEN = _ENDING | {"Ongoing"}
+_NO_MEMBERS = frozenset({"Empty", "Dead"})
 
 
-async def _tries(limit_s: float = SETTLE_S) -> AsyncIterator[None]:
+async def _tries(limit_s: float) -> AsyncIterator[None]:
     """Yield again and again, after pauses, until the time is over."""
     loop = asyncio.get_running_loop()
     end, count = loop.time() + limit_s, 0
@@ -34,20 +37,22 @@ async def _tries(limit_s: float = SETTLE_S) -> AsyncIterator[None]:
         count += 1
 
 
-async def await_metadata(target: Target) -> None:
-    """Wait until each broker has applied the metadata log as far as the quorum has it now.
+async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> bool:
+    """Wait until each broker has the metadata log as far as the quorum has it now.
 
     In a KRaft cluster, the epoch of the finalized features (KIP-584) is the offset of the metadata
-    that a broker has. It begins to apply the next batch when all its parts have applied this one,
-    and an idle controller writes a batch every half second. Brokers with ZooKeeper do not say how
-    far they are.
+    that a broker has. all_parts: wait until all its parts have applied it, such as its authorizer:
+    only then it begins with the next batch, and an idle controller writes one every half second.
+    Brokers with ZooKeeper do not say how far they are.
     """
     with suppress(ConnectFailed):
-        end = await _quorum_end(target)
-        for node_id in list(target.nodes) if end >= 0 else ():
-            async for _ in _tries(_BATCH_S):
-                if await _applied_offset(target, node_id) >= end:
-                    break
+        end = await _quorum_end(target) - (not all_parts)
+        behind = list(target.nodes) if end > 0 else []
+        async for _ in _tries(limit_s):
+            behind = [each for each in behind if await _applied_offset(target, each) < end]
+            if not behind:
+                return True
+    return False
 
 
 async def _quorum_end(target: Target) -> int:
@@ -64,22 +69,26 @@ async def _quorum_end(target: Target) -> int:
 
 
 async def _applied_offset(target: Target, node_id: int) -> int:
-    """The offset of the metadata that a broker has applied, or one that any has if it is gone."""
+    """The offset of the metadata that a broker has; that of a broker that is gone does not
+    matter."""
     try:
         answer = await target.ask_versions(node_id)
     except ConnectFailed:
-        return 1 << 62
-    return int(answer.body.get("finalized_features_epoch", 1 << 62))
+        return _UNKNOWN
+    offset = int(answer.body.get("finalized_features_epoch", -1))
+    return offset if offset >= 0 else _UNKNOWN
 
 
-async def await_partitions(target: Target, counts: Mapping[str, int]) -> bool:
-    """Wait until the leaders of topics serve all partitions; return False if they do not.
+async def await_partitions(
+    target: Target, counts: Mapping[str, int], limit_s: float = SETTLE_S
+) -> bool:
+    """Wait until the leaders of topics serve all partitions.
 
     Metadata lists new partitions before their leaders accept requests. counts: the least number of
     partitions of each topic.
     """
     with suppress(ConnectFailed):
-        async for _ in _tries():
+        async for _ in _tries(limit_s):
             body = await target.learn_metadata(None)
             listed = {topic["name"]: len(topic["partitions"]) for topic in body["topics"]}
             served = Counter(name for name, _ in await target.log_offsets(counts, EARLIEST))
@@ -88,18 +97,37 @@ async def await_partitions(target: Target, counts: Mapping[str, int]) -> bool:
     return False
 
 
-async def await_transaction(target: Target, transactional_id: str, node_id: int | None) -> None:
-    """Wait until a transaction that is being ended has its markers in all partitions.
+async def await_transaction(
+    target: Target, transactional_id: str, limit_s: float, *, is_ending: bool
+) -> bool:
+    """Wait until a transaction has its markers in all partitions.
 
-    node_id: of its coordinator. Coordinators before Kafka 3.0 do not say so (KIP-664).
+    is_ending: its coordinator has begun to end it; otherwise it is open, and times out.
+    Coordinators before Kafka 3.0 do not say so (KIP-664).
     """
     version = target.newest(ApiKey.DESCRIBE_TRANSACTIONS)
     if version is None:
-        return
+        return True
     asked = {"transactional_ids": [transactional_id]}
     with suppress(ConnectFailed):
-        async for _ in _tries():
+        node_id = await target.coordinator(TRANSACTION_KEY, transactional_id)
+        async for _ in _tries(limit_s):
             answer = await target.ask(ApiKey.DESCRIBE_TRANSACTIONS, version, asked, node_id)
             states = {each["transaction_state"] for each in answer.body["transaction_states"]}
-            if not states & _ENDING:
-                return
+            if not states & (_ENDING if is_ending else _OPEN):
+                return True
+    return False
+
+
+async def await_empty_group(target: Target, group: str, limit_s: float) -> bool:
+    """Wait until a group has no members."""
+    version = target.newest(ApiKey.DESCRIBE_GROUPS)
+    if version is None:
+        return True
+    with suppress(ConnectFailed):
+        node_id = await target.coordinator(GROUP_KEY, group)
+        async for _ in _tries(limit_s):
+            answer = await target.ask(ApiKey.DESCRIBE_GROUPS, version, {"groups": [group]}, node_id)
+            if {each["group_state"] for each in answer.body["groups"]} <= _NO_MEMBERS:
+                return True
+    return False

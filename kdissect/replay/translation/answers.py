@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, Step
-from kdissect.replay.translation.fetch_sessions import AcquiredOffsets
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.producers import Producer
-from kdissect.replay.translation.routing import share_key
+from kdissect.replay.translation.share_sessions import AcquiredOffsets
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     MEMBER_HEARTBEATS,
     NOT_MADE_YET,
     entries,
     member_of,
+    partitions,
     request_of,
     response_of,
 )
@@ -39,38 +40,16 @@ def from_capture(ids: IdMap, exchange: Exchange) -> None:
     ids.groups.add_captured(exchange)
     if exchange.api_key == ApiKey.FETCH:
         request, response = request_of(exchange), response_of(exchange)
-        for log, entry in _logs(ids, request.body if request is not None else {}, "topics"):
+        for log, entry in ids.names.logs(request.body if request is not None else {}):
             ids.offsets.add_captured(log, fetched=entry["fetch_offset"])
-        for log, entry in _logs(ids, response.body if response is not None else {}, "responses"):
+        for log, entry in ids.names.logs(response.body if response is not None else {}):
             ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
     elif exchange.api_key == ApiKey.PRODUCE:
         request, response = request_of(exchange), response_of(exchange)
         if request is not None and request.body.get("transactional_id") is not None:
-            ids.marked.update(log for log, _ in _logs(ids, request.body, "topic_data"))
-        for log, entry in _logs(ids, response.body if response is not None else {}, "responses"):
+            ids.marked.update(log for log, _ in ids.names.logs(request.body))
+        for log, entry in ids.names.logs(response.body if response is not None else {}):
             ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
-
-
-def _logs(ids: IdMap, body: Mapping[str, Any], topics: str) -> Iterator[tuple[Log, Body]]:
-    """(log by the capture's name, partition's struct) of a captured body."""
-    for topic in entries(body.get(topics)):
-        name = ids.topic_name(topic.get("topic") or topic.get("name") or "", topic.get("topic_id"))
-        for partition in _partitions(topic):
-            yield (name, _index(partition)), partition
-
-
-def _partitions(topic: Body) -> list[Body]:
-    for name in ("partitions", "partition_data", "partition_responses"):
-        if name in topic:
-            return entries(topic[name])
-    return []
-
-
-def _index(partition: Body) -> int:
-    for name in ("partition_index", "index", "partition"):
-        if name in partition:
-            return int(partition[name])
-    return -1
 
 
 # -- during the run -------------------------------------------------------------------------------
@@ -164,38 +143,32 @@ def _produce(ids: IdMap, step: Step, captured: Message | None, answer: Message) 
     if captured is None:
         return
     answered = {
-        (ids.topic_key(topic, is_captured=False), partition["index"]): partition
-        for topic in entries(answer.body["responses"])
-        for partition in entries(topic["partition_responses"])
+        (ids.topic_key(topic, is_captured=False), number): partition
+        for topic, number, partition in partitions(answer.body)
     }
     written: set[Log] = set()
-    for topic in entries(captured.body["responses"]):
-        name = ids.topic_name(topic.get("name") or "", topic.get("topic_id"))
-        key = ids.topic_key(topic, is_captured=True)
-        for partition in entries(topic["partition_responses"]):
-            log = (name, partition["index"])
-            target_partition = answered.get((key, partition["index"]))
-            if target_partition is None or target_partition["error_code"] != 0:
-                continue
-            written.add(log)
-            if partition["error_code"] == 0:
-                expected = ids.offsets.expect(log, partition["base_offset"])
-                if expected is not None:
-                    ids.shifts[step.number, log] = expected - partition["base_offset"]
-                ids.offsets.produced(log, partition["base_offset"], target_partition["base_offset"])
-                ids.offsets.target_starts(log, target_partition.get("log_start_offset", -1))
+    for topic, number, partition in partitions(captured.body):
+        log = ids.names.of(topic), number
+        target_partition = answered.get((ids.topic_key(topic, is_captured=True), number))
+        if target_partition is None or target_partition["error_code"] != 0:
+            continue
+        written.add(log)
+        if partition["error_code"] == 0:
+            expected = ids.offsets.expect(log, partition["base_offset"])
+            if expected is not None:
+                ids.shifts[step.number, log] = expected - partition["base_offset"]
+            ids.offsets.produced(log, partition["base_offset"], target_partition["base_offset"])
+            ids.offsets.target_starts(log, target_partition.get("log_start_offset", -1))
     _lost(ids, step, captured, written)
 
 
 def _lost(ids: IdMap, step: Step, captured: Message, written: set[Log]) -> None:
     """Batches that the capture's broker took and the target did not."""
-    taken = {
-        log for log, entry in _logs(ids, captured.body, "responses") if entry["error_code"] == 0
-    }
+    taken = {log for log, entry in ids.names.logs(captured.body) if entry["error_code"] == 0}
     request = request_of(step.exchange)
     if request is None or taken <= written:
         return
-    for log, entry in _logs(ids, request.body, "topic_data"):
+    for log, entry in ids.names.logs(request.body):
         if log in taken and log not in written:
             for header in headers(entry["records"] or b""):
                 if header.producer_id >= 0:
@@ -214,18 +187,20 @@ def _list_offsets(ids: IdMap, step: Step, captured: Message | None, answer: Mess
         return
     earliest = {
         (ids.topic(name), number): (name, number)
-        for (name, number), entry in _logs(ids, request.body, "topics")
+        for (name, number), entry in ids.names.logs(request.body)
         if entry["timestamp"] == _EARLIEST
     }
-    for topic in entries(answer.body["topics"]):
-        for partition in entries(topic["partitions"]):
-            log = earliest.get((topic["name"], partition["partition_index"]))
-            if log is not None and partition["error_code"] == 0 and "offset" in partition:
-                ids.offsets.target_starts(log, partition["offset"])
+    for topic, number, partition in partitions(answer.body):
+        log = earliest.get((topic["name"], number))
+        if log is not None and partition["error_code"] == 0 and "offset" in partition:
+            ids.offsets.target_starts(log, partition["offset"])
 
 
 def _init_producer_id(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
-    if captured is None or captured.body["error_code"] != 0 or answer.body["error_code"] != 0:
+    if captured is None or captured.body["error_code"] != 0:
+        return
+    if answer.body["error_code"] != 0:
+        ids.producers.refused[captured.body["producer_id"]] = answer.body["error_code"]
         return
     ids.producers.learn(
         Producer(captured.body["producer_id"], captured.body["producer_epoch"]),
@@ -266,36 +241,21 @@ def _share(ids: IdMap, step: Step, captured: Message | None, answer: Message) ->
     request = request_of(step.exchange)
     if request is None:
         return
-    key = share_key(ids, step, request.body)
-    epoch = request.body["share_session_epoch"]
-    if answer.body["error_code"] != 0 or epoch < 0:
-        ids.share_epochs.pop(key, None)
-        ids.share_held.pop(key, None)
-    elif epoch == 0 or key not in ids.share_epochs:
-        ids.share_epochs[key] = epoch + 1
-    else:
-        last = ids.share_epochs[key]
-        ids.share_epochs[key] = last + 1 if last < 0x7FFFFFFF else 1
-    for topic in entries(answer.body["responses"]):
-        ids.share_ready.update(
-            (topic["topic_id"], each["partition_index"])
-            for each in topic["partitions"]
-            if not each["error_code"]
-        )
-    held = ids.share_held.setdefault(key, AcquiredOffsets())
-    if step.number not in ids.share_acknowledged:
-        acknowledge(ids, held, request)
+    body, node = request.body, nodes_of(ids, step)[0]
+    session = ids.share.answered(ids.broker(step), step.number, node, body, answer.body)
+    if not ids.share.is_acknowledged(step.number):
+        _acknowledge(ids, session.held, body)
     if step.exchange.api_key == ApiKey.SHARE_FETCH:
         for log, first, last in acquired(ids, answer, is_captured=False):
-            held.add(log, first, last)
-    ids.share_acknowledged.discard(step.number)
+            session.held.add(log, first, last)
+    ids.share.finished(step.number)
 
 
 def note_share(ids: IdMap, step: Step, captured: Message, answer: Message) -> None:
     """The target has taken a request that is sent again: what it acknowledged and got, and that its
     session has come one request further."""
     _share(ids, step, captured, answer)
-    ids.share_acknowledged.add(step.number)
+    ids.share.sent_again(step.number)
     if step.exchange.api_key != ApiKey.SHARE_FETCH:
         return
     for log, partition in _share_partitions(ids, answer, is_captured=False):
@@ -304,9 +264,9 @@ def note_share(ids: IdMap, step: Step, captured: Message, answer: Message) -> No
         )
 
 
-def acknowledge(ids: IdMap, held: AcquiredOffsets, request: Message) -> None:
+def _acknowledge(ids: IdMap, held: AcquiredOffsets, body: Body) -> None:
     """Remove the acknowledged offsets of a captured request from `held`."""
-    for log, entry in _logs(ids, request.body, "topics"):
+    for log, entry in ids.names.logs(body):
         for batch in entries(entry["acknowledgement_batches"]):
             first, last = (
                 ids.offsets.to_target(log, batch[name]) for name in ("first_offset", "last_offset")
@@ -314,11 +274,11 @@ def acknowledge(ids: IdMap, held: AcquiredOffsets, request: Message) -> None:
             held.remove(log, first, last)
 
 
-def held_after(ids: IdMap, step: Step, request: Message) -> AcquiredOffsets:
+def held_after(ids: IdMap, step: Step, body: Body) -> AcquiredOffsets:
     """The offsets that a member of a share group holds after the acknowledgements of a captured
     request."""
-    held = ids.share_held.get(share_key(ids, step, request.body), AcquiredOffsets()).copy()
-    acknowledge(ids, held, request)
+    held = ids.share.of(ids.broker(step), body).held.copy()
+    _acknowledge(ids, held, body)
     return held
 
 
@@ -338,13 +298,12 @@ def _share_partitions(
 ) -> Iterator[tuple[Log, Body]]:
     """(log by the capture's name, partition's struct) of a ShareFetch response."""
     back = {} if is_captured else {target: mine for mine, target in ids.topic_ids.items()}
-    for topic in entries(response.body["responses"]):
-        topic_id = back.get(topic["topic_id"], topic["topic_id"])
+    for topic, number, partition in partitions(response.body):
+        topic_id = back.get(topic["topic_id"]) or topic["topic_id"]
         name = ids.topic_name("", topic_id)
         if topic_id not in ids.names and not is_captured:
             name = ids.captured_topic_name(ids.target.names.get(topic_id, name))
-        for partition in entries(topic["partitions"]):
-            yield (name, partition["partition_index"]), partition
+        yield (name, number), partition
 
 
 def _opaque(*names: str) -> Any:

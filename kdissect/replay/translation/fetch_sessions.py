@@ -7,29 +7,31 @@ remembers all partitions of each captured session, and opens it again with a ful
 
 from __future__ import annotations
 
-import base64
-import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import entries
 from kdissect.replay.workload.transient import SESSION_LOST
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
+_EPOCH_MAX = 0x7FFFFFFF
 
 Body = dict[str, Any]
 Broker = tuple[str, int]  # the captured address
+
+
+class NoSession(Exception):
+    """An incremental Fetch of a session whose partitions are unknown."""
 
 
 @dataclass(slots=True)
 class _TargetSession:
     """A captured fetch session, as the target has it.
 
-    target_id: its id at the target, 0 if the target has none now.
-    node: the target's node that has it.
-    epoch: of the next request to the target.
-    partitions: (topic, partition) -> entry of a Fetch request.
+    target_id: its id at the target, 0 if the target has none now. node: the target's node that has
+    it. epoch: of the next request to the target. partitions: (topic or its id, partition) -> entry
+    of a Fetch request.
     """
 
     target_id: int = 0
@@ -47,52 +49,17 @@ class _TargetSession:
                 # a copy: the request's own is changed to the target's terms
                 self.partitions[_key(topic), partition["partition"]] = dict(partition)
 
-
-def stand_in(member_id: str, broker: Broker) -> str:
-    """A member id for the share session that a member had with one captured broker.
-
-    A member has one share session with a node (KIP-932). Where several captured brokers are one
-    node at the target, the sessions with them are kept apart by ids of their own: nodes that lead
-    partitions do not look up who is a member. The ids are uuids, as Kafka writes them.
-    """
-    text = f"{member_id} {broker[0]} {broker[1]}"
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16]
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
-
-
-class AcquiredOffsets:
-    """Offsets that a share session has got and not acknowledged: ranges by log, disjoint."""
-
-    def __init__(self) -> None:
-        self._ranges: dict[Log, list[tuple[int, int]]] = {}
-
-    def copy(self) -> AcquiredOffsets:
-        made = AcquiredOffsets()
-        made._ranges = {log: list(ranges) for log, ranges in self._ranges.items()}
-        return made
-
-    def add(self, log: Log, first: int, last: int) -> None:
-        """Both ends included; ranges that touch become one."""
-        kept = []
-        for low, high in self._ranges.get(log, ()):
-            if high + 1 < first or last + 1 < low:
-                kept.append((low, high))
-            else:
-                first, last = min(first, low), max(last, high)
-        self._ranges[log] = sorted([*kept, (first, last)]) if first <= last else kept
-
-    def remove(self, log: Log, first: int, last: int) -> None:
-        parts = [
-            part
-            for low, high in self._ranges.get(log, ())
-            for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
-            if part[0] <= part[1]
-        ]
-        self._ranges[log] = sorted(set(parts))
-
-    def covers(self, log: Log, first: int, last: int) -> bool:
-        """Return whether one range holds all of it."""
-        return any(low <= first and last <= high for low, high in self._ranges.get(log, ()))
+    def full(self, body: Body, epoch: int) -> Body:
+        """A request for all partitions, in a new session or (`FINAL_EPOCH`) without one."""
+        topics: dict[Any, Body] = {}
+        for (key, _), partition in self.partitions.items():
+            name = "topic" if isinstance(key, str) else "topic_id"
+            topic = topics.setdefault(key, {name: key, "partitions": []})
+            topic["partitions"].append(dict(partition))
+        return {
+            **body, "session_id": 0, "session_epoch": epoch, "topics": list(topics.values()),
+            "forgotten_topics_data": [],
+        }  # fmt: skip
 
 
 class FetchSessions:
@@ -103,28 +70,15 @@ class FetchSessions:
         # step number -> session of a request in flight; its answer has the session's id
         self._asked: dict[int, _TargetSession] = {}
 
-    def fetched_partitions(self, broker: Broker, body: Body) -> list[tuple[Any, int]]:
-        """(topic or its id, partition) of all partitions that a request fetches.
-
-        These are the partitions that it names, and those that its session already has.
-        """
-        named = {
-            (_key(topic), partition["partition"]): None
-            for topic in entries(body["topics"])
-            for partition in entries(topic["partitions"])
-        }
-        session = self._sessions.get((broker, body.get("session_id", 0)))
-        if session is None or body["session_epoch"] in (FINAL_EPOCH, INITIAL_EPOCH):
-            return list(named)
-        forgotten = {
-            (_key(topic), partition)
-            for topic in entries(body.get("forgotten_topics_data"))
-            for partition in topic["partitions"]
-        }
-        return [
-            *(key for key in session.partitions if key not in forgotten and key not in named),
-            *named,
-        ]
+    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> list[tuple[Any, int]]:
+        """(topic or its id, partition) of all partitions that a request fetches: those that it
+        names, and those that its session already has."""
+        session = self._sessions.get((broker, body["session_id"]))
+        asked = _TargetSession()
+        if session is not None and body["session_epoch"] not in (FINAL_EPOCH, INITIAL_EPOCH):
+            asked.partitions = dict(session.partitions)
+        asked.add(dict(body))
+        return list(asked.partitions)
 
     def request(
         self,
@@ -132,64 +86,45 @@ class FetchSessions:
         number: int,
         body: Body,
         captured_code: int = 0,
-        nodes: tuple[int | None, ...] = (None,),
-    ) -> tuple[Body, str]:
-        """The body to send for a Fetch, and "", or the reason why it cannot be sent.
+        nodes: Sequence[int | None] = (None,),
+    ) -> Body:
+        """The body to send for a Fetch, with the target's session id and epoch. Topic ids in it are
+        still the capture's.
 
-        A session belongs to one node. If `nodes` has several, the body is a full Fetch of all
-        partitions of the session, without a session. Parameters are those of `_request`.
-        """
-        found, reason = self._request(broker, number, body, captured_code, nodes[0])
-        session = self._asked.get(number)
-        if len(nodes) < 2 or reason or session is None:
-            return found, reason
-        session.target_id = 0
-        return {
-            **body,
-            "session_id": 0,
-            "session_epoch": FINAL_EPOCH,
-            "topics": _grouped(session),
-            "forgotten_topics_data": [],
-        }, ""
-
-    def _request(
-        self, broker: Broker, number: int, body: Body, captured_code: int, node: int | None
-    ) -> tuple[Body, str]:
-        """The body with the target's session id and epoch, and "", or why it cannot be sent.
-
-        Topic ids in it are still the capture's.
-
-        number: of the step.
-        captured_code: the error code of the captured response. If it says that the broker had lost
-        the session, the body is sent as captured: the target does not know the session either.
+        number: of the step. captured_code: the error code of the captured response. If it says that
+        the broker had lost the session, the body is sent as captured: the target does not know the
+        session either. nodes: those that lead the partitions. A session belongs to one node: for
+        several the body is a full Fetch without a session.
+        Raises NoSession.
         """
         captured_id, epoch = body["session_id"], body["session_epoch"]
         if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
-            return body, ""
+            return body
         session = self._sessions.get((broker, captured_id))
-        if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-            if epoch == INITIAL_EPOCH:
-                opened = self._asked[number] = _TargetSession(node=node)
-                opened.add(body)
-            return {**body, "session_id": session.target_id if session else 0}, ""
-        if session is None:
-            session = self._sessions[broker, captured_id] = _TargetSession(node=node)
+        if epoch == FINAL_EPOCH:
+            return {**body, "session_id": session.target_id if session else 0}
+        if epoch == INITIAL_EPOCH:
+            before, session = session, _TargetSession(node=nodes[0])
             session.add(body)
+            made = {**body, "session_id": before.target_id if before else 0}
+        else:
+            if session is None:
+                session = self._sessions[broker, captured_id] = _TargetSession(node=nodes[0])
+            if number not in self._asked:
+                session.add(body)
             if not session.partitions:
-                return body, "its fetch session began before the capture"
-        elif number not in self._asked:
-            session.add(body)
+                raise NoSession
+            if session.target_id and session.node == nodes[0]:
+                ours = {"session_id": session.target_id, "session_epoch": session.epoch}
+                made = {**body, **ours}
+            else:
+                session.target_id, session.node = 0, nodes[0]
+                made = session.full(body, INITIAL_EPOCH)
         self._asked[number] = session
-        if session.target_id and session.node == node:
-            return {**body, "session_id": session.target_id, "session_epoch": session.epoch}, ""
-        session.target_id, session.node = 0, node
-        return {
-            **body,
-            "session_id": 0,
-            "session_epoch": INITIAL_EPOCH,
-            "topics": _grouped(session),
-            "forgotten_topics_data": [],
-        }, ""
+        if len(nodes) > 1:
+            session.target_id = 0
+            return session.full(body, FINAL_EPOCH)
+        return made
 
     def answered(
         self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool
@@ -203,12 +138,10 @@ class FetchSessions:
             return
         if answer.get("error_code", 0) in SESSION_LOST:
             session.target_id = 0
+        elif answer.get("session_id", 0) != session.target_id:
+            session.target_id, session.epoch = answer.get("session_id", 0), 1
         else:
-            target_id = answer.get("session_id", 0)
-            if target_id != session.target_id:
-                session.target_id, session.epoch = target_id, 1
-            else:
-                session.epoch = session.epoch + 1 if session.epoch < 0x7FFFFFFF else 1
+            session.epoch = session.epoch + 1 if session.epoch < _EPOCH_MAX else 1
         if is_final:
             del self._asked[number]
             if captured_id:
@@ -223,13 +156,3 @@ class FetchSessions:
 
 def _key(topic: Body) -> Any:
     return topic["topic_id"] if "topic_id" in topic else topic["topic"]
-
-
-def _grouped(session: _TargetSession) -> list[Body]:
-    """All partitions of a session, as `topics` of a full Fetch."""
-    topics: dict[Any, Body] = {}
-    for (key, _), partition in session.partitions.items():
-        name = "topic" if isinstance(key, str) else "topic_id"
-        topic = topics.setdefault(key, {name: key, "partitions": []})
-        topic["partitions"].append(dict(partition))
-    return list(topics.values())

@@ -15,12 +15,13 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.fields import FieldKind
 from kdissect.replay.model import ADMIN, ReplayPlan, Step, TranslateOptions
-from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, Broker, FetchSessions
+from kdissect.replay.translation.fetch_sessions import FetchSessions
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.producers import Producers
+from kdissect.replay.translation.share_sessions import ShareSessions
 from kdissect.replay.translation.target_facts import ZERO_UUID, TargetFacts
-from kdissect.replay.workload.messages import decoded
+from kdissect.replay.workload.messages import TopicNames, decoded
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 
@@ -34,34 +35,18 @@ class IdMap:
         self.target = TargetFacts()
         self.offsets = OffsetMap(self.options.offsets)
         self.sessions = FetchSessions()
+        self.share = ShareSessions()
         self.producers = Producers()
         self.groups = Groups()
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, from answers
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
         self.marked: set[Log] = set()
         self.shifts: dict[tuple[int, Log], int] = {}  # of the batch before a Produce's
-        self.share_epochs: dict[tuple[Any, ...], int] = {}  # of the session's next request
-        # (group, member, captured broker) -> (topic id, partition) of its share session
-        self.share_partitions: dict[tuple[Any, ...], set[tuple[UUID, int]]] = {}
-        self.share_held: dict[
-            tuple[Any, ...], AcquiredOffsets
-        ] = {}  # what a session has got at the target
-        # (the target's topic id, partition) of share partitions that answered without an error
-        self.share_ready: set[tuple[UUID, int]] = set()
-        # ShareFetch steps that are sent again: the target took their acknowledgements before
-        self.share_acknowledged: set[int] = set()
         # (step, log) -> record data of its answers but the last
         self.share_records: dict[tuple[int, Log], bytes] = {}
-        # (node, group, member) -> captured broker whose session is under the member's own id
-        self.share_owners: dict[tuple[Any, ...], Broker] = {}
         self.may_create = ADMIN in plan.options.allow
-        facts = plan.workload.facts
-        self.captured_nodes = sorted(facts.brokers)
-        self.names = {
-            UUID(topic_id): topic.name
-            for topic in facts.topics.values()
-            for topic_id in topic.topic_ids
-        }
+        self.captured_nodes = sorted(plan.workload.facts.brokers)
+        self.names = TopicNames(plan.workload.facts)
         self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
         for kind, old, new in self.options.renames:
             if kind not in self.renames:
@@ -95,12 +80,7 @@ class IdMap:
 
     def topic_name(self, name: str, topic_id: UUID | None) -> str:
         """The capture's name of a topic that a captured message names or identifies."""
-        if name or topic_id is None:
-            return name
-        found = self.names.get(topic_id)
-        if found is None:
-            return name if topic_id == ZERO_UUID else str(topic_id)
-        return found
+        return self.names.name(name, topic_id)
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""
@@ -130,9 +110,7 @@ class IdMap:
 
     def bind_topic(self, captured: UUID | None, target: UUID | None) -> None:
         if captured and target and captured != ZERO_UUID and target != ZERO_UUID:
-            if self.topic_ids.get(captured) != target:
-                self.topic_ids[captured] = target
-                self.target.changes += 1
+            self.topic_ids[captured] = target
 
     def leader_epoch(self, name: str, partition: int) -> int:
         """The target's leader epoch of a partition of a captured topic; -1 if unknown."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kdissect.replay.translation.offsets import Log
@@ -18,20 +18,16 @@ class Producer(NamedTuple):
     epoch: int
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """shift: captured records of this producer and partition that the target did not get."""
-
-    shift: int = 0
-
-
 class Producers:
     """Learns from answers who is who; the capture's ids are keys, the target's values."""
 
     def __init__(self) -> None:
+        # captured id -> the target's error, where it refused the InitProducerId that gave it
+        self.refused: dict[int, int] = {}
         self._targets: dict[Producer, Producer] = {}
         self._last: dict[int, Producer] = {}  # captured id -> the epoch learnt last
-        self._sequences: dict[tuple[Producer, Log], _Sequence] = {}
+        # captured records of a producer in a partition that the target did not get
+        self._lost: Counter[tuple[Producer, Log]] = Counter()
 
     def learn(self, captured: Producer, target: Producer) -> None:
         if captured.producer_id < 0 or target.producer_id < 0:
@@ -71,12 +67,10 @@ class Producers:
 
     def sequence(self, captured: Producer, log: Log, base_sequence: int) -> int:
         """The target's base sequence of a captured batch."""
-        entry = self._sequences.get((captured, log))
-        if entry is None or base_sequence < 0:
+        if base_sequence < 0:
             return base_sequence
-        return (base_sequence - entry.shift) % _SEQUENCES
+        return (base_sequence - self._lost[captured, log]) % _SEQUENCES
 
     def lost(self, captured: Producer, log: Log, record_count: int) -> None:
         """The capture's broker took a batch that the target did not: later ones move up."""
-        entry = self._sequences.setdefault((captured, log), _Sequence())
-        entry.shift += record_count
+        self._lost[captured, log] += record_count

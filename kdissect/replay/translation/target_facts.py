@@ -25,7 +25,6 @@ class TargetFacts:
         self.being_made: set[str] = set()  # topics that Metadata requests make
         self.coordinators: dict[tuple[int, str], int] = {}
         self.first_topics: frozenset[str] = frozenset()  # those before the first request
-        self.changes = 0  # how often an answer changed one of these
 
     def topic_name(self, topic: Mapping[str, Any]) -> str:
         """The name of a topic's entry in a message of the target; "" if only an unknown id is
@@ -40,10 +39,7 @@ class TargetFacts:
         """A Metadata or DescribeTopicPartitions response of the target."""
         self.cluster_id = self.cluster_id or body.get("cluster_id") or ""
         for broker in entries(body.get("brokers")):
-            address = broker["host"], broker["port"]
-            if self.nodes.get(broker["node_id"]) != address:
-                self.nodes[broker["node_id"]] = address
-                self.changes += 1
+            self.nodes[broker["node_id"]] = broker["host"], broker["port"]
         for topic in entries(body.get("topics")):
             name = topic.get("name")
             if not name:
@@ -55,22 +51,17 @@ class TargetFacts:
             for partition in entries(topic["partitions"]):
                 log = name, partition["partition_index"]
                 leader = partition["leader_id"], partition.get("leader_epoch", -1)
-                if leader[0] >= 0 and self.leaders.get(log) != leader:
+                if leader[0] >= 0:
                     self.leaders[log] = leader
-                    self.changes += 1
 
     def _found(self, name: str, topic_id: UUID | None) -> None:
         self.being_made.discard(name)
-        if name in self.missing:
-            self.missing.discard(name)
-            self.changes += 1
-        if topic_id is not None and topic_id != ZERO_UUID and self.topic_ids.get(name) != topic_id:
+        self.missing.discard(name)
+        if topic_id is not None and topic_id != ZERO_UUID:
             self.topic_ids[name] = topic_id
             self.names[topic_id] = name
-            self.changes += 1
 
     def forget_topic(self, name: str) -> None:
-        self.changes += 1
         self.missing.add(name)
         self.topic_ids.pop(name, None)
         for log in [log for log in self.leaders if log[0] == name]:
@@ -88,6 +79,10 @@ class TargetFacts:
 
     def has_topic(self, name: str) -> bool:
         return name in self.topic_ids or (name, 0) in self.leaders
+
+    def is_known(self, name: str) -> bool:
+        """Return whether a leader of the topic is known, or that it is not there."""
+        return name in self.missing or any((name, number) in self.leaders for number in (0, 1))
 
     def node_for(self, captured_nodes: list[int], captured: int) -> int:
         """A node of the target for one of the capture's: itself where it is there, else by order,

@@ -16,18 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.codec.message import decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.releases import taken
 from kdissect.replay.model import DELETE_EXISTING, DroppedField, SkipCode, Skipped, Step
-from kdissect.replay.translation import answers, node_split, requests, routing, unready
+from kdissect.replay.translation import answers, nodes, requests, unready
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.unready import Place
-from kdissect.replay.workload.messages import DELETING_APIS, MEMBER_HEARTBEATS, response_of
+from kdissect.replay.workload.messages import DELETING_APIS
 
 
 class Translator:
@@ -40,17 +40,10 @@ class Translator:
     def __init__(self, ids: IdMap) -> None:
         self.ids = ids
         self._dropped: dict[int, list[DroppedField]] = {}  # step -> fields its request lacks
-        # topics whose leaders are known -> `changes` of the target's facts at that moment
-        self._known: dict[tuple[str, ...], int] = {}
         self._kept: frozenset[tuple[str, str]] = frozenset()
-        self._needs: list[tuple[str, ...]] = []
-        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
         for step in ids.plan.steps:
-            needs: tuple[str, ...] = ()
             if step.skipped is None:
                 answers.from_capture(ids, step.exchange)
-                needs = routing.needs(ids, step.exchange)
-            self._needs.append(shared.setdefault(needs, needs))
 
     # -- what the run learns by itself ---------------------------------------------------------
 
@@ -85,47 +78,42 @@ class Translator:
 
     def wants_metadata(self, step: Step) -> list[str]:
         """The target's names of topics that `step` needs and nothing is known of."""
-        needs = self._needs[step.number]
-        if not needs or self._known.get(needs) == self.ids.target.changes:
-            return []
-        wanted = routing.wants_metadata(self.ids, needs)
-        if not wanted:
-            self._known[needs] = self.ids.target.changes
-        return wanted
+        return [name for name in self.topics(step) if not self.ids.target.is_known(name)]
 
     def topics(self, step: Step) -> list[str]:
         """The target's names of the topics that `step` needs."""
-        return [self.ids.topic(name) for name in self._needs[step.number]]
+        return [self.ids.topic(name) for name in nodes.topics_of(step)]
 
     def coordinators(self, step: Step) -> list[tuple[int, str]]:
         """(key type, the target's name) of groups and transactions whose coordinators it needs."""
-        return routing.step_coordinators(self.ids, step)
+        return nodes.coordinators_of(self.ids, step)
 
-    def target_node(self, step: Step) -> int | None:
-        """The target's node that a request goes to; None: the bootstrap address."""
-        return routing.target_node(self.ids, step)
+    def coordinator_keys(self) -> list[tuple[int, str]]:
+        """Those that the plan needs.
+
+        The replay looks them up before it begins, so that a fresh target creates __consumer_offsets
+        and __transaction_state before the first request.
+        """
+        steps = [step for step in self.ids.plan.steps if step.skipped is None]
+        return list(dict.fromkeys(key for step in steps for key in self.coordinators(step)))
+
+    def name(self, kind: str, captured: str) -> str:
+        """The target's name of a captured "topic", "group" or transaction ("txn")."""
+        ids = self.ids
+        rename = {"topic": ids.topic, "group": ids.group, "txn": ids.transactional_id}[kind]
+        return rename(captured)
 
     def nodes(self, step: Step) -> list[int | None]:
-        """The nodes that get the request, or a part of it."""
-        if node_split.is_split(self.ids, step):
-            return list(routing.spread(self.ids, step))
-        return [self.target_node(step)]
+        """The nodes that get the request, or a part of it. None: the bootstrap address."""
+        return nodes.nodes_of(self.ids, step)
 
     def parts(self, step: Step, frame: bytes) -> list[tuple[int | None, bytes]]:
         """(node, frame) of each part of a frame that `request` returned."""
-        if node_split.is_split(self.ids, step):
-            return list(node_split.parts(self.ids, step, frame))
-        return [(self.target_node(step), frame)]
+        return nodes.parts_of(self.ids, step, frame)
 
     def merged(self, step: Step, responses: list[bytes]) -> bytes:
         """The answers to all parts as one frame."""
-        if len(responses) == 1:
-            return responses[0]
-        return node_split.merged(self.ids, step, responses)
-
-    def coordinator_keys(self) -> list[tuple[int, str]]:
-        """(key type, target's name) of the coordinators that the plan will need."""
-        return routing.coordinator_keys(self.ids)
+        return nodes.merged(self.ids, step, responses)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -160,27 +148,17 @@ class Translator:
         return encode_message(request) if is_changed else frame
 
     def member_heartbeat(self, last: Step) -> bytes:
-        exchange = last.exchange
-        if exchange.api_key in MEMBER_HEARTBEATS:
-            return encode_message(requests.member_heartbeat(self.ids, last))
-        captured = response_of(exchange)
-        response = {} if captured is None else captured.body
-        request = decode_message(exchange.request or b"", side="request")
-        groups, group = self.ids.groups, request.body["group_id"]
-        generation = groups.generation(group, "", response.get("generation_id", -1))
-        member = groups.member(group, response.get("member_id", ""))
-        body = {"group_id": self.ids.group(group), "generation_id": generation, "member_id": member}
-        header = {"correlation_id": 0, "client_id": exchange.client_id}
-        return encode_message(Message(ApiKey.HEARTBEAT, 1, "request", header, body))
+        """A heartbeat by the state of a member at the target.
+
+        last: its JoinGroup (then it is a Heartbeat v1), or the last answered heartbeat of a member
+        whose partitions the broker assigns.
+        """
+        return encode_message(requests.member_heartbeat(self.ids, last))
 
     def member_join(self, join: Step) -> bytes:
-        exchange = join.exchange
-        request = decode_message(exchange.request or b"", side="request")
-        captured = response_of(exchange)
-        response = {} if captured is None else captured.body
-        group = request.body["group_id"]
-        requests.translate(self.ids, join, request)
-        request.body["member_id"] = self.ids.groups.member(group, response.get("member_id", ""))
+        """The request with which a member joined, with its id at the target."""
+        request = decode_message(join.exchange.request or b"", side="request")
+        requests.member_join(self.ids, join, request)
         return encode_message(request)
 
     def learn_member(self, last: Step, answer: bytes) -> int:
@@ -218,7 +196,10 @@ class Translator:
         """A request that would delete something of `keep`, also if it names other things too."""
         if not self._kept or step.exchange.api_key not in DELETING_APIS:
             return None
-        for kind, name in routing.names(self.ids, step.exchange):
+        for resource, _ in step.accesses:
+            if resource[0] not in ("topic", "group"):
+                continue
+            kind, name = resource[0], self.name(*resource)
             if (kind, name) in self._kept:
                 reason = f"{kind} {name} was there before: needs --allow {DELETE_EXISTING}"
                 return Skipped(SkipCode.NOT_ALLOWED, reason)

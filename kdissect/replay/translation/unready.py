@@ -21,9 +21,9 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     SHARE_APIS,
-    entries,
     error_codes,
     member_of,
+    partitions,
     request_of,
     response_of,
 )
@@ -104,7 +104,7 @@ def _is_transient(ids: IdMap, step: Step, place: Place, code: int) -> bool:
     api_key = step.exchange.api_key
     if api_key in SHARE_APIS and code in _INITIALISING:
         # the state of a share partition is read from its coordinator at first (KIP-932)
-        return (place.topic, place.partition) not in ids.share_ready
+        return (place.topic, place.partition) not in ids.share.ready
     if not is_transient(api_key, code):
         return False
     return code not in NO_TOPIC or _is_expected(ids, place)
@@ -127,8 +127,7 @@ def _is_idempotent(step: Step) -> bool:
     request = request_of(step.exchange)
     return request is not None and all(
         header.producer_id >= 0
-        for topic in entries(request.body["topic_data"])
-        for partition in entries(topic["partition_data"])
+        for _, _, partition in partitions(request.body)
         for header in headers(partition["records"] or b"")
     )
 
@@ -139,22 +138,19 @@ def _without_records(ids: IdMap, captured: Message, answer: Message) -> dict[Pla
     if answer.body.get("error_code"):
         return {}
     answered = {
-        (ids.topic_key(topic, is_captured=False), partition["partition_index"]): partition
-        for topic in entries(answer.body["responses"])
-        for partition in entries(topic["partitions"])
+        (ids.topic_key(topic, is_captured=False), number): partition
+        for topic, number, partition in partitions(answer.body)
     }
     found = {}
-    for topic in entries(captured.body["responses"]):
-        for partition in entries(topic["partitions"]):
-            last, number = last_data(partition["records"] or b""), partition["partition_index"]
-            if last < 0:
-                continue
-            other = answered.get((ids.topic_key(topic, is_captured=True), number), {})
-            name = ids.topic_name(topic.get("topic") or "", topic.get("topic_id"))
-            wanted = ids.offsets.to_target((name, number), last)
-            if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
-                place = Place((), name, number, "records")
-                found[place] = "it does not bring all records yet"
+    for topic, number, partition in partitions(captured.body):
+        last = last_data(partition["records"] or b"")
+        if last < 0:
+            continue
+        other = answered.get((ids.topic_key(topic, is_captured=True), number), {})
+        log = ids.names.of(topic), number
+        wanted = ids.offsets.to_target(log, last)
+        if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
+            found[Place((), *log, "records")] = "it does not bring all records yet"
     return found
 
 
@@ -166,7 +162,7 @@ def _without_share_records(
     request = request_of(step.exchange)
     if request is None or set(error_codes(answer.body)) != set(error_codes(captured.body)):
         return {}
-    held = answers.held_after(ids, step, request)
+    held = answers.held_after(ids, step, request.body)
     for log, first, last in answers.acquired(ids, answer, is_captured=False):
         held.add(log, first, last)
     wanted = answers.acquired(ids, captured, is_captured=True)

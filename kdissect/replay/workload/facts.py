@@ -13,6 +13,7 @@ from kdissect.replay.workload.messages import (
     TOPIC_CONFIG,
     TOPIC_RESOURCE,
     entries,
+    partitions,
     request_of,
     response_of,
 )
@@ -76,8 +77,6 @@ class _FactsReader:
             self._configs(response)
         if request is not None and key in (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LIST_OFFSETS):
             self._used(request)
-        if response is not None and key == ApiKey.PRODUCE:
-            self._produced(response)
 
     def _topic(self, name: str) -> TopicFacts:
         topic = self.facts.topics.get(name)
@@ -164,25 +163,12 @@ class _FactsReader:
                 if is_own and config["value"] is not None and not config["is_sensitive"]:
                     topic.configs.setdefault(config["name"], config["value"])
 
-    def _produced(self, response: Message) -> None:
-        """Only brokers that set the times of records return them."""
-        for topic in entries(response.body["responses"]):
-            for partition in entries(topic["partition_responses"]):
-                if topic.get("name") and partition.get("log_append_time_ms", -1) >= 0:
-                    self._topic(topic["name"]).has_append_times = True
-
     def _used(self, request: Message) -> None:
-        for entry in entries(request.body.get("topic_data") or request.body.get("topics")):
-            name = entry.get("name") or entry.get("topic")
-            if not name:
-                continue
-            topic = self._topic(name)
-            for partition in entries(entry.get("partition_data") or entry.get("partitions")):
-                index = partition.get(
-                    "index", partition.get("partition", partition.get("partition_index", -1))
-                )
+        for entry, number, _ in partitions(request.body):
+            if name := entry.get("name") or entry.get("topic"):
+                topic = self._topic(name)
                 if topic.first_time_ns < 0 and not topic.is_created:
-                    topic.partition_count = max(topic.partition_count, min(index, 9999) + 1)
+                    topic.partition_count = max(topic.partition_count, min(number, 9999) + 1)
 
 
 def mark_internal(connections: list[Connection]) -> None:

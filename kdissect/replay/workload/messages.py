@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from kdissect.codec.message import Message, decode_message
 from kdissect.codec.message_codec import read_int16, read_string
@@ -14,10 +15,22 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
-from kdissect.replay.model import ADMIN, GROUPS, PRODUCE, READ, TRANSACTIONS, Exchange
+from kdissect.replay.model import (
+    ADMIN,
+    GROUPS,
+    PRODUCE,
+    READ,
+    TRANSACTIONS,
+    Exchange,
+    WorkloadFacts,
+)
+
+Body = dict[str, Any]
 
 _SASL_TOKEN = "SaslToken"
 _NO_CLIENT_ID = b"\x00\x07\x00\x00"  # ControlledShutdown v0
+_PARTITION_ARRAYS = ("partitions", "partition_data", "partition_responses")
+_PARTITION_NUMBERS = ("partition_index", "index", "partition")
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
 TOPIC_RESOURCE = 2  # resource type of configs
@@ -146,8 +159,10 @@ def member_of(exchange: Exchange) -> tuple[str, str]:
     request, response = request_of(exchange), response_of(exchange)
     if request is None:
         return "", ""
+    groups = request.body.get("groups")  # of an OffsetFetch
+    named = groups[0] if groups and isinstance(groups[0], dict) else request.body
     chosen = "" if response is None else response.body.get("member_id") or ""
-    return request.body.get("group_id", ""), request.body.get("member_id") or chosen
+    return named.get("group_id", ""), named.get("member_id") or chosen
 
 
 @lru_cache(8)  # several rules look at one message before the next comes
@@ -193,6 +208,40 @@ def client_id_of(frame: bytes) -> str | None:
 def entries(value: Any) -> list[Any]:
     """An array's elements; those of null are none."""
     return value if isinstance(value, list) else []
+
+
+def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
+    """(the topic's struct, number, own struct) of each partition in a message about records or
+    offsets."""
+    topics = body.get("topic_data") or body.get("responses") or body.get("topics")
+    for topic in entries(topics):
+        found = next((topic[name] for name in _PARTITION_ARRAYS if name in topic), ())
+        for each in found or ():
+            yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
+
+
+class TopicNames(dict[UUID, str]):
+    """The captured names of topics, by their captured ids."""
+
+    def __init__(self, facts: WorkloadFacts) -> None:
+        topics = facts.topics.values()
+        super().__init__((UUID(each), topic.name) for topic in topics for each in topic.topic_ids)
+
+    def name(self, name: str | None, topic_id: UUID | None) -> str:
+        """The name of a topic that a captured message names or identifies; an unknown id as
+        text."""
+        if name or topic_id is None or topic_id.int == 0:
+            return name or ""
+        return self.get(topic_id, str(topic_id))
+
+    def of(self, topic: Body) -> str:
+        """The name of a topic's struct."""
+        return self.name(topic.get("name") or topic.get("topic"), topic.get("topic_id"))
+
+    def logs(self, body: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], Body]]:
+        """(the topic's name, number) of each of `partitions`, and its struct."""
+        for topic, number, partition in partitions(body):
+            yield (self.of(topic), number), partition
 
 
 def error_codes(value: Any) -> Iterator[int]:

@@ -5,10 +5,7 @@ Format, version 1
 gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
 each a JSON object; plain text is read too.
 
-Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "notes": [...], "manifest":
-{...}}``. The manifest is the state that the capture began with, as
-far as its answers show it; older files have none: ``{"topics": {name: partitions}, "logs": [[topic,
-partition, first offset, end]], "commits": [[group, topic, partition, offset]]}``.
+Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "notes": [...]}``.
 
 Then each connection has a line, ``{"connection": [client ip, port, broker ip, port], "id": ...,
 "start_ns": ..., "end_ns": ...}``. Ids and times are strings, because they exceed 2^53. ``tls`` and
@@ -43,9 +40,8 @@ from kdissect.codec.redaction import redact_frame
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import RESPONSE, SIDES
-from kdissect.replay.model import Connection, Exchange, StartingState, Workload
+from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import messages
-from kdissect.replay.workload.starting_state import starting_state
 from kdissect.tables.topics import METADATA_TOPIC
 
 _FORMAT_VERSION = 1
@@ -93,35 +89,12 @@ def save(workload: Workload, path: str) -> dict[str, int]:
         "kdissect": "replay",
         "format_version": _FORMAT_VERSION,
         "notes": workload.notes,
-        "manifest": _manifest(starting_state(workload)),
     }
     data = "\n".join([_text(header), *lines, ""]).encode()
     if not path.endswith((".json", ".jsonl")):
         data = gzip.compress(data, 9, mtime=0)
     Path(path).write_bytes(data)
     return counts
-
-
-def _manifest(starting: StartingState) -> dict[str, Any]:
-    return {
-        "topics": starting.topics,
-        "logs": [[*log, *extent] for log, extent in starting.logs.items()],
-        "commits": [[*commit, offset] for commit, offset in starting.commits.items()],
-    }
-
-
-def _read_manifest(manifest: dict[str, Any]) -> StartingState:
-    return StartingState(
-        {str(name): int(count) for name, count in manifest["topics"].items()},
-        {
-            (str(topic), int(partition)): (int(first), int(end))
-            for topic, partition, first, end in manifest["logs"]
-        },
-        {
-            (str(group), str(topic), int(partition)): int(offset)
-            for group, topic, partition, offset in manifest["commits"]
-        },
-    )
 
 
 def _is_kept(exchange: Exchange) -> bool:
@@ -202,8 +175,8 @@ def _exchange_line(exchange: Exchange, start_ns: int) -> dict[str, Any]:
     return line
 
 
-def read_connections(path: str) -> tuple[list[Connection], list[str], StartingState | None]:
-    """The connections of a saved file, its notes, and its manifest if it has one.
+def read_connections(path: str) -> tuple[list[Connection], list[str]]:
+    """The connections of a saved file, and its notes.
 
     Raises CaptureError where it is damaged.
     """
@@ -219,7 +192,6 @@ def read_connections(path: str) -> tuple[list[Connection], list[str], StartingSt
                 f"{path}: a saved replay of format_version {header.get('format_version')}; this "
                 f"kdissect reads {_FORMAT_VERSION}"
             )
-        starting = _read_manifest(header["manifest"]) if "manifest" in header else None
         connections: list[Connection] = []
         for text in lines[1:]:
             number += 1
@@ -245,7 +217,7 @@ def read_connections(path: str) -> tuple[list[Connection], list[str], StartingSt
     notes = list(header.get("notes", []))
     if header.get("payload", "full") != "full":
         notes.append(f"saved with --payload {header['payload']}: records are not the captured ones")
-    return connections, notes, starting
+    return connections, notes
 
 
 def _read_connection(line: dict[str, Any]) -> Connection:

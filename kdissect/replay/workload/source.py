@@ -22,7 +22,7 @@ from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange, StartingState, Workload
+from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange, Workload
 from kdissect.replay.workload import saved_file
 from kdissect.replay.workload.facts import gather_facts
 from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_of
@@ -59,11 +59,8 @@ def load_workload(
     texts = [os.fspath(path) for path in named]
     kind = _kind(texts)
     notes: list[str] = []
-    starting: StartingState | None = None
     if kind == "saved":
-        connections, notes, starting = saved_file.read_connections(texts[0])
-        if from_ns is not None:  # a later part begins with another state
-            starting = None
+        connections, notes = saved_file.read_connections(texts[0])
     else:
         options = Options(
             ports=tuple(ports),
@@ -76,7 +73,6 @@ def load_workload(
     if not connections:
         notes.append("no Kafka request was found")
     workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
-    workload.starting = starting
     if clients:
         workload.chosen = _passing(connections, Selection(clients=tuple(clients)))
     return workload

@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, StartingState, Workload
-from kdissect.replay.workload.messages import NOT_MADE_YET, entries, request_of, response_of
+from kdissect.replay.workload.messages import (
+    NOT_MADE_YET,
+    TopicNames,
+    entries,
+    request_of,
+    response_of,
+)
 
 Log = tuple[str, int]
 Body = Mapping[str, Any]
 
 
 def starting_state(workload: Workload) -> StartingState:
-    """The state of a saved file's manifest, or else by the workload's messages."""
-    if workload.starting is None:
-        workload.starting = _Collector(workload).collect()
-    return workload.starting
+    """The state before the workload's first request."""
+    return _Collector(workload).collect()
 
 
 @dataclass(slots=True)
@@ -42,11 +45,7 @@ class _Collector:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._names = {
-            UUID(topic_id): topic.name
-            for topic in workload.facts.topics.values()
-            for topic_id in topic.topic_ids
-        }
+        self._names = TopicNames(workload.facts)
         self._logs: dict[Log, _CapturedLog] = {}
         self._made: set[str] = set()  # topics that were not there at first
         self._committed: set[tuple[str, str, int]] = set()  # by requests of the capture
@@ -80,74 +79,44 @@ class _Collector:
                 self._state.logs[log] = earlier[0][0], max(end for _, end in earlier)
         return self._state
 
-    def _log(self, topic: Body, partition: int) -> _CapturedLog:
-        return self._logs.setdefault((self._name(topic), partition), _CapturedLog())
-
-    def _name(self, topic: Body) -> str:
-        name = topic.get("name") or topic.get("topic") or ""
-        topic_id = topic.get("topic_id")
-        if name or topic_id is None:
-            return str(name)
-        return self._names.get(topic_id, str(topic_id))
-
     def _metadata(self, exchange: Exchange, request: Body, response: Body) -> None:
         for topic in entries(response.get("topics")):
             if topic["error_code"] in NOT_MADE_YET and topic.get("name"):
                 self._made.add(topic["name"])
 
     def _produce(self, exchange: Exchange, request: Body, response: Body) -> None:
-        bases = {
-            (self._name(topic), each["index"]): each
-            for topic in entries(response.get("responses"))
-            for each in entries(topic["partition_responses"])
-        }
-        for topic in entries(request["topic_data"]):
-            for partition in entries(topic["partition_data"]):
-                log = self._log(topic, partition["index"])
-                result = bases.get((self._name(topic), partition["index"]))
-                if result is None or (result["error_code"] == 0 and result["base_offset"] < 0):
-                    log.is_open = True
-                elif result["error_code"] == 0:
-                    count = sum(
-                        max(each.record_count, 0) for each in headers(partition["records"] or b"")
-                    )
-                    log.produced.append((result["base_offset"], result["base_offset"] + count))
+        results = dict(self._names.logs(response))
+        for name, partition in self._names.logs(request):
+            log, result = self._logs.setdefault(name, _CapturedLog()), results.get(name)
+            if result is None or (result["error_code"] == 0 and result["base_offset"] < 0):
+                log.is_open = True
+            elif result["error_code"] == 0:
+                batches = headers(partition["records"] or b"")
+                count = sum(max(each.record_count, 0) for each in batches)
+                log.produced.append((result["base_offset"], result["base_offset"] + count))
 
     def _fetch(self, exchange: Exchange, request: Body, response: Body) -> None:
-        for topic in entries(response.get("responses")):
-            for partition in entries(topic["partitions"]):
-                log = self._log(topic, partition["partition_index"])
-                if log.is_open:
-                    continue
-                log.fetched += [
-                    (each.base_offset, each.last_offset + 1)
-                    for each in headers(partition["records"] or b"")
-                    if not each.is_control and not each.is_partial
-                ]
+        for name, partition in self._names.logs(response):
+            log = self._logs.setdefault(name, _CapturedLog())
+            if log.is_open:
+                continue
+            log.fetched += [
+                (each.base_offset, each.last_offset + 1)
+                for each in headers(partition["records"] or b"")
+                if not each.is_control and not each.is_partial
+            ]
 
     def _commit(self, exchange: Exchange, request: Body, response: Body) -> None:
-        for topic in entries(request["topics"]):
-            for each in entries(topic["partitions"]):
-                commit = request["group_id"], self._name(topic), each["partition_index"]
-                self._committed.add(commit)
+        logs = self._names.logs(request)
+        self._committed.update((request["group_id"], *log) for log, _ in logs)
 
     def _offset_fetch(self, exchange: Exchange, request: Body, response: Body) -> None:
-        for group, topics in _groups(request, response):
-            for topic in entries(topics):
-                for each in entries(topic["partitions"]):
-                    commit = group, self._name(topic), each["partition_index"]
-                    offset = each["committed_offset"]
-                    if offset >= 0 and each["error_code"] == 0 and commit not in self._committed:
-                        self._state.commits.setdefault(commit, offset)
-
-
-def _groups(request: Body, response: Body) -> Iterator[tuple[str, Any]]:
-    """(group, topics) of an OffsetFetch response of any version."""
-    if response.get("groups"):
-        for group in response["groups"]:
-            yield group["group_id"], group["topics"]
-    elif request.get("group_id"):
-        yield request["group_id"], response.get("topics")
+        groups = response.get("groups") or [{"group_id": request.get("group_id"), **response}]
+        for group in groups:
+            for log, each in self._names.logs(group):
+                commit, offset = (group["group_id"], *log), each["committed_offset"]
+                if offset >= 0 and each["error_code"] == 0 and commit not in self._committed:
+                    self._state.commits.setdefault(commit, offset)
 
 
 def _uncovered(log: _CapturedLog) -> Iterator[tuple[int, int]]:

@@ -14,8 +14,10 @@ from kdissect.protocol.error_codes import ErrorCode
 
 _FETCHES = frozenset({ApiKey.FETCH})
 _COMMITS = frozenset({ApiKey.OFFSET_COMMIT})
-REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT})  # a member joins before
-_QUOTA_APIS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+# a member joins again before, or gets another epoch with a heartbeat (KIP-848)
+REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH})
+_TOPIC_APIS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
+_TELEMETRY_APIS = frozenset({ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY})
 
 
 class Transient(NamedTuple):
@@ -61,7 +63,8 @@ TRANSIENT: dict[int, Transient] = {
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: Transient(frozenset({ApiKey.PRODUCE}), _NONE),
     # a transaction has not ended yet (KIP-447)
     ErrorCode.UNSTABLE_OFFSET_COMMIT: Transient(frozenset({ApiKey.OFFSET_FETCH}), _NONE),
-    ErrorCode.THROTTLING_QUOTA_EXCEEDED: Transient(_QUOTA_APIS, _QUOTA_APIS),
+    # KIP-599; a push of telemetry before its interval is over (KIP-714)
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: Transient(_TOPIC_APIS | _TELEMETRY_APIS, _TOPIC_APIS),
 }  # fmt: skip
 NO_TOPIC = frozenset(
     {

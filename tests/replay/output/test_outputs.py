@@ -3,7 +3,6 @@
 import json
 import time
 import xml.etree.ElementTree as ElementTree
-from array import array
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
@@ -78,8 +77,7 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
         outcomes.append(outcome)
     run = RunResult(
         outcomes,
-        array("q", [0] * 5),
-        array("i", [0] * 5),
+        [],
         [LinkRecord(("127.0.0.1", 1), ("127.0.0.1", 2), 0)],
         1_700_000_000 * 10**9,
         elapsed_ns=10 * MS,

@@ -25,7 +25,6 @@ def test_the_runs_messages_are_dissected_from_its_capture(tmp_path: Path) -> Non
             attempts[-1].answered_ns = (20 + number) * MS
     result = RunResult(
         [],
-        [],
         attempts,
         [
             LinkRecord(("127.0.0.1", 40000), ("127.0.0.1", 9092), 0, 100 * MS),

@@ -33,8 +33,8 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[EndState, int]:
             body = {"topics": [{"name": "orders", "partitions": [entry]}]}
         elif request.api_key == ApiKey.FETCH:
             fetches += 1
-            entry = {"partition_index": 0, "error_code": code, "records": data}
-            body = {"responses": [{"topic": "orders", "partitions": [entry]}]}
+            found = {"partition_index": 0, "error_code": code, "records": data}
+            body = {"responses": [{"topic": "orders", "partitions": [found]}]}
             body = body if data is not None else {"responses": []}
         else:
             return empty_answer(frame)

@@ -1,10 +1,32 @@
 """What is refused, and by which option it would be allowed."""
 
-import pytest
+from __future__ import annotations
 
-from kdissect.replay.model import WorkloadFacts
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from kdissect.cli import app
+from kdissect.codec.message import decode_message
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import WRITING_CLASSES, PlanOptions, WorkloadFacts
+from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.target.cluster import Target, TargetError, parse_address
-from kdissect.replay.target.guard import GuardError, check_address, check_cluster, parse_allow
+from kdissect.replay.target.guard import (
+    Effects,
+    GuardError,
+    check_address,
+    check_cluster,
+    effects_of,
+    parse_allow,
+)
+from kdissect.replay.workload.source import load_workload
+from tests.conftest import CAPTURES
+from tests.replay.made import FakeBroker, empty_answer, response
 
 FACTS = WorkloadFacts(
     cluster_ids=["captured"],
@@ -64,3 +86,129 @@ def test_a_target_is_host_and_port() -> None:
     for wrong in ("broker", "broker:", ":9092", "::1:9092", "b:0", "b:70000", "b:x"):
         with pytest.raises(TargetError):
             parse_address(wrong)
+
+
+SOURCE = CAPTURES / "librdkafka.pcap"
+EVERYTHING = ",".join(WRITING_CLASSES)
+WRITES = {ApiKey.PRODUCE, ApiKey.CREATE_TOPICS, ApiKey.JOIN_GROUP, ApiKey.INIT_PRODUCER_ID}
+
+
+class Holding:
+    """A broker with the topic rd-events (500 records in partition 0), the topic rd-tx (empty), a
+    group with members, and a transactional id."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.deleted: list[str] = []
+
+    def __call__(self, number: int, frame: bytes) -> bytes:
+        api_key = int.from_bytes(frame[:2], "big")
+        self.asked.append(api_key)
+        body = self.body(api_key, frame)
+        if body is None:
+            return empty_answer(frame)
+        version = int.from_bytes(frame[2:4], "big")
+        return response(api_key, version, int.from_bytes(frame[4:8], "big"), **body)
+
+    def body(self, api_key: int, frame: bytes) -> dict[str, Any] | None:
+        if api_key == ApiKey.METADATA:
+            partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1]}
+            topics = [{"name": name, "partitions": [partition]} for name in ("rd-events", "rd-tx")]
+            node = {"node_id": 1, "host": "127.0.0.1", "port": 1}
+            return {"brokers": [node], "topics": topics}
+        request = decode_message(frame, side="request").body
+        if api_key == ApiKey.LIST_OFFSETS:
+            for topic in request["topics"]:
+                for each in topic["partitions"]:
+                    is_end = each.pop("timestamp") == -1 and topic["name"] == "rd-events"
+                    each["offset"] = 700 if is_end else 200 * (topic["name"] == "rd-events")
+                    each.pop("current_leader_epoch", None)
+            return {"topics": request["topics"]}
+        if api_key == ApiKey.LIST_GROUPS:
+            names = ("rd-classic", "another")
+            return {"groups": [{"group_id": name, "group_state": "Stable"} for name in names]}
+        if api_key == ApiKey.LIST_TRANSACTIONS:
+            state = {"transactional_id": "rd-tx-1", "transaction_state": "Empty"}
+            return {"transaction_states": [state]}
+        if api_key == ApiKey.DELETE_TOPICS:
+            topics = request.get("topics") or [{"name": name} for name in request["topic_names"]]
+            self.deleted += [each["name"] for each in topics]
+        return None
+
+
+def run(holding: Holding, *options: str) -> Result:
+    with FakeBroker(holding).running() as broker:
+        command = ["replay", str(SOURCE), "--to", f"127.0.0.1:{broker.port}", "--quiet"]
+        return CliRunner().invoke(app, [*command, "--pace", "max", "--timeout", "1s", *options])
+
+
+def test_data_under_names_of_the_plan_ends_the_run() -> None:
+    """The error lists each name with its data, and the option."""
+    holding = Holding()
+    done = run(holding, "--allow", EVERYTHING)
+    assert isinstance(done.exception, GuardError)  # a user's mistake: exit code 2
+    line = str(done.exception)
+    for name in ("topic rd-events (500 records)", "group rd-classic (Stable)",
+                 "transactional-id rd-tx-1 (Empty)", "--into-existing"):  # fmt: skip
+        assert name in line
+    assert "rd-tx (" not in line  # that topic is empty
+    assert "another" not in line  # the plan does not name it
+    assert not WRITES.intersection(holding.asked)
+
+
+def test_a_run_that_only_reads_is_not_checked() -> None:
+    """Without a write no group is listed."""
+    holding = Holding()
+    done = run(holding, "--api", "Fetch")
+    assert not isinstance(done.exception, GuardError)
+    assert ApiKey.FETCH in holding.asked
+    assert ApiKey.LIST_GROUPS not in holding.asked
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
+    """Only delete-existing deletes topics that the replay did not create."""
+    holding = Holding()
+    lines = tmp_path / "r.jsonl"
+    allow = f"{EVERYTHING},delete-existing" if is_allowed else EVERYTHING
+    options = ("--allow", allow, "--into-existing", "--api", "DeleteTopics", "--json", str(lines))
+    done = run(holding, *options)
+    assert not isinstance(done.exception, GuardError)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()][1:-1]
+    reasons = {row["reason"] for row in rows if row["skipped"] == "not_allowed"}
+    if is_allowed:
+        assert holding.deleted == ["rd-tx"]
+        assert not reasons
+    else:
+        assert not holding.deleted
+        assert any("rd-tx was there before: needs --allow delete-existing" in each
+                   for each in reasons)  # fmt: skip
+
+
+def effects(*allow: str, **options: Any) -> Effects:
+    plan = make_plan(load_workload(str(SOURCE)), PlanOptions(allow=frozenset(allow)))
+    return effects_of(plan, **options)
+
+
+def test_effects_of_a_plan() -> None:
+    """Topics, groups and transactional ids that a plan creates, writes and deletes."""
+    found = effects(*WRITING_CLASSES)
+    assert list(found.made) == [("topic", "rd-events"), ("topic", "rd-tx")]
+    assert set(found.names("group")) >= {"rd-classic", "rd-coop", "rd-new"}
+    assert found.names("transactional-id") == ["rd-tx-1"]
+    assert {("topic", "rd-events"), ("topic", "rd-tx")} <= set(found.deleted)
+    assert "__consumer_offsets" not in found.names("topic")
+    renamed = effects(*WRITING_CLASSES, renames=(("topic", "rd-tx", "mine"),))
+    assert ("topic", "mine") in renamed.made
+    assert "rd-tx" not in renamed.names("topic")
+    assert effects() == Effects()
+    assert list(effects(makes_topics=True).made) == [("topic", "rd-events"), ("topic", "rd-tx")]
+
+
+def test_a_dry_run_lists_them() -> None:
+    """The plan's text counts and names them."""
+    done = CliRunner().invoke(app, ["replay", str(SOURCE), "--dry-run", "--allow", EVERYTHING])
+    assert done.exit_code == 0, done.output
+    assert "would make 2 topics: rd-events, rd-tx" in done.stdout
+    assert "would write to 1 transactional-id: rd-tx-1" in done.stdout
+    assert "would delete 2 topics: rd-events, rd-tx" in done.stdout

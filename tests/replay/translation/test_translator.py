@@ -22,10 +22,10 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.fetch_sessions import AcquiredOffsets, stand_in
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.translation.producers import Producer, Producers
+from kdissect.replay.translation.share_sessions import AcquiredOffsets, stand_in
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
@@ -376,7 +376,7 @@ def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> No
     """Metadata and FindCoordinator decide the node."""
     translator = Translator(IdMap(loaded))
     step = first(loaded, "Produce")
-    assert translator.target_node(step) is None  # one node: any connection will do
+    assert translator.nodes(step) == [None]  # one node: any connection will do
     request = request_of(step.exchange)
     assert request is not None
     topic = request.body["topic_data"][0]
@@ -392,12 +392,12 @@ def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> No
         }
     )
     assert translator.wants_metadata(step) == []
-    assert translator.target_node(step) == 12
+    assert translator.nodes(step) == [12]
     join = first(loaded, "JoinGroup")
     group = request_of(join.exchange)
     assert group is not None
     translator.learn_coordinator(0, group.body["group_id"], 13)
-    assert translator.target_node(join) == 13
+    assert translator.nodes(join) == [13]
     assert (0, group.body["group_id"]) in translator.coordinator_keys()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from kdissect.codec.message import decode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.deletion import delete_names
+from kdissect.replay.target.preparation import delete_names
 from tests.replay.made import FakeBroker, empty_answer, response
 
 UNKNOWN_TOPIC, NON_EMPTY_GROUP = 3, 68

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import pytest
 
-from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Step
 from kdissect.replay.planning.plan import make_plan
@@ -14,13 +12,13 @@ from tests.builders.workloads import exchange, step_of, workload
 from tests.replay.other_cluster import everything
 
 SESSION_MS = 6000
-ABORTED_NS = 11_050_000_000  # the timeout of the transaction, and the coordinator's interval
-WAIT_NS = 7_000_000_000  # the session timeout, and a second
+EMPTY = ((("group", "g"), 11_000_000_000),)  # the session timeout, and five seconds
+OVER = ((("txn", "t"), 15_050_000_000),)  # the timeout, and more than the coordinator's interval
 
 
-def join(connection: int, at_ms: int, member: str, instance: str | None = None) -> Exchange:
+def join(connection: int, at_ms: int, member: str) -> Exchange:
     """A JoinGroup of group g that succeeded."""
-    asked = {"group_id": "g", "member_id": "", "group_instance_id": instance,
+    asked = {"group_id": "g", "member_id": "", "group_instance_id": None,
              "session_timeout_ms": SESSION_MS, "protocol_type": "consumer",
              "protocols": []}  # fmt: skip
     told = {"error_code": 0, "member_id": member, "generation_id": 1, "leader": member,
@@ -50,35 +48,15 @@ def last_step(*exchanges: Exchange) -> Step:
     return make_plan(made, everything()).steps[-1]
 
 
-def test_a_read_after_the_session_waits_for_it() -> None:
-    """The member was silent for longer than its session: DescribeGroups and ListGroups wait as
-    long after its last heartbeat; without that heartbeat's session being over they do not."""
+def test_a_request_after_the_session_waits_for_it() -> None:
+    """All members were silent for longer than their sessions: DescribeGroups and ListGroups wait
+    for an empty group; not while one of them still sends heartbeats."""
     before = join(0, 0, "m"), heartbeat(1000, "m")
-    describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
-    step = last_step(*before, describe)
-    assert step.pauses == ((1, WAIT_NS),)
-    assert 1 in step.depends_on
-    listed = last_step(*before, ask(ApiKey.LIST_GROUPS, 3, 9000))
-    assert listed.pauses == ((1, WAIT_NS),)
-    early = last_step(*before, ask(ApiKey.DESCRIBE_GROUPS, 3, 5000, groups=["g"]))
-    assert early.pauses == ()
-
-
-def test_a_group_with_a_living_member_is_not_waited_for() -> None:
-    """One member has gone, the other one still sends heartbeats."""
-    describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
-    exchanges = join(0, 0, "m"), join(1, 1, "n"), heartbeat(8000, "m"), describe
-    assert last_step(*exchanges).pauses == ()
-
-
-def test_members_that_left_or_came_back_have_no_session() -> None:
-    """A LeaveGroup ends the session, and a static member that joins again replaces its old id."""
-    leave = ask(ApiKey.LEAVE_GROUP, 3, 1000, 0, group_id="g",
-                members=[{"member_id": "m", "group_instance_id": None}])  # fmt: skip
-    describe = ask(ApiKey.DESCRIBE_GROUPS, 3, 9000, groups=["g"])
-    assert last_step(join(0, 0, "m"), leave, describe).pauses == ()
-    exchanges = join(0, 0, "m", "static"), join(1, 1000, "n", "static"), describe
-    assert last_step(*exchanges).pauses == ((1, WAIT_NS),)
+    for key, body in ((ApiKey.DESCRIBE_GROUPS, {"groups": ["g"]}), (ApiKey.LIST_GROUPS, {})):
+        assert last_step(*before, ask(key, 3, 9000, **body)).awaits == EMPTY
+        assert last_step(*before, ask(key, 3, 5000, **body)).awaits == ()
+        other = join(1, 1, "n"), heartbeat(8000, "m")
+        assert last_step(*before, *other, ask(key, 3, 9000, **body)).awaits == ()
 
 
 @pytest.mark.parametrize(("end_ms", "is_expired"), [(40, False), (60, True)])
@@ -97,9 +75,8 @@ def test_a_transaction_that_ran_out_of_time(end_ms: int, is_expired: bool) -> No
     refused = Message(ApiKey.END_TXN, 1, "response", {}, {"error_code": 48})
     ended = exchange(0, end, end_ms, end_ms + 1, refused)
     plan = make_plan(workload([began, added, ended]), everything())
-    pauses = ((step_of(plan, added).number, ABORTED_NS),)
-    assert step_of(plan, ended).pauses == (pauses if is_expired else ())
-    assert not step_of(plan, added).pauses
+    assert step_of(plan, ended).awaits == (OVER if is_expired else ())
+    assert not step_of(plan, added).awaits
 
 
 def test_a_transaction_of_a_broker_that_ran_out_of_time() -> None:
@@ -123,16 +100,4 @@ def test_a_transaction_of_a_broker_that_ran_out_of_time() -> None:
         )  # fmt: skip
     plan = make_plan(workload([began], checks), everything())
     first, second = (step_of(plan, each) for each in checks)
-    assert (first.pauses, second.pauses) == ((), ((first.number, ABORTED_NS),))
-
-
-def test_a_push_of_telemetry_waits_for_the_interval() -> None:
-    """After the push before it, if that was taken and is not the last one of the client."""
-    client = {"client_instance_id": UUID(int=7)}
-    answered = {**client, "push_interval_ms": 500}
-    got = ask(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, 0)
-    got.response = encode_message(Message(got.api_key, 0, "response", {}, answered))
-    pushes = [ask(ApiKey.PUSH_TELEMETRY, 0, at_ms, **client) for at_ms in (1, 2)]
-    last = ask(ApiKey.PUSH_TELEMETRY, 0, 3, **client, terminating=True)
-    steps = make_plan(workload([got, *pushes, last]), everything()).steps
-    assert [step.pauses for step in steps] == [(), (), ((1, 500_000_000),), ()]
+    assert (first.awaits, second.awaits) == ((), OVER)

@@ -3,13 +3,14 @@
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation import node_split
+from kdissect.replay.translation import nodes
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.messages import GROUP_KEY, request_of
+from kdissect.replay.workload.messages import GROUP_KEY
 from tests.builders.workloads import MS, exchange, produce, workload
 from tests.replay.other_cluster import everything
 
@@ -77,7 +78,7 @@ def test_each_leader_is_asked_for_its_own() -> None:
     }
     assert told == {1: [0, 2], 2: [1]}
     assert len(t.nodes(t.ids.plan.steps[1])) == 1
-    assert t.target_node(t.ids.plan.steps[1]) == 1
+    assert t.nodes(t.ids.plan.steps[1]) == [1]
 
 
 def test_answers_become_one() -> None:
@@ -133,11 +134,11 @@ def with_data(session: int, partition: int) -> Message:
 
 
 def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
-    """Without a session, since one is with one node; who had nothing in the capture does not keep
-    the answer longer than the captured broker did."""
+    """Without a session, since one is with one node; no node keeps its answer for longer
+    than the captured broker did."""
     t = world((session_fetch(0, 0, 0, 1), with_data(9, 0)), (session_fetch(9, 1), with_data(9, 1)))
     first = cut(t)
-    assert [first[node]["max_wait_ms"] for node in (1, 2)] == [500, 5]
+    assert [first[node]["max_wait_ms"] for node in (1, 2)] == [5, 5]
     step = t.ids.plan.steps[0]
     assert step.exchange.latency_ns == 5 * MS
     parts = [encode_message(with_data(0, number)) for number in (0, 1)]
@@ -148,16 +149,12 @@ def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
         assert (body["session_id"], body["session_epoch"]) == (0, -1)
         [asked] = body["topics"][0]["partitions"]
         assert asked["partition"] == number
-    assert [second[node]["max_wait_ms"] for node in (1, 2)] == [5, 500]
+    assert [second[node]["max_wait_ms"] for node in (1, 2)] == [5, 5]
 
 
 def test_every_api_that_is_split_names_its_arrays() -> None:
-    """The tables of `split` are about fields that the definitions have."""
-    for key in node_split.SPLIT_APIS:
-        topics = node_split._TOPICS.get(key)
-        array = topics[0] if topics else node_split._NAMED[key][0]
-        from kdissect.protocol import catalog
-
-        found = [one for one in catalog.api(key).request.fields if one.name == array]
-        assert found, (key, array)
-    assert request_of(world((list_offsets(0), None)).ids.plan.steps[0].exchange) is not None
+    """The tables are about fields that the definitions have."""
+    tables = (nodes._PARTITIONS, nodes._BY_GROUP, nodes._BY_TRANSACTION)
+    for key, arrays in ((key, each) for table in tables for key, each in table.items()):
+        fields = {one.name for one in catalog.api(key).request.fields}
+        assert arrays is None or arrays[0] in fields, (key, arrays)

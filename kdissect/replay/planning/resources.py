@@ -1,0 +1,246 @@
+"""The resources of a broker that a request reads and changes.
+
+The plan sends a request after those on which its effect depends; a run also asks by resources which
+node a request goes to, and what it writes to.
+
+A *resource* is a tuple whose first item says what it is: ``("log", topic, partition)``,
+``("start", topic, partition)`` for the start of that log, ``("topic", name)``, ``("group", id)``,
+``("commits", group)`` and ``("share", group)`` for the offsets of a group, ``("txn", transactional
+id)``, ``("pid", producer id)``, ``("config", type, name)``, and single ones such as ``("acls",)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kdissect.codec.message import Message
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.fields import FieldKind, iter_fields
+from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
+from kdissect.replay.workload.messages import (
+    GROUP_KEY,
+    NOT_MADE_YET,
+    TOPIC_RESOURCE,
+    TopicNames,
+    entries,
+    partitions,
+    request_of,
+    response_of,
+)
+
+# What requests of an API read and change, beside the topics that they name, which they read.
+# log, start: of each partition; topic, group, commits, share, txn: of each that the request names.
+# peek: a read that no write waits for; add: a write that commutes with other such writes.
+_ACCESSES: dict[str, str] = {
+    "Produce": "log write, start peek, txn read",
+    "Fetch": "log peek, start read",  # the response has the start; it never waits for DeleteRecords
+    "ListOffsets": "log read",
+    "OffsetForLeaderEpoch": "log read",
+    "DescribeProducers": "log read",
+    "DeleteRecords": "log write, start write",
+    "CreateTopics": "topic write, topics add",
+    "DeleteTopics": "topic write, topics add",
+    "CreatePartitions": "topic write, topics add",
+    "ElectLeaders": "topic write, topics add",
+    "AlterPartitionReassignments": "topic write, topics add",
+    "ListPartitionReassignments": "topics read",
+    "DescribeLogDirs": "logdirs read, topics read",
+    "AlterReplicaLogDirs": "logdirs write",
+    "JoinGroup": "group write, groups add",
+    "SyncGroup": "group write, groups add",
+    "LeaveGroup": "group write, groups add",
+    "ConsumerGroupHeartbeat": "group write, groups add",
+    "ShareGroupHeartbeat": "group write, groups add",
+    "StreamsGroupHeartbeat": "group write, groups add",
+    "DeleteGroups": "group write, groups add, commits write",
+    "OffsetDelete": "group write, groups add, commits write",
+    "AlterShareGroupOffsets": "group write, groups add, share write",
+    "DeleteShareGroupOffsets": "group write, groups add, share write",
+    "Heartbeat": "group read",
+    "DescribeGroups": "group read",
+    "ConsumerGroupDescribe": "group read",
+    "ShareGroupDescribe": "group read",
+    "StreamsGroupDescribe": "group read",
+    "DescribeShareGroupOffsets": "group read",
+    "ListGroups": "groups read",
+    "OffsetCommit": "group read, commits write, groups add",
+    "OffsetFetch": "group read, commits read",
+    "ShareFetch": "group read, share write, log peek",
+    "ShareAcknowledge": "group read, share write, log peek",
+    "InitProducerId": "txn write",
+    "AddPartitionsToTxn": "txn write",
+    "AddOffsetsToTxn": "txn write",
+    "EndTxn": "txn write",
+    "TxnOffsetCommit": "txn write, group read, commits write, groups add",
+    "DescribeTransactions": "txn read, txns read",
+    "ListTransactions": "txns read",
+    "DescribeAcls": "acls read",
+    "CreateAcls": "acls write",
+    "DeleteAcls": "acls write",
+    "DescribeDelegationToken": "tokens read",
+    "CreateDelegationToken": "tokens write",
+    "RenewDelegationToken": "tokens write",
+    "ExpireDelegationToken": "tokens write",
+    "DescribeClientQuotas": "quotas read",
+    "AlterClientQuotas": "quotas write",
+    "DescribeUserScramCredentials": "scram read",
+    "AlterUserScramCredentials": "scram write",
+    "DescribeCluster": "cluster read",
+    "ApiVersions": "cluster read",
+    "UnregisterBroker": "cluster write",
+    "UpdateFeatures": "cluster write",
+    "ListConfigResources": "config-names read",
+    "GetTelemetrySubscriptions": "config-names read",
+    "AlterConfigs": "config-names write",
+    "IncrementalAlterConfigs": "config-names write",
+}
+_CONFIG_APIS = frozenset(
+    {ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
+)
+_MODES = {
+    "read": Mode.READ, "peek": Mode.READ_NO_BLOCK, "write": Mode.WRITE,
+    "add": Mode.COMMUTING_WRITE,
+}  # fmt: skip
+_RULES: dict[int, list[tuple[str, Mode]]] = {
+    catalog.api(name).key: [(what, _MODES[mode]) for what, mode in map(str.split, text.split(", "))]
+    for name, text in _ACCESSES.items()
+}
+
+
+class ResourceAccesses:
+    """Finds the resources of each request.
+
+    Call `of` with the requests in order of their times: earlier requests decide which partitions
+    belong to a transaction, and whether there are ACLs.
+    """
+
+    def __init__(self, facts: WorkloadFacts) -> None:
+        self._names = TopicNames(facts)
+        self._in_transaction: dict[str, set[Resource]] = {}
+        self._in_session: dict[int, set[tuple[str]]] = {}  # fetch session -> topics
+        self._has_acls = False
+        # Equal requests share one tuple: a Fetch may name a hundred partitions.
+        self._shared: dict[tuple[ResourceAccess, ...], tuple[ResourceAccess, ...]] = {}
+
+    def of(self, exchange: Exchange) -> tuple[ResourceAccess, ...]:
+        """The resources of a request, each once (the stronger mode wins)."""
+        request = request_of(exchange)
+        if request is None:
+            return ()
+        found: dict[Resource, Mode] = {}
+        for resource, mode in self._accesses(exchange, request):
+            if found.get(resource) is not Mode.WRITE:
+                found[resource] = mode
+        accesses = tuple(found.items())
+        return self._shared.setdefault(accesses, accesses)
+
+    def _accesses(self, exchange: Exchange, request: Message) -> Iterator[ResourceAccess]:
+        named = self._named(exchange, request)
+        for topic in named["topic"]:
+            yield ("topic", *topic), Mode.READ
+        if self._has_acls:
+            yield ("acls",), Mode.READ
+        for what, mode in _RULES.get(exchange.api_key, ()):
+            for name in named.get(what, [()]):
+                yield (what, *name), mode
+            self._has_acls |= what == "acls" and mode is Mode.WRITE
+        yield from self._more(exchange, request, named)
+
+    def _named(self, exchange: Exchange, request: Message) -> dict[str, list[tuple[Any, ...]]]:
+        """The rest of the tuple of each topic, log, group and so on that a request names."""
+        topics: dict[tuple[str], None] = {}
+        logs: dict[tuple[str, int], None] = {}
+        groups: dict[tuple[str], None] = {}
+        transactions: dict[tuple[str], None] = {}
+        for field in iter_fields(request):
+            kind, values, around = field.kind, field.values, field.around
+            if kind is FieldKind.TOPIC:
+                topics |= dict.fromkeys((name,) for name in values if name)
+            elif kind is FieldKind.TOPIC_ID and not around.topic:
+                names = (self._names.get(each) for each in values)
+                topics |= dict.fromkeys((name,) for name in names if name)
+            elif kind is FieldKind.PARTITION:
+                name = self._names.name(around.topic, around.topic_id)
+                logs |= dict.fromkeys((name, each) for each in values)
+            elif kind is FieldKind.GROUP:
+                groups |= dict.fromkeys((each,) for each in values)
+            elif kind is FieldKind.TRANSACTIONAL_ID:
+                transactions |= dict.fromkeys((each,) for each in values if each is not None)
+        if exchange.api_key == ApiKey.DESCRIBE_GROUPS:
+            groups = dict.fromkeys((each,) for each in entries(request.body["groups"]))
+        if exchange.api_key == ApiKey.FETCH:
+            response = response_of(exchange)
+            logs |= dict.fromkeys(
+                log for log, _ in self._names.logs(response.body if response else {})
+            )
+            topics |= dict.fromkeys(self._session_topics(request, response, list(topics)))
+        by_group = list(groups)
+        return {
+            "topic": list(topics), "log": list(logs), "start": list(logs),
+            "group": by_group, "commits": by_group, "share": by_group, "txn": list(transactions),
+        }  # fmt: skip
+
+    def _session_topics(
+        self, request: Message, response: Message | None, topics: list[tuple[str]]
+    ) -> set[tuple[str]]:
+        """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
+        session = 0 if response is None else response.body.get("session_id", 0)
+        is_new = request.body.get("session_id", 0) != session
+        known = set() if is_new else self._in_session.get(session, set())
+        if session and not known.issuperset(topics):
+            self._in_session[session] = known.union(topics)
+        return known
+
+    def _more(
+        self, exchange: Exchange, request: Message, named: Mapping[str, list[tuple[Any, ...]]]
+    ) -> Iterator[ResourceAccess]:
+        """Accesses that depend on more than the names in a request."""
+        key, body, response = exchange.api_key, request.body, response_of(exchange)
+        if key == ApiKey.PRODUCE:
+            for _, _, partition in partitions(body):
+                for header in headers(partition["records"] or b""):
+                    if header.producer_id >= 0:
+                        yield ("pid", header.producer_id), Mode.READ
+        elif key == ApiKey.METADATA:
+            if not named["topic"]:
+                yield ("topics",), Mode.READ
+            for entry in entries(response.body["topics"]) if response is not None else []:
+                if entry["error_code"] in NOT_MADE_YET and (entry.get("name"),) in named["topic"]:
+                    yield ("topic", entry["name"]), Mode.WRITE
+                    yield ("topics",), Mode.COMMUTING_WRITE
+        elif key == ApiKey.CONSUMER_GROUP_HEARTBEAT and body.get("subscribed_topic_regex"):
+            yield ("topics",), Mode.READ  # the broker looks for them
+        elif key in _CONFIG_APIS:
+            mode = Mode.READ if key == ApiKey.DESCRIBE_CONFIGS else Mode.WRITE
+            for resource in entries(body["resources"]):
+                yield ("config", resource["resource_type"], resource["resource_name"]), mode
+                if resource["resource_type"] == TOPIC_RESOURCE:
+                    yield ("topic", resource["resource_name"]), mode
+        elif key == ApiKey.FIND_COORDINATOR:
+            what = "group" if body.get("key_type", GROUP_KEY) == GROUP_KEY else "txn"
+            for name in body.get("coordinator_keys") or [body.get("key")]:
+                yield (what, name), Mode.READ_NO_BLOCK
+        elif key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN) and response is not None:
+            if (producer_id := response.body.get("producer_id", -1)) >= 0:
+                yield ("pid", producer_id), Mode.WRITE
+        if key not in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
+            for name in named["txn"]:
+                yield from self._transaction(key, name[0], named)
+
+    def _transaction(
+        self, key: int, name: str, named: Mapping[str, list[tuple[Any, ...]]]
+    ) -> Iterator[ResourceAccess]:
+        """What a transaction has written becomes visible when it ends."""
+        if key != ApiKey.PRODUCE:
+            yield ("txns",), Mode.COMMUTING_WRITE
+        held = self._in_transaction.setdefault(name, set())
+        if key in (ApiKey.PRODUCE, ApiKey.ADD_PARTITIONS_TO_TXN):
+            held.update(("log", *log) for log in named["log"])
+        elif key == ApiKey.TXN_OFFSET_COMMIT:
+            held.update(("commits", *group) for group in named["group"])
+        elif key in (ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID):
+            yield from ((resource, Mode.WRITE) for resource in held)
+            held.clear()

@@ -1,0 +1,254 @@
+"""Chooses the target's nodes for a request: leaders, a coordinator, or its broker's counterpart.
+
+The partitions, groups or transactions of one captured broker may belong to several nodes of the
+target. Each node then gets a request for its own ones, as a client would send it. The answers are
+merged into one before anything reads them. A frame is cut after its ids have been translated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import Step
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.workload.messages import (
+    GROUP_KEY,
+    SHARE_APIS,
+    TRANSACTION_KEY,
+    entries,
+    request_of,
+)
+
+Body = dict[str, Any]
+# Requests to leaders -> the array of topics, of partitions in these, and the partition's number (""
+# a plain number). Those of share sessions are not cut: a session belongs to one node.
+_PARTITIONS: dict[int, tuple[str, str, str]] = {
+    ApiKey.PRODUCE: ("topic_data", "partition_data", "index"),
+    ApiKey.FETCH: ("topics", "partitions", "partition"),
+    ApiKey.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
+    ApiKey.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
+    ApiKey.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
+}
+_BY_LEADER = frozenset(_PARTITIONS) | SHARE_APIS
+# Requests to coordinators -> the array of groups or transactional ids, and the name in an element
+# ("" a plain name); None if they name only one.
+_BY_GROUP: dict[int, tuple[str, str] | None] = {
+    ApiKey.DESCRIBE_GROUPS: ("groups", ""),
+    ApiKey.DELETE_GROUPS: ("groups_names", ""),
+    ApiKey.OFFSET_FETCH: ("groups", "group_id"),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", ""),
+    ApiKey.SHARE_GROUP_DESCRIBE: ("group_ids", ""),
+    ApiKey.STREAMS_GROUP_DESCRIBE: ("group_ids", ""),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id"),
+    **dict.fromkeys(
+        (
+            ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
+            ApiKey.SYNC_GROUP, ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT,
+            ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
+            ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+            ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+        )
+    ),
+}  # fmt: skip
+_BY_TRANSACTION: dict[int, tuple[str, str] | None] = {
+    ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", ""),
+    **dict.fromkeys(
+        (
+            ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
+            ApiKey.END_TXN,
+        )
+    ),
+}  # fmt: skip
+# Requests whose translation needs leaders and ids of topics on the target.
+_NEEDS_TOPICS = _BY_LEADER | {
+    ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.TXN_OFFSET_COMMIT, ApiKey.ADD_PARTITIONS_TO_TXN,
+}  # fmt: skip
+
+
+def topics_of(step: Step) -> tuple[str, ...]:
+    """The captured names of the topics whose leaders and ids a request needs."""
+    if step.exchange.api_key not in _NEEDS_TOPICS:
+        return ()
+    return tuple(resource[1] for resource, _ in step.accesses if resource[0] == "topic")
+
+
+def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
+    """(key type of FindCoordinator, the target's name) of groups and transactions of a request that
+    goes to their coordinator."""
+    api_key = step.exchange.api_key
+    found = []
+    for resource, _ in step.accesses:
+        if resource[0] == "group" and api_key in _BY_GROUP:
+            found.append((GROUP_KEY, ids.group(resource[1])))
+        elif resource[0] == "txn" and api_key in _BY_TRANSACTION:
+            found.append((TRANSACTION_KEY, ids.transactional_id(resource[1])))
+    return [key for key in found if key[1]]
+
+
+def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
+    """The nodes that get the request, or a part of it. None: the bootstrap address."""
+    nodes = ids.target.nodes
+    if len(nodes) < 2:
+        return [None]
+    spread = _spread(ids, step)
+    if spread and _is_cut(step):
+        return [node for node, _ in spread.most_common()]
+    if spread:
+        return [spread.most_common(1)[0][0]]
+    captured = ids.plan.workload.connections[step.connection].node_id
+    node = None if captured is None else ids.node(captured)
+    return [node if node in nodes else None]
+
+
+def _is_cut(step: Step) -> bool:
+    """Return whether each node may get a part of the request."""
+    api_key = step.exchange.api_key
+    arrays = _PARTITIONS.get(api_key) or _BY_GROUP.get(api_key) or _BY_TRANSACTION.get(api_key)
+    request = request_of(step.exchange)
+    return arrays is not None and request is not None and arrays[0] in request.body
+
+
+def _spread(ids: IdMap, step: Step) -> Counter[int]:
+    """By node of the target: how many partitions of a request it leads, or how many of its groups
+    or transactions it coordinates."""
+    target = ids.target
+    if step.exchange.api_key in _BY_LEADER:
+        found = (
+            target.leaders.get((ids.topic(name), number), (None, -1))[0]
+            for name, number in _partitions(ids, step)
+        )
+    else:
+        found = (target.coordinators.get(key) for key in coordinators_of(ids, step))
+    return Counter(node for node in found if node in target.nodes)
+
+
+def _partitions(ids: IdMap, step: Step) -> Iterator[tuple[str, int]]:
+    """The partitions of a request, by the captured names of topics, with those of its session."""
+    request = request_of(step.exchange)
+    body = {} if request is None else request.body
+    if "session_epoch" in body or "share_session_epoch" in body:
+        sessions = ids.share if "share_session_epoch" in body else ids.sessions
+        for topic, number in sessions.partitions(ids.broker(step), body):
+            yield (topic if isinstance(topic, str) else ids.topic_name("", topic)), number
+        return
+    for resource, _ in step.accesses:
+        if resource[0] == "log":
+            yield resource[1:]
+
+
+# -- parts and their answers ----------------------------------------------------------------------
+
+
+def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, bytes]]:
+    """(node, frame) of each part of a request's frame, which is already translated.
+
+    Partitions, groups and transactions without a known node are in the first part.
+    """
+    nodes = nodes_of(ids, step)
+    if len(nodes) == 1:
+        return [(nodes[0], frame)]
+    whole = decode_message(frame, side="request")
+    api_key = step.exchange.api_key
+    bodies: dict[int | None, Body] = {node: dict(whole.body) for node in nodes}
+    if api_key in _PARTITIONS:
+        array = _cut_partitions(ids, whole, bodies)
+    else:
+        array = _cut_names(ids, whole, bodies)
+    if api_key == ApiKey.FETCH:
+        # A node without records would hold its part until the end of the wait; now it does so no
+        # longer than the captured broker held the request.
+        latency_ms = max(step.exchange.latency_ns, 0) // 1_000_000
+        for body in bodies.values():
+            body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
+    return [
+        (node, encode_message(Message(api_key, whole.api_version, "request", whole.header, body)))
+        for node, body in bodies.items()
+        if body[array]
+    ]
+
+
+def _cut_partitions(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> str:
+    """Return the array that was cut."""
+    topics, partitions, number = _PARTITIONS[whole.api_key]
+    first = next(iter(bodies))
+    for body in bodies.values():
+        body[topics] = []
+    for topic in entries(whole.body[topics]):
+        name = ids.target.topic_name(topic)
+        parts: dict[int | None, list[Any]] = {}
+        for each in entries(topic[partitions]):
+            log = name, each[number] if number else each
+            leader = ids.target.leaders.get(log, (first, -1))[0]
+            parts.setdefault(leader if leader in bodies else first, []).append(each)
+        for node, chosen in (parts or {first: []}).items():
+            bodies[node][topics].append({**topic, partitions: chosen})
+    return topics
+
+
+def _cut_names(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> str:
+    """Return the array that was cut."""
+    by_group = _BY_GROUP.get(whole.api_key)
+    key_type = TRANSACTION_KEY if by_group is None else GROUP_KEY
+    array, name = by_group or _BY_TRANSACTION[whole.api_key] or ("", "")
+    first = next(iter(bodies))
+    for body in bodies.values():
+        body[array] = []
+    for each in entries(whole.body[array]):
+        node = ids.target.coordinators.get((key_type, each[name] if name else each), first)
+        bodies[node if node in bodies else first][array].append(each)
+    return array
+
+
+def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
+    """One frame with what all answers say; one that cannot be decoded stands for all."""
+    if len(answers) == 1:
+        return answers[0]
+    messages = []
+    for frame in answers:
+        api_key, api_version = step.exchange.api_key, ids.api_version(step)
+        try:
+            messages.append(
+                decode_message(frame, side="response", api_key=api_key, api_version=api_version)
+            )
+        except (DecodeError, ValueError):
+            return frame
+    whole = messages[0]
+    for other in messages[1:]:
+        for name, value in other.body.items():
+            if isinstance(value, list):
+                whole.body[name] = _joined(entries(whole.body.get(name)), value)
+            elif name == "error_code":
+                whole.body[name] = whole.body[name] or value
+            elif name == "throttle_time_ms":
+                whole.body[name] = max(whole.body[name], value)
+    try:
+        return encode_message(whole)
+    except EncodeError:
+        return answers[0]
+
+
+def _joined(elements: list[Any], others: list[Any]) -> list[Any]:
+    """Elements of both; of a topic that both have, its partitions."""
+    by_topic = {_topic(element): element for element in elements}
+    for element in others:
+        same = by_topic.get(_topic(element))
+        if same is None or _topic(element) is None:
+            elements.append(element)
+            continue
+        for name in ("partitions", "partition_responses"):
+            if name in same:
+                same[name] = [*entries(same[name]), *entries(element[name])]
+    return elements
+
+
+def _topic(element: Any) -> Any:
+    if not isinstance(element, dict) or not {"partitions", "partition_responses"} & set(element):
+        return None
+    return element.get("name") or element.get("topic") or element.get("topic_id")
