@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdissect.codec.column_buffers import Builders, address_of
+from kdissect.codec.column_buffers import Builders, address_of, writable
 from kdissect.codec.string_kernel import (
     UUID_TEXT_SIZE,
     repaired_copy,
@@ -59,11 +59,11 @@ def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
 
 
 class Texts:
-    """Copies strings and bytes from one buffer into Arrow arrays."""
+    """Copies strings, bytes and uuids from one buffer into Arrow arrays."""
 
     def __init__(self, buf: NDArray[np.uint8]) -> None:
-        self.buf = buf
-        self.at = address_of(buf)
+        self.buf = writable(buf)
+        self.at = address_of(self.buf)
 
     def array(
         self, packed: NDArray[np.int64], valid: NDArray[np.uint8], kind: pa.DataType
@@ -71,21 +71,34 @@ class Texts:
         """(array, uint8 per row with 1 for invalid UTF-8, or None) of n packed places."""
         count = len(packed)
         offsets = np.empty(count + 1, np.int32)
-        out = np.empty(text_offsets(packed, valid, offsets), np.uint8)
+        out = _room(text_offsets(packed, valid, offsets))
         is_text = kind == pa.string()
         invalid = np.zeros(count if is_text else 0, np.uint8)
         wrong = text_copy(
             self.buf, self.at, packed, valid, offsets, address_of(out), int(is_text), invalid
         )
         if wrong:
-            size = repaired_offsets(self.buf, packed, valid, offsets)
-            if size < 0:
-                raise ValueError("start, end: too many bytes for one string column")
-            out = np.empty(size, np.uint8)
+            out = _room(repaired_offsets(self.buf, packed, valid, offsets))
             repaired_copy(self.buf, self.at, packed, valid, address_of(out))
         bits, nulls = _bits(valid)
         buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out)]
         return pa.Array.from_buffers(kind, count, buffers, nulls), invalid if wrong else None
+
+    def uuids(self, place: NDArray[np.int64], valid: NDArray[np.uint8]) -> pa.Array:
+        """Kafka's text of the uuids at n places (-1: zero uuid): 22 characters of base64."""
+        offsets = np.empty(len(place) + 1, np.int32)
+        out = np.empty(UUID_TEXT_SIZE * len(place), np.uint8)
+        size = uuid_texts(self.buf, place, valid, offsets, out)
+        bits, nulls = _bits(valid)
+        buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
+        return pa.Array.from_buffers(pa.string(), len(place), buffers, nulls)
+
+
+def _room(size: int) -> NDArray[np.uint8]:
+    """Memory for the bytes of a column; raises ValueError beyond Arrow's 32-bit offsets."""
+    if not 0 <= size < 2**31:
+        raise ValueError("start, end: too many bytes for one string column")
+    return np.empty(size, np.uint8)
 
 
 class Reader:
@@ -155,13 +168,7 @@ class Reader:
                 self._flag(np.flatnonzero(invalid))
             return array
         if node.type is Type.UUID:
-            offsets = np.empty(count + 1, np.int32)
-            out = np.empty(UUID_TEXT_SIZE * count, np.uint8)
-            place = data[: 8 * count].view(np.int64)
-            size = uuid_texts(self.texts.buf, place, valid, offsets, out)
-            bits, nulls = _bits(valid)
-            buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
-            return pa.Array.from_buffers(kind, count, buffers, nulls)
+            return self.texts.uuids(data[: 8 * count].view(np.int64), valid)
         bits, nulls = _bits(valid)
         values: NDArray[Any]
         if node.type is Type.BOOL:

@@ -6,6 +6,7 @@ pool, and results are copied out of them.
 
 from __future__ import annotations
 
+import ctypes
 from threading import Lock
 from typing import Any
 
@@ -32,6 +33,17 @@ def address_of(array: NDArray[Any]) -> int:
     """The address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def writable(buf: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The same bytes as kernels take them: writable, or they are compiled twice; never empty."""
+    if not len(buf):
+        return np.zeros(1, np.uint8)
+    if buf.flags.writeable:
+        return buf
+    memory: Any = (ctypes.c_uint8 * len(buf)).from_address(address_of(buf))
+    memory.owner = buf  # an alias lives as long as its bytes
+    return np.frombuffer(memory, np.uint8)
 
 
 class Builders:

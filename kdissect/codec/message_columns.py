@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from kdissect.arrays import copied
 from kdissect.codec.arrow_columns import Reader, arrow_type, place_filled, unknown_tags
-from kdissect.codec.column_buffers import Builders, give_back, take_builders
+from kdissect.codec.column_buffers import Builders, give_back, take_builders, writable
 from kdissect.codec.column_kernel import (
     FAILED_AT,
     EncodedMessages,
@@ -169,12 +168,7 @@ def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[
     if len(buf) >= BUFFER_MAX:
         raise ValueError("buf must be smaller than 4 GiB")
     size = len(buf)
-    if not buf.flags.writeable and size:  # an alias: the caller keeps `buf` alive
-        address = buf.__array_interface__["data"][0]
-        memory: Any = (ctypes.c_uint8 * size).from_address(address)
-        buf = np.frombuffer(memory, np.uint8)
-    elif not size:
-        buf = np.zeros(1, np.uint8)
+    buf = writable(buf)
     start = np.require(start, np.int64, ("C", "W"))
     end = np.require(end, np.int64, ("C", "W"))
     if api_version is None:

@@ -38,14 +38,18 @@ from kdissect.pipeline.step_rows import (
     Sink,
     unpacked_table,
 )
-from kdissect.pipeline.story_events import ChunkStories
+from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector
+from kdissect.stories.fetch_messages import fetch_events
+from kdissect.stories.group_messages import group_events
 from kdissect.stories.messages import Messages
+from kdissect.stories.producer_messages import producer_events
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.connections import broker_texts
 from kdissect.tables.topics import TopicNames
 
 LATE_NAMES_LISTED = 20
+_EVENTS = (("groups", group_events), ("producers", producer_events), ("fetches", fetch_events))
 
 
 def decode(
@@ -165,11 +169,11 @@ def decode_exchanges(
         used.ids.update(set(chunk.marks.topics.ids).difference(names.of_id))
         write_message_anomalies(chunk, output)
         write_tables(chunk, output)
-        stories = ChunkStories(
-            events, _messages(chunk, output, names, brokers), frames, chunk.marks
-        )
-        stories.add_messages()
-        decode_records(chunk, output, used, stories)
+        messages = _messages(chunk, output, names, brokers)
+        for name, events_of in _EVENTS:
+            for table in events_of(messages):
+                events.add(name, table)
+        decode_records(chunk, output, used, messages, events)
     return used
 
 
@@ -183,10 +187,11 @@ def _messages(
         exchanges=exchanges,
         connection_id=output.connection_ids(exchanges),
         capture_id=captures[exchanges["request"]["source"]],
+        request_start=chunk.frames.start[:, REQUEST],
         client_id=chunk.client_ids,
         broker=brokers.take(pa.array(exchanges["connection"])),
-        error_code=chunk.marks.error_columns[0],
         decoded={key: (one.rows, one.columns) for key, one in chunk.decoded.items()},
+        marks=chunk.marks,
         topic_names=names,
     )
 

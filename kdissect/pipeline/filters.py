@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Rows
+from kdissect.arrays import Bools, Ints, Rows
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
-from kdissect.tables.arrow_arrays import Ints, Mask
 
 NOT_FOLLOWED = "connection_limit"  # in captures.ignored_reasons
 
@@ -83,7 +82,7 @@ def of_hosts(batch: SegmentBatch, hosts: Sequence[str]) -> SegmentBatch:
     return SegmentBatch(endpoints[is_wanted], kept)
 
 
-def is_within(times: Ints, first: int | None, last: int | None) -> Mask:
+def is_within(times: Ints, first: int | None, last: int | None) -> Bools:
     """bool[n]: which of the times int64[n] are in [first, last); None means no bound."""
     within = np.ones(len(times), np.bool_)
     if first is not None:
@@ -93,14 +92,14 @@ def is_within(times: Ints, first: int | None, last: int | None) -> Mask:
     return within
 
 
-def exchanges_within(exchanges: Rows, first: int | None, last: int | None) -> Mask:
+def exchanges_within(exchanges: Rows, first: int | None, last: int | None) -> Bools:
     """bool[n]: exchanges whose first captured byte is in [first, last)."""
     has_request = exchanges["request"]["size"] >= 0
     time = np.where(has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"])
     return is_within(time, first, last)
 
 
-def connections_within(connections: Rows, first: int | None, last: int | None) -> Mask:
+def connections_within(connections: Rows, first: int | None, last: int | None) -> Bools:
     """bool[n]: connections that overlap [first, last)."""
     overlaps = np.ones(len(connections), np.bool_)
     if first is not None:
@@ -110,7 +109,7 @@ def connections_within(connections: Rows, first: int | None, last: int | None) -
     return overlaps
 
 
-def anomalies_within(anomalies: Rows, with_exchange: Mask, overlaps: Mask) -> Mask:
+def anomalies_within(anomalies: Rows, with_exchange: Bools, overlaps: Bools) -> Bools:
     """bool[n]: anomalies to keep: with their exchange, or else with their connection."""
     at = anomalies["connection"]
     with_connection = at < 0
@@ -118,7 +117,7 @@ def anomalies_within(anomalies: Rows, with_exchange: Mask, overlaps: Mask) -> Ma
     return np.where(anomalies["exchange_id"] != 0, with_exchange, with_connection)
 
 
-def bools(mask: pa.ChunkedArray) -> Mask:
+def bools(mask: pa.ChunkedArray) -> Bools:
     """An Arrow mask as a NumPy array; null becomes False."""
     return np.asarray(pc.fill_null(mask, False), np.bool_)
 

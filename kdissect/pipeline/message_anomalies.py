@@ -19,7 +19,7 @@ from kdissect.pipeline.message_chunks import MessageChunk
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.step_rows import Sink
 from kdissect.protocol import catalog
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
 from kdissect.status import REASONS, Status
 from kdissect.tables.anomalies import anomaly_columns, in_parts, texts, texts_of_kinds
 from kdissect.tables.arrow_arrays import binaries
@@ -171,10 +171,7 @@ def add_anomalies(
 @cache
 def _may_hold_records(api_key: int, side: int) -> bool:
     """Return whether messages of that API and side may hold records; True for an unknown API."""
-
-    def has(fields: tuple[Field, ...]) -> bool:
-        return any(item.type is Type.RECORDS or has(item.fields) for item in fields)
-
     if api_key not in catalog.apis():
         return True
-    return has(catalog.api(api_key).side(SIDES[side]).fields)
+    fields = walk(catalog.api(api_key).side(SIDES[side]).fields)
+    return any(field.type is Type.RECORDS for field in fields)

@@ -143,5 +143,5 @@ def _client_ids(frames: FrameBuffer) -> pa.Array:
     size = ((frames.buf[at].astype(np.int64) << 8) | frames.buf[at + 1]).astype(np.int16)
     length = size.astype(np.int64)
     fits = has_header & (length >= 0) & (start + 10 + length <= end)
-    texts, _ = strings(frames.buf, start + 10, np.where(fits, length, -1))
+    texts = strings(frames.buf, start + 10, np.where(fits, length, -1))
     return texts.dictionary_encode()

@@ -18,7 +18,7 @@ from kdissect.pipeline.message_chunks import MessageChunk
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, walk
 from kdissect.status import Status
 from kdissect.tables.arrow_arrays import labels, names_of, numbers
 from kdissect.tables.embedded import EmbeddedFault, add_decoded
@@ -71,16 +71,12 @@ def write_exchanges(chunk: MessageChunk, output: TableOutput) -> None:
 @cache
 def _error_versions(api_key: int) -> npt.NDArray[np.bool_]:
     """bool by api_version: whether the response's definition has an error code."""
-
-    def has(fields: tuple[Field, ...], api_version: int) -> bool:
-        return any(
-            role_of(api_key, item) is Role.ERROR_CODE or has(item.fields, api_version)
-            for item in fields
-            if api_version in item.versions
-        )
-
     response = catalog.api(api_key).response
-    return np.array([has(response.fields, n) for n in range(response.versions.last + 1)], bool)
+    roles = [
+        {role_of(api_key, field) for field in walk(response.fields, api_version)}
+        for api_version in range(response.versions.last + 1)
+    ]
+    return np.array([Role.ERROR_CODE in each for each in roles], bool)
 
 
 def _write_apis(chunk: MessageChunk, output: TableOutput) -> None:

@@ -16,11 +16,13 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.message_anomalies import NO_BYTES, TableOutput, add_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk
-from kdissect.pipeline.story_events import ChunkStories
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST
 from kdissect.status import REASONS, Status
+from kdissect.stories.events import Collector
+from kdissect.stories.messages import Messages
+from kdissect.stories.producer_messages import produce_events
 from kdissect.tables.anomalies import texts
 from kdissect.tables.internal import RecordFault, internal_rows, without_secrets
 from kdissect.tables.message_marks import ChunkMarks, first_match
@@ -56,7 +58,11 @@ _FAULTS: dict[tuple[FaultStage, Status], Anomaly] = {
 
 
 def decode_records(
-    chunk: MessageChunk, output: TableOutput, names_used: NamesUsed, stories: ChunkStories
+    chunk: MessageChunk,
+    output: TableOutput,
+    names_used: NamesUsed,
+    messages: Messages,
+    events: Collector,
 ) -> None:
     """Write the records of a chunk and their anomalies; produced batches also become events.
 
@@ -75,7 +81,8 @@ def decode_records(
     for part in iter_record_chunks(frames.buf, start, length, output.options.limits.of_records):
         raw = pa.table(part.batches)
         batches, records = rows.add(raw, pa.table(part.records))
-        stories.add_batches(sets, source, raw, batches)
+        for table in produce_events(messages, sets, source, raw, batches):
+            events.add("producers", table)
         if batches.num_rows:
             output.sink("record_batches", batches)
         if records.num_rows:

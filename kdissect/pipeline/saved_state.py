@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kdissect.arrays import Ints
 from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.errors import CaptureError
 from kdissect.pipeline.cluster import Cluster, NamesUsed
@@ -33,7 +34,7 @@ from kdissect.resume.open_connection import (
     unpack_connections,
 )
 from kdissect.stories.events import Collector, Packed, unpack
-from kdissect.tables.arrow_arrays import Ints, plain
+from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.schemas import FIXED_TABLES
 
 STATE_FOLDER = "_state"  # readers of tables skip folders with a leading underscore

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bytes, Indices, TimesNs
 from kdissect.capture.mapped_files import Sources
+from kdissect.codec.arrow_columns import Texts
 from kdissect.codec.internal_records import METADATA, Places, decode_internal
 from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
@@ -26,7 +27,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Definition, Field
-from kdissect.tables.arrow_arrays import strings, uuid_texts
+from kdissect.tables.arrow_arrays import strings
 from kdissect.tables.message_marks import ChunkMarks, message_marks
 from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT, SeenTopics
 
@@ -67,8 +68,8 @@ def add_bound(
     names, ids = names[named], ids[named]
     if not len(names):
         return
-    texts, _ = strings(buf, names["value"], names["length"])
-    id_texts = uuid_texts(np.ascontiguousarray(buf[ids["value"][:, None] + np.arange(16)]))
+    texts = strings(buf, names["value"], names["length"])
+    id_texts = Texts(buf).uuids(ids["value"].copy(), np.ones(len(ids), np.uint8))
     bound = pa.table({"name": texts, "id": id_texts, "time_ns": time_ns[names["row"]]})
     grouped = bound.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():

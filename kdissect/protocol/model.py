@@ -9,6 +9,7 @@ metadata records) are `Definition`s. Field names are Kafka's own in snake_case
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -92,6 +93,14 @@ class Field:
     map_key: bool = False
     fields: tuple[Field, ...] = ()
     struct_name: str = ""
+
+
+def walk(fields: tuple[Field, ...], version: int | None = None) -> Iterator[Field]:
+    """Fields at any depth, each before those inside it; only those of a version if it is given."""
+    for one in fields:
+        if version is None or version in one.versions:
+            yield one
+            yield from walk(one.fields, version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdissect.tables.arrow_arrays import mix64
 
@@ -206,3 +207,9 @@ def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
         name: pa.concat_tables(tables).combine_chunks() if tables else SCHEMAS[name].empty_table()
         for name, tables in tables_of.items()
     }
+
+
+def in_order(events: pa.Table) -> pa.Table:
+    """Events by time; those of one segment in stream order."""
+    keys = ("time_ns", "connection_id", "pos", "order")
+    return events.take(pc.sort_indices(events, [(key, "ascending") for key in keys]))

@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Ints
 from kdissect.codec.message_columns import body_type
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import story
-from kdissect.stories.messages import Messages, Rows, flattened
+from kdissect.stories.messages import Messages, flattened
 from kdissect.stories.sequences import codes
 
 _FULL, _FINAL = 0, -1  # KIP-227: session epochs 0 and -1 start and end a session
@@ -84,7 +85,7 @@ def fetch_events(messages: Messages) -> Iterator[pa.Table]:
 
 
 def _events(
-    messages: Messages, rows: Rows, ask: Ask, session: Rows, epoch: Rows, **more: pa.Array
+    messages: Messages, rows: Ints, ask: Ask, session: Ints, epoch: Ints, **more: pa.Array
 ) -> pa.Table:
     return story(
         "fetches",
@@ -97,14 +98,14 @@ def _events(
     )
 
 
-def _seen(messages: Messages, rows: Rows, broker: Rows, session: Rows, epoch: Rows) -> pa.Table:
+def _seen(messages: Messages, rows: Ints, broker: Ints, session: Ints, epoch: Ints) -> pa.Table:
     """One event per session, with its highest epoch here."""
     order = np.lexsort((np.arange(len(rows)), epoch, broker))
     last = order[np.flatnonzero(np.append(broker[order][1:] != broker[order][:-1], True))]
     return _events(messages, rows[last], Ask.SEEN, session[last], epoch[last])
 
 
-def _changing(some: pa.StructArray, broker: Rows, epoch: Rows) -> npt.NDArray[np.bool_]:
+def _changing(some: pa.StructArray, broker: Ints, epoch: Ints) -> npt.NDArray[np.bool_]:
     """bool per Fetch: its session forgets a partition in this chunk, or starts again."""
     forgets = pc.list_value_length(some.field("forgotten_topics_data"))
     moves = pc.fill_null(pc.greater(forgets, 0), False).to_numpy(zero_copy_only=False)
@@ -114,7 +115,7 @@ def _changing(some: pa.StructArray, broker: Rows, epoch: Rows) -> npt.NDArray[np
 
 
 def _again(
-    broker: Rows, row: Rows, names: pa.Array, partitions: pa.Array, changing: npt.NDArray[np.bool_]
+    broker: Ints, row: Ints, names: pa.Array, partitions: pa.Array, changing: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """bool per requested partition: the same session requested it earlier in this chunk."""
     key = codes(pa.array(broker[row]), names, partitions)

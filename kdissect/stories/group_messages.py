@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Ints
 from kdissect.codec.message_codec import decode
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
@@ -22,7 +23,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import story
-from kdissect.stories.messages import Messages, Rows
+from kdissect.stories.messages import Messages
 from kdissect.tables.topics import TopicNames
 
 GROUP_APIS = (
@@ -58,7 +59,7 @@ def group_events(messages: Messages) -> Iterator[pa.Table]:
             yield _read(messages, api_key, rows)
 
 
-def _notable(messages: Messages, api_key: int) -> Rows:
+def _notable(messages: Messages, api_key: int) -> Ints:
     """Rows of the messages that change something or are refused."""
     rows = messages.rows(api_key)
     if not len(rows) or api_key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP):
@@ -80,7 +81,7 @@ def _notable(messages: Messages, api_key: int) -> Rows:
     return rows[new]
 
 
-def _read(messages: Messages, api_key: int, rows: Rows) -> pa.Table:
+def _read(messages: Messages, api_key: int, rows: Ints) -> pa.Table:
     request_bodies = messages.body(api_key, REQUEST, rows)
     response_bodies = messages.body(api_key, RESPONSE, rows)
     requests = request_bodies.to_pylist() if request_bodies is not None else []

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Ints
 from kdissect.codec.message_columns import MessageColumns
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import NO_TIME
+from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import TopicNames
-
-Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +24,44 @@ class Messages:
 
     exchanges: EXCHANGE[n].
     connection_id, capture_id: int64[n]; capture_id is that of the request.
+    request_start: int64[n], position of the request's frame in the buffer.
     client_id: string or dictionary [n].
     broker: string[n], address and port.
-    error_code: int16[n], first non-zero code in the response, otherwise 0.
     decoded: (api key, side) -> (rows of the chunk, columns in their order).
+    marks: of these messages.
     """
 
     exchanges: npt.NDArray[np.void]
-    connection_id: Rows
-    capture_id: Rows
+    connection_id: Ints
+    capture_id: Ints
+    request_start: Ints
     client_id: pa.Array
     broker: pa.Array
-    error_code: npt.NDArray[np.int16]
-    decoded: dict[tuple[int, int], tuple[Rows, MessageColumns]]
+    decoded: dict[tuple[int, int], tuple[Ints, MessageColumns]]
+    marks: ChunkMarks
     topic_names: TopicNames
 
-    def rows(self, api_key: int) -> Rows:
+    @property
+    def error_code(self) -> npt.NDArray[np.int16]:
+        """The first non-zero code in the response of each row, otherwise 0."""
+        return self.marks.error_columns[0]
+
+    def rows(self, api_key: int) -> Ints:
         """Rows whose request of that API was decoded."""
         return self._good(api_key, REQUEST)
 
-    def _good(self, api_key: int, side: int) -> Rows:
+    def _good(self, api_key: int, side: int) -> Ints:
         decoded = self.decoded.get((api_key, side))
         if decoded is None:
             return np.zeros(0, np.int64)
         rows, columns = decoded
         return rows[columns.status == 0]
 
-    def answered(self, api_key: int, rows: Rows) -> npt.NDArray[np.bool_]:
+    def answered(self, api_key: int, rows: Ints) -> npt.NDArray[np.bool_]:
         """bool per row: it has a decoded response."""
         return np.isin(rows, self._good(api_key, RESPONSE))
 
-    def body(self, api_key: int, side: int, rows: Rows) -> pa.StructArray | None:
+    def body(self, api_key: int, side: int, rows: Ints) -> pa.StructArray | None:
         """Bodies of these rows, null if a row has none; None if no row of the chunk has one."""
         decoded = self.decoded.get((api_key, side))
         if decoded is None:
@@ -69,7 +76,7 @@ class Messages:
         at = np.minimum(np.searchsorted(there, rows), len(there) - 1)
         return columns.body.take(pa.array(good[at], pa.int64(), mask=there[at] != rows))
 
-    def place(self, rows: Rows, order: Any = None) -> dict[str, pa.Array]:
+    def place(self, rows: Ints, order: Any = None) -> dict[str, pa.Array]:
         """Columns of an event with its time and place, for exchanges `rows`."""
         some = self.exchanges[rows]
         response = some["response"]
@@ -85,12 +92,12 @@ class Messages:
             "exchange_id": pa.array(np.ascontiguousarray(some["exchange_id"])),
         }
 
-    def errors(self, api_key: int, rows: Rows) -> pa.Array:
+    def errors(self, api_key: int, rows: Ints) -> pa.Array:
         """Error code per row, null if no response was decoded."""
         return pa.array(self.error_code[rows].astype(np.int16), mask=~self.answered(api_key, rows))
 
 
-def flattened(column: pa.Array) -> tuple[pa.Array, Rows]:
+def flattened(column: pa.Array) -> tuple[pa.Array, Ints]:
     """(elements of all lists of a list column, row of each element)."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     return column.flatten(), np.repeat(np.arange(len(column)), lengths)

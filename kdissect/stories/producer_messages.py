@@ -4,48 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Ints, Rows
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import ProducerStep, story
-from kdissect.stories.messages import Messages, Rows, flattened
+from kdissect.stories.messages import Messages, flattened
+from kdissect.tables.message_marks import first_match
+from kdissect.tables.records import FROM_PRODUCE
 
 _ONE_ROW = {
     ApiKey.ADD_OFFSETS_TO_TXN: ProducerStep.ADD_OFFSETS,
     ApiKey.TXN_OFFSET_COMMIT: ProducerStep.OFFSETS,
     ApiKey.END_TXN: ProducerStep.END,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ProducedBatches:
-    """Batches of Produce requests with a producer id, one entry each.
-
-    row: int64, of the chunk. answered, error_code: of the partition in the response. batch_pos:
-    stream position. last_delta: last minus first offset of the batch.
-    """
-
-    row: Rows
-    batch_index: Rows
-    topic: pa.Array  # name, or id if the name is unknown
-    partition: Rows
-    answered: npt.NDArray[np.bool_]
-    error_code: Rows
-    producer_id: Rows
-    producer_epoch: Rows
-    base_sequence: Rows
-    last_delta: Rows
-    record_count: Rows
-    is_transactional: npt.NDArray[np.bool_]
-    batch_pos: Rows
-    size: Rows
 
 
 def producer_events(messages: Messages) -> Iterator[pa.Table]:
@@ -57,32 +35,46 @@ def producer_events(messages: Messages) -> Iterator[pa.Table]:
     yield from _markers(messages)
 
 
-def produce_events(messages: Messages, batches: ProducedBatches) -> pa.Table:
-    """PRODUCER_STEPS of produced batches."""
-    rows = batches.row
+def produce_events(
+    messages: Messages, sets: Rows, source: Ints, raw: pa.Table, shown: pa.Table
+) -> Iterator[pa.Table]:
+    """PRODUCER_STEPS of the produced batches with a producer id.
+
+    sets: PARTITION_MARK rows of the record sets. source: index into `records.SOURCES` of each. raw:
+    rows of BATCHES. shown: their rows of `record_batches`.
+    """
+    at = raw["set_index"].to_numpy()
+    has_producer = shown["producer_id"].fill_null(-1).to_numpy() >= 0
+    chosen = np.flatnonzero(has_producer & (source[at] == FROM_PRODUCE))
+    if not len(chosen):
+        return
+    some, at = shown.take(pa.array(chosen)), at[chosen]
+    rows = sets["row"][at]
     requests = messages.rows(ApiKey.PRODUCE)
     body = messages.body(ApiKey.PRODUCE, REQUEST, requests)
     assert body is not None  # each batch comes from such a request
-    via = pa.array(np.searchsorted(requests, rows))
-    count = np.clip(batches.last_delta + 1, 1, 2**31 - 1)
-    return story(
+    errors = messages.marks.by_partition(Role.ERROR_CODE)
+    error = np.append(errors["value"], 0)[first_match(sets[at], errors)]  # -1 is the last
+    delta = pc.fill_null(pc.subtract(some["last_offset"], some["base_offset"]), 0).to_numpy()
+    request = messages.exchanges["request"][rows]
+    in_frame = raw["pos"].to_numpy()[chosen] - messages.request_start[rows]
+    names = ("producer_id", "producer_epoch", "base_sequence", "record_count", "size")
+    yield story(
         "producers",
-        **messages.place(rows, batches.batch_index),
-        producer_id=pa.array(batches.producer_id),
-        producer_epoch=pa.array(batches.producer_epoch.astype(np.int16)),
+        **messages.place(rows, some["batch_index"].to_numpy()),
+        **{name: some[name].fill_null(-1) for name in names},
         step=_constant(ProducerStep.PRODUCE, len(rows)),
-        transactional_id=body.field("transactional_id").take(via),
-        topic=batches.topic,
-        partition=pa.array(batches.partition.astype(np.int32)),
-        error_code=pa.array(batches.error_code.astype(np.int16), mask=~batches.answered),
-        flag=pa.array(batches.is_transactional),
-        base_sequence=pa.array(batches.base_sequence.astype(np.int32)),
-        sequence_count=pa.array(count),
-        record_count=pa.array(batches.record_count),
+        transactional_id=body.field("transactional_id").take(
+            pa.array(np.searchsorted(requests, rows))
+        ),
+        topic=pc.coalesce(*(some[name].cast(pa.string()) for name in ("topic", "topic_id"))),
+        partition=some["partition"],
+        error_code=pa.array(error.astype(np.int16), mask=~messages.answered(ApiKey.PRODUCE, rows)),
+        flag=some["is_transactional"].fill_null(False),
+        sequence_count=pa.array(np.clip(delta + 1, 1, 2**31 - 1)),
         capture_id=pa.array(messages.capture_id[rows]),
-        packet=pa.array(np.ascontiguousarray(messages.exchanges["request"]["packet"][rows])),
-        batch_pos=pa.array(batches.batch_pos),
-        size=pa.array(batches.size),
+        packet=pa.array(np.ascontiguousarray(request["packet"])),
+        batch_pos=pa.array(request["pos"] + 4 + in_frame),
     )
 
 
@@ -214,7 +206,7 @@ def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
         )
 
 
-def _partition_answers(messages: Messages, rows: Rows) -> pa.Table:
+def _partition_answers(messages: Messages, rows: Ints) -> pa.Table:
     """(row, id, topic, partition) -> error, each key once; id is "" before version 4."""
     empty = pa.schema(
         [
@@ -243,7 +235,7 @@ def _partition_answers(messages: Messages, rows: Rows) -> pa.Table:
     ).select(empty.column_names)
 
 
-def _answers(topics: pa.StructArray, row: Rows, ids: pa.Array) -> pa.Table:
+def _answers(topics: pa.StructArray, row: Ints, ids: pa.Array) -> pa.Table:
     partitions, in_topic = flattened(topics.field("results_by_partition"))
     via = pa.array(in_topic)
     return pa.table(

@@ -14,16 +14,14 @@ compare a batch with those before it.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Bools, Ints
 from kdissect.kafka.assembly import Anomaly
 from kdissect.stories.events import ProducerStep
 from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
 from kdissect.tables.schemas import ANOMALIES
-
-Ints = npt.NDArray[np.int64]
 
 WRAP = 1 << 31
 DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 46, 59
@@ -132,9 +130,7 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
     return missing
 
 
-def _repeats(
-    group: Ints, start: Ints, error: Ints
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _repeats(group: Ints, start: Ints, error: Ints) -> tuple[Bools, Bools]:
     """(bool: the batch repeats another one, bool: and no earlier copy was acknowledged)."""
     refused = (error != 0) & (error != _NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
     order = np.lexsort((np.arange(len(group)), start, group))
@@ -143,10 +139,10 @@ def _repeats(
     new[1:] = (g[1:] != g[:-1]) | (s[1:] != s[:-1])
     first = np.flatnonzero(new)[np.cumsum(new) - 1]
 
-    def earlier(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def earlier(flags: Bools) -> Bools:
         """bool per batch: an earlier copy has the flag."""
         before: Ints = np.cumsum(flags[order]) - flags[order]
-        result: npt.NDArray[np.bool_] = np.zeros(len(g), bool)
+        result: Bools = np.zeros(len(g), bool)
         result[order] = before > before[first]
         return result
 

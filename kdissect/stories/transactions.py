@@ -21,17 +21,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.arrays import Bools, Ints
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.stories.events import NO_TIME, ProducerStep
 from kdissect.tables.arrow_arrays import lists
 from kdissect.tables.schemas import TRANSACTIONS, table_of
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 FENCING = (
     ErrorCode.INVALID_PRODUCER_EPOCH,
@@ -67,7 +64,7 @@ class _Events:
         self.topic_code = self.topic.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         self.name_code = self.name.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
-    def of(self, *steps: ProducerStep) -> Mask:
+    def of(self, *steps: ProducerStep) -> Bools:
         return np.isin(self.step, [int(step) for step in steps])
 
 
@@ -104,7 +101,7 @@ class _Pieces:
         self.start = np.flatnonzero(new | self._after_end(new) | self._given_again(new))
         self.end = np.append(self.start[1:], len(self.rows))
 
-    def _after_end(self, new: Mask) -> Mask:
+    def _after_end(self, new: Bools) -> Bools:
         """bool: the previous event is an EndTxn that ended a transaction, and this one is no
         retry of it."""
         events, rows = self.events, self.rows
@@ -115,7 +112,7 @@ class _Pieces:
         cut[1:] = done[:-1] & ~retry
         return cut & ~new
 
-    def _given_again(self, new: Mask) -> Mask:
+    def _given_again(self, new: Bools) -> Bools:
         """bool: a broker assigned the same id and epoch again, so it is another cluster's
         producer."""
         events, rows = self.events, self.rows
@@ -168,7 +165,7 @@ class _Pieces:
         }
         return table_of(TRANSACTIONS, columns).filter(pa.array(kept))
 
-    def _edge(self, chosen: Mask, last: bool = False) -> Ints:
+    def _edge(self, chosen: Bools, last: bool = False) -> Ints:
         """Row of the first (or last) chosen event per piece, -1 if there is none."""
         result = np.full(len(self.start), -1, np.int64)
         at = np.flatnonzero(chosen)
@@ -176,7 +173,7 @@ class _Pieces:
         result[self.piece[at]] = self.rows[at]  # the last value written stays
         return result
 
-    def _markers(self, accepted: Mask, kept: Mask) -> tuple[Ints, Ints]:
+    def _markers(self, accepted: Bools, kept: Bools) -> tuple[Ints, Ints]:
         """(pieces, markers): each marker with the transaction that was open, of its epoch or the
         one below.
 
@@ -274,7 +271,7 @@ class _Pieces:
         np.add.at(total, piece[first], events.record_count[rows[first]])
         return total
 
-    def _offsets(self, chosen: Mask) -> pa.Array:
+    def _offsets(self, chosen: Bools) -> pa.Array:
         """Group offsets that are part of the transaction; the last one per partition."""
         offsets_of: list[dict[tuple[str, str, int], int]] = [{} for _ in self.start]
         data = self.events.table["data"].take(pa.array(self.rows[chosen])).to_pylist()
@@ -312,9 +309,3 @@ def _asked(events: _Events, at: int) -> str:
 def _answer_time(events: _Events, at: int) -> int:
     end_ns = int(events.end_ns[at])
     return end_ns if end_ns != NO_TIME else int(events.time_ns[at])
-
-
-def in_order(events: pa.Table) -> pa.Table:
-    """Events by time; those of one segment in stream order."""
-    keys = ("time_ns", "connection_id", "pos", "order")
-    return events.take(pc.sort_indices(events, [(key, "ascending") for key in keys]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.jit import kernel
+from kdissect.arrays import Bools, Bytes, Ints
+from kdissect.codec.arrow_columns import Texts
 
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 
@@ -19,28 +19,25 @@ TIME_TYPE = pa.timestamp("us", tz="UTC")
 _FIRST_US = -62_135_596_800_000_000
 _LAST_US = 253_402_300_799_999_999
 
-Ints = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
 
-
-def numbers(values: Ints, kind: pa.DataType, valid: Mask | None = None) -> pa.Array:
+def numbers(values: Ints, kind: pa.DataType, valid: Bools | None = None) -> pa.Array:
     """A column of numbers or bools; null where `valid` is False."""
     mask = None if valid is None else ~valid
     return pa.array(np.ascontiguousarray(values), kind, mask=mask)
 
 
-def times_from_ns(time_ns: Ints, valid: Mask | None = None) -> pa.Array:
+def times_from_ns(time_ns: Ints, valid: Bools | None = None) -> pa.Array:
     """timestamp[us, UTC] from nanoseconds since 1970; null outside years 1-9999."""
     return _times(time_ns // 1000, valid)
 
 
-def times_from_ms(time_ms: Ints, valid: Mask | None = None) -> pa.Array:
+def times_from_ms(time_ms: Ints, valid: Bools | None = None) -> pa.Array:
     """timestamp[us, UTC] from Kafka's milliseconds; null if -1 or outside years 1-9999."""
     inside = (time_ms >= _FIRST_US // 1000) & (time_ms <= _LAST_US // 1000) & (time_ms != -1)
     return _times(np.where(inside, time_ms, 0) * 1000, inside if valid is None else inside & valid)
 
 
-def _times(time_us: Ints, valid: Mask | None) -> pa.Array:
+def _times(time_us: Ints, valid: Bools | None) -> pa.Array:
     inside = (time_us >= _FIRST_US) & (time_us <= _LAST_US)
     mask = ~inside if valid is None else ~(inside & valid)
     return pa.array(np.ascontiguousarray(time_us), pa.int64(), mask=mask).view(TIME_TYPE)
@@ -55,7 +52,7 @@ def times_of(times_ns: Iterable[int | None]) -> pa.Array:
     return pa.array(inside, pa.int64()).view(TIME_TYPE)
 
 
-def labels(codes: Ints, names: Sequence[str], valid: Mask | None = None) -> pa.Array:
+def labels(codes: Ints, names: Sequence[str], valid: Bools | None = None) -> pa.Array:
     """A string column with few distinct values, as a dictionary: names[code] per row."""
     mask = None if valid is None else ~valid
     indices = pa.array(np.ascontiguousarray(codes, np.int32), mask=mask)
@@ -77,85 +74,21 @@ def lists(rows: Ints, values: pa.Array, row_count: int) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
 
 
-@kernel
-def _copy_places(
-    buf: npt.NDArray[np.uint8],
-    start: npt.NDArray[np.int64],
-    length: npt.NDArray[np.int64],
-    out: npt.NDArray[np.uint8],
-) -> None:
-    at = 0
-    for row in range(start.size):
-        size = length[row]
-        if size > 0:
-            pos = start[row]
-            for k in range(size):
-                out[at + k] = buf[pos + k]
-            at += size
-
-
-def binaries(buf: npt.NDArray[np.uint8], start: Ints, length: Ints) -> pa.Array:
+def binaries(buf: Bytes, start: Ints, length: Ints) -> pa.Array:
     """binary column of the places (start, length) in buf; length -1 becomes null."""
-    start = np.ascontiguousarray(start, np.int64)
-    length = np.ascontiguousarray(length, np.int64)
-    sizes = np.maximum(length, 0)
-    assert bool(np.all((start[sizes > 0] >= 0) & ((start + sizes)[sizes > 0] <= buf.size)))
-    offsets = np.zeros(start.size + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    total = int(offsets[-1])
-    if total > 2**31 - 1:
-        raise OverflowError("a column of more than 2 GiB in one chunk")
-    data = np.empty(total, np.uint8)
-    _copy_places(buf, start, length, data)
-    missing = length < 0
-    validity = None
-    if missing.any():
-        validity = pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes())
-    return pa.Array.from_buffers(
-        pa.binary(),
-        start.size,
-        [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)],
-        null_count=int(missing.sum()),
-    )
+    return _of_places(buf, start, length, pa.binary())
 
 
-def strings(buf: npt.NDArray[np.uint8], start: Ints, length: Ints) -> tuple[pa.Array, list[int]]:
-    """(string column of places in buf, rows with invalid UTF-8, in which U+FFFD replaces bytes)."""
-    raw = binaries(buf, start, length)
-    try:
-        return raw.cast(pa.string()), []
-    except pa.ArrowInvalid:
-        values = raw.to_pylist()
-    texts: list[str | None] = []
-    bad: list[int] = []
-    for row, value in enumerate(values):
-        if value is None:
-            texts.append(None)
-            continue
-        try:
-            texts.append(value.decode("utf-8"))
-        except UnicodeDecodeError:
-            texts.append(value.decode("utf-8", "replace"))
-            bad.append(row)
-    return pa.array(texts, pa.string()), bad
+def strings(buf: Bytes, start: Ints, length: Ints) -> pa.Array:
+    """string column of places in buf, as `binaries`; U+FFFD replaces bytes that are no UTF-8."""
+    return _of_places(buf, start, length, pa.string())
 
 
-_BASE64 = np.frombuffer(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", np.uint8
-)
-
-
-def uuid_texts(raw: npt.NDArray[np.uint8]) -> pa.Array:
-    """Kafka's text of uuids, 22 characters of URL-safe base64; raw: uint8[n, 16]."""
-    count = raw.shape[0]
-    padded = np.zeros((count, 18), np.uint32)
-    padded[:, :16] = raw
-    triples = padded.reshape(count, 6, 3)
-    word = (triples[:, :, 0] << 16) | (triples[:, :, 1] << 8) | triples[:, :, 2]
-    digits = np.stack([(word >> shift) & 63 for shift in (18, 12, 6, 0)], axis=2)
-    text = np.ascontiguousarray(_BASE64[digits.reshape(count, 24)[:, :22]])
-    offsets = np.arange(count + 1, dtype=np.int32) * 22
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
+def _of_places(buf: Bytes, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
+    size = np.maximum(length, 0).astype(np.int64)
+    start = np.where(size > 0, start, 0)
+    assert bool(np.all((start >= 0) & (start + size <= len(buf))))
+    return Texts(buf).array((start << 31) | size, (length >= 0).view(np.uint8), kind)[0]
 
 
 def ip_text(raw: bytes) -> str:

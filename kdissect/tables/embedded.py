@@ -6,9 +6,13 @@ depend on the API alone, so all files of a table agree, even if a side is absent
 
 from __future__ import annotations
 
+import base64
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +27,13 @@ from kdissect.codec.group_protocols import (
     principals,
     subscriptions,
 )
-from kdissect.codec.json_values import to_json, without_records
 from kdissect.codec.message import Message, decode_message
 from kdissect.codec.redaction import redact_body
 from kdissect.codec.sasl_tokens import read_token
 from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
 from kdissect.status import REASONS, Status
 from kdissect.tables.arrow_arrays import TIME_TYPE
 
@@ -328,7 +331,7 @@ def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] |
     if message is None:
         return None
     definition = catalog.api(message.api_key).side(SIDES[side])
-    body = without_records(definition, message.body)
+    body = _without_records(definition.fields, message.body)
     if not reveal:
         body = redact_body(body, message.api_key, side)
     client_id = message.header.get("client_id")
@@ -340,8 +343,50 @@ def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] |
         "api_version": message.api_version,
         "correlation_id": message.header["correlation_id"],
         "client_id": client_id,
-        "body": to_json(body),
+        "body": _json(body),
     }
+
+
+def _json(values: Any) -> str:
+    """One line of JSON; `_jsonable` has the types."""
+    return json.dumps(_jsonable(values), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _jsonable(value: Any) -> Any:
+    """The value in types that JSON has.
+
+    Bytes become base64, uuids Kafka's form (22 characters of URL-safe base64), tags strings,
+    non-finite floats names. Bytes that are no UTF-8 become U+FFFD.
+    """
+    if isinstance(value, dict):
+        return {str(name): _jsonable(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(inner) for inner in value]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, UUID):
+        return base64.urlsafe_b64encode(value.bytes).decode("ascii").rstrip("=")
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _without_records(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a body's values with null in place of record data, at any depth."""
+    changed = dict(values)
+    for one in fields:
+        value = changed.get(one.name)
+        if value is None:
+            continue
+        if one.type is Type.RECORDS:
+            changed[one.name] = None
+        elif one.type is Type.STRUCT and isinstance(value, list):
+            changed[one.name] = [_without_records(one.fields, inner) for inner in value]
+        elif one.type is Type.STRUCT:
+            changed[one.name] = _without_records(one.fields, value)
+    return changed
 
 
 def _push_telemetry(sides: _Sides) -> None:

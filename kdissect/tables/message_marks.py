@@ -116,7 +116,7 @@ class ChunkMarks:
         start = np.zeros(self.row_count, np.int64)
         length = np.full(self.row_count, -1, np.int64)
         start[rows], length[rows] = self._value[first], self._length[first]
-        return strings(self.buf, start, length)[0]
+        return strings(self.buf, start, length)
 
     def topic_lists(self) -> pa.Array:
         """The topics that an exchange is about: distinct names of both messages, per row."""

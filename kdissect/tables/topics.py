@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect.arrays import Bytes, Ints
-from kdissect.tables.arrow_arrays import binaries, labels, lists, strings, uuid_texts
+from kdissect.codec.arrow_columns import Texts
+from kdissect.tables.arrow_arrays import binaries, labels, lists, strings
 from kdissect.tables.schemas import TOPICS, table_of
 
 METADATA_TOPIC = "__cluster_metadata"
@@ -104,12 +105,15 @@ class ChunkTopics:
     def __init__(self, known: TopicNames, buf: Bytes, names: tuple[Ints, Ints], ids: Ints) -> None:
         """names: where names start, and their lengths; ids: where ids start."""
         self._known = known
-        encoded = strings(buf, *names)[0].dictionary_encode()
+        encoded = strings(buf, *names).dictionary_encode()
         self.names: list[str] = encoded.dictionary.to_pylist()
         self.of_names = encoded.indices.to_numpy(zero_copy_only=False)
         raw = binaries(buf, ids, np.full(len(ids), 16)).dictionary_encode()
         distinct = np.frombuffer(b"".join(raw.dictionary.to_pylist()), np.uint8)
-        self.ids: list[str] = uuid_texts(distinct.reshape(-1, 16)).to_pylist()
+        places = 16 * np.arange(len(raw.dictionary))
+        self.ids: list[str] = (
+            Texts(distinct).uuids(places, np.ones(len(places), np.uint8)).to_pylist()
+        )
         self.id_codes = raw.indices.to_numpy(zero_copy_only=False)
         self._code_of = {name: code for code, name in enumerate(self.names)}
         of_id = [self._code(known.of_id.get(text)) for text in self.ids]

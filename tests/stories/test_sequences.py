@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.stories.events import NO_TIME, PRODUCER_STEPS, ProducerStep
+from kdissect.stories.events import NO_TIME, PRODUCER_STEPS, ProducerStep, in_order
 from kdissect.stories.sequences import WRAP, sequence_anomalies
-from kdissect.stories.transactions import in_order
 
 NO_ANSWER = None
 
