@@ -3,7 +3,7 @@
     python -m tools.release_facts kafka-clients-0.8.2.2.jar ... kafka-clients-4.3.1.jar
 
 Asks Kafka's `ApiKeys` in each jar, by a few lines of Java, for the versions that a release's
-brokers and controllers take, drafts left out, and adds them to ``releases.kdef`` (see `releases`).
+brokers and controllers take, drafts left out, and adds them to ``releases.toml`` (see `releases`).
 The jars come from anywhere; ``slf4j-api`` is needed beside them (``--classpath``), and a JDK.
 Definitions say less: before 2.8 part of them was not what the code used, and they do not say what
 is enabled.
@@ -101,16 +101,16 @@ def merge_facts(
 
 
 def format_facts(facts: ReleaseFacts) -> str:
-    """The text of ``releases.kdef``."""
-    lines = [_HEAD, *(f"release {release}\n" for release in facts.releases)]
+    """The text of ``releases.toml``."""
+    releases = "".join(f'    "{release}",\n' for release in facts.releases)
+    lines = [_HEAD, f"releases = [\n{releases}]\n"]
     for key in sorted(facts.spoken):
-        lines.append(f"\napi {key} {facts.names[key]}\n")
+        lines.append(f"\n[{facts.names[key]}]\nkey = {key}\n")
         before: VersionRange | None = None
         for release in facts.releases:
             versions = facts.spoken[key].get(release)
             if versions != before:
-                text = "none" if versions is None else f"{versions.first}-{versions.last}"
-                lines.append(f"  {release} {text}\n")
+                lines.append(f'"{release}" = {list(versions or ())}\n')
             before = versions
     return "".join(lines)
 

@@ -1,19 +1,21 @@
 """Versions of each API that each Kafka release accepts: the facts of `readiness`.
 
-``tools/release_facts.py`` writes them to ``releases.kdef`` beside this module, from the source code
+``tools/release_facts.py`` writes them to ``releases.toml`` beside this module, from the source code
 of the releases: a release's Java clients speak the versions that its brokers accept. The file lists
-the releases, oldest first, and then for each API from which release on it has which versions::
+the releases, oldest first, and then for each API from which release on it has which versions (first
+and last, or none)::
 
-    release 2.4.1
-    release 4.0.0
+    releases = ["2.4.1", "4.0.0"]
 
-    api 0 Produce
-      2.4.1 0-8
-      4.0.0 3-12
+    [Produce]
+    key = 0
+    "2.4.1" = [0, 8]
+    "4.0.0" = [3, 12]
 
-    api 4 LeaderAndIsr
-      2.4.1 0-4
-      4.0.0 none
+    [LeaderAndIsr]
+    key = 4
+    "2.4.1" = [0, 4]
+    "4.0.0" = []
 
 A release that an API does not list accepts the same as the one before it; before its first line the
 API does not exist. Draft versions of a release are not accepted. The facts do not distinguish
@@ -26,16 +28,16 @@ from 0 on, for clients that would otherwise not compress, but refuses versions 0
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from kdissect.errors import DefinitionError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import VersionRange
 
-FACTS = Path(__file__).parent / "releases.kdef"
+FACTS = Path(__file__).parent / "releases.toml"
 FIRST_TARGET = (2, 4)  # older releases are listed only for the versions of their clients
 
 
@@ -54,36 +56,18 @@ def release_number(release: str) -> tuple[int, ...]:
 
 
 def parse_facts(text: str) -> ReleaseFacts:
-    """Parse the facts; raises DefinitionError with the line that is wrong."""
-    facts = ReleaseFacts()
-    changes: dict[int, dict[str, VersionRange | None]] = {}
-    current: dict[str, VersionRange | None] | None = None
-    for number, line in enumerate(text.splitlines(), 1):
-        place = f"releases.kdef:{number}"
-        if not line or line.startswith("#"):
-            continue
-        if match := re.fullmatch(r"release (\d+(?:\.\d+){2,3})", line):
-            facts.releases.append(match[1])
-        elif match := re.fullmatch(r"api (\d+) (\w+)", line):
-            current = changes.setdefault(int(match[1]), {})
-            facts.names[int(match[1])] = match[2]
-        elif match := re.fullmatch(r"  (\d+(?:\.\d+){2,3}) (?:(\d+)-(\d+)|none)", line):
-            if current is None or match[1] not in facts.releases:
-                raise DefinitionError("a release that is not listed, or no API above", place)
-            current[match[1]] = (
-                None if match[2] is None else VersionRange(int(match[2]), int(match[3]))
-            )
-        else:
-            raise DefinitionError(f"not understood: {line!r}", place)
-    for key, by_release in changes.items():
-        versions: VersionRange | None = None
-        facts.spoken[key] = {}
-        for release in facts.releases:
-            versions = by_release.get(release, versions)
-            if release in by_release:
-                versions = by_release[release]
-            facts.spoken[key][release] = versions
-    return facts
+    """Parse the text of the file of facts."""
+    declared = tomllib.loads(text)
+    known = ReleaseFacts(declared.pop("releases"))
+    for name, changes in declared.items():
+        key, versions = changes.pop("key"), None
+        assert changes.keys() <= set(known.releases), name
+        known.names[key], known.spoken[key] = name, {}
+        for release in known.releases:
+            if release in changes:
+                versions = VersionRange(*changes[release]) if changes[release] else None
+            known.spoken[key][release] = versions
+    return known
 
 
 @cache
