@@ -26,25 +26,19 @@ from kdissect.stories.events import story
 from kdissect.stories.messages import Messages
 from kdissect.tables.topics import TopicNames
 
-GROUP_APIS = (
-    *(
-        ApiKey.OFFSET_COMMIT,
-        ApiKey.JOIN_GROUP,
-        ApiKey.HEARTBEAT,
-        ApiKey.LEAVE_GROUP,
-        ApiKey.SYNC_GROUP,
-        ApiKey.TXN_OFFSET_COMMIT,
-    ),
-    *(
-        ApiKey.CONSUMER_GROUP_HEARTBEAT,
-        ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.STREAMS_GROUP_HEARTBEAT,
-    ),
-)
 EPOCH_HEARTBEATS = (
     ApiKey.CONSUMER_GROUP_HEARTBEAT,
     ApiKey.SHARE_GROUP_HEARTBEAT,
     ApiKey.STREAMS_GROUP_HEARTBEAT,
+)
+GROUP_APIS = (
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.JOIN_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.LEAVE_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.TXN_OFFSET_COMMIT,
+    *EPOCH_HEARTBEATS,
 )
 
 Body = dict[str, Any]

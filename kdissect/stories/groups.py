@@ -36,11 +36,8 @@ TYPES: dict[int, str] = {
 }
 _CLASSIC_APIS = (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.LEAVE_GROUP, ApiKey.HEARTBEAT)
 STATIC_LEAVE = -2
-_EPOCH_ERRORS = (
-    ErrorCode.FENCED_MEMBER_EPOCH,
-    ErrorCode.STALE_MEMBER_EPOCH,
-)  # FENCED_MEMBER_EPOCH, STALE_MEMBER_EPOCH: not said to classic members
-
+# A broker does not send these to classic members.
+_EPOCH_ERRORS = (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.STALE_MEMBER_EPOCH)
 _FIRST_GENERATION = 1  # an empty group has 0, so all members joined
 # Reasons by which a client only follows others.
 _FOLLOWS = ("group is already rebalancing", "need to re-join with the given member-id")
@@ -230,7 +227,7 @@ def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
 def _join_detail(event: _Event) -> list[str]:
     data = event.data
     parts = [_error(event)]
-    if not event.is_good and event.error == 79:
+    if event.error == ErrorCode.MEMBER_ID_REQUIRED:
         parts.append("got its member id, to join again")
     if event.is_good:
         role = "leads" if data["leader"] == event.member_id else f"led by {data['leader']}"

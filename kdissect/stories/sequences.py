@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bools, Ints
 from kdissect.kafka.assembly import Anomaly
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.stories.events import ProducerStep
 from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
 from kdissect.tables.schemas import ANOMALIES
 
 WRAP = 1 << 31
-DUPLICATE_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID = 46, 59
 _NOT_ANSWERED = -(2**15)
 
 
@@ -93,7 +93,7 @@ def _restarted(group: Ints, base: Ints, error: Ints) -> Ints:
     """New groups where clients before 2.5 restart at 0 in the same epoch, after
     UNKNOWN_PRODUCER_ID."""
     same = np.concatenate([[False], group[1:] == group[:-1]])
-    lost = np.concatenate([[False], error[:-1] == UNKNOWN_PRODUCER_ID])
+    lost = np.concatenate([[False], error[:-1] == ErrorCode.UNKNOWN_PRODUCER_ID])
     again = same & lost & (base == 0)
     # each restart gets a number of its own
     return np.cumsum(again | ~same).astype(np.int64)
@@ -132,7 +132,9 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
 
 def _repeats(group: Ints, start: Ints, error: Ints) -> tuple[Bools, Bools]:
     """(bool: the batch repeats another one, bool: and no earlier copy was acknowledged)."""
-    refused = (error != 0) & (error != _NOT_ANSWERED) & (error != DUPLICATE_SEQUENCE_NUMBER)
+    refused = (
+        (error != 0) & (error != _NOT_ANSWERED) & (error != ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+    )
     order = np.lexsort((np.arange(len(group)), start, group))
     g, s = group[order], start[order]
     new = np.ones(len(g), bool)
@@ -147,7 +149,7 @@ def _repeats(group: Ints, start: Ints, error: Ints) -> tuple[Bools, Bools]:
         return result
 
     taken = earlier(~refused)
-    repeats = taken | (error == DUPLICATE_SEQUENCE_NUMBER)
+    repeats = taken | (error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
     return repeats, repeats & taken & ~earlier(~refused & (error != _NOT_ANSWERED))
 
 
@@ -166,7 +168,7 @@ def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
     response."""
     error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()
     code = np.where(number != 0, _UNANSWERED, _AGAIN)
-    code[error == DUPLICATE_SEQUENCE_NUMBER] = _BROKER_HAS_IT
+    code[error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER] = _BROKER_HAS_IT
     code[kind == Anomaly.SEQUENCE_GAP] = _GAP
     shown = {
         name: pc.fill_null(pc.cast(events[name].combine_chunks(), pa.string()), "None")

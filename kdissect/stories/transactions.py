@@ -30,10 +30,7 @@ from kdissect.stories.events import NO_TIME, ProducerStep
 from kdissect.tables.arrow_arrays import lists
 from kdissect.tables.schemas import TRANSACTIONS, table_of
 
-FENCING = (
-    ErrorCode.INVALID_PRODUCER_EPOCH,
-    ErrorCode.PRODUCER_FENCED,
-)  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
+FENCING = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
 _NOT_ANSWERED = -(2**15)
 _NEVER = 2**63 - 1
 _BEGINS = (ProducerStep.ADD, ProducerStep.ADD_OFFSETS, ProducerStep.OFFSETS, ProducerStep.PRODUCE)
