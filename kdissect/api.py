@@ -6,6 +6,7 @@ import difflib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -319,8 +320,8 @@ class Tables(Mapping[str, Table]):
         """
         from kdissect.incidents import find_incidents
 
-        found = find_incidents({name: table.dataset for name, table in self._tables.items()})
-        return _in_memory("incidents", found)
+        with self._requests() as database:
+            return _in_memory("incidents", find_incidents(database))
 
     def inventory(self, since: Time | None = None) -> Table:
         """List the clients in the tables; returns one row for each client id at an address.
@@ -334,13 +335,19 @@ class Tables(Mapping[str, Table]):
                 requests from then on with those before, and `changes` lists what differs.
         """
         from kdissect.sql.inventory import inventory
-        from kdissect.sql.requests import make_requests
 
         since_us = None if since is None else time_ns(since) // 1000
-        with self.database() as database:
+        with self._requests() as database:
+            return _in_memory("inventory", inventory(database, since_us))
+
+    @contextmanager
+    def _requests(self, memory_limit: str | None = None) -> Iterator[Database]:
+        """Open a database with the base tables of `sql.requests`."""
+        from kdissect.sql.requests import make_requests
+
+        with self.database(memory_limit=memory_limit) as database:
             make_requests(database)
-            rows = inventory(database, since_us)
-        return _in_memory("inventory", rows)
+            yield database
 
     def report(
         self,
@@ -368,12 +375,11 @@ class Tables(Mapping[str, Table]):
             CaptureError: a log is missing.
             ValueError: the release is unknown.
         """
-        from kdissect.report import build
+        from kdissect.report import Options, build
 
-        return build(
-            self, out, name=name, csv=csv, broker_logs=tuple(broker_logs), target=target,
-            since=since,
-        )  # fmt: skip
+        since_us = None if since is None else time_ns(since) // 1000
+        options = Options(target, since_us, tuple(broker_logs), self.manifest["totals"])
+        return build(self, out, options, name=name, csv=csv)
 
     def diff(self, after: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:
         """Compare this set with one from later; returns the document of ``diff --json``.
@@ -398,7 +404,8 @@ class Tables(Mapping[str, Table]):
         """
         from kdissect.readiness import assess
 
-        return assess(self, target)
+        with self._requests() as database:
+            return assess(database, target)
 
     def select(self, selection: Selection) -> Tables:
         """Return a set of the selected exchanges only, with the rows that belong to them.

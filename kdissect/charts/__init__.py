@@ -1,18 +1,28 @@
-"""Vega-Lite specifications of all charts, as files: the report's page and notebooks draw the same.
+"""Charts: rows as columns, and the Vega-Lite specification that draws them.
 
+The report's page and notebooks draw the same charts: for each specification there is one function.
 A `.vl.json` file holds a chart's marks, encodings and titles. A text ``$name`` in it is a
 parameter: a title, a kind of scale, or names of ours. What came from a capture is data only: it
 never becomes part of a specification, where Vega reads field names and expressions. `config.json`
 has what all charts share: axes, and zooming by a mouse, so that a finger scrolls the page.
+
+Colours and legends are the page's, which knows its theme and wraps legends on a phone: marks name
+their series, and the series come in the order of their colours.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from importlib import resources
 from typing import Any
 
+from kdissect.text import visible
+
 Spec = dict[str, Any]
+Columns = dict[str, list[Any]]
 
 VEGA_LITE = "6.4"  # the version that draws them
 
@@ -26,9 +36,85 @@ EVENT_NAMES = {
     "commit_error": "commit refused",
     "stable": "stable",
 }
-
 # Severities of incidents, the worst first; the colours suit light and dark pages.
 SEVERITY_COLOURS = {"bad": "#d1242f", "warn": "#bf8700", "info": "#7290b3"}
+WAIT_NAMES = {
+    "answer": "answer",
+    "long_poll": "long poll",
+    "group": "waiting for members",
+    "undecided": "undecided",
+}
+DIRECTION_NAMES = {"write": "written", "read": "read", "replicate": "replicated"}
+LATENCY_LINES = ("p50", "p95", "p99")
+SLICES_MAX = 240  # of a time axis
+_ROW = 20  # pixels of a row; of a lane 22
+_MILLIS_MIN = 0.001  # a logarithm has no zero
+_SECOND = 1_000_000
+_WIDTHS_US = (
+    *(n * 10**power for power in range(3, 6) for n in (1, 2, 5)),
+    *(n * _SECOND for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 60 * _SECOND for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 3600 * _SECOND for n in (1, 2, 3, 6, 12, 24, 48, 168)),
+)
+
+
+@dataclass(slots=True)
+class Chart:
+    """A chart: its title and text, its rows, and the Vega-Lite specification that draws them.
+
+    text: a description of the picture for readers who cannot see it.
+    height: in pixels.
+    series: the legend, in the order of colours.
+    choose: a column that a menu narrows to one value.
+    labels: the headings of the columns in the table of the chart's data.
+    meanings: of columns, if the number means something else here than in other charts.
+    colours: of series that have colours of their own.
+    """
+
+    id: str
+    title: str
+    text: str
+    data: Columns
+    spec: Spec
+    height: int = 200
+    series: Sequence[str] = ()
+    choose: str | None = None
+    choose_label: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
+    colours: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.data = {
+            name: [visible(value, 300) if isinstance(value, str) else value for value in values]
+            for name, values in self.data.items()
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The data as rows."""
+        rows = zip(*self.data.values(), strict=True)
+        return [dict(zip(self.data, row, strict=True)) for row in rows]
+
+    def to_json(self, word: Callable[[str], str]) -> dict[str, Any]:
+        """The values from which the page's script draws the chart. word: what a column means."""
+        present = set().union(*(self.data.get(name, ()) for name in ("series", "event", "group")))
+        legend = [
+            [name, self.colours.get(name, number)]
+            for number, name in enumerate(self.series)
+            if name in present or not present
+        ]
+        data = {
+            name: [round(value, 3) if isinstance(value, float) else value for value in values]
+            for name, values in self.data.items()
+        }
+        return {
+            "spec": self.spec,
+            "data": data,
+            "choose": self.choose,
+            "legend": legend,
+            "labels": {"t": "from (UTC)", "t_end": "until (UTC)", **self.labels},
+            "meanings": {name: self.meanings.get(name) or word(name) for name in data},
+        }
 
 
 def load(name: str, /, **parameters: Any) -> Spec:
@@ -54,11 +140,273 @@ def load(name: str, /, **parameters: Any) -> Spec:
     return {"data": {"name": "d"}, "config": _read("config.json"), **spec}
 
 
+def _read(file: str) -> Any:
+    return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
+
+
+def columns_of(rows: Sequence[dict[str, Any]], *names: str) -> Columns:
+    """Rows as a dict of columns."""
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def slice_width_us(span_us: int) -> int:
+    """A round width that cuts a span of time into at most SLICES_MAX slices."""
+    for width in _WIDTHS_US:
+        if span_us <= width * SLICES_MAX:
+            return width
+    return -(-span_us // SLICES_MAX)
+
+
 def event_detail(generation: int | None, detail: str | None) -> str:
     """The tooltip of a group's event."""
     parts = ["" if generation is None else f"generation {generation}", detail or ""]
     return ", ".join(part for part in parts if part)
 
 
-def _read(file: str) -> Any:
-    return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
+def stack_over_time(
+    id_: str,
+    title: str,
+    text: str,
+    data: Columns,
+    *,
+    slice_ms: float,
+    value_title: str,
+    series_title: str,
+    meaning: str,
+    step_min: int = 0,
+) -> Chart:
+    """Values of slices of time (columns t, series, value), stacked: the largest series first,
+    "other" last."""
+    sums: dict[str, float] = {}
+    for name, value in zip(data["series"], data["value"], strict=True):
+        sums[name] = sums.get(name, 0) + value
+    order = sorted(sums, key=lambda name: (name == "other", -sums[name], name))
+    place = {name: number for number, name in enumerate(order)}
+    rows = sorted(
+        (place[name], t, value)
+        for t, name, value in zip(data["t"], data["series"], data["value"], strict=True)
+        if value
+    )
+    series = [order[number] for number, _, _ in rows]
+    return Chart(
+        id_,
+        title,
+        text,
+        {"t": [t for _, t, _ in rows], "series": series, "value": [value for *_, value in rows]},
+        load(
+            "stack_over_time",
+            slice_ms=slice_ms,
+            value_title=value_title,
+            series_title=series_title,
+            step_min=step_min,
+        ),
+        series=list(dict.fromkeys(series)),
+        labels={"series": series_title, "value": value_title},
+        meanings={"value": meaning},
+    )
+
+
+def lines_over_time(
+    id_: str,
+    title: str,
+    text: str,
+    data: Columns,
+    series: Sequence[str],
+    *,
+    labels: dict[str, str],
+    meanings: dict[str, str] | None = None,
+    **parameters: Any,
+) -> Chart:
+    """Values of slices of time (column t, and one for each series).
+
+    parameters: slice_ms, value_title, scale ("linear" or "log"), format.
+    """
+    if parameters["scale"] == "log":
+        data = {**data, **{name: _positive(data[name]) for name in (*series, "max")}}
+    spec = load("lines_over_time", series=list(series), **parameters)
+    return Chart(
+        id_, title, text, data, spec, series=series, labels=labels, meanings=meanings or {}
+    )
+
+
+def _positive(values: Iterable[float | None]) -> list[float | None]:
+    return [None if value is None else max(value, _MILLIS_MIN) for value in values]
+
+
+def histogram(
+    id_: str,
+    title: str,
+    text: str,
+    data: Columns,
+    series: Sequence[str],
+    *,
+    x_title: str,
+    x_scale: dict[str, Any],
+    count_title: str,
+    x_label: str = "datum.label",
+    count_scale: str = "linear",
+    choose: str | None = None,
+    choose_label: str = "",
+) -> Chart:
+    """Counts of values from one edge to the next (columns series, from, to, count)."""
+    spec = load(
+        "histogram",
+        x_title=x_title,
+        x_scale=x_scale,
+        x_label=x_label,
+        count_title=count_title,
+        count_scale=count_scale,
+        series=list(series),
+    )
+    labels = {"api": "API", "series": "kind", "to": "below", "count": count_title}
+    return Chart(id_, title, text, data, spec, 200, series, choose, choose_label, labels)
+
+
+def logarithmic_edges(
+    bins: Iterable[int], per_decade: int, names: Sequence[str] = ("from", "to")
+) -> Columns:
+    """The begin and end of logarithmic bins, with four digits."""
+    return {
+        name: [float(f"{10 ** ((bin_ + after) / per_decade):.4g}") for bin_ in bins]
+        for after, name in enumerate(names)
+    }
+
+
+def percentile_ranges(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
+    """A line from p50 to p99 for each row (name, p50, p95, p99, max, answers)."""
+    lines = (*LATENCY_LINES, "max")
+    return Chart(
+        id_,
+        title,
+        text,
+        {
+            "name": [row["name"] for row in rows],
+            **{name: _positive(row[name] for row in rows) for name in lines},
+            "answers": [row["answers"] for row in rows],
+        },
+        load("ranges", height=_ROW * len(rows)),
+        _ROW * len(rows) + 40,
+        series=LATENCY_LINES,
+        labels={"name": "client", **{name: f"{name}, ms" for name in lines}},
+    )
+
+
+def heat_map(id_: str, title: str, text: str, data: Columns, measure: str) -> Chart:
+    """Topics by clients (columns topic, client, bytes, records), a measure as colour."""
+    height = _ROW * len(set(data["topic"]))
+    return Chart(
+        id_, title, text, data, load("heat_map", measure=measure, height=height), height + 190
+    )
+
+
+def events(
+    id_: str,
+    title: str,
+    text: str,
+    data: Columns,
+    colours: dict[str, str | None],
+    *,
+    lane_title: str,
+    labels: dict[str, str] | None = None,
+    meanings: dict[str, str] | None = None,
+) -> Chart:
+    """Events with their durations, in lanes (columns lane, event, t, t_end, ms, detail).
+
+    colours: of the kinds of events, None for those of the page.
+    """
+    own = {name: colour for name, colour in colours.items() if colour is not None}
+    height = 22 * len(set(data["lane"]))
+    scale = {"domain": list(colours), **({"range": list(own.values())} if own else {})}
+    return Chart(
+        id_,
+        title,
+        text,
+        data,
+        load("events", colours=scale, lane_title=lane_title, height=height),
+        height + 40,
+        series=list(colours),
+        colours=own,
+        labels={"lane": lane_title, "ms": "took, ms", **(labels or {})},
+        meanings=meanings or {},
+    )
+
+
+def incidents_over_time(
+    id_: str, title: str, text: str, incidents: Sequence[dict[str, Any]], span: tuple[str, str]
+) -> Chart:
+    """A lane for each kind of incident, a bar for each incident, over the capture's time `span`."""
+    marks = _marks(incidents)
+    chart = events(
+        id_,
+        title,
+        text,
+        {
+            "lane": [row["kind"] for row in incidents],
+            "event": [row["severity"] for row in incidents],
+            "t": [mark["t"] for mark in marks],
+            "t_end": [mark["t_end"] for mark in marks],
+            "ms": [mark["t_end"] - mark["t"] for mark in marks],
+            "detail": [row["subject"] for row in incidents],
+        },
+        dict(SEVERITY_COLOURS),
+        lane_title="kind",
+        labels={"event": "severity", "ms": "lasted, ms"},
+        meanings={
+            "lane": "kind of the incident",
+            "event": "how bad it is",
+            "detail": "broker, client, group or partition",
+        },
+    )
+    chart.spec["encoding"]["x"]["scale"]["domain"] = [_epoch_ms(time) for time in span]
+    return chart
+
+
+def mark_incidents(charts: Iterable[Chart], incidents: Sequence[dict[str, Any]]) -> None:
+    """Add a band for each incident but those for information to the charts over time."""
+    colours = {name: SEVERITY_COLOURS[name] for name in ("bad", "warn")}
+    marks = _marks([row for row in incidents if row["severity"] in colours])
+    for chart in charts:
+        if marks and "t" in chart.data and "layer" in chart.spec:
+            band = {**load("incident_marks", **colours), "data": {"values": marks}}
+            chart.spec["layer"].insert(0, {key: band[key] for key in ("data", "mark", "encoding")})
+
+
+def _marks(incidents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Times in ms since 1970, kinds and severities of incidents."""
+    return [
+        {
+            "t": _epoch_ms(row["start_time"]),
+            "t_end": _epoch_ms(row["end_time"]),
+            "kind": row["kind"],
+            "severity": row["severity"],
+        }
+        for row in incidents
+    ]
+
+
+def _epoch_ms(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp() * 1000
+
+
+def lag_over_time(id_: str, title: str, text: str, data: Columns) -> Chart:
+    """The lag of groups, in records (columns t, group, lag)."""
+    return Chart(
+        id_,
+        title,
+        text,
+        data,
+        load("lag"),
+        series=list(dict.fromkeys(visible(group, 300) for group in data["group"])),
+        labels={"t": "at (UTC)", "lag": "records behind"},
+    )
+
+
+def times_beside(id_: str, title: str, text: str, data: Columns) -> Chart:
+    """The capture's time against the broker's, on logarithmic axes, counts as colour."""
+    labels = {"capture": "capture, from ms", "broker": "broker, from ms"}
+    return Chart(id_, title, text, data, load("broker_times"), 260, labels=labels)
+
+
+def sequence(title: str, data: Columns) -> Chart:
+    """Arrows from client to broker and back (columns order, kind, from, to, head, label)."""
+    return Chart("sequence", title, "", data, load("sequence"))

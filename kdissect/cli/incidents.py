@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -50,13 +51,11 @@ def incidents_command(
     from kdissect.incidents import SEVERITIES, json_rows
 
     wanted = _wanted(fail_on or ())
-    table = open_selected(source, capture, selected).incidents().to_arrow()
-    rows = table.to_pylist()
+    rows = json_rows(open_selected(source, capture, selected).incidents().to_arrow())
     if as_json:
-        document = {"format_version": _FORMAT_VERSION, "incidents": json_rows(table)}
-        put([json.dumps(document, indent=1)])
+        put([json.dumps({"format_version": _FORMAT_VERSION, "incidents": rows}, indent=1)])
     elif not quiet:
-        put(_lines(rows))
+        put(incident_lines(rows))
     if any(
         {row["kind"], *SEVERITIES[SEVERITIES.index(row["severity"]) :]} & wanted for row in rows
     ):
@@ -76,7 +75,12 @@ def _wanted(values: Sequence[str]) -> set[str]:
     return names
 
 
-def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+_MARGIN = " " * _INDENT
+_MARGINS: Any = {"initial_indent": _MARGIN, "subsequent_indent": _MARGIN}
+
+
+def incident_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield lines of incidents for a terminal. rows: as JSON has them."""
     if not rows:
         yield "No incidents found"
     for number, row in enumerate(rows):
@@ -88,16 +92,12 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield textwrap.indent(examples(f"$ {row['next_command']}"), _MARGIN)
 
 
-_MARGIN = " " * _INDENT
-_MARGINS: Any = {"initial_indent": _MARGIN, "subsequent_indent": _MARGIN}
-
-
 def _when(row: dict[str, Any]) -> str:
     """Return when an incident happened and what it cost: 2026-11-22 14:03:07.123, 3.01 s, ..."""
     from kdissect.text import duration, plural
 
-    begin = row["start_time"]
-    length = (row["end_time"] - begin).total_seconds() * 1000
+    begin, end = (datetime.fromisoformat(row[name]) for name in ("start_time", "end_time"))
+    length = (end - begin).total_seconds() * 1000
     parts = [f"{begin:%Y-%m-%d %H:%M:%S}.{begin.microsecond // 1000:03d}"]
     parts += [f"for {duration(length)}"] if length else []
     parts += [plural(row["request_count"], "request")] if row["request_count"] else []

@@ -13,20 +13,30 @@ from kdissect.cli.options import InventoryOptions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kdissect.api import Tables
 
-def write_inventory(table: pa.Table, options: InventoryOptions) -> Iterator[str]:
+
+def write_inventory(tables: Tables, options: InventoryOptions) -> Iterator[str]:
     """Write the file of --inventory; yield lines about the file and the changes since a time."""
     from kdissect.text import plural
 
+    inventory = tables.inventory(options.since).to_arrow()
     if options.since is not None:
-        yield from _changes(table.to_pylist(), options.since)
+        yield from _changes(inventory.to_pylist(), options.since)
     if options.inventory is not None:
-        from kdissect.sql.csv_files import write_csv_file
-
-        write_csv_file(table, options.inventory)
-        brokers = table["role"].to_pylist().count("broker")
+        write_csv(inventory, options.inventory)
+        brokers = inventory["role"].to_pylist().count("broker")
         also = f" and {plural(brokers, 'broker')}" if brokers else ""
-        yield f"Inventory: {options.inventory} ({plural(len(table) - brokers, 'client')}{also})"
+        yield f"Inventory: {options.inventory} ({plural(len(inventory) - brokers, 'client')}{also})"
+
+
+def write_csv(rows: pa.Table, path: str) -> None:
+    """Write rows as the CSV files of a report have them."""
+    from kdissect.sql import Database
+
+    with Database({}) as database:
+        database.create("listed_rows", rows)
+        database.copy_csv("FROM listed_rows", path)
 
 
 def _changes(rows: list[dict[str, Any]], since: str) -> Iterator[str]:

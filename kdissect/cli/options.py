@@ -350,6 +350,13 @@ class InventoryOptions:
         """Return whether the user wants the inventory."""
         return self.inventory is not None or self.since is not None
 
+    @property
+    def since_us(self) -> int | None:
+        """Return the time in microseconds since 1970."""
+        from kdissect.pipeline.filters import time_ns
+
+        return None if self.since is None else time_ns(self.since) // 1000
+
     def check(self) -> None:
         """Raise BadParameter for a file that cannot be written."""
         if self.inventory is not None:

@@ -63,20 +63,20 @@ def readiness_command(
 
     Exit code 1 if any client would break; see --fail-on.
     """
-    from kdissect.readiness.assessment import BREAKS, assess
+    from kdissect.readiness.assessment import BREAKS
 
     inventory.check()
     tables = open_source(source, capture)
     if not quiet:
         say_notes(tables)
     with logged_step(_log, "assess clients") as counts:
-        document = assess(tables, target)
+        document = tables.readiness(target)
         counts["clients"] = len(document["clients"])
     if not document["clients"] and not quiet:
         say(f"warning: no Kafka client in {some_of(source)}")
     changes: list[str] = []
     if inventory.is_given:
-        changes = ["", *write_inventory(tables.inventory(inventory.since).to_arrow(), inventory)]
+        changes = ["", *write_inventory(tables, inventory)]
     if as_json or not quiet:
         put([json.dumps(document, indent=1)] if as_json else [*_lines(document), *changes])
     if document["verdict"] in {BREAKS, fail_on}:

@@ -6,10 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from kdissect.cli.incidents import incident_lines
 from kdissect.cli.inventory import write_inventory
 from kdissect.cli.messages import put
 from kdissect.cli.options import (
@@ -67,38 +69,24 @@ def report_command(
     quiet: Quiet = False,
 ) -> None:
     """Write one self-contained HTML page: what happened, what stands out."""
-    from kdissect.report import build, check_options, name_of
+    from kdissect.report import Options, build, check_options, name_of
 
-    logs = tuple(broker_log or ())
-    check_options(out, logs, target)
     clients.check()
+    options = Options(target, clients.since_us, tuple(broker_log or ()), {})
+    check_options(out, options)
     with _progress(shown=not quiet and sys.stderr.isatty()) as progress:
         tables = open_selected(source, capture, selected)
-        report = build(
-            tables,
-            out,
-            name=name_of(source),
-            csv=csv,
-            broker_logs=logs,
-            target=target,
-            since=clients.since,
-            progress=progress,
-        )
+        options = replace(options, totals=tables.manifest["totals"])
+        report = build(tables, out, options, name=name_of(source), csv=csv, progress=progress)
     changes: list[str] = []
     if clients.is_given:
-        changes = list(write_inventory(tables.inventory(clients.since).to_arrow(), clients))
+        changes = list(write_inventory(tables, clients))
     if as_json:
         typer.echo(json.dumps(report.document, indent=1))
         return
     if quiet:
         return
-    from kdissect.text import visible
-
-    for finding in report.document["findings"]["findings"]:
-        cost = f" ({finding['cost']})" if finding["cost"] else ""
-        typer.echo(f"{visible(finding['title'], 300)}{cost}. {visible(finding['text'], 500)}")
-        if finding["next_command"]:
-            typer.echo(f"  $ {visible(finding['next_command'], 500)}")
+    put(incident_lines(report.document["incidents"]))
     put(changes)
     files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
     typer.echo(f"Report: {report.html}{files}")

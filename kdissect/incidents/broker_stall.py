@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import HELD_APIS, Evidence, lasted_ms
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, lasted_ms
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, Kind
 from kdissect.text import duration, plural
 
 # Shorter pauses are usual: a young collection takes 100 ms, a slow disk write some hundreds.
@@ -25,6 +25,8 @@ QUICK_APIS = (
     *("ApiVersions", "Metadata", "Heartbeat", "FindCoordinator", "ListOffsets", "OffsetFetch"),
     *("Fetch", "SaslHandshake", "SaslAuthenticate"),
 )
+
+KIND = Kind("broker_stall", "broker", "a broker answered no connection for a while", "latency")
 
 _END = {False: "the responses came at once after it", True: "the capture ends before a response"}
 POLLS = ("Fetch", "ShareFetch")
@@ -90,7 +92,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
           max(epoch_us(silent_to) - epoch_us(waits_from)) / 1e3 AS longest_ms,
           sum(epoch_us(response_time) - epoch_us(waits_from)) / 1e3 AS lost_ms,
           list(exchange_id ORDER BY waits_from, exchange_id)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {CONNECTION_IDS}
         FROM waiting GROUP BY broker, silent_from, silent_to
         HAVING longest_ms >= {STALL_MS} AND (connections > 1 OR (quick_requests > 0
           AND (NOT is_open OR ms_between(silent_from, min(waits_from)) < {IDLE_MS})))
@@ -101,7 +103,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         length = duration(lasted_ms(row))
         yield evidence.incident(
             row,
-            "broker_stall",
+            KIND,
             BAD,
             row["broker"],
             f"{row['broker']} sent no response on any connection for {length}. "

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import PACKETS, Evidence
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, Kind
 from kdissect.text import byte_size, plural, share
+
+KIND = Kind("capture_loss", "capture", "the capture lacks packets that were sent", "overview")
 
 # A larger share of missing bytes makes counts and latencies wrong, not only some rows.
 SHARE_BAD = 0.001
@@ -113,7 +115,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         )
         yield evidence.incident(
             row,
-            "capture_loss",
+            KIND,
             BAD if row["part"] >= SHARE_BAD else WARN,
             row["path"],
             f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from kdissect.incidents.model import INFO, Incident
+from kdissect.incidents.incident import INFO, Incident
 
 # Cause -> the kinds that it brings about at its brokers while it lasts.
 _CONSEQUENCES: dict[str, frozenset[str]] = {
@@ -27,10 +27,23 @@ _CONSEQUENCES_FOR_SUBJECT: dict[str, frozenset[str]] = {
     "throttled": frozenset(("slow_upload",)),
     "member_too_slow": frozenset(("rebalance_loop",)),
 }
-# Cause -> the kinds that it brings about at other brokers, too: without the leader, the followers'
-# high watermarks stand still, and so do readers of the nearest replica (KIP-392).
+# Cause -> the kinds that it brings about anywhere: all clients wait and fail. Without the leader,
+# the followers' high watermarks stand still, and so do readers of the nearest replica (KIP-392).
+_SLOW = frozenset(("slow_api", "slow_client"))
+_FAILED = frozenset(("request_errors", "unanswered_requests"))
 _CONSEQUENCES_ANYWHERE: dict[str, frozenset[str]] = {
-    "broker_unreachable": frozenset(("consumer_stuck",)),
+    "broker_unreachable": _SLOW | _FAILED | {"long_rebalance", "consumer_stuck"},
+    "broker_stall": _SLOW | {"long_rebalance"},
+    "idle_connection_cut": _FAILED,
+    "slow_upload": _SLOW,
+    "throttled": _SLOW,
+    "login_failures": _FAILED | {"refused_requests"},
+    "leader_change": frozenset(("request_errors",)),
+    "retry_storm": _FAILED | {"refused_requests"},
+    "rebalance_loop": _FAILED | {"long_rebalance"},
+    "member_too_slow": _FAILED | {"long_rebalance"},
+    "transaction_open": frozenset(("failed_transactions",)),
+    "tls_failure": frozenset(("capture_unread",)),
 }
 # Clients notice an outage, and recover from it, up to so long after its ends: back-off times and
 # refreshes of metadata (retry.backoff.max.ms and reconnect.backoff.max.ms are 1 s by default).

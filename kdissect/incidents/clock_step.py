@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import PACKETS, Evidence
-from kdissect.incidents.model import WARN, Incident
+from kdissect.incidents.incident import WARN, Incident, Kind
 from kdissect.text import duration, plural
+
+KIND = Kind("clock_step", "capture", "the clock of the capturing machine jumped", "overview")
 
 # NTP slews smaller offsets, and packets of several CPUs may be out of order by milliseconds.
 STEP_MIN_MS = 200
@@ -100,7 +102,7 @@ def _incidents(evidence: Evidence, steps: str, direction: str) -> Iterator[Incid
             steps_taken = f"{plural(row['steps'], 'time')}, by {size} at most"
         yield evidence.incident(
             row,
-            "clock_step",
+            KIND,
             WARN,
             row["path"],
             f"The clock of the capture went {direction} {steps_taken}. "

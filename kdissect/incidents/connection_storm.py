@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, lasted_ms
-from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import Evidence, lasted_ms, runs
+from kdissect.incidents.incident import EVIDENCE_MAX, WARN, Incident, Kind
 from kdissect.text import duration, plural
+
+KIND = Kind("connection_storm", "client", "a client opened many short connections", "network")
 
 # Clients open a few connections to each broker when they start; a test program that starts
 # several clients opened 21 within a second.
@@ -46,7 +47,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         rate = row["connections"] / (length_ms / 1000)
         yield evidence.incident(
             row,
-            "connection_storm",
+            KIND,
             WARN,
             row["client"],
             f"{row['client']} opened {plural(row['connections'], 'connection')} to "

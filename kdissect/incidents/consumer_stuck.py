@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, Row, lasted_ms
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.evidence import BROKERS, Evidence, Row, lasted_ms
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, Kind
+from kdissect.sql.partitions import fetch_answers, fetch_positions
 from kdissect.text import byte_size, duration, plural
+
+KIND = Kind(
+    "consumer_stuck",
+    "partition",
+    "a consumer fetched the same offset again and again, though the log has more",
+    "topics",
+)
 
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
 REPEATS_MIN = 4
@@ -22,35 +30,39 @@ PAUSE_MS = 30_000
 
 def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions in which a consumer does not advance."""
-    if not evidence.has_field("api_fetch", "request", "topics", "partitions", "fetch_offset"):
+    positions = fetch_positions(evidence.database)
+    answers = fetch_answers(
+        evidence.database, "exchange_id IN (SELECT exchange_id FROM repeated_positions)"
+    )
+    if positions is None or answers is None:
         return
-    if not evidence.has_field("api_fetch", "response", "responses", "partitions", "high_watermark"):
-        return
-    evidence.run(_positions(evidence))
+    evidence.run(
+        f"""
+        CREATE TEMP TABLE fetch_positions AS
+        SELECT p.*, r.client, r.connection_id, r.time
+        FROM ({positions}) p JOIN requests r USING (exchange_id)
+        WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
+        """
+    )
     evidence.run(_REPEATED)
     rows = evidence.rows(
         f"""
-        WITH answered AS (
-          SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
-          WHERE exchange_id IN (SELECT exchange_id FROM repeated_positions)
-        ), states AS (
-          SELECT exchange_id, topic, p.partition_index AS partition, p.error_code AS error,
-            p.high_watermark AS high, {_stable(evidence)} AS stable
-          FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p
-            FROM {evidence.with_topic("answered", "response", "responses")})
-          WHERE {_sends_records(evidence)}
+        WITH states AS (
+          -- other responses name another replica to read from (KIP-392)
+          SELECT *, CASE WHEN stable IS NULL THEN high WHEN stable >= 0 THEN stable END AS limit_at
+          FROM ({answers}) WHERE coalesce(replica, -1) < 0
         ), useless AS (
           SELECT r.*, s.error, s.high, q.error_name, q.response_size, q.broker, q.response_time
           FROM repeated_positions r JOIN states s USING (exchange_id, topic, partition)
           JOIN requests q USING (exchange_id)
           WHERE s.error != 0
-            OR s.high > r.position AND (NOT r.is_committed OR s.stable > r.position)
+            OR s.high > r.position AND (NOT r.is_committed OR s.limit_at > r.position)
         ), stuck AS (
           SELECT client, topic, partition, position, min(response_time) AS first_response,
             max(response_time) AS stop, count(*) AS requests, max(high) AS high,
             max(response_size) AS response_size, any_value(max_bytes) AS max_bytes,
             any_value(error_name) FILTER (error != 0) AS error,
-            list(DISTINCT broker ORDER BY broker) AS brokers,
+            {BROKERS},
             list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
             list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
           FROM useless GROUP BY client, topic, partition, position, run
@@ -71,7 +83,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         partition = f"{row['topic']}-{row['partition']}"
         yield evidence.incident(
             row,
-            "consumer_stuck",
+            KIND,
             BAD,
             partition,
             f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(length_ms)} for "
@@ -81,30 +93,6 @@ def find(evidence: Evidence) -> Iterator[Incident]:
             connection_ids=list(dict.fromkeys(row["connection_ids"])),
             client=row["client"],
         )
-
-
-def _positions(evidence: Evidence) -> str:
-    """Return SQL that makes a table of the positions in consumers' Fetch requests."""
-    isolation = (
-        "coalesce(request.isolation_level, 0) = 1"
-        if evidence.has_field("api_fetch", "request", "isolation_level")
-        else "false"
-    )
-    return f"""
-        CREATE TEMP TABLE fetch_positions AS
-        WITH asked AS (
-          SELECT exchange_id, {isolation} AS is_committed, request.max_bytes AS max_bytes,
-            unnest(request.topics) AS t
-          FROM api_fetch WHERE request.replica_id IS NULL OR request.replica_id < 0
-        ), partitions AS (
-          SELECT exchange_id, is_committed, max_bytes, topic, unnest(t.partitions) AS p
-          FROM {evidence.with_topic("asked", "request", "topics")}
-        )
-        SELECT p.exchange_id, is_committed, max_bytes, topic, p.p.partition AS partition,
-          p.p.fetch_offset AS position, r.client, r.connection_id, r.time
-        FROM partitions p JOIN requests r USING (exchange_id)
-        WHERE topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
-    """
 
 
 # A request repeats a position if the request before it had the same one, or if an earlier one of
@@ -130,23 +118,6 @@ _REPEATED = f"""
     FROM runs QUALIFY count(*) FILTER (is_repetition)
       OVER (PARTITION BY client, topic, partition, position, run) >= {REPEATS_MIN - 1}
 """
-
-
-def _sends_records(evidence: Evidence) -> str:
-    """Return SQL that leaves out responses that name another replica to read from (KIP-392)."""
-    path = ("response", "responses", "partitions", "preferred_read_replica")
-    return (
-        "coalesce(p.preferred_read_replica, -1) < 0"
-        if evidence.has_field("api_fetch", *path)
-        else "true"
-    )
-
-
-def _stable(evidence: Evidence) -> str:
-    path = ("response", "responses", "partitions", "last_stable_offset")
-    if not evidence.has_field("api_fetch", *path):
-        return "p.high_watermark"
-    return "CASE WHEN p.last_stable_offset >= 0 THEN p.last_stable_offset ELSE high END"
 
 
 def _cause(row: Row) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.evidence import CONNECTION_IDS, Evidence
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, Kind
 from kdissect.incidents.produced import make_produced
 from kdissect.text import plural
+
+KIND = Kind("duplicate_records", "partition", "the same records were written twice", "topics")
 
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
 AGAIN_S = 300
@@ -51,7 +53,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
           arg_min(hole, time) AS first_offset,
           arg_min(first_offset, time) AS again_offset,
           flatten(list([lost_id, exchange_id] ORDER BY time))[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {CONNECTION_IDS}
         FROM proven JOIN (SELECT connection_id, broker FROM sessions) USING (connection_id)
         GROUP BY topic, partition ORDER BY start, topic, partition
         """
@@ -60,7 +62,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         partition = f"{row['topic']}-{row['partition']}"
         yield evidence.incident(
             row,
-            "duplicate_records",
+            KIND,
             BAD,
             partition,
             f"{row['client']} wrote {plural(row['records'], 'record')} to {partition} twice: at "

@@ -1,6 +1,6 @@
 """The evidence of incidents: the tables that kinds of incidents ask, and their commands.
 
-`Evidence` is a DuckDB database over the views of a table set, with the tables of `sql.requests`.
+`Evidence` is a DuckDB database over the views of a table set, with the tables of `make_requests`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from kdissect.incidents.model import Incident
+from kdissect.incidents.incident import EVIDENCE_MAX, Incident, Kind
 from kdissect.sql import Database
-from kdissect.sql.requests import endpoint, make_requests
+from kdissect.sql.requests import endpoint, quantile
 from kdissect.text import shell_word
 
 Row = dict[str, Any]
@@ -26,6 +26,15 @@ PACKETS = """
   UNION ALL SELECT response_capture_id, response_packet, response_time
   FROM exchanges WHERE response_packet IS NOT NULL
 """
+# SQL of the columns that `Evidence.incident` takes, over rows of requests
+CONNECTION_IDS = (
+    f"list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids"
+)
+IDS = (
+    "list(exchange_id ORDER BY time, exchange_id) FILTER (exchange_id IS NOT NULL)"
+    f"[:{EVIDENCE_MAX}] AS exchange_ids, {CONNECTION_IDS}"
+)
+BROKERS = "list(DISTINCT broker ORDER BY broker) AS brokers"
 
 
 def lasted_ms(row: Row) -> float:
@@ -34,29 +43,42 @@ def lasted_ms(row: Row) -> float:
     return length.total_seconds() * 1000
 
 
+def runs(source: str, key: str, pause_ms: int) -> str:
+    """Return SQL for the rows of `source` with a column `run`: its number among those of a key.
+
+    A run is of events that follow one another without a long pause. source: a table or a query in
+    parentheses, with a column `time`. pause_ms: ends a run.
+    """
+    return f"""
+      SELECT *, count(*) FILTER (is_first) OVER (PARTITION BY {key} ORDER BY time) AS run
+      FROM (
+        SELECT *, coalesce(ms_between(lag(time) OVER (PARTITION BY {key} ORDER BY time), time)
+          > {pause_ms}, true) AS is_first
+        FROM {source}
+      )
+    """
+
+
 class Evidence:
-    """The prepared tables of one table set."""
+    """The prepared tables of one table set. `has_field`, `run` and `rows` are its database's.
+
+    captures: the subject of incidents of the whole capture.
+    """
 
     def __init__(self, database: Database) -> None:
-        self.has, self.has_field = database.has, database.has_field
-        self.run, self.rows = database.run, database.rows
-        make_requests(database)
-        captures = self.rows("SELECT capture_id, path FROM captures")
+        self.database = database
+        self.has_field, self.run, self.rows = database.has_field, database.run, database.rows
+        captures = self.rows("SELECT capture_id, path FROM captures ORDER BY first_time, path")
         self._paths: dict[int, str] = {row["capture_id"]: row["path"] for row in captures}
+        more = f" and {len(captures) - 1:,} more" if captures[1:] else ""
+        self.captures: str = f"{captures[0]['path']}{more}" if captures else "CAPTURE"
 
-    def with_topic(self, source: str, *path: str) -> str:
-        """Return SQL for the rows of `source` with `topic`: the name of the topic `t` of Fetch.
-
-        Since version 13 Fetch has ids of topics instead (KIP-516). path: of `t` in `api_fetch`.
-        """
-        name = "s.t.topic" if self.has_field("api_fetch", *path, "topic") else "NULL"
-        if not self.has_field("api_fetch", *path, "topic_id"):
-            return f"(SELECT s.*, {name} AS topic FROM {source} s)"
-        return f"""(SELECT s.*, coalesce({name}, n.topic) AS topic
-            FROM {source} s LEFT JOIN topic_names n ON n.topic_id = s.t.topic_id)"""
+    def quantile(self, column: str, share: float) -> str:
+        """Return SQL of a quantile."""
+        return quantile(self.database, column, share)
 
     def incident(
-        self, row: Row, kind: str, severity: str, subject: str, text: str, **fields: Any
+        self, row: Row, kind: Kind, severity: str, subject: str, text: str, **fields: Any
     ) -> Incident:
         """Return an incident with the times, counts, ids and brokers of a row.
 
@@ -66,7 +88,7 @@ class Evidence:
         ids = row.get("connection_ids") or []
         brokers = row["brokers"] if "brokers" in row else filter(None, [row.get("broker")])
         incident = Incident(
-            kind,
+            kind.name,
             severity,
             row["start"],
             row["stop"],
@@ -92,7 +114,7 @@ class Evidence:
     def command(self, verb: str, *options: str, capture_id: int | None = None) -> str:
         """Return a kdissect command over a capture, quoted for a shell."""
         first = next(iter(self._paths.values()), "CAPTURE")
-        path = self._paths.get(capture_id, first) if capture_id is not None else first
+        path = first if capture_id is None else self._paths.get(capture_id, first)
         return " ".join(shell_word(word) for word in ("kdissect", verb, path, *options))
 
     def follow(self, connection_ids: Sequence[int]) -> str:

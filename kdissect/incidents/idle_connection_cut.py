@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, Kind
 from kdissect.text import duration, plural
+
+KIND = Kind(
+    "idle_connection_cut",
+    "client",
+    "an idle connection was dead when its client used it",
+    "network",
+)
 
 # Shorter than the idle limit of any load balancer, and longer than a client's usual pauses:
 # heartbeats follow each 3 s, long polls each 0.5 s.
@@ -74,7 +81,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         )
         yield evidence.incident(
             row,
-            "idle_connection_cut",
+            KIND,
             WARN if row["is_reset"] else BAD,
             row["client"],
             f"{plural(row['connections'], 'connection')} of {row['client']} to {row['broker']} "

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, lasted_ms
-from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
+from kdissect.incidents.evidence import Evidence, lasted_ms, runs
+from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN, Incident, Kind
+from kdissect.incidents.leaders import make_leaders
 from kdissect.incidents.produced import make_produced
-from kdissect.incidents.runs import runs
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.sql.partitions import fetch_answers
 from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
 
@@ -30,32 +31,19 @@ _SIGNS = (
     ErrorCode.LEADER_NOT_AVAILABLE,
 )
 
+KIND = Kind("leader_change", "partition", "the leader of partitions changed", "errors")
+
 
 def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the changes of leaders, those of one moment together."""
-    if not evidence.has_field("api_metadata", "response", "topics", "partitions", "leader_id"):
-        return
-    has_epoch = evidence.has_field(
-        "api_metadata", "response", "topics", "partitions", "leader_epoch"
-    )
-    epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
-    changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
+    make_leaders(evidence)
     codes = ", ".join(f"{code:d}" for code in _SIGNS)
     _make_refusals(evidence, codes)
+    changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
     rows = evidence.rows(
         f"""
-        WITH topics AS (
-          SELECT exchange_id, connection_id, response_time AS time,
-            unnest(response.topics) AS t
-          FROM api_metadata WHERE response_time IS NOT NULL
-        ), partitions AS (
-          SELECT exchange_id, connection_id, time, t.name AS topic, unnest(t.partitions) AS p
-          FROM topics WHERE t.name IS NOT NULL
-        ), leaders AS (
-          SELECT topic, p.partition_index AS partition, p.leader_id AS leader, {epoch} AS epoch,
-            min(time) AS time, arg_min(exchange_id, time) AS exchange_id,
-            arg_min(connection_id, time) AS connection_id
-          FROM partitions WHERE p.leader_id >= 0 GROUP BY ALL
+        WITH seen AS (
+          FROM leaders
           -- a broker that refuses was the leader before, if the capture begins after Metadata
           UNION ALL SELECT r.topic, r.partition, b.node_id, -2, r.time, r.exchange_id,
             r.connection_id
@@ -64,7 +52,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
             USING (broker)
           QUALIFY row_number() OVER (PARTITION BY r.topic, r.partition ORDER BY r.time) = 1
         ), changes AS (
-          SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM leaders
+          SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM seen
           WINDOW w AS (PARTITION BY topic, partition ORDER BY epoch, time)
         ), errors AS (
           SELECT exchange_id, response_time AS time, unnest(topics) AS topic
@@ -103,7 +91,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         )
         yield evidence.incident(
             row,
-            "leader_change",
+            KIND,
             WARN if length_ms >= LONG_MS and row["requests"] else INFO,
             ", ".join(names) + (f" and {more} more" if more else ""),
             f"{plural(len(row['partitions']), 'partition')} moved from node {row['old_leader']} "
@@ -123,15 +111,11 @@ def _make_refusals(evidence: Evidence, codes: str) -> None:
             "SELECT topic, partition, response_time, exchange_id, connection_id FROM sent "
             f"WHERE error IN ({codes})"
         )
-    if evidence.has_field("api_fetch", "response", "responses", "partitions", "error_code"):
-        topics = f"""(SELECT exchange_id, unnest(response.responses) AS t FROM api_fetch
-          WHERE exchange_id IN (
-            SELECT exchange_id FROM exchanges WHERE list_has_any(error_codes, [{codes}])))"""
-        named = evidence.with_topic(topics, "response", "responses")
+    failed = f"SELECT exchange_id FROM requests WHERE list_has_any(error_codes, [{codes}])"
+    if answers := fetch_answers(evidence.database, f"exchange_id IN ({failed})"):
         refusals.append(
-            f"""SELECT topic, p.partition_index, r.response_time, exchange_id, r.connection_id
-            FROM (SELECT exchange_id, topic, unnest(t.partitions) AS p FROM {named})
-            JOIN requests r USING (exchange_id) WHERE p.error_code IN ({codes})"""
+            "SELECT topic, partition, response_time, exchange_id, connection_id "
+            f"FROM ({answers}) a JOIN requests USING (exchange_id) WHERE error IN ({codes})"
         )
     evidence.run(
         "CREATE TEMP TABLE refusals (topic VARCHAR, partition INTEGER, time TIMESTAMPTZ, "

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, Incident
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, Incident, Kind
 from kdissect.sql.sessions import REFUSALS
 from kdissect.text import plural
+
+KIND = Kind("login_failures", "client", "SASL logins were refused", "errors")
 
 # A user who mistypes a password tries again once or twice; a program goes on.
 LOOP_MIN = 3
@@ -57,7 +59,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
         yield evidence.incident(
             row,
-            "login_failures",
+            KIND,
             BAD if row["requests"] >= LOOP_MIN else INFO,
             row["client"],
             f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "

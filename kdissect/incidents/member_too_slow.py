@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, Row
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import BROKERS, IDS, Evidence, Row, runs
+from kdissect.incidents.incident import BAD, Incident, Kind
 from kdissect.text import duration, plural
+
+KIND = Kind(
+    "member_too_slow", "group", "a member left its group because it polled too late", "groups"
+)
 
 # Text of Java's LeaveGroup requests since Kafka 3.0 (KIP-800).
 REASON = "poll timeout"
@@ -64,16 +67,15 @@ def find(evidence: Evidence) -> Iterator[Incident]:
           any_value(timeout_ms) AS timeout_ms,
           max(epoch_us(joins_again - time)) / 1e3 AS late_ms,
           sum(epoch_us(joins_again - time)) / 1e3 AS lost_ms, bool_and(is_said) AS is_said,
-          list(DISTINCT broker ORDER BY broker) AS brokers,
-          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {BROKERS},
+          {IDS}
         FROM ({runs(late, "group_id", PAUSE_MS)}) GROUP BY group_id, run ORDER BY start, group_id
         """
     )
     for row in rows:
         yield evidence.incident(
             row,
-            "member_too_slow",
+            KIND,
             BAD,
             row["group_id"],
             _text(row),

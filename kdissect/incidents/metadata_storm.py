@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.model import EVIDENCE_MAX, WARN, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import BROKERS, IDS, Evidence, runs
+from kdissect.incidents.incident import WARN, Incident, Kind
 from kdissect.text import byte_size, duration, plural
+
+KIND = Kind("metadata_storm", "client", "a client sent Metadata requests without need", "traffic")
 
 # A client that starts sends up to 17 within seconds. Waiting for a new topic or leader, it sends
 # one each retry.backoff.ms: 100 ms, and up to 1 s apart (KIP-580). Monitors ask once a second or,
@@ -31,9 +32,8 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
           count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
           mode(error_name) FILTER (failed) AS error, sum(duration_ms) AS lost_ms,
-          list(DISTINCT broker ORDER BY broker) AS brokers,
-          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {BROKERS},
+          {IDS}
         FROM ({runs(metadata_requests, "client", PAUSE_MS)})
         GROUP BY client, run
         HAVING requests >= {REQUESTS_MIN}
@@ -47,7 +47,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         error = f" Their most frequent error: {row['error']}." if row["error"] else ""
         yield evidence.incident(
             row,
-            "metadata_storm",
+            KIND,
             WARN,
             row["client"],
             f"{row['client']} sent {plural(row['requests'], 'Metadata request')} in "

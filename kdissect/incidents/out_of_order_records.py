@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, Row
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
+from kdissect.incidents.evidence import CONNECTION_IDS, Evidence, Row
+from kdissect.incidents.incident import BAD, Incident, Kind
 from kdissect.incidents.produced import SAME_BATCH, make_produced
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.text import plural
+
+KIND = Kind(
+    "out_of_order_records",
+    "partition",
+    "records were written in another order than they were sent",
+    "topics",
+)
 
 # Sequence numbers go on at 0 after 2^31 - 1 (KIP-98): a larger difference is such a wrap.
 _SEQUENCE_STEP_MAX = 1 << 30
@@ -46,7 +53,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
           count(DISTINCT exchange_id) AS requests, sum(records)::BIGINT AS records,
           min_by(shown, response_time) AS first,
           flatten(list([early_id, first_id, exchange_id] ORDER BY response_time)) AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {CONNECTION_IDS}
         FROM shown GROUP BY topic, partition ORDER BY start, topic, partition
         """
     )
@@ -54,7 +61,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         partition = f"{row['topic']}-{row['partition']}"
         yield evidence.incident(
             row,
-            "out_of_order_records",
+            KIND,
             BAD,
             partition,
             f"{row['first']['client']} wrote {plural(row['records'], 'record')} to {partition} out "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from kdissect.incidents.evidence import Evidence
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.sql.partitions import produce_answers
 
 # A broker that answers with one of these may have appended the batch already.
 _UNDECIDED = (
@@ -47,45 +48,27 @@ _NO_CONTENTS = "SELECT exchange_id, topic, partition, NULL::UBIGINT AS content F
 
 def make_produced(evidence: Evidence) -> bool:
     """Create the table, once; return False if no response in the set has an offset."""
-    if not evidence.has_field(
-        "api_produce", "response", "responses", "partition_responses", "base_offset"
-    ):
+    answers = produce_answers(evidence.database)
+    if answers is None:
         return False
     codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
     evidence.run(
         f"""
         CREATE TEMP TABLE IF NOT EXISTS sent AS
-        WITH batches AS ({_BATCHES}), offsets AS ({_offsets(evidence)})
+        WITH batches AS ({_BATCHES}), offsets AS ({answers})
         SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
           o.error,
           CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
           coalesce(o.error IN ({codes}), r.is_unanswered) AS is_lost
         FROM batches b JOIN requests r USING (exchange_id)
         LEFT JOIN offsets o ON o.exchange_id = b.exchange_id AND o.partition = b.partition
-          AND (o.name = b.name OR o.topic_id = b.topic_id);
+          AND (o.topic = b.name OR o.topic_id = b.topic_id);
 
         CREATE TEMP TABLE IF NOT EXISTS produced AS
         SELECT s.*, c.content, first_offset - lag(first_offset + records)
           OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
-        FROM sent s LEFT JOIN ({_CONTENTS if evidence.has("records") else _NO_CONTENTS}) c
+        FROM sent s LEFT JOIN ({_CONTENTS if evidence.database.has("records") else _NO_CONTENTS}) c
           USING (exchange_id, topic, partition)
         """
     )
     return True
-
-
-def _offsets(evidence: Evidence) -> str:
-    """Return SQL for the offset and the error of each partition in Produce responses."""
-    # version 13 has ids of topics instead of names (KIP-516)
-    has_ids = evidence.has_field("api_produce", "response", "responses", "topic_id")
-    topic_id = "t.topic_id" if has_ids else "NULL::VARCHAR"
-    return f"""
-        SELECT exchange_id, name, topic_id, p.index AS partition, p.error_code AS error,
-          p.base_offset AS base_offset
-        FROM (
-          SELECT exchange_id, t.name AS name, {topic_id} AS topic_id,
-            unnest(t.partition_responses) AS p
-          FROM (SELECT exchange_id, unnest(response.responses) AS t FROM api_produce
-            WHERE response IS NOT NULL)
-        )
-    """

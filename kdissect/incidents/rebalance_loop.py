@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, lasted_ms
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, Evidence, lasted_ms, runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, Kind
 from kdissect.text import decimal, duration, plural
+
+KIND = Kind("rebalance_loop", "group", "a group rebalanced again and again", "groups")
 
 # A member that restarts leaves and joins once; a deployment gone wrong does it twice. Programs with
 # one name have one count: a deployment restarts each of them once, so there must be more.
@@ -75,11 +76,11 @@ def find(evidence: Evidence) -> Iterator[Incident]:
             count(*) FILTER (event = 'rebalance') AS rebalances,
             sum(duration_ms) FILTER (event = 'rebalance') AS lost_ms,
             count(DISTINCT exchange_id) AS requests,
-            list(DISTINCT broker ORDER BY broker) AS brokers,
+            {BROKERS},
             arg_max(detail, time) FILTER (event = 'rebalance') AS detail,
             list(exchange_id ORDER BY time)
               FILTER (event = 'rebalance')[:{EVIDENCE_MAX}] AS exchange_ids,
-            list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+            {CONNECTION_IDS}
           FROM events GROUP BY ALL
         )
         SELECT l.* REPLACE (coalesce(w.since, l.start) AS start), w.client, w.flaps, m.members
@@ -101,7 +102,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         )
         yield evidence.incident(
             row,
-            "rebalance_loop",
+            KIND,
             BAD,
             row["group_id"],
             f"{plural(row['rebalances'], 'rebalance')} of {plural(row['members'] or 0, 'member')} "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import BROKERS, IDS, Evidence, runs
+from kdissect.incidents.incident import BAD, Incident, Kind
 from kdissect.text import byte_size, duration, plural
+
+KIND = Kind("retry_storm", "client", "a client repeated a failing request", "errors")
 
 # With Kafka's defaults a client repeats a request after 100 ms, 200 ms, ... 1 s (KIP-580): 8 times
 # in 5 s. An election of a leader takes less than that.
@@ -29,9 +30,8 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         SELECT client, api, error_name AS error, run, min(request_time) AS start,
           max(time) AS stop, count(*) AS requests,
           sum(request_size) AS bytes, sum(duration_ms) AS lost_ms,
-          list(DISTINCT broker ORDER BY broker) AS brokers,
-          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {BROKERS},
+          {IDS}
         FROM ({runs(failing, "client, api, error_name", PAUSE_MS)})
         WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
         GROUP BY ALL
@@ -45,7 +45,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         length_s = (row["stop"] - row["start"]).total_seconds()
         yield evidence.incident(
             row,
-            "retry_storm",
+            KIND,
             BAD,
             row["client"],
             f"{row['client']} sent {plural(row['requests'], row['api'] + ' request')} "

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, Row
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import Evidence, Row, runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, Kind
 from kdissect.text import duration, plural, share
+
+KIND = Kind("slow_upload", "client", "requests took long to arrive", "latency")
 
 # A client with the default request.timeout.ms of 30 s survives shorter uploads, but not many.
 UPLOAD_MS = 1000
@@ -61,7 +62,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
     for row in rows:
         yield evidence.incident(
             row,
-            "slow_upload",
+            KIND,
             BAD if row["longest_ms"] >= LONG_MS else WARN,
             row["client"],
             f"{plural(row['requests'], 'request')} of {row['client']} took "

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, lasted_ms
-from kdissect.incidents.model import EVIDENCE_MAX, INFO, WARN, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import BROKERS, IDS, Evidence, lasted_ms, runs
+from kdissect.incidents.incident import INFO, WARN, Incident, Kind
 from kdissect.text import duration, plural, share
+
+KIND = Kind("throttled", "client", "a quota made a client wait", "throttling")
 
 # Quotas are averages over seconds (quota.window.num * quota.window.size.seconds: 11 s).
 PAUSE_MS = 30_000
@@ -31,9 +32,8 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         SELECT client, run, list(DISTINCT api ORDER BY api) AS apis, min(time) AS start,
           max(time + to_milliseconds(throttle_time_ms)) AS stop, count(*) AS requests,
           sum(throttle_time_ms)::DOUBLE AS lost_ms, max(throttle_time_ms) AS longest_ms,
-          list(DISTINCT broker ORDER BY broker) AS brokers,
-          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {BROKERS},
+          {IDS}
         FROM ({runs(waits, "client", PAUSE_MS)})
         GROUP BY client, run ORDER BY start, client
         """
@@ -44,7 +44,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         responses = plural(row["requests"], "response") + f" ({', '.join(row['apis'])})"
         yield evidence.incident(
             row,
-            "throttled",
+            KIND,
             WARN if row["lost_ms"] >= WAIT_MS else INFO,
             row["client"],
             f"A quota {quota}made {row['client']} wait {duration(row['lost_ms'])} in "

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, lasted_ms
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, INFO, WARN, Incident
-from kdissect.incidents.runs import runs
+from kdissect.incidents.evidence import Evidence, lasted_ms, runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, Kind
 from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, certificates
 from kdissect.text import duration, plural
+
+KIND = Kind(
+    "tls_failure",
+    "broker",
+    "TLS handshakes failed, one side spoke no TLS, or a certificate expires",
+    "security",
+)
 
 # One failure may be a scanner, or a client that goes away; a program tries again.
 LOOP_MIN = 3
@@ -72,7 +78,7 @@ def _failures(evidence: Evidence) -> Iterator[Incident]:
         length_ms = lasted_ms(row)
         yield evidence.incident(
             row,
-            "tls_failure",
+            KIND,
             BAD if row["connections"] >= LOOP_MIN else WARN,
             row["broker"],
             f"{plural(row['connections'], 'connection')} from {row['client_ip']} to "
@@ -108,16 +114,13 @@ def _certificates(evidence: Evidence) -> Iterator[Incident]:
     for row in rows:
         is_valid = row["state"] == EXPIRES_SOON
         left = f"{plural(int(row['days_left']), 'day')} left at the last connection: renew it."
-        yield Incident(
-            "tls_failure",
+        yield evidence.incident(
+            {"start": row["first_time"], "stop": row["last_time"], **row},
+            KIND,
             INFO if is_valid else WARN,
-            row["first_time"],
-            row["last_time"],
             row["address"],
             f"{plural(row['connections'], 'connection')} with the {row['side']}'s certificate "
             f"{row['subject'] or ''}. It is valid from {row['not_before']:{_DAY}} until "
             f"{row['not_after']:{_DAY}}, "
             + (left if is_valid else "and a peer that verifies it refuses it."),
-            connection_ids=row["connection_ids"],
-            next_command=evidence.follow(row["connection_ids"]),
         )

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence, lasted_ms
-from kdissect.incidents.model import BAD, EVIDENCE_MAX, WARN, Incident
+from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, Evidence, lasted_ms
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, Kind
+from kdissect.sql.partitions import fetch_answers
 from kdissect.text import duration, plural
+
+KIND = Kind(
+    "transaction_open",
+    "transactional ID",
+    "an open transaction kept records from readers",
+    "transactions",
+)
 
 # Kafka Streams ends a transaction each 100 ms, connectors each few seconds.
 BLOCKED_S = 5
@@ -20,29 +28,20 @@ _READ_COMMITTED = 1
 
 def find(evidence: Evidence) -> Iterator[Incident]:
     """Yield the transactions that blocked readers, or the partitions if none was captured."""
-    path = ("response", "responses", "partitions", "last_stable_offset")
-    if not evidence.has_field("api_fetch", *path):
+    answers = fetch_answers(evidence.database, f"request.isolation_level = {_READ_COMMITTED}")
+    if answers is None or not evidence.has_field("api_fetch", "request", "isolation_level"):
         return
-    named = evidence.with_topic("responses", "response", "responses")
     rows = evidence.rows(
         f"""
-        WITH responses AS (
-          SELECT exchange_id, response_time AS time, unnest(response.responses) AS t
-          FROM api_fetch WHERE request.isolation_level = {_READ_COMMITTED}
-            AND response_time IS NOT NULL
-        ), partitions AS (
-          SELECT exchange_id, time, topic, unnest(t.partitions) AS p FROM {named}
-        ), states AS (
+        WITH states AS (
           -- a fetch session leaves out partitions that did not change (KIP-227)
-          SELECT p.exchange_id, p.time, p.topic, p.p.partition_index AS partition,
-            p.p.last_stable_offset AS stable, p.p.high_watermark AS high, p.p.error_code AS error,
-            r.client, r.broker, r.connection_id,
-            coalesce(lead(p.time) OVER (
-              PARTITION BY r.connection_id, p.topic, partition ORDER BY p.time), l.time) AS until
-          FROM partitions p JOIN requests r USING (exchange_id) JOIN (
+          SELECT p.*, r.response_time AS time, r.client, r.broker, r.connection_id,
+            coalesce(lead(r.response_time) OVER (PARTITION BY r.connection_id, p.topic, p.partition
+              ORDER BY r.response_time), l.time) AS until
+          FROM ({answers}) p JOIN requests r USING (exchange_id) JOIN (
             SELECT connection_id, max(response_time) AS time FROM requests WHERE api = 'Fetch'
             GROUP BY connection_id) l USING (connection_id)
-          WHERE topic IS NOT NULL
+          WHERE p.topic IS NOT NULL
         ), blocked AS (
           SELECT client, broker, topic, partition, stable, min(time) AS start,
             max(time) AS last_seen, max(until) AS stop, max(high) AS high, count(*) AS requests,
@@ -69,11 +68,11 @@ def find(evidence: Evidence) -> Iterator[Incident]:
           list_sort(list(DISTINCT topic || '-' || partition)) AS partitions,
           max(high - stable) AS waiting,
           list(DISTINCT client ORDER BY client) AS clients,
-          list(DISTINCT broker ORDER BY broker) AS brokers,
+          {BROKERS},
           sum(requests)::BIGINT AS requests, arg_min(stable, start) AS stable,
           max(epoch_us(stop) - epoch_us(start)) / 1e3 AS lost_ms,
           flatten(list(exchange_ids ORDER BY start))[:{EVIDENCE_MAX}] AS exchange_ids,
-          list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+          {CONNECTION_IDS}
         FROM causes WHERE place = 1
           -- without its transaction, only responses with the partition prove that it was open
           AND (producer_id IS NOT NULL OR last_seen - start >= INTERVAL {BLOCKED_S} SECONDS)
@@ -93,7 +92,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         state = "was still open at the end" if row["is_open"] else "ended"
         yield evidence.incident(
             row,
-            "transaction_open",
+            KIND,
             BAD if length_ms >= LONG_S * 1000 else WARN,
             subject,
             f"{cause} {state} after {duration(length_ms)}. Until then "

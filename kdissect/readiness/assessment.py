@@ -25,7 +25,7 @@ upgraded with the cluster. `kdissect.protocol.releases` has the versions of each
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
@@ -37,9 +37,6 @@ from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
 from kdissect.text import rfc3339
-
-if TYPE_CHECKING:
-    from kdissect.api import Tables
 
 _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
@@ -68,8 +65,10 @@ class ReadinessError(Error, ValueError):
     """The target release is not known."""
 
 
-def assess(tables: Tables, target: str) -> dict[str, Any]:
+def assess(database: Database, target: str) -> dict[str, Any]:
     """Return a JSON document: the clients that would break on the release `target` (``4.0``).
+
+    database: with the tables of `make_requests`.
 
     ``verdict``: the worst of ``clients``; at best ``unknown`` if TLS hides connections or there are
     no clients. ``counts``: clients by verdict. ``established_request_count``: requests of clients
@@ -89,11 +88,10 @@ def assess(tables: Tables, target: str) -> dict[str, Any]:
         release = find_release(target)
     except ValueError as error:
         raise ReadinessError(str(error)) from error
-    with tables.database() as database:
-        make_client_tables(database)
-        clients = _clients(database, release)
-        internal = _internal(database, release)
-        unseen = _unseen(database)
+    make_client_tables(database)
+    clients = _clients(database, release)
+    internal = _internal(database, release)
+    unseen = _unseen(database)
     counts = {verdict: sum(each["verdict"] == verdict for each in clients) for verdict in VERDICTS}
     verdict = _worst(each["verdict"] for each in clients)
     if verdict == OK and (unseen["tls_connection_count"] or not clients):

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.sql import Database
-from kdissect.sql.requests import HANDSHAKE_APIS, make_requests
+from kdissect.sql.requests import HANDSHAKE_APIS
 
 _HANDSHAKES = tuple(map(int, HANDSHAKE_APIS))
 
 
 def make_client_tables(database: Database) -> None:
     """Create the tables."""
-    make_requests(database)
     database.run("create temp view asked as from requests where api_key is not null")
     _make_owners(database)
     _make_groups(database)

@@ -1,10 +1,10 @@
 """`kdissect report`: a table set as one HTML page, CSV files and a JSON document.
 
 Theory of operation: DuckDB reads the Parquet files and makes one table per question. Most start
-from the table `x`, an exchange a row (see `exchange_facts`). Sections query these tables for the
-rows that they show, and add plain values to one document. `findings` ranks the problems in the
-document, and `page` draws the document. Memory is bounded by DuckDB's limit and by the rows that
-the page shows, not by the size of the table set.
+from the table `requests`, an exchange a row (`sql.requests`). A section is a module: `collect`
+queries the tables for its rows and figures, as plain values of one document; `section` makes of the
+document the paragraphs, charts and tables that the page shows. Memory is bounded by DuckDB's limit
+and by the rows that the page shows, not by the size of the table set.
 """
 
 from __future__ import annotations
@@ -13,40 +13,42 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdissect import __version__
+from kdissect import text as f
 from kdissect.atomic_file import atomic_write
 from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
-from kdissect.incidents import json_rows
-from kdissect.report import charts, exchange_facts, findings, page
-from kdissect.report.database import ReportDatabase
-from kdissect.report.sections import (
-    broker_log,
-    clients,
-    errors,
-    groups,
-    lag,
-    latency,
-    network,
-    overview,
-    readiness,
-    security,
-    topics,
-    traffic,
-    transactions,
-)
+from kdissect.incidents import find_incidents, json_rows
+from kdissect.report import page
+from kdissect.report.blocks import Document
+from kdissect.report.document import Options, plain
+from kdissect.report.sections import errors, overview, readiness, traffic
+from kdissect.report.vega import vega_script
+from kdissect.sql import Database
+from kdissect.sql.requests import make_requests
 from kdissect.step_log import logged_step
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
-    from kdissect.pipeline.options import Time
 
 _log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1  # of the JSON document
+MEMORY_LIMIT = "512MB"
+# Modules of sections, in the order of the page; each makes the key of the document with its name.
+_SECTIONS = (
+    *("overview", "traffic", "latency", "errors", "clients", "security", "readiness", "topics"),
+    *("groups", "lag", "transactions", "throttling", "network", "anomalies"),
+)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"{__name__}.sections.{name}")
+
 
 # CSV file -> its query. Tables that a capture does not have are left out.
 CSV_TABLES = {
@@ -57,7 +59,7 @@ CSV_TABLES = {
     "latency_apis": "FROM latency_apis ORDER BY api",
     "latency_clients": "FROM latency_clients ORDER BY client_id, client_ip",
     "latency_brokers": "FROM latency_brokers ORDER BY broker",
-    "errors": "FROM errors ORDER BY time, exchange_id, path",
+    "errors": "SELECT * EXCLUDE (client) FROM errors ORDER BY time, exchange_id, path",
     "clients": "FROM clients_all ORDER BY client_id, client_ip",
     "certificates": "FROM certificates ORDER BY not_after, side, address, subject",
     "logins": "FROM logins ORDER BY principal, sasl_mechanism, client_ip",
@@ -80,7 +82,7 @@ CSV_TABLES = {
 
 Progress = Callable[[str, float], None]
 _NAMES_MAX = 3  # of sources in the name of a report
-_PREPARED = 8  # sections' worth of work before the first: joins over all exchanges
+_PREPARED = 8  # sections' worth of work before the first: joins over all exchanges, incidents
 
 
 def _quiet(step: str, share: float) -> None:
@@ -94,59 +96,53 @@ class Report:
     csv: name of the table -> path.
     """
 
-    document: dict[str, Any]
+    document: Document
     html: Path
     csv: dict[str, Path] = field(default_factory=dict)
 
 
 def build(
     tables: Tables,
-    out: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None,
+    options: Options,
     *,
     name: str | None = None,
     csv: bool = True,
-    broker_logs: tuple[str, ...] = (),
-    target: str = readiness.DEFAULT_TARGET,
-    since: Time | None = None,
     progress: Progress = _quiet,
 ) -> Report:
     """Write the report of a table set, see `Tables.report`.
 
     progress: called with the name of each step, and the share of the work done so far (0 to 1).
     """
-    check_options(out, broker_logs, target)
+    check_options(out, options)
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
-    library = Background(charts.library)
-    with ReportDatabase(tables) as database:
+    library = Background(vega_script)
+    with tables.database(memory_limit=MEMORY_LIMIT) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{html.parent}: {error.strerror}") from error
-        document = collect(database, broker_logs, target, since, progress)
-        document = {"source": name, **document}
+        document = {"source": name, **collect(database, options, progress)}
         report = Report(document, html)
+        sections = [_module(name).section(document) for name in _SECTIONS]
         names = {table: f"{html.stem}-{table}.csv" for table in _csv_tables(database)}
-        text = page.render(document, name, names if csv else {}, library.result())
+        text = page.render(document, sections, names if csv else {}, library.result())
         if csv:
             for table, file in names.items():
-                path = html.parent / file
-                with atomic_write(path) as part:
-                    database.copy_csv(CSV_TABLES[table], part)
-                report.csv[table] = path
+                report.csv[table] = html.parent / file
+                database.copy_csv(CSV_TABLES[table], report.csv[table])
         with atomic_write(html) as part:
             Path(part).write_text(text, encoding="utf-8")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}
     return report
 
 
-def check_options(
-    out: str | os.PathLike[str] | None, broker_logs: tuple[str, ...], target: str
-) -> None:
+def check_options(out: str | os.PathLike[str] | None, options: Options) -> None:
     """Raise the errors of `build` for these inputs, before any reading."""
-    readiness.check_target(target)
-    for log in broker_logs:
+    readiness.check_target(options.target)
+    for log in options.broker_logs:
         if not Path(log).is_file():
             raise CaptureError(f"{log}: no such file")
     if out is not None and Path(out).is_dir():
@@ -174,49 +170,45 @@ def _inputs(tables: Tables) -> list[str]:
     return [str(one["path"]) for one in inputs]
 
 
-def _csv_tables(database: ReportDatabase) -> list[str]:
+def _csv_tables(database: Database) -> list[str]:
     made = {row["name"] for row in database.rows("SELECT table_name AS name FROM duckdb_tables()")}
     return [name for name in CSV_TABLES if (name not in ("lag", "broker_times") or name in made)]
 
 
-def collect(
-    database: ReportDatabase,
-    broker_logs: tuple[str, ...] = (),
-    target: str = readiness.DEFAULT_TARGET,
-    since: Time | None = None,
-    progress: Progress = _quiet,
-) -> dict[str, Any]:
-    """The document: everything the page shows, as plain values."""
-    # databases of their own, beside this one
-    assessed = Background(lambda: readiness.collect(database.tables, target))
-    incidents = Background(lambda: database.tables.incidents().to_arrow())
-    inventory = Background(lambda: database.tables.inventory(since).to_arrow())
+def collect(database: Database, options: Options, progress: Progress = _quiet) -> Document:
+    """Return the document: everything the page shows, as plain values."""
     progress("reading", 0)
     with logged_step(_log, "joins over all exchanges"):
-        exchange_facts.prepare(database)
-        width_us = traffic.prepare(database)
+        make_requests(database)
+        traffic.prepare(database)
         errors.prepare(database)
-    sections: dict[str, Callable[[], Any]] = {
-        "overview": lambda: overview.collect(database),
-        "traffic": lambda: traffic.collect(database, width_us),
-        "latency": lambda: latency.collect(database),
-        "throttling": lambda: latency.collect_throttling(database),
-        "errors": lambda: errors.collect(database),
-        "clients": lambda: clients.collect(database, inventory.result()),
-        "security": lambda: security.collect(database),
-        "topics": lambda: topics.collect(database),
-        "groups": lambda: groups.collect(database),
-        "transactions": lambda: transactions.collect(database),
-        "lag": lambda: lag.collect(database, width_us),
-        "network": lambda: network.collect(database),
-        "broker_log": lambda: broker_log.collect(database, broker_logs),
-        "readiness": assessed.result,
-    }
-    document: dict[str, Any] = {"format_version": _FORMAT_VERSION, "program_version": __version__}
-    for number, (name, section) in enumerate(sections.items(), _PREPARED):
-        progress(name, number / (_PREPARED + len(sections)))
+    with logged_step(_log, "incidents"):
+        incidents = _incidents(database)
+    document: Document = {"format_version": _FORMAT_VERSION, "program_version": __version__}
+    names = ("broker_log", *_SECTIONS)
+    for number, name in enumerate(names, _PREPARED):
+        progress(name, number / (_PREPARED + len(names)))
         with logged_step(_log, name):
-            document[name] = section()
-    document["incidents"] = json_rows(incidents.result())
-    document["findings"] = findings.find(database, document)
+            document[name] = plain(_module(name).collect(database, options))
+    document["incidents"] = incidents
+    document["clear"] = overview.clear(document)
     return document
+
+
+def _incidents(database: Database) -> list[dict[str, Any]]:
+    """Return the incidents as JSON has them, each with its `cost` in words and its first packet."""
+    rows = json_rows(find_incidents(database))
+    ids = {row["evidence"]["exchange_ids"][0] for row in rows if row["evidence"]["exchange_ids"]}
+    packets = {
+        str(row["exchange_id"]): row["packet"]
+        for row in database.rows(
+            "SELECT exchange_id, packet FROM requests "
+            f"WHERE exchange_id IN ({', '.join(sorted(ids)) or 'NULL'})"
+        )
+    }
+    for row in rows:
+        cost = [f"{f.duration(row['time_lost_ms'])} lost"] if row["time_lost_ms"] else []
+        cost += [f.plural(row["request_count"], "request")] if row["request_count"] else []
+        row["cost"] = ", ".join(cost)
+        row["packet"] = packets.get(next(iter(row["evidence"]["exchange_ids"]), ""))
+    return rows

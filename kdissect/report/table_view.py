@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kdissect import text as f
+from kdissect.report.blocks import Listing
+from kdissect.report.page_tables import TIMES, Column
 from kdissect.text import visible
 
 WORD_MAX = 28  # characters; longer words may be broken
-PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
 _LONG_TEXT = 100  # longer texts open with a click
 
 _TEXT_MAX = 1000
@@ -29,27 +30,6 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "time": f.moment,
     "day": f.day,
 }
-_TIMES = frozenset(("time", "day"))
-NUMBERS = frozenset(_FORMATS) - _TIMES
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    key: of the row. kind: how values are written. meaning: a sentence for the heading's tooltip.
-    bar: each value also as a share of the largest.
-    """
-
-    key: str
-    label: str
-    kind: str
-    meaning: str
-    bar: bool = False
-
-    @property
-    def is_number(self) -> bool:
-        return self.kind in NUMBERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,38 +78,40 @@ class View:
 
 
 def view(
-    id_: str,
-    caption: str,
-    columns: Sequence[Column],
-    rows: Iterable[Row],
-    *,
-    total: int | None = None,
-    csv: str | None = None,
-    note: str = "",
-    captures: Mapping[Any, str] | None = None,
-    limit: int = PAGE_ROWS,
-    dated: bool = False,
+    listing: Listing, captures: Mapping[Any, str], csv: str | None, *, dated: bool
 ) -> View | None:
-    """A table of the first `limit` rows; None without rows.
+    """The first rows of a listing as the page has them; None without rows.
 
-    Columns without anything but zeros are left out.
+    captures: path by capture id. csv: the name of the file with all rows. dated: times have their
+    date. Columns without anything but zeros are left out.
     """
-    every = list(rows)
-    shown = every[:limit]
+    every, count = listing.rows, None
+    if isinstance(every, dict):
+        every, count = every["rows"], every["total"]
+    shown = every[: listing.limit]
     if not shown:
         return None
-    kept = [column for column in columns if any(_has(row.get(column.key)) for row in shown)]
+    table = listing.table
+    kept = [column for column in table.columns if any(_has(row.get(column.key)) for row in shown)]
     tops = {
-        column.key: max((row.get(column.key) or 0 for row in shown), default=0) or 1
+        column.key: max(row.get(column.key) or 0 for row in shown) or 1
         for column in kept
         if column.bar
     }
     cells = tuple(
-        tuple(_cell(row, column, tops.get(column.key), captures or {}, dated) for column in kept)
+        tuple(_cell(row, column, tops.get(column.key), captures, dated) for column in kept)
         for row in shown
     )
-    count = len(every) if total is None else total
-    return View(id_, caption, tuple(kept), cells, _levels(kept, cells), count, csv, note)
+    return View(
+        listing.id,
+        listing.caption or table.caption,
+        tuple(kept),
+        cells,
+        _levels(kept, cells),
+        len(every) if count is None else count,
+        csv,
+        table.note,
+    )
 
 
 # Per level: pixels of a table in the narrowest window, those that a text column takes at most, and
@@ -161,7 +143,7 @@ def _width(
     value = max(len(cell.text) + len(cell.note) + bool(cell.note) for cell in cells) * character
     if column.kind == "packet":
         value += padding
-    elif not column.is_number and column.kind not in _TIMES:
+    elif not column.is_number and column.kind not in TIMES:
         words = max(min(cell.word_length, WORD_MAX) for cell in cells) * character
         value = max(min(value, text_max), words)
     heading = max(map(len, column.label.split())) * (character + 1)
@@ -183,7 +165,7 @@ def _cell(
         name = visible(row.get("client_id"), 300) or "(none)"
         return _text_cell("text", name, visible(row.get("client_ip")))
     if kind in _FORMATS:
-        if kind in _TIMES:
+        if kind in TIMES:
             said = f.dated if dated and kind == "time" else _FORMATS[kind]
             return Cell("time", said(value), value or "")
         bar = None if top is None or not value else round(100 * value / top, 1)

@@ -13,14 +13,14 @@ returns the milliseconds between two times.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
+from kdissect.sql.database import Database
 from kdissect.sql.unanswered import unanswered
 from kdissect.sql.views import view_name
 from kdissect.tables.topics import names_sql
 
+EXACT_MAX = 20_000_000  # above this many exchanges quantiles are t-digests: bounded memory
 JAVA = "apache-kafka-java"  # the software name of Kafka's own clients, brokers included (KIP-511)
 # Every connection may begin with these. Java sends ApiVersions 0 and, in some releases, its newest.
 HANDSHAKE_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE})
@@ -30,27 +30,18 @@ _SERVER_IDS = (
     r"|AddPartitionsToTxnSenderThread-\d+|Persister-client-\d+"
     r"|NetworkPartitionMetadataClient-client-\d+)$"
 )
-# (API, condition) of requests that only servers send
+# (API, field of its request, condition) of requests that only servers send
+_VERIFIES = "len(list_filter(request.transactions, lambda t: t.verify_only)) > 0"
 _SERVER_REQUESTS = (
-    ("Fetch", "request.replica_id >= 0"),
-    ("Fetch", "request.replica_state.replica_id >= 0"),
-    ("ListOffsets", "request.replica_id >= 0"),
-    ("OffsetForLeaderEpoch", "request.replica_id >= 0"),
-    (
-        "AddPartitionsToTxn",
-        "len(list_filter(request.transactions, lambda t: t.verify_only)) > 0",
-    ),
+    ("Fetch", "replica_id", "request.replica_id >= 0"),
+    ("Fetch", "replica_state", "request.replica_state.replica_id >= 0"),
+    ("ListOffsets", "replica_id", "request.replica_id >= 0"),
+    ("OffsetForLeaderEpoch", "replica_id", "request.replica_id >= 0"),
+    ("AddPartitionsToTxn", "transactions", _VERIFIES),
 )
 
 
-class _Database(Protocol):
-    """A database with the views of a table set."""
-
-    def has(self, name: str) -> bool: ...
-    def run(self, query: str) -> None: ...
-
-
-def make_requests(database: _Database, prefix: str = "") -> None:
+def make_requests(database: Database, prefix: str = "") -> None:
     """Create the tables. prefix: of the views that they read, and of their own names."""
     database.run(
         # DuckDB subtracts times with time zones in a calendar, which takes ten times as long
@@ -102,7 +93,7 @@ def _client_id() -> str:
     )
 
 
-def _server_connections(database: _Database, prefix: str) -> str:
+def _server_connections(database: Database, prefix: str) -> str:
     """SQL that makes a table of the connections that brokers and controllers opened.
 
     Their requests show it. So do the other connections of such a caller, if they have handshakes
@@ -112,8 +103,8 @@ def _server_connections(database: _Database, prefix: str) -> str:
     inter_broker = ", ".join(f"{key:d}" for key in sorted(INTER_BROKER_APIS))
     requests = " ".join(
         f"UNION ALL SELECT exchange_id FROM {prefix}{view_name(f'apis/{api}')} WHERE {condition}"
-        for api, condition in _SERVER_REQUESTS
-        if database.has(prefix + view_name(f"apis/{api}"))
+        for api, field, condition in _SERVER_REQUESTS
+        if database.has_field(prefix + view_name(f"apis/{api}"), "request", field)
     )
     return f"""
         CREATE TEMP TABLE {prefix}server_connections AS
@@ -159,3 +150,19 @@ def client_name(client_id: str, ip: str) -> str:
 def endpoint(ip: str, port: str) -> str:
     """SQL of ``10.0.0.1:9092`` or ``[::1]:9092`` of two columns."""
     return f"CASE WHEN contains({ip}, ':') THEN '[' || {ip} || ']:' ELSE {ip} || ':' END || {port}"
+
+
+def quantile(database: Database, column: str, share: float, condition: str = "true") -> str:
+    """SQL of a quantile, exact unless that takes much memory."""
+    is_exact = database.value("SELECT count(*) <= ? FROM exchanges", [EXACT_MAX])
+    name = "quantile_cont" if is_exact else "approx_quantile"
+    return f"{name}({column}, {share}) FILTER ({condition})"
+
+
+def quantiles(database: Database, column: str, condition: str = "true") -> str:
+    """SQL of p50, p90, p95, p99 and max of a column."""
+    found = [
+        f"{quantile(database, column, share, condition)} AS p{share * 100:.0f}"
+        for share in (0.5, 0.9, 0.95, 0.99)
+    ]
+    return ", ".join([*found, f"max({column}) FILTER ({condition}) AS max"])

@@ -18,6 +18,12 @@ REFUSALS = (
     ErrorCode.UNSUPPORTED_SASL_MECHANISM,
     ErrorCode.ILLEGAL_SASL_STATE,
 )
+# SQL of connections whose TLS was not decrypted. A broker that answered a ClientHello without a
+# ServerHello encrypted nothing.
+UNREAD_TLS = (
+    "NOT is_kafka AND is_tls AND (tls_cipher IS NOT NULL OR response_segment_count = 0 "
+    "OR response_missing_byte_count > 0)"
+)
 _LOGIN_APIS = "('SaslHandshake', 'SaslAuthenticate', 'SaslToken')"
 _DAY_S = 86_400
 

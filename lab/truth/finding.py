@@ -24,18 +24,15 @@ import kdissect
 from kdissect import Tables
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.releases import facts
-from kdissect.readiness.assessment import BREAKS
-from kdissect.report import collect
-from kdissect.report.database import ReportDatabase
 from lab.truth.captures import log_of, read_capture
-from lab.truth.readiness import TRUTHS
 from lab.truth.transaction import read_ends
 from tests.incidents.recorded import SUFFIX, judge, truths
-from tests.truth.lag import read_lines, read_logged_offsets
+from tests.truth.lag import read_lines
 
 RIGHT, WRONG, UNDECIDED = "right", "wrong", "not decided"
 INCIDENTS = Path(__file__).resolve().parents[2] / "captures" / "incidents"
 NEAR_MS, NEAR_SHARE = 15.0, 0.1  # a p95 of the log, as in the section on latency
+HELD = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 TLS_HANDSHAKE = b"\x16\x03"
 _UNITS = {"ms": 1.0, "s": 1e3, "min": 6e4, "h": 3.6e6}
 Finding = dict[str, Any]
@@ -92,9 +89,9 @@ class Scene:
         return segments
 
 
-def _errors(scene: Scene, finding: Finding, error: str, api: str) -> bool:
+def _errors(scene: Scene, finding: Finding, error: str) -> bool:
     """The responses with the error, by the log; without a log by the exchanges."""
-    code = int(ErrorCode[error])
+    code, api = int(ErrorCode[error]), finding["subject"]
     if scene.log is None:
         rows = scene.exchanges[scene.exchanges.api_name == api]
         count = sum(code in codes for codes in rows.error_codes.dropna())
@@ -130,21 +127,20 @@ def _is_near(value: float, truth: float) -> bool:
     return abs(value - truth) <= max(NEAR_MS, NEAR_SHARE * truth)
 
 
-def _slow_client(scene: Scene, finding: Finding, api: str, client: str) -> bool | None:
+def _slow_client(scene: Scene, finding: Finding, own: str, api: str, usual: str) -> bool | None:
     """The client's p95, and the median of the clients' p95, by the log."""
     if scene.log is None:
         return None
-    own, usual = map(
-        _milliseconds, re.findall(r"(?:service_ms|clients') ([\d.,]+ \w+)", finding["text"])
+    client_id, _, address = finding["subject"].rpartition(" @ ")
+    truth = _logged_p95(scene, api).get((client_id, address))
+    return (
+        truth is not None and _is_near(_milliseconds(own), truth) and truth > _milliseconds(usual)
     )
-    p95 = _logged_p95(scene, api)
-    client_id, _, address = client.rpartition(" @ ")
-    truth = p95.get((client_id, address))
-    return truth is not None and _is_near(own, truth) and truth > usual
 
 
-def _slow_api(scene: Scene, finding: Finding, api: str, p95: str) -> bool | None:
+def _slow_api(scene: Scene, finding: Finding, p95: str) -> bool | None:
     """The API's p95, by the log; without a log by the exchanges."""
+    api = finding["subject"]
     answers = scene.answers(api)
     times = answers.service_ms.to_list()
     if scene.log is not None:
@@ -166,7 +162,7 @@ def _milliseconds(text: str) -> float:
     return sum(float(number.replace(",", "")) * _UNITS[unit] for number, unit in parts)
 
 
-def _stood_still(scene: Scene, _: Finding, group: str, time: str) -> bool | None:
+def _stood_still(scene: Scene, finding: Finding, time: str) -> bool | None:
     """The longest time from a generation's first JoinGroup to its last SyncGroup."""
     if "apis/JoinGroup" not in scene.tables:
         return None
@@ -183,54 +179,31 @@ def _stood_still(scene: Scene, _: Finding, group: str, time: str) -> bool | None
             select epoch_us(min(request_end_time)) / 1e3 since,
                 epoch_us(max(response_time)) / 1e3 until
             from members join exchanges using (exchange_id)
-            where group_id = '{group}' group by generation)
+            where group_id = '{finding["subject"]}' group by generation)
         """
     ).to_pylist()
     longest = rows[0]["longest"]
     return None if longest is None else _is_near(_milliseconds(time), longest)
 
 
-def _behind(scene: Scene, _: Finding, group: str, records: str) -> bool | None:
-    """The log's ends less the log's commits; a lower one is right, because it is a lower bound.
-
-    Without a log: the last records in the capture less the last accepted commits, if no transaction
-    has any.
-    """
-    if scene.log is None and "apis/TxnOffsetCommit" in scene.tables:
-        return None
-    if scene.log is None:
-        return _number(records) == scene.tables.sql(_LAG.format(group=group)).to_pylist()[0]["lag"]
-    logged = read_logged_offsets(scene.log)
-    truth = sum(
-        max(logged.log_ends[key[1:]] - offset, 0)
-        for key, offset in logged.committed.items()
-        if key[0] == group and key[1:] in logged.log_ends
-    )
-    return 0 < _number(records) <= truth
-
-
-def _uncommitted(scene: Scene, _: Finding, count: str, total: str) -> bool:
-    """Aborted transactions by the log, and fenced ones, which no EndTxn shows."""
-    outcomes = Counter(scene.tables.transactions.to_pandas().outcome)
-    if scene.log is None:
-        failed = outcomes["abort"] + outcomes["fenced"]
-        return (failed, outcomes.total()) == (_number(count), _number(total))
-    ends = Counter(end[3] for end in read_ends(scene.log).elements())
-    return ends["abort"] <= _number(count) <= ends["abort"] + outcomes["fenced"] + outcomes[
-        "abort"
-    ] and ends["commit"] == _number(total) - outcomes["open"] - _number(count)
-
-
-def _open(scene: Scene, _: Finding, count: str, __: str) -> bool:
-    """The transactions without an end in the table, none of which EndTxn ended in the log."""
+def _uncommitted(scene: Scene, _: Finding, failed: str, total: str) -> bool:
+    """Aborted and open transactions by the log, and fenced ones, which no EndTxn shows."""
     rows = scene.tables.transactions.to_pandas()
-    rows = rows[rows.outcome == "open"]
-    ends = {end[:3] for end in read_ends(scene.log)} if scene.log else set()
-    keys = zip(rows.transactional_id, rows.producer_id, rows.producer_epoch, strict=True)
-    return len(rows) == _number(count) and not ends.intersection(keys)
+    outcomes = Counter(rows.outcome)
+    if scene.log is None:
+        return (outcomes.total() - outcomes["commit"], outcomes.total()) == (
+            _number(failed),
+            _number(total),
+        )
+    ends = read_ends(scene.log)
+    still = rows[rows.outcome == "open"]
+    keys = zip(still.transactional_id, still.producer_id, still.producer_epoch, strict=True)
+    commits = Counter(end[3] for end in ends.elements())["commit"]
+    is_open = not {end[:3] for end in ends}.intersection(keys)
+    return is_open and commits == _number(total) - _number(failed)
 
 
-def _retransmitted(scene: Scene, _: Finding, count: str, __: str) -> bool | None:
+def _retransmitted(scene: Scene, _: Finding, count: str) -> bool | None:
     """Segments all of whose bytes were sent before, by dpkt."""
     again, ends = 0, defaultdict[tuple[Any, ...], set[int]](set)
     for flow, segment in scene.packets:
@@ -251,112 +224,57 @@ def _undecrypted(scene: Scene, _: Finding, count: str) -> bool:
     return sum(flow[2:] + flow[:2] in sides for flow in sides) == 2 * _number(count)
 
 
-def _no_kafka(scene: Scene, finding: Finding) -> bool:
-    """The protocols by their connections, none of which is Kafka."""
-    counts = Counter(scene.tables.connections.to_pandas().protocol)
-    named = re.findall(r"([\d,]+) (\w+)", finding["text"])
-    return "kafka" not in counts and counts == {name: _number(count) for count, name in named}
+def _no_kafka(scene: Scene, _: Finding, count: str) -> bool:
+    """All connections, none of which is Kafka."""
+    protocols = scene.tables.connections.to_pandas().protocol
+    return "kafka" not in set(protocols) and len(protocols) == _number(count)
 
 
 def _anomalies(scene: Scene, _: Finding, count: str) -> bool:
     rows = scene.tables.anomalies.to_pandas()
-    return int((rows.severity == "error").sum()) == _number(count)
+    serious = (rows.severity == "error") & (rows.kind != "gap")
+    return int(serious.sum()) == _number(count)
 
 
-def _plain_bytes(scene: Scene, finding: Finding, share: str) -> bool:
-    rows = _written(scene)
-    plain = rows[rows.codec == "none"]["size"].sum()
-    return abs(100 * plain / rows["size"].sum() - float(share)) < 0.6
+def _batches(scene: Scene, finding: Finding, mean: str) -> bool:
+    """The mean number of records in a client's batches."""
+    batches = scene.tables.record_batches.to_pandas()
+    rows = batches[batches.source == "produce"].merge(scene.exchanges, on="exchange_id")
+    client_id, _, address = finding["subject"].rpartition(" @ ")
+    rows = rows[(rows.client_id == client_id) & (rows.client_ip == address)]
+    return abs(rows.record_count.sum() / len(rows) - float(mean.replace(",", ""))) < 0.01
 
 
-def _small_batches(scene: Scene, _: Finding, mean: str) -> bool:
-    rows = _written(scene)
-    return abs(rows.record_count.sum() / len(rows) - float(mean)) < 0.01
-
-
-def _written(scene: Scene) -> pd.DataFrame:
-    rows = scene.tables.record_batches.to_pandas()
-    return rows[(rows.source == "produce") & ~rows.is_partial.fillna(False).astype(bool)]
-
-
-def _breaks(scene: Scene, _: Finding, count: str, target: str) -> bool | None:
-    """The clients of the manifest that the release refuses."""
-    name = f"{scene.path.parent.name}/{scene.path.stem}"
-    # the releases from 4.0 on refuse the same old versions
-    patterns = TRUTHS.get((name, target)) or TRUTHS.get((name, "4.1"))
-    if patterns is None:
+def _closed(scene: Scene, finding: Finding, count: str) -> bool | None:
+    """A client's requests of closed connections without a response, if no packet is missing."""
+    if (scene.tables.anomalies.to_pandas().kind == "gap").any():
         return None
-    from kdissect.readiness.assessment import assess
-
-    clients = [client["client_id"] or "" for client in assess(scene.tables, target)["clients"]]
-    refused = [
-        next(patterns[each] for each in patterns if re.fullmatch(each, client)) == BREAKS
-        for client in clients
-    ]
-    return sum(refused) == _number(count)
-
-
-def _closed(scene: Scene, _: Finding, count: str) -> bool | None:
-    """Requests of closed connections without a response, of a capture that lacks no packet."""
-    anomalies = scene.tables.anomalies.to_pandas()
-    if (anomalies.kind == "gap").any():
-        return None
-    return int((scene.exchanges.status == "connection_closed").sum()) == _number(count)
+    client_id, _, address = finding["subject"].rpartition(" @ ")
+    rows = scene.exchanges[(scene.exchanges.status == "connection_closed")]
+    rows = rows[(rows.client_id == client_id) & (rows.client_ip == address)]
+    return int((~rows.api_name.isin(HELD)).sum()) == _number(count)
 
 
 def _number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-_CHECKS: dict[str, Callable[..., bool | None]] = {
-    r"([A-Z_]+) in (\w+)": _errors,
-    r"(\w+) is slow for (.+)": _slow_client,
-    r"(\w+) takes long: p95 (.+)": _slow_api,
-    r"(.+) stood still for (.+)": _stood_still,
-    r"(.+) is ([\d,]+) records? behind at the end": _behind,
-    r"([\d,]+) of ([\d,]+) transactions? did not commit": _uncommitted,
-    r"([\d,]+) of ([\d,]+) transactions? had no end in the capture": _open,
-    r"([\d,]+) retransmitted segments? \((.+)\)": _retransmitted,
-    r"([\d,]+) TLS connections? not decrypted": _undecrypted,
-    r"No Kafka traffic found": _no_kafka,
-    r"([\d,]+) serious anomal(?:y|ies)": _anomalies,
-    r"([\d.]+) % of the written bytes are not compressed": _plain_bytes,
-    r"Batches hold ([\d.]+) records on average": _small_batches,
-    r"([\d,]+) clients? would break on Kafka ([\d.]+)": _breaks,
-    r"([\d,]+) requests? whose connection was closed before the answer": _closed,
-}
-_NAMES = {
-    _errors: "an error", _slow_client: "a slow client", _slow_api: "a slow API",
-    _stood_still: "a long rebalance", _behind: "a lag", _uncommitted: "transactions",
-    _open: "open transactions", _retransmitted: "retransmissions", _undecrypted: "TLS",
-    _anomalies: "anomalies",
-    _no_kafka: "no Kafka", _plain_bytes: "compression", _small_batches: "small batches",
-    _breaks: "readiness",
-    _closed: "closed connections",
+# (kind, text of the incident) -> its check
+_CHECKS: dict[tuple[str, str], Callable[..., bool | None]] = {
+    ("request_errors", r"[\d,]+ responses? with ([A-Z_]+) "): _errors,
+    ("refused_requests", r"[\d,]+ responses? with ([A-Z_]+) "): _errors,
+    ("slow_client", r"p95 of service_ms is (.+) over [\d,]+ (\w+) resp.+ it is (.+?)\. "):
+        _slow_client,
+    ("slow_api", r"p95 of service_ms is (.+?) over "): _slow_api,
+    ("long_rebalance", r".+ the longest (.+?):"): _stood_still,
+    ("failed_transactions", r"([\d,]+) of ([\d,]+) transactions? did not"): _uncommitted,
+    ("retransmissions", r"([\d,]+) segments? "): _retransmitted,
+    ("capture_unread", r"([\d,]+) connections? with TLS "): _undecrypted,
+    ("capture_unread", r"([\d,]+) connections? without any Kafka"): _no_kafka,
+    ("malformed_data", r"([\d,]+) serious "): _anomalies,
+    ("inefficient_batches", r"[\d,]+ batch(?:es)? have ([\d.,]+) records"): _batches,
+    ("unanswered_requests", r"([\d,]+) requests? "): _closed,
 }  # fmt: skip
-
-
-_LAG = """
-    with commits as (
-        select topic, p.partition_index as partition, arg_max(p.committed_offset, time) as committed
-        from (select time, t.name as topic, unnest(t.partitions) p
-            from (select request_time as time, unnest(request.topics) t from api_offset_commit
-                where request.group_id = '{group}' and response_time is not null))
-        group by all
-    ), produced as (
-        select b.topic, b.partition, max(p.base_offset + b.record_count) as log_end
-        from (select exchange_id, unnest(t.partition_responses) p
-            from (select exchange_id, unnest(response.responses) t from api_produce)) r
-        join record_batches b on b.exchange_id = r.exchange_id and b.partition = r.p.index
-        group by all
-    ), fetched as (
-        select topic, partition, max(last_offset) + 1 as log_end from record_batches
-        where source = 'fetch' group by all
-    ), ends as (from produced union all from fetched)
-    select sum(lag)::bigint as lag from (
-        select greatest(max(log_end) - any_value(committed), 0) as lag
-        from commits join ends using (topic, partition) group by topic, partition)
-"""
 
 
 @dataclass
@@ -380,20 +298,15 @@ def log_with_messages(capture: Path) -> Path | None:
 
 
 def judge_findings(scene: Scene, tally: Tally) -> None:
-    """Check each finding of a capture's report, incidents apart."""
-    with ReportDatabase(scene.tables) as database:
-        found = collect(database)["findings"]["findings"]
-    for finding in found:
-        if finding["kind"] is not None:
-            continue
-        kind, outcome = "another", UNDECIDED
-        for pattern, check in _CHECKS.items():
-            if match := re.fullmatch(pattern, finding["title"]):
+    """Check the incidents of a capture that other sources can show."""
+    for finding in scene.tables.incidents().to_arrow().to_pylist():
+        for (kind, pattern), check in _CHECKS.items():
+            if finding["kind"] == kind and (match := re.match(pattern, finding["text"])):
                 is_right = check(scene, finding, *match.groups())
-                kind = _NAMES[check]
                 outcome = UNDECIDED if is_right is None else RIGHT if is_right else WRONG
+                note = f"{scene.path.stem}: {finding['subject']}. {finding['text']}"
+                tally.add(kind, outcome, note)
                 break
-        tally.add(kind, outcome, f"{scene.path.stem}: {finding['title']}. {finding['text']}")
 
 
 def section(captures: Path) -> str:
@@ -413,7 +326,7 @@ def section(captures: Path) -> str:
         [
             "## Finding",
             "",
-            "Each finding of the report, its figures computed again from another source: the "
+            "Incidents, their figures computed again from another source: the "
             "broker's request log, the packets (dpkt), the truth of a recorded scene, or other "
             "queries of the tables.",
             "",

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kdissect import Tables
-from kdissect.readiness.assessment import BREAKS, OK, UNKNOWN, assess
+from kdissect.readiness.assessment import BREAKS, OK, UNKNOWN
 from lab.truth.section import RIGHT, UNDECIDED, WRONG, Judged, Section
 
 DEPENDS = "depends"  # on a setting of the target's brokers
@@ -74,7 +74,7 @@ def compare(source: str, tables: Tables, _: Path) -> Judged:
     """The clients of a capture by the verdict on them."""
     name, _, target = source.partition(" for ")
     counts, wrong = Counter[str](), []
-    for client in assess(tables, target)["clients"]:
+    for client in tables.readiness(target)["clients"]:
         client_id = client["client_id"] or ""
         truth = next(
             truth

@@ -192,6 +192,11 @@ def found(**rows: Any) -> list[Row]:
     return incidents
 
 
+def alarms(**rows: Any) -> list[Row]:
+    """Return the incidents above information."""
+    return [row for row in found(**rows) if row["severity"] != "info"]
+
+
 def rows(tables: Tables, name: str) -> list[dict[str, Any]]:
     return tables[name].to_arrow().to_pylist()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from tests.builders.tables import Row, at, connection, exchange, found
+from tests.incidents.metadata import Leader, leaders_named
 
 _TOPICS = pa.list_(pa.struct([("name", pa.string())]))
 _METADATA = pa.struct([("topics", _TOPICS)])
@@ -59,52 +62,75 @@ def test_a_broker_that_was_killed_and_came_back() -> None:
 
 
 def _produce(number: int, second: float, **values: Any) -> Row:
-    return exchange(number, at_us=round(second * 1e6), api_name="Produce", **values)
+    return exchange(
+        number, at_us=round(second * 1e6), api_name="Produce", topics=["orders"], **values
+    )
 
 
-MOVED = _produce(501, 8.5, error_code=6, error_codes=[6])  # NOT_LEADER_OR_FOLLOWER
+# The node answers a producer, and refuses its partition before it dies.
 BEFORE = _produce(500, 5)
+REFUSED = _produce(501, 8.5, error_code=6, error_codes=[6])  # NOT_LEADER_OR_FOLLOWER
+LOST = _produce(503, 9.99, latency_us=None, status="connection_closed", request_pos=2000)
+ELSEWHERE = _produce(502, 12, connection_id=3)
+BROKERS = [
+    {"node_id": node, "host": "10.0.0.9", "ip": "10.0.0.9", "port": port}
+    for node, port in ((1, 9092), (2, 9094))
+]
+MOVED: list[Leader] = [(1, 1, 0), (9, 2, 1)]  # from node 1 to node 2 before it dies
 
 
-def _outage(**rows: Any) -> Row:
-    (outage,) = (row for row in found(**rows) if row["kind"] == "broker_unreachable")
+def _outage(
+    *exchanges: Row, leaders: Sequence[Leader] = (), connections: Sequence[Row] = KILLED
+) -> Row:
+    """The outage of node 1, if Metadata names these leaders."""
+    asked, metadata = leaders_named(leaders)
+    rows = found(
+        exchanges=[*_traffic(1, 0, 9), *asked, *exchanges],
+        connections=connections,
+        brokers=BROKERS,
+        apis__Metadata=metadata,
+    )
+    (outage,) = (row for row in rows if row["kind"] == "broker_unreachable")
     return outage
 
 
+OTHER = _worked(3, 0, 60, broker_port=9094)
+
+
 def test_clients_that_went_on_elsewhere_lost_nothing() -> None:
-    """The node had given its partitions away, and another one served its clients meanwhile."""
-    other = _worked(3, 0, 60, broker_port=9094)
-    went_on = _produce(502, 12, connection_id=3)
-    rows = [*_traffic(1, 0, 9), BEFORE, MOVED, went_on]
-    outage = _outage(exchanges=rows, connections=[*KILLED, other])
+    """The node had given its partition away, and another one served its clients meanwhile."""
+    outage = _outage(BEFORE, REFUSED, ELSEWHERE, leaders=MOVED, connections=[*KILLED, OTHER])
     assert outage["severity"] == "info"
+    assert "Metadata named other leaders for its partitions before" in outage["text"]
     assert "Other brokers served its clients meanwhile" in outage["text"]
 
 
-def test_a_moved_partition_is_no_shutdown() -> None:
-    """The only broker said NOT_LEADER_OR_FOLLOWER when a topic was made, and died seconds later:
-    clients lost all of it."""
-    outage = _outage(exchanges=[*_traffic(1, 0, 9), BEFORE, MOVED], connections=KILLED)
+@pytest.mark.parametrize(
+    "leaders",
+    [
+        pytest.param((), id="no Metadata"),
+        pytest.param([(1, 1, 0)], id="its partition stayed"),
+        pytest.param([(1, 1, 0), (20, 2, 1)], id="its partition moved after it died"),
+    ],
+)
+def test_a_refusal_is_no_evidence_that_partitions_moved(leaders: list[Leader]) -> None:
+    """Other nodes serve its clients, but nothing shows that its partition had a new leader."""
+    outage = _outage(BEFORE, REFUSED, ELSEWHERE, leaders=leaders, connections=[*KILLED, OTHER])
     assert outage["severity"] == "bad"
-    assert "shutdown" not in outage["text"]
     assert "partitions" not in outage["text"]
 
 
-def test_a_killed_node_of_several_is_told_by_what_was_lost() -> None:
-    """Other nodes serve its clients, but it had given nothing away."""
-    other = _worked(3, 0, 60, broker_port=9094)
-    went_on = _produce(502, 12, connection_id=3)
-    rows = [*_traffic(1, 0, 9), BEFORE, went_on]
-    outage = _outage(exchanges=rows, connections=[*KILLED, other])
+def test_the_only_broker_dies() -> None:
+    """It said NOT_LEADER_OR_FOLLOWER when a topic was made: clients lost all of it."""
+    outage = _outage(BEFORE, REFUSED, leaders=[(1, 1, 0)])
     assert outage["severity"] == "bad"
+    assert "shutdown" not in outage["text"]
 
 
 def test_lost_requests_are_no_information() -> None:
-    """One topic had moved and its client went on there; another one's requests were lost."""
-    other = _worked(3, 0, 60, broker_port=9094)
-    lost = _produce(503, 9.99, latency_us=None, status="connection_closed", request_pos=2000)
-    rows = [*_traffic(1, 0, 9), BEFORE, MOVED, lost, _produce(502, 12, connection_id=3)]
-    outage = _outage(exchanges=rows, connections=[*KILLED, other])
+    """The partition had moved and its client went on there; another one's requests were lost."""
+    connections = [*KILLED, OTHER]
+    outage = _outage(BEFORE, REFUSED, LOST, ELSEWHERE, leaders=MOVED, connections=connections)
     assert outage["severity"] == "bad"
 
 

@@ -40,7 +40,7 @@ def test_a_certificate_of_working_connections(
 ) -> None:
     """One incident for all connections with it: 30 days before its end, or outside its validity."""
     rows = [_tls(number, begins_s=begins_s, ends_s=ends_s) for number in range(3)]
-    incidents = found(connections=rows)
+    incidents = [row for row in found(connections=rows) if row["kind"] == "tls_failure"]
     assert [row["severity"] for row in incidents] == ([severity] if severity else [])
     for row in incidents:
         assert (row["kind"], row["subject"]) == ("tls_failure", "10.0.0.9:9092")

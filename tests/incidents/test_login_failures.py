@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.builders.tables import Row, at, connection, exchange, found
+from tests.builders.tables import Row, alarms, at, connection, exchange, found
 
 
 def _refused(count: int) -> dict[str, list[Row]]:
@@ -72,4 +72,4 @@ def test_tokens_that_the_broker_answers_with_a_close() -> None:
     assert "it closed the connection" in loop["text"]
     for one in rows["connections"]:
         one["closed_by"] = "client"
-    assert found(**rows) == []
+    assert alarms(**rows) == []

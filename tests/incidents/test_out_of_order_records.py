@@ -109,8 +109,8 @@ def _subjects(*cases: Sequence[Send]) -> list[str]:
         for number, case in enumerate(cases)
         for send in case
     ]
-    # the times of many batches that are sent again look like a clock that steps
-    return [row["subject"] for row in _incidents(*sends) if row["kind"] != "clock_step"]
+    found = _incidents(*sends)
+    return [row["subject"] for row in found if row["kind"] == "out_of_order_records"]
 
 
 _REFUSED = [Send(1, "a", error=_NOT_LEADER), Send(1.1, "b", 0), Send(2, "a", 10)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchange, found
 
 
 def _connections(count: int, interval_s: float, length_s: float) -> list[Row]:
@@ -77,7 +77,7 @@ def test_retries_without_a_pause() -> None:
 @pytest.mark.parametrize(("count", "interval_s", "error"), [(100, 0.05, {}), (15, 0.5, _FAILED)])
 def test_requests_that_are_no_retry_storm(count: int, interval_s: float, error: Row) -> None:
     """Requests that succeed, and retries with Kafka's default pauses, are no incident."""
-    assert found(**_requests(count, interval_s, api_name="Produce", **error)) == []
+    assert alarms(**_requests(count, interval_s, api_name="Produce", **error)) == []
 
 
 def test_a_quota_makes_a_client_wait() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
+from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchange, found
 
 
 def _short(number: int, **values: Any) -> Row:
@@ -68,7 +68,7 @@ def test_short_handshakes_without_an_alert() -> None:
     """Health checks end like failed handshakes; without an alert nothing is established."""
     hello = {"tls_version": "TLSv1.3", "closed_by": "client", "response_byte_count": 700}
     checks = [_short(number, request_segment_count=8, **hello) for number in range(4)]
-    assert found(connections=checks) == []
+    assert alarms(connections=checks) == []
 
 
 def test_kafka_sessions_are_no_failure() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kdissect.api import Table, Tables
 from kdissect.protocol.releases import spoken_versions
-from kdissect.readiness.assessment import ReadinessError, assess
+from kdissect.readiness.assessment import ReadinessError
 from kdissect.tables.schemas import FIXED_TABLES
 
 JAVA = "apache-kafka-java"
@@ -107,7 +107,7 @@ class Scene:
         if self.joins:
             made["apis/JoinGroup"] = pa.Table.from_pylist(self.joins)
         tables = {name: Table(name, pads.dataset(table)) for name, table in made.items()}
-        return assess(Tables(tables, {}), target)
+        return Tables(tables, {}).readiness(target)
 
     def verdicts(self, target: str = "4.0") -> dict[str | None, str]:
         return {each["client_id"]: each["verdict"] for each in self.assess(target)["clients"]}

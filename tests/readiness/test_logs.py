@@ -11,7 +11,7 @@ import pytest
 import kdissect
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import find_release, spoken_versions
-from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN, assess
+from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN
 from kdissect.readiness.software import Behaviour
 from tests.material import CAPTURES, needs_material
 
@@ -89,7 +89,7 @@ def logged(path: Path, release: str) -> Counter[tuple[str | None, int, int]]:
 @pytest.mark.parametrize(("name", "target"), VERDICTS, ids=str)
 def test_findings_are_the_logged_requests(name: str, target: str) -> None:
     """The findings are the logged requests, and the verdicts fit the recorded clients."""
-    document = assess(kdissect.read(CAPTURES / f"{name}.pcap"), target)
+    document = kdissect.read(CAPTURES / f"{name}.pcap").readiness(target)
     found: Counter[tuple[str | None, int, int]] = Counter()
     for client in document["clients"]:
         for each in client["findings"]:

@@ -1,42 +1,44 @@
-"""Incidents in the report: before other findings, on a timeline, as marks on charts."""
+"""Incidents in the report: a timeline of them, and marks on the charts over time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import pytest
 import vl_convert
 
 import kdissect
-from kdissect.report import collect
-from kdissect.report.database import ReportDatabase
-from kdissect.report.page import _charts
+from kdissect.charts import Chart, mark_incidents
+from kdissect.report.page_tables import chart_word
+from kdissect.report.sections import latency, overview, traffic
+from tests.report.documents import document_of
 
 RED = "#d1242f"
 
 
-@pytest.mark.parametrize("name", ["broker_paused"])
-def test_an_incident_is_the_first_finding_and_marks_the_charts(name: str, captures: Path) -> None:
-    """Every chart over time has a band for it, and each specification still compiles."""
-    with ReportDatabase(kdissect.read(captures / "incidents" / f"{name}.pcap.gz")) as database:
-        document = collect(database)
-    (incident,) = document["incidents"]
-    first = document["findings"]["findings"][0]
-    assert (first["kind"], first["whom"]) == ("broker_stall", incident["subject"])
-    assert not [one for one in document["findings"]["findings"] if one["section"] == "latency"][1:]
-    charts = {chart.id: chart for chart in _charts(document)}
-    assert charts["incidents"].data["lane"] == ["broker_stall"]
-    assert charts["incidents"].to_json()["legend"] == [["bad", RED]]
-    assert first["next_command"] == incident["next_command"]
-    over_time = [chart for chart in charts.values() if "t" in chart.data]
-    assert {"traffic", "bytes", "latency-time"} < {chart.id for chart in over_time}
+def _charts(blocks: Any) -> Iterator[Chart]:
+    for block in blocks:
+        if isinstance(block, Chart):
+            yield block
+        elif isinstance(block, list | tuple):
+            yield from _charts(block)
+
+
+def test_incidents_mark_the_charts(captures: Path) -> None:
+    """Every chart over time has a band for each but those for information, and still compiles."""
+    document = document_of(kdissect.read(captures / "incidents" / "broker_paused.pcap.gz"))
+    assert [row["severity"] for row in document["incidents"]] == ["bad", "info"]
+    timeline = overview.timeline(document)
+    assert timeline is not None
+    assert timeline.data["lane"] == ["broker_stall", "unanswered_requests"]
+    assert timeline.to_json(chart_word)["legend"][0] == ["bad", RED]
+    charts = list(_charts([*traffic.section(document).blocks, *latency.section(document).blocks]))
+    mark_incidents(charts, document["incidents"])
+    over_time = [chart for chart in charts if "t" in chart.data]
+    assert {chart.id for chart in over_time} == {"traffic", "bytes", "latency-time"}
     for chart in over_time:
-        if chart.id != "incidents":
-            band = chart.spec["layer"][0]
-            assert [mark["kind"] for mark in band["data"]["values"]] == ["broker_stall"]
-        rows = [
-            dict(zip(chart.data, row, strict=True))
-            for row in zip(*chart.data.values(), strict=True)
-        ]
-        spec = {**chart.spec, "data": {"name": "d", "values": rows}}
+        band = chart.spec["layer"][0]
+        assert [mark["kind"] for mark in band["data"]["values"]] == ["broker_stall"]
+        spec = {**chart.spec, "data": {"name": "d", "values": chart.rows()}}
         assert "</svg>" in vl_convert.vegalite_to_svg(spec, vl_version="6.4")

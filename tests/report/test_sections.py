@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 
 import kdissect
+from kdissect import charts
 from kdissect.api import Tables
 from kdissect.protocol.error_codes import error_name
-from kdissect.report import Report, collect, exchange_facts, page_tables
-from kdissect.report.database import ReportDatabase
-from kdissect.report.sections import errors, latency, traffic
+from kdissect.report import Report, page_tables
+from kdissect.report.sections import errors, latency
+from kdissect.sql import Database, requests
 from tests.builders.captures import lose_packets
 from tests.builders.tables import exchange, tables
 from tests.conftest import CAPTURES
+from tests.report.documents import OPTIONS, document_of, prepared
 
 
 @pytest.fixture(scope="module")
-def database(librdkafka: Tables) -> Iterator[ReportDatabase]:
-    """The tables with the exchanges of a report."""
-    with ReportDatabase(librdkafka) as opened:
-        exchange_facts.prepare(opened)
+def database(librdkafka: Tables) -> Iterator[Database]:
+    """The tables with the requests of a report."""
+    with prepared(librdkafka) as opened:
         yield opened
 
 
@@ -44,16 +45,15 @@ def test_lost_answers_are_no_errors(captures: Path, tmp_path: Path) -> None:
     """Of a capture without two percent of its packets: requests that cannot be judged are counted,
     and none of them is without an answer."""
     lose_packets((captures / "java_2_0_1.pcap").read_bytes(), tmp_path / "lost.pcap", 0.02)
-    with ReportDatabase(kdissect.read(tmp_path / "lost.pcap")) as opened:
-        document = collect(opened)
+    document = document_of(kdissect.read(tmp_path / "lost.pcap"))
     overview = document["overview"]
     assert overview["unjudged"] > 3
     assert (overview["response_missing"], overview["connection_closed"]) == (0, 0)
     assert document["errors"]["unanswered"] == []
     assert sum(row["unanswered"] for row in document["clients"]["rows"]) == 0
-    texts = " ".join(finding["text"] for finding in document["findings"]["findings"])
+    texts = " ".join(incident["text"] for incident in document["incidents"])
     assert f"{overview['unjudged']} requests without an answer could not be judged" in texts
-    assert "every request answered" not in document["findings"]["clear"]
+    assert "every request answered" not in document["clear"]
 
 
 def test_waiting_adds_up(document: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def test_waiting_adds_up(document: dict[str, Any]) -> None:
     assert sum(document["latency"]["histogram"]["count"]) == answered
 
 
-def test_where_the_time_of_answers_went(document: dict[str, Any], database: ReportDatabase) -> None:
+def test_where_the_time_of_answers_went(document: dict[str, Any], database: Database) -> None:
     """The parts of the latency, by API, add up to those of the table."""
     rows = document["latency"]["apis"]["rows"]
     for span in ("upload_ms", "queued_ms", "service_ms", "download_ms"):
@@ -74,14 +74,12 @@ def test_where_the_time_of_answers_went(document: dict[str, Any], database: Repo
     assert sum(row["queued_ms"] or 0 for row in rows) > 0
 
 
-def test_percentiles_are_those_of_answers(
-    document: dict[str, Any], database: ReportDatabase
-) -> None:
+def test_percentiles_are_those_of_answers(document: dict[str, Any], database: Database) -> None:
     """NumPy's quantiles of service_ms, without long polls."""
     for row in document["latency"]["apis"]["rows"]:
-        values = database.columns(
-            "SELECT service_ms FROM x WHERE api = ? AND wait = 'answer'", [row["api"]]
-        )["service_ms"]
+        values = database.table(
+            "SELECT service_ms FROM requests WHERE api = ? AND wait = 'answer'", [row["api"]]
+        )["service_ms"].to_numpy()
         assert len(values) == row["answers"]
         if len(values):
             expected = np.quantile(values, [0.5, 0.95, 0.99, 1.0])
@@ -92,10 +90,9 @@ def test_percentiles_of_very_many_are_near(
     document: dict[str, Any], librdkafka: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond EXACT_MAX they are t-digests; the order of things stays."""
-    monkeypatch.setattr(exchange_facts, "EXACT_MAX", 10)
-    with ReportDatabase(librdkafka) as database:
-        exchange_facts.prepare(database)
-        near = latency.collect(database)
+    monkeypatch.setattr(requests, "EXACT_MAX", 10)
+    with prepared(librdkafka) as database:
+        near = latency.collect(database, OPTIONS)
     exact = {row["api"]: row for row in document["latency"]["apis"]["rows"]}
     for row in near["apis"]["rows"]:
         if row["answers"] >= 20:
@@ -200,11 +197,10 @@ def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_cap
 
 def _check_errors(capture: Path) -> None:
     """Error codes in messages are those of `exchanges`, row by row."""
-    with ReportDatabase(kdissect.read(capture)) as database:
-        exchange_facts.prepare(database)
+    with prepared(kdissect.read(capture)) as database:
         errors.prepare(database)
         told = database.rows(
-            "SELECT exchange_id, list_sort(error_codes) AS codes FROM x "
+            "SELECT exchange_id, list_sort(error_codes) AS codes FROM requests "
             "WHERE has_error ORDER BY ALL"
         )
         found = database.rows(
@@ -221,10 +217,9 @@ def _check_errors(capture: Path) -> None:
 
 def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
     """The row names the field, the topic, the partition and the packet."""
-    with ReportDatabase(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
-        exchange_facts.prepare(database)
+    with prepared(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
         errors.prepare(database)
-        rows = errors.collect(database)["places"]["rows"]
+        rows = errors.collect(database, OPTIONS)["places"]["rows"]
     (row,) = [r for r in rows if r["error"] == "OFFSET_OUT_OF_RANGE" and r["api"] == "Fetch"]
     assert row["path"] == "responses[0].partitions[0].error_code"
     assert (row["topic"], row["partitions"]) == ("events-zstd", [0])
@@ -232,10 +227,10 @@ def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
 
 
 def test_an_empty_table_set_has_a_report(empty_report: Report) -> None:
-    """The only finding is that there is no Kafka traffic."""
+    """It has no incidents."""
     document = empty_report.document
     assert document["overview"]["exchanges"] == 0
-    assert [f["title"] for f in document["findings"]["findings"]] == ["No Kafka traffic found"]
+    assert document["incidents"] == []
 
 
 def test_responses_alone_have_a_report() -> None:
@@ -250,8 +245,7 @@ def test_responses_alone_have_a_report() -> None:
         "wait",
     ):
         row[name] = None
-    with ReportDatabase(tables(exchanges=[row])) as database:
-        document = collect(database)
+    document = document_of(tables(exchanges=[row]))
     assert document["overview"]["request_missing"] == 1
     assert document["latency"]["all"]["count"] == 0
 
@@ -262,9 +256,9 @@ def test_responses_alone_have_a_report() -> None:
 )
 def test_slices_are_round_and_few(span_s: float, width_ms: int) -> None:
     """The width of a slice is a round time, and there are at most SLICES_MAX."""
-    width = traffic.slice_width_us(int(span_s * 1e6))
+    width = charts.slice_width_us(int(span_s * 1e6))
     assert width == width_ms * 1000
-    assert span_s * 1e6 <= width * traffic.SLICES_MAX
+    assert span_s * 1e6 <= width * charts.SLICES_MAX
 
 
 def test_each_column_has_one_meaning() -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from kdissect import Tables
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.report import exchange_facts
-from kdissect.report.database import ReportDatabase
+from kdissect.report import Options
 from kdissect.report.sections import errors, lag, traffic
+from kdissect.sql.requests import make_requests
 
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
 Partition = tuple[str, int]
@@ -158,11 +158,11 @@ def _offsets(found: LoggedOffsets, request: Any, response: Any) -> dict[Commit, 
 
 def lag_rows(tables: Tables) -> dict[Commit, dict[str, Any]]:
     """The rows of the report's table `lag` by group, topic and partition."""
-    with ReportDatabase(tables) as database:
-        exchange_facts.prepare(database)
-        width_us = traffic.prepare(database)
+    with tables.database() as database:
+        make_requests(database)
+        traffic.prepare(database)
         errors.prepare(database)
-        if lag.collect(database, width_us) is None:
+        if lag.collect(database, Options("4.0", None, (), {})) is None:
             return {}
         rows = database.rows("SELECT * FROM lag")
     return {(row["group_id"], row["topic"], row["partition"]): row for row in rows}

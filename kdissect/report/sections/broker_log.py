@@ -18,6 +18,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect import text as f
+from kdissect.charts import Chart, columns_of, histogram, logarithmic_edges, times_beside
 from kdissect.errors import CaptureError
-from kdissect.report.database import ReportDatabase, columns_of
+from kdissect.report.blocks import Block, Document, Listing
+from kdissect.report.document import Options
+from kdissect.sql import Database
 
 _SLOW_MS = 20.0
 CELLS_PER_DECADE = 12
@@ -105,25 +110,14 @@ def _canonical(ip: str) -> str:
     return str(mapped or address)
 
 
-def _load(database: ReportDatabase, paths: Sequence[str]) -> None:
-    types = "client_ip VARCHAR, client_port INTEGER, correlation_id INTEGER, api_key SMALLINT"
-    database.run(f"CREATE TABLE broker_log ({types}, total_time_ms DOUBLE, number BIGINT)")
-    chunk: list[tuple[Any, ...]] = []
-    number = 0
-    for path in paths:
-        for entry in read_log(path):
-            chunk.append((*entry, number))
-            number += 1
-            if len(chunk) == _CHUNK:
-                _insert(database, chunk)
-    _insert(database, chunk)
-
-
-def _insert(database: ReportDatabase, chunk: list[tuple[Any, ...]]) -> None:
-    if chunk:
-        columns = [list(column) for column in zip(*chunk, strict=True)]
-        database.insert("broker_log", pa.table(columns, schema=LOG_SCHEMA))
-        chunk.clear()
+def _load(database: Database, paths: Sequence[str]) -> None:
+    """Make the table `broker_log` of the requests in logs."""
+    database.create("broker_log", LOG_SCHEMA.empty_table())
+    entries = enumerate(entry for path in paths for entry in read_log(path))
+    while chunk := [(*entry, number) for number, entry in islice(entries, _CHUNK)]:
+        rows = [list(column) for column in zip(*chunk, strict=True)]
+        database.create("logged_chunk", pa.table(rows, schema=LOG_SCHEMA))
+        database.run("INSERT INTO broker_log FROM logged_chunk; DROP TABLE logged_chunk")
 
 
 def rank_correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float | None:
@@ -142,15 +136,16 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return (ends - (counts - 1) / 2.0)[inverse]
 
 
-def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | None:
+def collect(database: Database, options: Options) -> Document | None:
     """Table `broker_times`, and the distribution of the difference. None without a log."""
+    paths = options.broker_logs
     if not paths:
         return None
     _load(database, paths)
     # a correlation id may come again on a connection: the nth in the capture is the nth in the log
     database.run(
         """
-        CREATE TABLE broker_times AS
+        CREATE TEMP TABLE broker_times AS
         WITH logged AS (
           SELECT *, row_number() OVER (
             PARTITION BY client_ip, client_port, correlation_id, api_key ORDER BY number) AS nth
@@ -168,7 +163,7 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
           x.service_ms, x.queued_ms, l.total_time_ms,
           l.total_time_ms - x.service_ms AS difference_ms, x.wait
         FROM seen s JOIN logged l USING (client_ip, client_port, correlation_id, api_key, nth)
-        JOIN x USING (exchange_id)
+        JOIN requests x USING (exchange_id)
         WHERE x.service_ms IS NOT NULL
         """
     )
@@ -178,8 +173,9 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
     )
     spread = f"count(*) AS count, {share}, min(difference_ms) AS min, max(difference_ms) AS max"
     totals = database.row(f"SELECT {spread} FROM broker_times")
-    every = database.columns("SELECT latency_ms, service_ms, total_time_ms FROM broker_times")
-    service, latency, logged = every["service_ms"], every["latency_ms"], every["total_time_ms"]
+    names = ("service_ms", "latency_ms", "total_time_ms")
+    every = database.table(f"SELECT {', '.join(names)} FROM broker_times")
+    service, latency, logged = (every[name].to_numpy() for name in names)
     slow = service > _SLOW_MS
     cells = database.rows(
         f"""
@@ -198,7 +194,7 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
         "rank_correlation_slow_latency": rank_correlation(latency[slow], logged[slow]),
         "rank_correlation_all": rank_correlation(service, logged),
         "rank_correlation_all_latency": rank_correlation(latency, logged),
-        "queued_count": int((every["latency_ms"] - service > 1).sum()),
+        "queued_count": int((latency - service > 1).sum()),
         "difference_ms": totals,
         "by_api": database.rows(
             f"SELECT api, {spread} FROM broker_times GROUP BY api ORDER BY count DESC, api"
@@ -206,7 +202,7 @@ def collect(database: ReportDatabase, paths: Sequence[str]) -> dict[str, Any] | 
         "histogram": _histogram(logged - service),
         "cells": {
             "bins_per_decade": CELLS_PER_DECADE,
-            **columns_of(cells, ["bin", "log_bin", "count"]),
+            **columns_of(cells, "bin", "log_bin", "count"),
         },
     }
 
@@ -224,3 +220,69 @@ def _histogram(difference: npt.NDArray[np.float64]) -> dict[str, Any]:
         "below": int((difference < low).sum()),
         "above": int((difference > high).sum()),
     }
+
+
+def blocks(d: Document | None) -> list[Block]:
+    """Return what the section on latency shows of it."""
+    if not d:
+        return []
+    rows = [{"api": "all", **d["difference_ms"]}, *d["by_api"]]
+    return [
+        f"Beside the broker's own times: {_text(d)}",
+        (_difference(d["histogram"]), _cells(d["cells"])),
+        Listing("broker_times", rows),
+    ]
+
+
+def _text(d: Document) -> str:
+    def said(value: float | None) -> str:
+        return f.NONE if value is None else f"{value:.3f}"
+
+    spread = d["difference_ms"]
+    return (
+        f"{f.count(d['matched'])} of {f.count(d['logged'])} logged requests are in the capture "
+        f"with an answer. The broker's total time less `service_ms`: p1 "
+        f"{f.decimal(spread['p1'])} ms, median {f.decimal(spread['p50'])} ms, p99 "
+        f"{f.decimal(spread['p99'])} ms. Rank correlation over the {f.count(d['slow_count'])} "
+        f"slower than {f.count(d['slow_ms'])} ms: {said(d['rank_correlation_slow'])} "
+        f"({said(d['rank_correlation_slow_latency'])} with the time behind earlier requests "
+        f"left in, which the broker does not count; {f.count(d['queued_count'])} waited so)."
+    )
+
+
+def _difference(d: dict[str, Any]) -> Chart | None:
+    """The broker's time less the capture's."""
+    if not d["edges"]:
+        return None
+    return histogram(
+        "broker-difference",
+        "How the broker's times differ",
+        f"The middle 98 %; {f.count(d['below'])} lie below and {f.count(d['above'])} above.",
+        {
+            "series": ["exchanges"] * len(d["counts"]),
+            "from": d["edges"][:-1],
+            "to": d["edges"][1:],
+            "count": d["counts"],
+        },
+        ("exchanges",),
+        x_title="broker's time less the capture's, ms",
+        x_scale={"type": "linear"},
+        count_title="exchanges",
+        count_scale="symlog",
+    )
+
+
+def _cells(d: dict[str, Any]) -> Chart | None:
+    """The capture's time against the broker's."""
+    if not d["bin"]:
+        return None
+    return times_beside(
+        "broker-cells",
+        "The capture's time beside the broker's",
+        "On the diagonal both agree.",
+        {
+            **logarithmic_edges(d["bin"], d["bins_per_decade"], ("capture", "capture_to")),
+            **logarithmic_edges(d["log_bin"], d["bins_per_decade"], ("broker", "broker_to")),
+            "count": d["count"],
+        },
+    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pyarrow as pa
-
-from kdissect.report.database import ReportDatabase, listed
+from kdissect.report.blocks import Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.sql import Database
+from kdissect.sql.inventory import inventory
 
 _SOFTWARE = "concat_ws(' ', c.client_software_name, c.client_software_version)"
 
 
-def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
+def collect(database: Database, options: Options) -> Document:
     """Table `clients_all`: a row per client id and address, with its row of the inventory."""
-    database.create("inventory", inventory)
+    database.create("inventory", inventory(database, options.since_us))
     database.run(
         f"""
-        CREATE TABLE clients AS
+        CREATE TEMP TABLE speakers AS
         WITH spoken AS (
           SELECT client_id, client_ip, connection_id, count(*) AS exchanges,
             count(*) FILTER (failed) AS errors, min(time) AS first_time, max(time) AS last_time,
@@ -24,7 +23,7 @@ def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
             count(*) FILTER (is_unanswered) AS unanswered,
             bool_or(is_broker) AS is_broker,
             list(DISTINCT transactional_id ORDER BY transactional_id) AS transactional_ids
-          FROM x GROUP BY ALL
+          FROM requests GROUP BY ALL
         )
         SELECT s.client_id, s.client_ip,
           CASE WHEN bool_or(s.is_broker) THEN 'broker' ELSE 'client' END AS role,
@@ -44,10 +43,10 @@ def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
     )
     database.run(
         """
-        CREATE TABLE clients_all AS
+        CREATE TEMP TABLE clients_all AS
         SELECT c.*, l.p50, l.p95, l.p99, i.* EXCLUDE (client_id, client_ip, software, principals,
           role, first_time, last_time, connection_count, request_count)
-        FROM clients c
+        FROM speakers c
         LEFT JOIN latency_clients l ON c.client_id IS NOT DISTINCT FROM l.client_id
           AND c.client_ip IS NOT DISTINCT FROM l.client_ip
         LEFT JOIN inventory i ON c.client_id IS NOT DISTINCT FROM i.client_id
@@ -55,3 +54,16 @@ def collect(database: ReportDatabase, inventory: pa.Table) -> dict[str, Any]:
         """
     )
     return listed(database, "clients_all", "role DESC, exchanges DESC, client_id, client_ip")
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["clients"]
+    listing = Listing("clients", d)
+    return Section(
+        "clients",
+        "Clients",
+        [listing] if d["total"] else [],
+        "No Kafka client in this capture.",
+        badge=d["total"],
+    )

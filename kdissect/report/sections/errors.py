@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,7 +17,10 @@ from kdissect.protocol.error_codes import (
     error_name,
     routine_reason,
 )
-from kdissect.report.database import ReportDatabase, listed
+from kdissect.report.blocks import Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.report.sections.traffic import errors_over_time
+from kdissect.sql import Database
 from kdissect.sql.views import view_name
 
 # What a struct around an error code says of it: its field, and the word to say it with.
@@ -148,31 +150,33 @@ def _query(view: str, place: _Place) -> str:
     )
 
 
-def prepare(database: ReportDatabase) -> None:
+def prepare(database: Database) -> None:
     """Make `errors`, a row for every error code of every response."""
-    database.run("CREATE TABLE failed_exchanges AS SELECT exchange_id FROM x WHERE has_error")
     database.run(
-        "CREATE TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, "
+        "CREATE TEMP TABLE failed_exchanges AS SELECT exchange_id FROM requests WHERE has_error"
+    )
+    database.run(
+        "CREATE TEMP TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, "
         "code SMALLINT, topic VARCHAR, topic_id VARCHAR, partition INTEGER, subject VARCHAR, "
         "message VARCHAR)"
     )
-    failed = database.rows("SELECT DISTINCT api FROM x WHERE has_error")
+    failed = database.rows("SELECT DISTINCT api FROM requests WHERE has_error")
     for api in sorted(row["api"] for row in failed if row["api"]):
-        table = f"apis/{api}"
-        if not database.has(table):
+        view = view_name(f"apis/{api}")
+        if not database.has(view):
             continue
-        response = database.schema(table).field("response").type
+        response = database.schema(view).field("response").type
         if not pa.types.is_struct(response):
             continue
         for place in error_places(response):
-            database.run(f"INSERT INTO found_errors {_query(view_name(table), place)}")
+            database.run(f"INSERT INTO found_errors {_query(view, place)}")
     _make_names(database)
     # an exchange whose body has no row in apis/* still has its codes: the place is not known then
     database.run(
         """
-        CREATE TABLE errors AS
+        CREATE TEMP TABLE errors AS
         WITH rest AS (
-          SELECT exchange_id, unnest(error_codes) AS code FROM x ANTI JOIN found_errors
+          SELECT exchange_id, unnest(error_codes) AS code FROM requests ANTI JOIN found_errors
           USING (exchange_id) WHERE has_error
         ), every AS (
           SELECT f.exchange_id, f.place, f.path, f.code, coalesce(f.topic, n.topic,
@@ -183,31 +187,34 @@ def prepare(database: ReportDatabase) -> None:
           SELECT exchange_id, NULL, NULL, code, NULL, NULL, NULL, NULL FROM rest
         )
         SELECT x.time, x.api, x.api_version, e.code, c.name AS error, c.is_retriable, e.place,
-          e.path,
-          e.topic, e.partition, e.subject, e.message, x.group_id, x.client_id, x.client_ip,
-          x.broker, x.request_packet, x.response_packet, x.capture_id, x.exchange_id
-        FROM every e JOIN x USING (exchange_id) LEFT JOIN error_names c ON c.code = e.code
+          e.path, e.topic, e.partition, e.subject, e.message, x.group_id, x.client, x.client_id,
+          x.client_ip, x.broker, x.request_packet, x.response_packet, x.capture_id, x.exchange_id
+        FROM every e JOIN requests x USING (exchange_id) LEFT JOIN error_names c ON c.code = e.code
         """
     )
 
 
-def _make_names(database: ReportDatabase) -> None:
-    codes = database.rows(
-        "SELECT code FROM found_errors UNION SELECT unnest(error_codes) FROM x WHERE has_error"
-    )
-    database.run("CREATE TABLE error_names (code SMALLINT, name VARCHAR, is_retriable BOOLEAN)")
-    for row in codes:
-        code = row["code"]
-        database.run(
-            "INSERT INTO error_names VALUES (?, ?, ?)", [code, error_name(code), code in RETRIABLE]
+def _make_names(database: Database) -> None:
+    codes = [
+        row["code"]
+        for row in database.rows(
+            "SELECT code FROM found_errors "
+            "UNION SELECT unnest(error_codes) FROM requests WHERE has_error"
         )
+    ]
+    columns_ = {
+        "code": pa.array(codes, pa.int16()),
+        "name": pa.array([error_name(code) for code in codes], pa.string()),
+        "is_retriable": pa.array([code in RETRIABLE for code in codes], pa.bool_()),
+    }
+    database.create("error_names", pa.table(columns_))
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, _: Options) -> Document:
     """Table `error_places`: errors by code and place, with an example's packet."""
     database.run(
         """
-        CREATE TABLE error_places AS
+        CREATE TEMP TABLE error_places AS
         SELECT api, error, code, bool_or(is_retriable) AS is_retriable, place, topic,
           coalesce(subject, 'group ' || group_id) AS subject, count(*) AS count,
           count(DISTINCT client) AS client_count, list_sort(list(DISTINCT client))[:5] AS clients,
@@ -218,7 +225,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           arg_min(path, time) AS path, arg_min(message, time) AS message,
           arg_min(coalesce(response_packet, request_packet), time) AS packet,
           arg_min(capture_id, time) AS capture_id, arg_min(exchange_id, time) AS exchange_id
-        FROM (SELECT *, coalesce(client_id, '(none)') || ' @ ' || client_ip AS client FROM errors)
+        FROM (FROM errors)
         GROUP BY ALL
         """
     )
@@ -229,7 +236,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         """
         SELECT api, error, code, bool_or(is_retriable) AS is_retriable, count(*) AS count,
           count(DISTINCT exchange_id) AS exchanges,
-          count(DISTINCT coalesce(client_id, '') || '@' || client_ip) AS clients,
+          count(DISTINCT client) AS clients,
           list_sort(list(DISTINCT topic) FILTER (topic IS NOT NULL))[:5] AS topics,
           arg_min(coalesce(response_packet, request_packet), time) AS packet,
           arg_min(capture_id, time) AS capture_id
@@ -243,14 +250,29 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         SELECT api, status, client_id, client_ip, broker, count(*) AS count,
           min(time) AS first_time, arg_min(packet, time) AS packet,
           arg_min(capture_id, time) AS capture_id
-        FROM x WHERE is_unanswered GROUP BY ALL
+        FROM requests WHERE is_unanswered GROUP BY ALL
         ORDER BY count DESC, api, client_id LIMIT 200
         """
     )
     return {
-        "exchanges": database.value("SELECT count(*) FROM x WHERE failed"),
-        "routine": database.value("SELECT count(*) FROM x WHERE has_error AND NOT failed"),
+        "exchanges": database.value("SELECT count(*) FROM requests WHERE failed"),
+        "routine": database.value("SELECT count(*) FROM requests WHERE has_error AND NOT failed"),
         "codes": codes,
         "places": places,
         "unanswered": unanswered,
     }
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["errors"]
+    codes = [
+        "Every error code of every response, with the field that has it, also inside topics and "
+        "partitions.",
+        errors_over_time(document),
+        Listing("error_codes", d["codes"]),
+        Listing("error_places", d["places"]),
+    ]
+    unanswered = Listing("unanswered", d["unanswered"])
+    first = codes if d["codes"] else ["No answer has an error code."]
+    return Section("errors", "Errors", [*first, unanswered], badge=d["exchanges"])

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase, Row, listed
+from kdissect import text as f
+from kdissect.charts import EVENT_NAMES, Chart, event_detail, events
+from kdissect.report.blocks import Block, Document, Listing, Section, Story
+from kdissect.report.document import Options, Row, listed
+from kdissect.sql import Database
+from kdissect.text import visible
 
 _SHOWN_GROUPS = 6
 SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all
+_STORY_ROWS = 15  # events of a rebalance on the page
 _STORIES = 20  # rebalances of a group that the page shows event by event
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, _: Options) -> Document:
     """Tables `groups_all`, `rebalances`, and the timelines of the groups that moved most."""
     database.run(
         """
-        CREATE TABLE rebalances AS
+        CREATE TEMP TABLE rebalances AS
         SELECT g.group_id, g.group_type, g.generation, g.time AS begin_time,
           g.time + to_microseconds((coalesce(g.duration_ms, 0) * 1000)::BIGINT) AS end_time,
           g.duration_ms, g.detail, g.exchange_id, x.packet, x.capture_id
-        FROM group_events g LEFT JOIN x USING (exchange_id) WHERE g.event = 'rebalance'
+        FROM group_events g LEFT JOIN requests x USING (exchange_id) WHERE g.event = 'rebalance'
         """
     )
     database.run(
         """
-        CREATE TABLE groups_all AS
-        WITH counted AS (
-          SELECT group_id, group_type, count(DISTINCT member_id) AS members,
-            count(DISTINCT client_id) AS clients,
-            count(*) FILTER (event = 'rebalance') AS rebalances,
-            sum(duration_ms) FILTER (event = 'rebalance') AS rebalance_ms,
-            max(duration_ms) FILTER (event = 'rebalance') AS rebalance_ms_max,
-            count(*) FILTER (event = 'join') AS joins, count(*) FILTER (event = 'leave') AS leaves,
-            count(*) FILTER (event = 'heartbeat_error') AS heartbeat_errors,
-            count(*) FILTER (event = 'commit_error') AS commit_errors,
-            count(*) AS events, min(time) AS first_time, max(time) AS last_time
-          FROM group_events GROUP BY group_id, group_type
-        ) SELECT * FROM counted
+        CREATE TEMP TABLE groups_all AS
+        SELECT group_id, group_type, count(DISTINCT member_id) AS members,
+          count(DISTINCT client_id) AS clients,
+          count(*) FILTER (event = 'rebalance') AS rebalances,
+          sum(duration_ms) FILTER (event = 'rebalance') AS rebalance_ms,
+          max(duration_ms) FILTER (event = 'rebalance') AS rebalance_ms_max,
+          count(*) FILTER (event = 'join') AS joins, count(*) FILTER (event = 'leave') AS leaves,
+          count(*) FILTER (event = 'heartbeat_error') AS heartbeat_errors,
+          count(*) FILTER (event = 'commit_error') AS commit_errors,
+          count(*) AS events, min(time) AS first_time, max(time) AS last_time
+        FROM group_events GROUP BY group_id, group_type
         """
     )
     groups = listed(
@@ -52,7 +56,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     }
 
 
-def _timeline(database: ReportDatabase, group: Row) -> dict[str, Any]:
+def _timeline(database: Database, group: Row) -> dict[str, Any]:
     key = [group["group_id"], group["group_type"]]
     same = "g.group_id IS NOT DISTINCT FROM ? AND g.group_type IS NOT DISTINCT FROM ?"
     events = database.rows(
@@ -61,7 +65,7 @@ def _timeline(database: ReportDatabase, group: Row) -> dict[str, Any]:
           epoch_us(g.time) / 1000.0 + coalesce(g.duration_ms, 0) AS t_end,
           g.event, g.member_id, g.client_id, g.generation, g.duration_ms, g.detail,
           x.packet, x.capture_id
-        FROM group_events g LEFT JOIN x USING (exchange_id) WHERE {same}
+        FROM group_events g LEFT JOIN requests x USING (exchange_id) WHERE {same}
         ORDER BY g.time, g.event LIMIT {SHOWN_EVENTS}
         """,
         key,
@@ -114,3 +118,72 @@ def _stories(events: list[Row]) -> list[Row]:
             }
         )
     return stories
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["groups"]
+    rebalances = {
+        **d["rebalances"],
+        "rows": [_with_reason(row) for row in d["rebalances"]["rows"]],
+    }
+    blocks = [
+        Listing("groups", d["groups"]),
+        *(
+            block
+            for number, timeline in enumerate(d["timelines"])
+            for block in _timeline_blocks(timeline, number)
+        ),
+        Listing("rebalances", rebalances),
+    ]
+    return Section(
+        "groups",
+        "Groups",
+        blocks if d["groups"]["total"] else [],
+        "No group joined, left or rebalanced in this capture.",
+        badge=d["groups"]["total"],
+    )
+
+
+def _with_reason(rebalance: Row) -> Row:
+    """Return a rebalance with its reason in a column of its own, apart from its members."""
+    members, _, why = (rebalance["detail"] or "").rpartition("why: ")
+    return {**rebalance, "detail": members.rstrip("; "), "why": why}
+
+
+def _timeline_blocks(timeline: dict[str, Any], number: int) -> list[Block]:
+    blocks: list[Block] = [_chart(timeline, number)]
+    shown = len(timeline["events"])
+    if timeline["total"] > shown:
+        blocks.append(f"The first {f.count(shown)} of {f.count(timeline['total'])} events.")
+    for index, story in enumerate(timeline["stories"]):
+        generation = f"generation {f.count(story['generation'])}"
+        explained = _with_reason(story)
+        caption = f"Events up to {generation}"
+        listing = Listing("story", story["events"], f"-{number}-{index}", caption, _STORY_ROWS)
+        title = f"{f.dated(story['time'])}, {generation}, {f.duration(story['duration_ms'])}"
+        why = visible(explained["why"] or explained["detail"], 240)
+        blocks.append(Story(title, why, listing, visible(story["result"], 600)))
+    return blocks
+
+
+def _chart(timeline: dict[str, Any], number: int) -> Chart:
+    """A lane for the group and for each member, with its events and their durations."""
+    rows = sorted(timeline["events"], key=lambda event: event["lane"] != "group")
+    members = len({event["lane"] for event in rows} - {"group"})
+    rebalances = sum(event["event"] == "rebalance" for event in rows)
+    return events(
+        f"group-{number}",
+        f"Timeline of {visible(timeline['group_id'], 300)}",
+        f"{f.plural(members, 'member')}, {f.plural(rebalances, 'rebalance')}.",
+        {
+            "lane": [event["lane"] for event in rows],
+            "event": [EVENT_NAMES.get(event["event"], event["event"]) for event in rows],
+            "t": [event["t"] for event in rows],
+            "t_end": [event["t_end"] for event in rows],
+            "ms": [event["duration_ms"] for event in rows],
+            "detail": [event_detail(event["generation"], event["detail"]) for event in rows],
+        },
+        dict.fromkeys(EVENT_NAMES.values()),
+        lane_title="member",
+    )

@@ -17,10 +17,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kdissect import text as f
+from kdissect.charts import Chart, Columns, columns_of, lag_over_time
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.report.database import ReportDatabase, columns_of, listed
-from kdissect.report.sections.traffic import slice_of
+from kdissect.report.blocks import Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.sql import Database
 from kdissect.sql.lost_exchanges import lost_exchanges
+from kdissect.sql.partitions import fetch_answers, produce_answers
 from kdissect.sql.unanswered import HOLES
 
 _SHOWN_GROUPS = 8
@@ -33,48 +37,47 @@ _COORDINATED = (
 # A commit has at least the size, the header, three lengths, a partition and its offset.
 _COMMIT_SIZE_MIN = 40
 
-_ENDS = {
-    "apis/Fetch": """
-        SELECT f.time, coalesce(f.name, n.topic) AS topic, f.p.partition_index AS partition,
-               f.p.high_watermark AS log_end FROM (
-          SELECT time, t.topic AS name, t.topic_id AS topic_id, unnest(t.partitions) AS p FROM (
-            SELECT response_time AS time, unnest(response.responses) AS t FROM api_fetch)) f
-        LEFT JOIN topic_names n USING (topic_id)
-        WHERE f.p.high_watermark >= 0""",
-    "apis/ListOffsets": f"""
-        SELECT r.time, r.topic, r.p.partition_index AS partition, r.p.offset AS log_end FROM (
-          SELECT exchange_id, time, t.name AS topic, unnest(t.partitions) AS p FROM (
-            SELECT exchange_id, response_time AS time, unnest(response.topics) AS t
-            FROM api_list_offsets)) r
-        SEMI JOIN (
-          SELECT exchange_id, topic, p.partition_index AS partition FROM (
-            SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p FROM (
-              SELECT exchange_id, unnest(request.topics) AS t FROM api_list_offsets))
-          WHERE p.timestamp = {LATEST}) q
-        ON q.exchange_id = r.exchange_id AND q.topic = r.topic AND q.partition = r.p.partition_index
-        WHERE r.p.offset >= 0""",
-    "apis/Produce": """
-        SELECT a.time, a.topic, a.partition, a.base_offset + a.records AS log_end FROM (
-          SELECT i.exchange_id, i.time, coalesce(i.name, n.topic) AS topic, i.p.index AS partition,
-                 i.p.base_offset AS base_offset, b.records FROM (
-            SELECT exchange_id, time, t.name AS name, t.topic_id AS topic_id,
-                   unnest(t.partition_responses) AS p FROM (
-              SELECT exchange_id, response_time AS time, unnest(response.responses) AS t
-              FROM api_produce)) i
-          LEFT JOIN topic_names n USING (topic_id)
-          JOIN (SELECT exchange_id, topic, partition, sum(record_count)::BIGINT AS records
-                FROM record_batches WHERE source = 'produce' GROUP BY ALL) b
-          ON b.exchange_id = i.exchange_id AND b.partition = i.p.index
-             AND b.topic = coalesce(i.name, n.topic)
-          WHERE i.p.base_offset >= 0 AND i.p.error_code = 0) a""",
-}
+# The ends in responses to ListOffsets requests for the latest offset
+_LISTED_ENDS = f"""
+    SELECT r.exchange_id, r.topic, r.p.partition_index AS partition, r.p.offset AS log_end FROM (
+      SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p FROM (
+        SELECT exchange_id, unnest(response.topics) AS t FROM api_list_offsets)) r
+    SEMI JOIN (
+      SELECT exchange_id, topic, p.partition_index AS partition FROM (
+        SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p FROM (
+          SELECT exchange_id, unnest(request.topics) AS t FROM api_list_offsets))
+      WHERE p.timestamp = {LATEST}) q
+    ON q.exchange_id = r.exchange_id AND q.topic = r.topic AND q.partition = r.p.partition_index
+    WHERE r.p.offset >= 0
+"""
+_PRODUCED = """
+    SELECT exchange_id, topic, partition, sum(record_count)::BIGINT AS records
+    FROM record_batches WHERE source = 'produce' GROUP BY ALL
+"""
+
+
+def _ends(database: Database) -> list[str]:
+    """SQL of `exchange_id`, `topic`, `partition` and `log_end` of each API that shows it."""
+    ends = [_LISTED_ENDS] if database.has("api_list_offsets") else []
+    if answers := fetch_answers(database):
+        ends.append(
+            f"SELECT exchange_id, topic, partition, high AS log_end FROM ({answers}) "
+            "WHERE high >= 0"
+        )
+    if answers := produce_answers(database):
+        ends.append(
+            "SELECT exchange_id, topic, partition, base_offset + records AS log_end "
+            f"FROM ({answers}) JOIN ({_PRODUCED}) USING (exchange_id, topic, partition) "
+            "WHERE base_offset >= 0 AND error = 0"
+        )
+    return ends
 
 
 # How each transaction ended that committed offsets: TxnOffsetCommit's exchange to outcome and time.
 # An open one is `pending` if the capture has the client's requests to its coordinator, no EndTxn
 # among them, and all bytes of the client.
 _OUTCOMES = f"""
-    CREATE TABLE commit_outcomes AS
+    CREATE TEMP TABLE commit_outcomes AS
     WITH unended AS (
       SELECT t.transactional_id, t.begin_time, bool_or(e.api_key = {ApiKey.END_TXN}
         AND e.request_time >= t.begin_time) AS is_ending,
@@ -120,24 +123,20 @@ _LOST_COMMITS = f"""
 """
 
 
-def _commits(database: ReportDatabase) -> str | None:
+def _commits(database: Database) -> str | None:
     """SQL of group, topic, partition, offset of every commit that was not refused or aborted."""
     parts = []
-    for table, view, outcome in (
-        (
-            "apis/OffsetCommit",
-            "api_offset_commit",
-            "'commit' AS outcome, response_time AS end_time",
-        ),
-        ("apis/TxnOffsetCommit", "api_txn_offset_commit", "outcome, end_time"),
+    for view, outcome in (
+        ("api_offset_commit", "'commit' AS outcome, response_time AS end_time"),
+        ("api_txn_offset_commit", "outcome, end_time"),
     ):
-        if not database.has(table):
+        if not database.has(view):
             continue
         joined = view
-        if table == "apis/TxnOffsetCommit":
+        if view == "api_txn_offset_commit":
             database.run(_OUTCOMES)
             joined = f"{view} LEFT JOIN commit_outcomes USING (exchange_id)"
-        topic_id = _topic_id(database, table, "request")
+        topic_id = _topic_id(database, view, "request")
         parts.append(
             f"""
             SELECT exchange_id, time, is_decided, group_id, name, topic_id, unnest(partitions) AS p
@@ -152,7 +151,7 @@ def _commits(database: ReportDatabase) -> str | None:
                 WHERE coalesce(outcome, 'open') IN ('commit', 'open')))
             """
         )
-        parts.append(_lost_commits(view, _topic_id(database, table, "response")))
+        parts.append(_lost_commits(view, _topic_id(database, view, "response")))
     if not parts:
         return None
     columns = (
@@ -173,10 +172,10 @@ def _commits(database: ReportDatabase) -> str | None:
         """
 
 
-def _topic_id(database: ReportDatabase, table: str, side: str) -> str:
+def _topic_id(database: Database, view: str, side: str) -> str:
     """SQL of the topic id of `t`, a topic of a message; versions before KIP-516 have none."""
-    topic = database.schema(table).field(side).type.field("topics").type.value_type
-    return "t.topic_id" if topic.get_field_index("topic_id") >= 0 else "NULL::VARCHAR"
+    has_ids = database.has_field(view, side, "topics", "topic_id")
+    return "t.topic_id" if has_ids else "NULL::VARCHAR"
 
 
 def _lost_commits(view: str, topic_id: str) -> str:
@@ -199,32 +198,32 @@ def _lost_commits(view: str, topic_id: str) -> str:
     """
 
 
-def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
+def collect(database: Database, _: Options) -> Document | None:
     """Table `lag`, a row per group and partition, and a chart's columns. None without commits."""
     commits = _commits(database)
     if commits is None:
         return None
-    restarts = [_NEW_IDS, *([_DELETIONS] if database.has("apis/DeleteTopics") else [])]
-    database.run(f"CREATE TABLE restarts AS {' UNION ALL '.join(restarts)}")
-    database.run(f"CREATE TABLE commits AS SELECT a.* FROM ({commits}) a {_SINCE}")
-    ends = [query for name, query in _ENDS.items() if database.has(name)]
+    restarts = [_NEW_IDS, *([_DELETIONS] if database.has("api_delete_topics") else [])]
+    database.run(f"CREATE TEMP TABLE restarts AS {' UNION ALL '.join(restarts)}")
+    database.run(f"CREATE TEMP TABLE commits AS SELECT a.* FROM ({commits}) a {_SINCE}")
+    ends = _ends(database)
     if not ends or not database.value("SELECT count(*) FROM commits"):
         return None
-    _make_log_ends(database, ends, width_us)
+    _make_log_ends(database, ends)
     database.run(
-        f"""
-        CREATE TABLE commit_lag AS
-        SELECT c.*, {slice_of("c.time", width_us)} AS slice,
+        """
+        CREATE TEMP TABLE commit_lag AS
+        SELECT c.*, slice_of(c.time) AS slice,
           CASE WHEN c.is_decided AND e.log_end IS NOT NULL
             THEN greatest(e.log_end - c.committed, 0) END AS lag, e.log_end
         FROM commits c ASOF LEFT JOIN log_ends e
         ON c.topic = e.topic AND c.partition = e.partition AND c.time >= e.time
         """
     )
-    database.run(f"CREATE TABLE lost_commits AS {_LOST_COMMITS}")
+    database.run(f"CREATE TEMP TABLE lost_commits AS {_LOST_COMMITS}")
     database.run(
         """
-        CREATE TABLE lag AS
+        CREATE TEMP TABLE lag AS
         WITH tail AS (SELECT topic, partition, max(log_end) AS log_end FROM log_ends GROUP BY ALL)
         SELECT group_id, topic, partition, commits, undecided_commits, first_committed,
           last_committed, log_end, lag_max,
@@ -247,7 +246,7 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
         """
     )
     database.run(
-        "CREATE TABLE lag_groups AS "
+        "CREATE TEMP TABLE lag_groups AS "
         "SELECT group_id, count(*) AS partitions, sum(commits)::BIGINT AS commits, "
         "max(lag_max) AS lag_max, sum(lag_at_end)::BIGINT AS lag_at_end, "
         "count(*) FILTER (lag_at_end IS NULL) AS unknown_partitions, "
@@ -260,29 +259,29 @@ def collect(database: ReportDatabase, width_us: int) -> dict[str, Any] | None:
         "partitions": listed(
             database, "lag", "lag_at_end DESC NULLS LAST, lag_max DESC, group_id, topic, partition"
         ),
-        "over_time": _over_time(database, width_us),
+        "over_time": _over_time(database),
     }
 
 
-def _make_log_ends(database: ReportDatabase, ends: list[str], width_us: int) -> None:
+def _make_log_ends(database: Database, ends: list[str]) -> None:
     """Rising log ends per partition that somebody commits to; the best of each slice's tenth."""
-    fine = max(width_us // 10, 1)
-    log_ends = " UNION ALL ".join(
-        f"SELECT time, topic, partition, log_end FROM ({q})" for q in ends
-    )
+    log_ends = f"""
+        SELECT r.response_time AS time, e.* FROM ({" UNION ALL ".join(ends)}) e
+        JOIN (SELECT exchange_id, response_time FROM requests) r USING (exchange_id)
+    """
     database.run(
         f"""
-        CREATE TABLE log_ends AS
+        CREATE TEMP TABLE log_ends AS
         SELECT topic, partition, min(time) AS time, max(log_end) AS log_end
         FROM (SELECT a.* FROM ({log_ends}) a {_SINCE})
         SEMI JOIN (SELECT DISTINCT topic, partition FROM commits) USING (topic, partition)
         WHERE time IS NOT NULL
-        GROUP BY topic, partition, {slice_of("time", fine)}, log_end
+        GROUP BY topic, partition, epoch_us(time) // greatest(slice_us() // 10, 1), log_end
         """
     )
 
 
-def _over_time(database: ReportDatabase, width_us: int) -> dict[str, list[Any]]:
+def _over_time(database: Database) -> dict[str, list[Any]]:
     """The sum of a group's lags at the end of each slice, each partition's last commit counting."""
     rows = database.rows(
         f"""
@@ -298,7 +297,7 @@ def _over_time(database: ReportDatabase, width_us: int) -> dict[str, list[Any]]:
             arg_max_null(CASE WHEN is_decided THEN committed END, time) AS committed
           FROM commit_lag GROUP BY ALL
         ), ended AS (
-          SELECT topic, partition, {slice_of("time", width_us)} AS slice, max(log_end) AS log_end
+          SELECT topic, partition, slice_of(time) AS slice, max(log_end) AS log_end
           FROM log_ends GROUP BY ALL
         ), joined AS (
           SELECT g.group_id, g.slice, c.committed, e.log_end
@@ -308,10 +307,44 @@ def _over_time(database: ReportDatabase, width_us: int) -> dict[str, list[Any]]:
           ASOF LEFT JOIN ended e ON g.topic = e.topic AND g.partition = e.partition
             AND g.slice >= e.slice
         )
-        SELECT slice * {width_us} / 1000.0 AS t, group_id AS "group",
+        SELECT slice_begin(slice) AS t, group_id AS "group",
           sum(greatest(log_end - committed, 0))::BIGINT AS lag
         FROM joined WHERE committed IS NOT NULL AND log_end IS NOT NULL
         GROUP BY ALL ORDER BY "group", t
         """
     )
-    return columns_of(rows, ["t", "group", "lag"])
+    return columns_of(rows, "t", "group", "lag")
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["lag"]
+    blocks = d and [
+        "Lag is the highest log end in any response, less the group's last committed offset. The "
+        "real lag may be higher. Offsets of a transaction count if it committed. A partition has "
+        "no lag here if no response shows its end, if the capture lacks the outcome of the last "
+        'commit ("undecided"), or if bytes are missing after it that may be another commit.',
+        _chart(d["over_time"]),
+        Listing("lag", d["partitions"]),
+    ]
+    return Section(
+        "lag",
+        "Consumer lag",
+        blocks or [],
+        "No commit in this capture, or no response with the end of the log.",
+        name="Lag",
+        badge=d["groups"]["total"] if d else None,
+    )
+
+
+def _chart(d: Columns) -> Chart | None:
+    """The lag of groups, in records."""
+    if not d["t"]:
+        return None
+    worst = max(range(len(d["lag"])), key=lambda place: d["lag"][place])
+    return lag_over_time(
+        "lag",
+        "Consumer lag of committed offsets",
+        f"Highest: {f.visible(d['group'][worst], 300)}, {f.count(d['lag'][worst])} records behind.",
+        d,
+    )

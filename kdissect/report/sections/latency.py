@@ -1,4 +1,4 @@
-"""Latency per API, client and broker: percentiles, histograms, the slowest exchanges, throttling.
+"""Latency per API, client and broker: percentiles, histograms, the slowest exchanges.
 
 Percentiles are those of `service_ms` of answers; long polls and waits for other members are counted
 beside them. `latency_p95` includes the wait behind earlier requests of the connection.
@@ -8,11 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.report.database import ReportDatabase, columns_of, listed
-from kdissect.report.exchange_facts import quantile, quantiles
+from kdissect import text as f
+from kdissect.charts import (
+    WAIT_NAMES,
+    Chart,
+    columns_of,
+    histogram,
+    logarithmic_edges,
+    percentile_ranges,
+)
+from kdissect.report.blocks import Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.report.sections import broker_log
+from kdissect.sql import Database
+from kdissect.sql.requests import quantile, quantiles
 
 BINS_PER_DECADE = 10
 _SLOWEST = 25
+_CLIENTS_SHOWN = 15  # in the chart
 ANSWERS_MIN = 20  # fewer say little of a percentile
 _QUEUED_MS = 1  # from here on a request counts as one that waited behind another
 SPANS = ("upload_ms", "queued_ms", "service_ms", "download_ms")  # where the time of answers went
@@ -29,7 +42,7 @@ _ORDERS = {
 }
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, _: Options) -> Document:
     """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and the figures of the page."""
     document: dict[str, Any] = {}
     for name, keys in BY.items():
@@ -40,16 +53,16 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         SELECT api, wait, floor(log10(greatest(service_ms,
           0.001)) * {BINS_PER_DECADE})::INTEGER AS bin,
                count(*) AS count
-        FROM x WHERE wait IS NOT NULL AND service_ms IS NOT NULL GROUP BY ALL ORDER BY ALL
+        FROM requests WHERE wait IS NOT NULL AND service_ms IS NOT NULL GROUP BY ALL ORDER BY ALL
         """
     )
     document["histogram"] = {
         "bins_per_decade": BINS_PER_DECADE,
-        **columns_of(bins, ["api", "wait", "bin", "count"]),
+        **columns_of(bins, "api", "wait", "bin", "count"),
     }
     document["all"] = database.row(
         f"SELECT count(*) AS count, {quantiles(database, 'service_ms')} "
-        "FROM x WHERE wait = 'answer'"
+        "FROM requests WHERE wait = 'answer'"
     )
     document["handshake_rtt"] = database.row(
         f"SELECT count(handshake_rtt_ms) AS count, {quantiles(database, 'handshake_rtt_ms')} "
@@ -61,17 +74,17 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
                upload_ms, download_ms, latency_ms, request_time, request_packet, response_packet,
                capture_id,
                nullif(error_name, 'NONE') AS error_name, topics, group_id
-        FROM x WHERE wait = 'answer'
+        FROM requests WHERE wait = 'answer'
         ORDER BY service_ms DESC NULLS LAST, exchange_id LIMIT {_SLOWEST}
         """
     )
     return document
 
 
-def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> None:
+def _make_table(database: Database, name: str, keys: tuple[str, ...]) -> None:
     database.run(
         f"""
-        CREATE TABLE latency_{name} AS
+        CREATE TEMP TABLE latency_{name} AS
         SELECT {", ".join(keys)}, bool_or(is_broker) AS is_broker, count(*) AS exchanges,
           count(*) FILTER (wait = 'answer') AS answers,
           {quantiles(database, "service_ms", "wait = 'answer'")},
@@ -85,31 +98,71 @@ def _make_table(database: ReportDatabase, name: str, keys: tuple[str, ...]) -> N
           count(*) FILTER (is_unanswered) AS unanswered,
           count(*) FILTER (failed) AS errors,
           {", ".join(f"round(sum({span}) FILTER (wait = 'answer'), 6) AS {span}" for span in SPANS)}
-        FROM x GROUP BY {", ".join(keys)}
+        FROM requests GROUP BY {", ".join(keys)}
         """
     )
 
 
-def collect_throttling(database: ReportDatabase) -> dict[str, Any]:
-    """Make the table `throttling`, a client, API and broker a row, and return its totals and rows.
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["latency"]
+    spent = [row for row in d["apis"]["rows"] if row["service_ms"]]
+    spent.sort(key=lambda row: (-row["service_ms"], row["api"] or ""))
+    blocks = [
+        "Service time (`service_ms`) is the time that the broker took, measured where the capture "
+        "was taken. It starts with the last byte of the request, or with the end of the previous "
+        "response on the connection, and ends with the first byte of the response. Percentiles "
+        "leave out long polls (Fetches that the broker held for more data) and requests that "
+        'waited for other members of their group. "With queue" adds the wait for earlier requests '
+        "of the connection, since a broker answers them one at a time.",
+        (_histogram(d["histogram"]), _clients(d["clients"]["rows"])),
+        Listing("latency_apis", d["apis"]),
+        Listing("time_spent", spent),
+        Listing("latency_clients", d["clients"]),
+        Listing("latency_brokers", d["brokers"]),
+        Listing("slowest", d["slowest"]),
+        *broker_log.blocks(document["broker_log"]),
+    ]
+    return Section("latency", "Latency", blocks)
 
-    It counts responses with `throttle_time_ms` above 0 and sums these times (KIP-219).
-    """
-    database.run(
-        """
-        CREATE TABLE throttling AS
-        SELECT client_id, client_ip, api, broker, count(*) AS responses,
-          sum(throttle_time_ms)::BIGINT AS throttle_ms, max(throttle_time_ms) AS throttle_ms_max,
-          min(response_time) AS first_time, max(response_time) AS last_time,
-          arg_max(response_packet, throttle_time_ms) AS packet,
-          arg_max(capture_id, throttle_time_ms) AS capture_id
-        FROM x WHERE throttle_time_ms > 0 GROUP BY ALL
-        """
+
+def _histogram(d: dict[str, Any]) -> Chart | None:
+    """Counts by service time and wait, for all APIs or one."""
+    if not d["bin"]:
+        return None
+    polls = sum(n for n, w in zip(d["count"], d["wait"], strict=True) if w == "long_poll")
+    return histogram(
+        "latency-histogram",
+        "Service time, long polls apart",
+        f"{f.plural(sum(d['count']), 'answered exchange')}, {f.count(polls)} of them long polls.",
+        {
+            "api": [api or "unknown" for api in d["api"]],
+            "series": [WAIT_NAMES[wait] for wait in d["wait"]],
+            **logarithmic_edges(d["bin"], d["bins_per_decade"]),
+            "count": d["count"],
+        },
+        tuple(WAIT_NAMES.values()),
+        x_title="service time, ms",
+        x_scale={"type": "log", "nice": False},
+        count_title="exchanges",
+        choose="api",
+        choose_label="API",
     )
-    total = database.row(
-        "SELECT coalesce(sum(responses), 0)::BIGINT AS responses, "
-        "coalesce(sum(throttle_ms), 0)::BIGINT AS throttle_ms, "
-        "max(throttle_ms_max) AS throttle_ms_max FROM throttling"
+
+
+def _clients(rows: list[dict[str, Any]]) -> Chart | None:
+    """p50 to p99 of the clients with the highest p95."""
+    shown = [row for row in rows if not row["is_broker"] and row["p50"] is not None]
+    shown = shown[:_CLIENTS_SHOWN]
+    if len(shown) < 2:
+        return None
+    ids = {row["client_id"] for row in shown}
+    names = [
+        (row["client_id"] or "(none)") if len(ids) == len(shown) else f.client(row) for row in shown
+    ]
+    return percentile_ranges(
+        "latency-clients",
+        "Clients with the highest p95",
+        f"{f.visible(names[0], 300)}: p95 {f.duration(shown[0]['p95'])}.",
+        [{**row, "name": name} for row, name in zip(shown, names, strict=True)],
     )
-    rows = listed(database, "throttling", "throttle_ms DESC, client_id, api")
-    return {**total, "clients": rows}

@@ -1,14 +1,12 @@
-"""The wire: retransmissions, gaps, encrypted and foreign connections, anomalies."""
+"""The wire: retransmissions, gaps, encrypted and foreign connections."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from kdissect import text as f
 from kdissect.protocol.model import SIDES
-from kdissect.report.database import ReportDatabase, listed
-from kdissect.sql.requests import endpoint
-
-_EXAMPLES = 8  # of each kind of anomaly
+from kdissect.report.blocks import Block, Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.sql import Database
 
 
 def _window_scale(side: str) -> str:
@@ -19,8 +17,8 @@ def _window_scale(side: str) -> str:
     )
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
-    """Tables `connection_health` and `anomalies_all`."""
+def collect(database: Database, _: Options) -> Document:
+    """Table `connection_health`."""
     both = ", ".join(
         f"(c.request_{name} + c.response_{name})::BIGINT AS {name}"
         for name in (
@@ -31,9 +29,8 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     scales = " || ' / ' || ".join(_window_scale(side) for side in SIDES)
     database.run(
         f"""
-        CREATE TABLE connection_health AS
-        SELECT c.connection_id, {endpoint("c.client_ip", "c.client_port")} AS client_address,
-          {endpoint("c.broker_ip", "c.broker_port")} AS broker,
+        CREATE TEMP TABLE connection_health AS
+        SELECT c.connection_id, c.client_address, c.broker,
           array_to_string(c.client_ids, ', ') AS client_ids, c.protocol, c.is_kafka, c.is_tls,
           c.tls_version, c.tls_sni, c.close_reason, c.handshake_rtt_ms, c.first_time, c.last_time,
           c.proxied_from, c.closed_by, c.idle_ms_max, {scales} AS window_scales,
@@ -41,41 +38,17 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           c.request_rtt_ms_p50, c.request_rtt_ms_p99, c.response_rtt_ms_p50, c.response_rtt_ms_p99,
           {both}, c.request_retransmitted_segment_count, c.response_retransmitted_segment_count,
           retransmitted_segment_count / nullif(segment_count, 0) AS retransmitted_share
-        FROM connections c
+        FROM sessions c
         """
     )
     database.run(
-        """
-        CREATE TABLE anomalies_all AS
-        SELECT a.kind, a.severity, a.detail, a.packet, a.capture_id, a.direction, a.pos,
-          a.byte_count,
-          a.connection_id, a.exchange_id, h.client_address, h.broker, x.api, x.client_id,
-          row_number() OVER (PARTITION BY a.kind, a.severity ORDER BY a.capture_id, a.packet, a.pos)
-            AS number
-        FROM anomalies a LEFT JOIN connection_health h USING (connection_id)
-        LEFT JOIN x ON x.exchange_id = a.exchange_id
-        """
-    )
-    kinds = database.rows(
-        """
-        SELECT kind, severity, count(*) AS count, coalesce(sum(byte_count), 0)::BIGINT AS bytes,
-          count(DISTINCT connection_id) AS connections
-        FROM anomalies GROUP BY kind, severity
-        ORDER BY CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, count DESC,
-          kind
-        """
-    )
-    examples = database.rows(
-        f"SELECT * EXCLUDE (number) FROM anomalies_all WHERE number <= {_EXAMPLES} "
-        "ORDER BY CASE severity WHEN 'error' THEN 0 WHEN 'warning' THEN 1 ELSE 2 END, kind, number "
-        "LIMIT 200"
-    )
-    database.run(
-        "CREATE VIEW lossy AS SELECT * FROM connection_health "
+        "CREATE TEMP VIEW lossy AS SELECT * FROM connection_health "
         "WHERE retransmitted_segment_count + out_of_order_segment_count + gap_count "
         "+ missing_byte_count + zero_window_ms > 0 AND is_kafka"
     )
-    database.run("CREATE VIEW closed_to_us AS SELECT * FROM connection_health WHERE NOT is_kafka")
+    database.run(
+        "CREATE TEMP VIEW closed_to_us AS SELECT * FROM connection_health WHERE NOT is_kafka"
+    )
     return {
         "lossy_connections": listed(
             database,
@@ -87,6 +60,31 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
             "SELECT close_reason, count(*) AS connections FROM connections "
             "GROUP BY 1 ORDER BY 2 DESC, 1"
         ),
-        "anomaly_kinds": kinds,
-        "anomaly_examples": examples,
     }
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d, health = document["network"], document["overview"]["health"]
+    blocks: list[Block] = [
+        _text(health, document["latency"]["handshake_rtt"]),
+        Listing("lossy", d["lossy_connections"]),
+        Listing("others", d["other_connections"]),
+    ]
+    return Section("network", "Network", blocks, badge=health["retransmitted_segment_count"])
+
+
+def _text(health: Document, rtt: Document) -> str:
+    text = (
+        f"{f.count(health['segment_count'])} TCP segments of Kafka connections: "
+        f"{f.count(health['retransmitted_segment_count'])} retransmitted, "
+        f"{f.count(health['out_of_order_segment_count'])} out of order, "
+        f"{f.plural(health['gap_count'], 'gap')} with "
+        f"{f.byte_size(health['missing_byte_count'])} missing."
+    )
+    if rtt["count"]:
+        text += (
+            f" Handshakes took {f.duration(rtt['p50'])} (p50), {f.duration(rtt['p99'])} (p99), "
+            f"{f.duration(rtt['max'])} at most."
+        )
+    return text

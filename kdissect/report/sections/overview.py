@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from kdissect.report.database import ReportDatabase
+from kdissect import text as f
+from kdissect.charts import Chart, incidents_over_time
+from kdissect.report.blocks import Document, Listing, Section
+from kdissect.report.document import Options
+from kdissect.sql import Database
+from kdissect.sql.sessions import UNREAD_TLS
 
 _COUNTERS = (
     *("byte_count", "framed_byte_count", "unframed_byte_count", "missing_byte_count"),
@@ -13,9 +16,8 @@ _COUNTERS = (
 )
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, options: Options) -> Document:
     """Return the counts, the captured time, and the health of the capture."""
-    manifest = database.tables.manifest
     sums = ", ".join(
         f"coalesce(sum(request_{name} + response_{name}), 0)::BIGINT AS {name}"
         for name in _COUNTERS
@@ -45,13 +47,13 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
           count(*) FILTER (failed) AS failed,
           count(*) FILTER (decode_status NOT IN ('ok', 'absent')) AS not_decoded,
           count(DISTINCT api) AS apis
-        FROM x
+        FROM requests
         """
     )
     return {
         **span,
-        "packets": manifest["totals"]["packets"],
-        "capture_bytes": manifest["totals"]["bytes"],
+        "packets": options.totals["packets"],
+        "capture_bytes": options.totals["bytes"],
         "connections": database.value("SELECT count(*) FROM connections"),
         "kafka_connections": database.value("SELECT count(*) FROM connections WHERE is_kafka"),
         **exchanges,
@@ -60,7 +62,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         "anomalies": database.value("SELECT count(*) FROM anomalies"),
         "health": database.row(f"SELECT {sums} FROM connections WHERE is_kafka"),
         "read": database.row(
-            """
+            f"""
             SELECT count(*) FILTER (NOT is_kafka) AS unread_tls_connections,
               -- a connection that carries bytes was acknowledged: those packets were not captured
               count(*) FILTER (
@@ -75,10 +77,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
                 + response_missing_byte_count), 0)::BIGINT AS byte_count,
               coalesce(sum(request_byte_count) FILTER (is_kafka), 0)::BIGINT AS request_bytes,
               coalesce(sum(response_byte_count) FILTER (is_kafka), 0)::BIGINT AS response_bytes
-            FROM connections
-            -- a broker that answered a ClientHello without a ServerHello encrypted nothing
-            WHERE is_kafka OR is_tls AND (tls_cipher IS NOT NULL
-              OR response_segment_count = 0 OR response_missing_byte_count > 0)
+            FROM connections WHERE is_kafka OR {UNREAD_TLS}
             """
         ),
         "protocols": database.rows(
@@ -92,3 +91,57 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         ),
         "captures": captures,
     }
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page behind the incidents and the main figures."""
+    d = document["overview"]
+    captures = [
+        {
+            **row,
+            "file": row["path"].replace("\\", "/").rpartition("/")[2],
+            "ignored": ", ".join(
+                f"{name} {f.count(number)}" for name, number in row["ignored_reasons"].items()
+            ),
+        }
+        for row in d["captures"]
+    ]
+    protocols = d["protocols"] if len(d["protocols"]) > 1 else []
+    blocks = [
+        Listing("captures", captures),
+        Listing("protocols", protocols),
+        Listing("brokers", d["brokers"]),
+    ]
+    return Section("overview", "What stands out", blocks)
+
+
+def timeline(document: Document) -> Chart | None:
+    """A lane for each kind of incident, over the time of the capture."""
+    incidents = document["incidents"]
+    if not incidents:
+        return None
+    first = min(row["start_time"] for row in incidents)
+    return incidents_over_time(
+        "incidents",
+        "Incidents over time",
+        f"{f.plural(len(incidents), 'incident')}, the first at {f.moment(first)} UTC.",
+        incidents,
+        (document["overview"]["first_time"], document["overview"]["last_time"]),
+    )
+
+
+def clear(document: Document) -> list[str]:
+    """Return the passed checks. A capture with undecrypted TLS connections, or without responses to
+    requests, passes no check."""
+    d = document["overview"]
+    unanswered = d["response_missing"] + d["connection_closed"] + d["unjudged"]
+    checks = (
+        ("no bytes missing", not d["health"]["missing_byte_count"]),
+        ("no retransmissions", not d["health"]["retransmitted_segment_count"]),
+        ("every request answered", not unanswered),
+        ("no errors", not d["failed"]),
+        ("no throttling", not document["throttling"]["responses"]),
+        ("no anomalies", not d["anomalies"]),
+    )
+    is_read = d["paired"] and not d["read"]["unread_tls_connections"]
+    return [text for text, holds in checks if holds and is_read]

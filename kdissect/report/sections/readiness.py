@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdissect import text as f
 from kdissect.protocol.releases import find_release, first_release_with, release_number
 from kdissect.readiness.assessment import BREAKS, OK, ReadinessError, assess
-from kdissect.report.database import LISTED_MAX
-
-if TYPE_CHECKING:
-    from kdissect.api import Tables
+from kdissect.report.blocks import Block, Document, Listing, Section
+from kdissect.report.document import LISTED_MAX, Options
+from kdissect.sql import Database
 
 DEFAULT_TARGET = "4.0"
 
@@ -23,12 +22,12 @@ def check_target(target: str) -> None:
         raise ReadinessError(str(error)) from error
 
 
-def collect(tables: Tables, target: str) -> dict[str, Any]:
+def collect(database: Database, options: Options) -> Document:
     """The assessment; its list of clients as other lists are, outdated ones first, then the worst.
 
     ``outdated_count``: clients that need what the release no longer takes.
     """
-    assessed = assess(tables, target)
+    assessed = assess(database, options.target)
     outdated: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     for client in assessed["clients"]:
@@ -76,11 +75,27 @@ def _client(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def text(section: dict[str, Any]) -> str:
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["readiness"]
+    blocks: list[Block] = [
+        f"{_text(d)} Other releases: `kdissect readiness DIR --target R`.",
+        Listing("readiness", d["clients"]),
+    ]
+    return Section(
+        "readiness",
+        f"Ready for Kafka {d['target']}?",
+        blocks,
+        name="Readiness",
+        badge=d["counts"]["breaks"],
+    )
+
+
+def _text(d: Document) -> str:
     """A sentence with the counts of clients that break, work or are undecided."""
-    counts, unseen = section["counts"], section["unseen"]
+    counts, unseen = d["counts"], d["unseen"]
     said = (
-        f"{f.plural(counts['breaks'], 'client')} would break on Kafka {section['release']}, "
+        f"{f.plural(counts['breaks'], 'client')} would break on Kafka {d['release']}, "
         f"{f.count(counts['ok'])} would not, {f.count(counts['unknown'])} may or may not. "
         "Brokers' own connections are left out."
     )

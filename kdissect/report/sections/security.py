@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kdissect import text as f
-from kdissect.report.database import ReportDatabase, listed
+from kdissect.report.blocks import Block, Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.sql import Database
 from kdissect.sql.sessions import EXPIRES_SOON_DAYS, certificates, logins
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, _: Options) -> Document:
     """Tables `session_kinds`, `certificates` and `logins`."""
     database.run(
         """
-        CREATE TABLE session_kinds AS
+        CREATE TEMP TABLE session_kinds AS
         SELECT CASE WHEN is_tls THEN coalesce(tls_version, 'unknown') ELSE 'none' END
             AS tls_version,
           tls_cipher, sasl_mechanism, count(*) AS connections,
@@ -24,9 +24,10 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         """
     )
     database.run(
-        f"CREATE TABLE certificates AS SELECT * EXCLUDE (connection_ids) FROM ({certificates()})"
+        "CREATE TEMP TABLE certificates AS "
+        f"SELECT * EXCLUDE (connection_ids) FROM ({certificates()})"
     )
-    database.run(f"CREATE TABLE logins AS {logins()}")
+    database.run(f"CREATE TEMP TABLE logins AS {logins()}")
     return {
         "sessions": listed(
             database, "session_kinds", "connections DESC, tls_version, tls_cipher, sasl_mechanism"
@@ -41,14 +42,27 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
     }
 
 
-def text(section: dict[str, Any]) -> str:
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["security"]
+    blocks: list[Block] = [
+        _text(d),
+        Listing("sessions", d["sessions"]),
+        Listing("certificates", d["certificates"]),
+        Listing("logins", d["logins"]),
+    ]
+    refused = sum(row["refused"] for row in d["logins"]["rows"])
+    return Section("security", "Security", blocks, badge=refused)
+
+
+def _text(d: Document) -> str:
     """Sentences on the certificates that the capture shows, and on those that it hides."""
     said = (
         f"A certificate expires soon if fewer than {EXPIRES_SOON_DAYS} days are left at its last "
         "connection."
     )
-    if section["unseen_certificates"]:
-        count = f.plural(section["unseen_certificates"], "TLS connection")
+    if d["unseen_certificates"]:
+        count = f.plural(d["unseen_certificates"], "TLS connection")
         said += (
             f" {count} without a readable certificate of the broker: TLS 1.3 encrypts it, and a "
             "resumed session has none. A key log decrypts it."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from kdissect.report.database import ReportDatabase, columns_of, listed
-from kdissect.report.exchange_facts import quantile
+from kdissect import text as f
+from kdissect.charts import DIRECTION_NAMES, Chart, Columns, columns_of, heat_map, histogram
+from kdissect.report.blocks import Block, Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.sql import Database
+from kdissect.sql.requests import quantile
 
 SHOWN_TOPICS, SHOWN_CLIENTS = 20, 20
 # what of a batch's size no codec touches: its header, by magic
@@ -13,11 +15,11 @@ _HEADER = "CASE magic WHEN 2 THEN 61 WHEN 1 THEN 34 ELSE 26 END"
 _READS = "'fetch', 'share_fetch'"
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, _: Options) -> Document:
     """Tables `topic_batches`, `topic_clients` and `topics_all`."""
     database.run(
         f"""
-        CREATE TABLE batches AS
+        CREATE TEMP TABLE batches AS
         SELECT b.exchange_id, coalesce(b.topic, b.topic_id) AS topic, b.partition, b.codec, b.size,
           b.uncompressed_size, b.record_count, b.magic, b.is_control,
           CASE WHEN b.source = 'produce' THEN 'write' WHEN b.source IN ({_READS}) THEN 'read'
@@ -39,7 +41,7 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         sum(record_count) / count(*) AS records_per_batch
     """
     database.run(
-        f"CREATE TABLE topic_batches AS SELECT topic, direction, codec, {sums} "
+        f"CREATE TEMP TABLE topic_batches AS SELECT topic, direction, codec, {sums} "
         "FROM batches WHERE NOT coalesce(is_control, false) GROUP BY topic, direction, codec"
     )
     _make_topic_clients(database)
@@ -80,16 +82,16 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
         ),
         "batches": listed(database, "topic_batches", "bytes DESC, topic, direction, codec"),
         "codecs": codecs,
-        "heat_map": columns_of(cells, ["topic", "client", "direction", "bytes", "records"]),
-        "batch_sizes": columns_of(sizes, ["direction", "bin", "count"]),
+        "heat_map": columns_of(cells, "topic", "client", "direction", "bytes", "records"),
+        "batch_sizes": columns_of(sizes, "direction", "bin", "count"),
     }
 
 
-def _make_topic_clients(database: ReportDatabase) -> None:
+def _make_topic_clients(database: Database) -> None:
     """Make `topic_clients`: clients that wrote or read a topic, or fetched it without any data."""
     database.run(
         """
-        CREATE TABLE topic_clients AS
+        CREATE TEMP TABLE topic_clients AS
         WITH moved AS (
           SELECT b.topic, x.client_id, x.client_ip, b.direction, count(*) AS batches,
             sum(b.record_count)::BIGINT AS records, sum(b.size)::BIGINT AS bytes,
@@ -100,7 +102,7 @@ def _make_topic_clients(database: ReportDatabase) -> None:
             min(x.time) AS first_time, max(x.time) AS last_time, arg_min(x.packet,
               x.time) AS packet,
             arg_min(x.capture_id, x.time) AS capture_id
-          FROM batches b JOIN x USING (exchange_id) GROUP BY ALL
+          FROM batches b JOIN requests x USING (exchange_id) GROUP BY ALL
         ), asked AS (
           SELECT topic, client_id, client_ip, direction, count(*) AS exchanges,
             min(time) AS first_time, max(time) AS last_time, arg_min(packet, time) AS packet,
@@ -109,7 +111,7 @@ def _make_topic_clients(database: ReportDatabase) -> None:
             SELECT unnest(topics) AS topic, client_id, client_ip, time, packet, capture_id,
               CASE WHEN api = 'Produce' THEN 'write' WHEN is_broker THEN 'replicate' ELSE 'read' END
                 AS direction
-            FROM x WHERE api IN ('Produce', 'Fetch', 'ShareFetch')
+            FROM requests WHERE api IN ('Produce', 'Fetch', 'ShareFetch')
           ) GROUP BY ALL
         )
         SELECT coalesce(m.topic, a.topic) AS topic, coalesce(m.client_id, a.client_id) AS client_id,
@@ -131,10 +133,10 @@ def _make_topic_clients(database: ReportDatabase) -> None:
     )
 
 
-def _make_topics(database: ReportDatabase, sums: str) -> None:
+def _make_topics(database: Database, sums: str) -> None:
     database.run(
         f"""
-        CREATE TABLE topics_all AS
+        CREATE TEMP TABLE topics_all AS
         WITH summed AS (
           SELECT topic, direction, {sums}, list_sort(list(DISTINCT codec)) AS codecs,
             count(DISTINCT partition) AS partitions
@@ -162,4 +164,69 @@ def _make_topics(database: ReportDatabase, sums: str) -> None:
         LEFT JOIN summed l ON l.topic = e.topic AND l.direction = 'replicate'
         WHERE e.topic IS NOT NULL
         """
+    )
+
+
+_DOES = {"write": "writes", "read": "reads", "replicate": "replicates"}
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["topics"]
+    clients = {
+        **d["clients"],
+        "rows": [{**row, "direction": _DOES[row["direction"]]} for row in d["clients"]["rows"]],
+    }
+    maps = [
+        _heat_map(d["heat_map"], direction, title)
+        for direction, title in (("write", "Who writes what"), ("read", "Who reads what"))
+    ]
+    blocks: list[Block] = [
+        Listing("topics", d["topics"]),
+        maps,
+        Listing("topic_clients", clients),
+        (_batch_sizes(d["batch_sizes"]),),
+        Listing("codecs", d["codecs"]),
+    ]
+    return Section(
+        "topics",
+        "Topics",
+        blocks if d["topics"]["total"] else [],
+        "No record data and no topic in this capture.",
+        badge=d["topics"]["total"],
+    )
+
+
+def _heat_map(d: Columns, direction: str, title: str) -> Chart | None:
+    """Topics by clients, bytes as colour."""
+    places = [place for place, value in enumerate(d["direction"]) if value == direction]
+    if not places:
+        return None
+    names = ("topic", "client", "bytes", "records")
+    data = {name: [d[name][place] for place in places] for name in names}
+    topics, clients = len(set(data["topic"])), len(set(data["client"]))
+    text = f"{f.plural(clients, 'client')} {direction} {f.plural(topics, 'topic')}."
+    return heat_map(f"heat-{direction}", title, text, data, "bytes")
+
+
+def _batch_sizes(d: Columns) -> Chart | None:
+    """The histogram of batch sizes, in powers of two."""
+    if not d["bin"]:
+        return None
+    return histogram(
+        "batch-sizes",
+        "Sizes of record batches",
+        f"{f.plural(sum(d['count']), 'batch', 'batches')} of whole size, in powers of two.",
+        {
+            "series": [DIRECTION_NAMES[value] for value in d["direction"]],
+            "from": [2**bin_ for bin_ in d["bin"]],
+            "to": [2 ** (bin_ + 1) for bin_ in d["bin"]],
+            "count": d["count"],
+        },
+        tuple(DIRECTION_NAMES.values()),
+        x_title="bytes of a batch",
+        x_scale={"type": "log", "base": 2},
+        x_label="datum.value >= 1048576 ? format(datum.value / 1048576, ',d') + ' Mi' : "
+        "datum.value >= 1024 ? datum.value / 1024 + ' Ki' : datum.label",
+        count_title="batches",
     )

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from kdissect.report.database import ReportDatabase, columns_of, listed
-from kdissect.report.exchange_facts import quantiles
+from kdissect import text as f
+from kdissect.charts import Chart, Columns, columns_of, events
+from kdissect.report.blocks import Document, Listing, Section
+from kdissect.report.document import Options, listed
+from kdissect.sql import Database
+from kdissect.sql.requests import quantiles
 
 _SHOWN_MAX = 400
+_LANES_MAX = 40  # of the timeline; beyond that a table is easier to read
+OUTCOMES = ("commit", "abort", "open", "fenced")
 
 
-def collect(database: ReportDatabase) -> dict[str, Any]:
+def collect(database: Database, _: Options) -> Document:
     """Tables `transactions_all` and `transaction_producers`."""
     database.run(
         """
-        CREATE TABLE transactions_all AS
+        CREATE TEMP TABLE transactions_all AS
         SELECT t.transactional_id, t.producer_id, t.producer_epoch, t.begin_time, t.end_time,
           t.outcome, t.duration_ms, t.record_count,
           list_transform(t.partitions, lambda p: p.topic || '-' || p.partition) AS partitions,
           len(t.exchange_ids) AS exchanges, t.exchange_ids[1] AS exchange_id, x.packet,
             x.capture_id,
           x.client_id, x.client_ip
-        FROM transactions t LEFT JOIN x ON x.exchange_id = t.exchange_ids[1]
+        FROM transactions t LEFT JOIN requests x ON x.exchange_id = t.exchange_ids[1]
         """
     )
     database.run(
         f"""
-        CREATE TABLE transaction_producers AS
+        CREATE TEMP TABLE transaction_producers AS
         SELECT transactional_id, count(*) AS transactions,
           count(*) FILTER (outcome = 'commit') AS commits,
           count(*) FILTER (outcome = 'abort') AS aborts,
@@ -63,7 +67,47 @@ def collect(database: ReportDatabase) -> dict[str, Any]:
             "transactions_all",
             "outcome = 'commit', duration_ms DESC NULLS LAST, transactional_id, begin_time",
         ),
-        "timeline": columns_of(
-            bars, ["id", "outcome", "t", "t_end", "duration_ms", "record_count"]
-        ),
+        "timeline": columns_of(bars, "id", "outcome", "t", "t_end", "duration_ms", "record_count"),
     }
+
+
+def section(document: Document) -> Section:
+    """Return the section of the page."""
+    d = document["transactions"]
+    blocks = [
+        Listing("outcomes", d["outcomes"]),
+        _timeline(d["timeline"]),
+        Listing("producers", d["producers"]),
+        Listing("transactions", d["transactions"]),
+    ]
+    return Section(
+        "transactions",
+        "Transactions",
+        blocks if d["outcomes"] else [],
+        "No transaction in this capture.",
+        badge=d["transactions"]["total"],
+    )
+
+
+def _timeline(d: Columns) -> Chart | None:
+    """A lane for each transactional id, a bar for each transaction."""
+    ids = set(d["id"])
+    if not ids or len(ids) > _LANES_MAX:
+        return None
+    return events(
+        "transactions",
+        "Transactions over time",
+        f"{f.plural(len(d['t']), 'transaction')} of {f.plural(len(ids), 'transactional id')}.",
+        {
+            "lane": d["id"],
+            "event": d["outcome"],
+            "t": d["t"],
+            "t_end": d["t_end"],
+            "ms": d["duration_ms"],
+            "detail": ["" if n is None else f.plural(n, "record") for n in d["record_count"]],
+        },
+        dict.fromkeys(OUTCOMES),
+        lane_title="transactional id",
+        labels={"event": "outcome"},
+        meanings={"lane": "transactional id of the producer", "event": "how the transaction ended"},
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import pytest
 
 import kdissect
 from kdissect.errors import CaptureError
-from kdissect.report import exchange_facts
-from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import broker_log
 from tests.builders.tables import exchange, tables
+from tests.report.documents import OPTIONS, prepared
 
 CORRELATION_MIN = 0.95
 _OFTEN = [
@@ -45,9 +45,8 @@ def test_latency_agrees_with_the_brokers_times(name: str, shared_capture: Any) -
     log = capture.with_name(f"{capture.stem}.requests.jsonl.gz")
     keys = capture.with_suffix(".keylog")
     made = kdissect.read(capture, keylog=[keys] if keys.exists() else [])
-    with ReportDatabase(made) as database:
-        exchange_facts.prepare(database)
-        found = broker_log.collect(database, [str(log)])
+    with prepared(made) as database:
+        found = broker_log.collect(database, replace(OPTIONS, broker_logs=(str(log),)))
     assert found is not None
     spread = found["difference_ms"]
     print(
@@ -114,9 +113,8 @@ def test_a_correlation_id_that_comes_again_is_matched_in_order(tmp_path: Path) -
             exchange(2, correlation_id=1, at_us=5000, latency_us=31_000),
         ]
     )
-    with ReportDatabase(made) as database:
-        exchange_facts.prepare(database)
-        found = broker_log.collect(database, [str(log)])
+    with prepared(made) as database:
+        found = broker_log.collect(database, replace(OPTIONS, broker_logs=(str(log),)))
         rows = database.rows("FROM broker_times ORDER BY latency_ms")
     assert found is not None
     assert (found["matched"], found["slow_count"]) == (2, 1)

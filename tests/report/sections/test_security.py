@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from kdissect.report.database import ReportDatabase
 from kdissect.report.sections import security
 from tests.builders.tables import Row, connection, exchange, tables
 from tests.material import needs_material
+from tests.report.documents import OPTIONS, prepared
 from tests.truth.material import Capture
 
 
 def _logins(**rows: Any) -> list[Row]:
-    with ReportDatabase(tables(**rows)) as database:
-        logins: list[Row] = security.collect(database)["logins"]["rows"]
+    with prepared(tables(**rows)) as database:
+        logins: list[Row] = security.collect(database, OPTIONS)["logins"]["rows"]
         return logins
 
 
@@ -69,8 +69,8 @@ def test_logins_of_recorded_captures(name: str) -> None:
             is_login = entry["api_key"] in (17, 18, 36) or entry["principal"] == "User:ANONYMOUS"
             if not is_login and not entry["forwarded"]:
                 ports[entry["principal"]].add(tuple(entry["client"]))
-    with ReportDatabase(capture.tables) as database:
-        rows = security.collect(database)["logins"]["rows"]
+    with prepared(capture.tables) as database:
+        rows = security.collect(database, OPTIONS)["logins"]["rows"]
     accepted: Counter[str] = Counter()
     for row in rows:
         accepted[row["principal"]] += row["accepted"]

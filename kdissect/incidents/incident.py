@@ -1,0 +1,113 @@
+"""An incident, its kind, and the table `incidents` that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from kdissect.tables.arrow_arrays import TIME_TYPE
+from kdissect.text import rfc3339, visible
+
+# bad: users lost requests, records or time. warn: they waited, or conclusions are uncertain.
+BAD, WARN, INFO = "bad", "warn", "info"
+SEVERITIES = (BAD, WARN, INFO)  # the worst first
+
+_IDS = pa.list_(pa.int64())
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("severity", pa.string()),
+        ("start_time", TIME_TYPE),
+        ("end_time", TIME_TYPE),
+        ("subject", pa.string()),
+        ("request_count", pa.int64()),
+        ("time_lost_ms", pa.float64()),
+        ("evidence", pa.struct([("exchange_ids", _IDS), ("connection_ids", _IDS)])),
+        ("text", pa.string()),
+        ("next_command", pa.string()),
+    ]
+)
+EVIDENCE_MAX = 10  # ids of exchanges and of connections that a row names
+_SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of incident: docs/incidents.md has a section for each.
+
+    subject: what its incidents are of. section: of the report's page, with the details.
+    """
+
+    name: str
+    subject: str
+    meaning: str
+    section: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A row of `incidents`.
+
+    brokers, client: addresses of the brokers and the client that it explains, for the search for
+    causes.
+    """
+
+    kind: str
+    severity: str
+    start: datetime
+    end: datetime
+    subject: str
+    text: str
+    request_count: int = 0
+    time_lost_ms: float | None = None
+    exchange_ids: Sequence[int] = ()
+    connection_ids: Sequence[int] = ()
+    next_command: str = ""
+    brokers: frozenset[str] = frozenset()
+    client: str = ""
+
+
+def incident_table(incidents: Iterable[Incident]) -> pa.Table:
+    """Return the rows of incidents, the worst first, then in order of time."""
+    rows = [
+        {
+            "kind": one.kind,
+            "severity": one.severity,
+            "start_time": one.start,
+            "end_time": one.end,
+            "subject": visible(one.subject, _SUBJECT_MAX),
+            "request_count": one.request_count,
+            "time_lost_ms": one.time_lost_ms,
+            "evidence": {
+                "exchange_ids": list(one.exchange_ids)[:EVIDENCE_MAX],
+                "connection_ids": list(one.connection_ids)[:EVIDENCE_MAX],
+            },
+            "text": visible(one.text, _TEXT_MAX),
+            "next_command": visible(one.next_command),
+        }
+        for one in sorted(incidents, key=_rank)
+    ]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def _rank(one: Incident) -> tuple[int, datetime, str, str]:
+    return SEVERITIES.index(one.severity), one.start, one.kind, one.subject
+
+
+def json_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows of `incidents` as JSON has them.
+
+    Times are RFC 3339. Ids are texts, because they exceed the integers of many JSON readers.
+    """
+    rows = table.to_pylist()
+    for row in rows:
+        for name in ("start_time", "end_time"):
+            row[name] = rfc3339(row[name], "microseconds")
+        row["evidence"] = {
+            name: [str(number) for number in ids] for name, ids in row["evidence"].items()
+        }
+    return rows

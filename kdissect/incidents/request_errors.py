@@ -1,0 +1,87 @@
+"""`request_errors`: responses with an error that is no routine step, and that passes.
+
+Clients send requests with a retriable error again, so the time until the next success tells what it
+cost. Any other error is `refused_requests`, unless a later request succeeded that a broker sent:
+brokers repeat their own requests whatever the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.evidence import IDS, Evidence, Row
+from kdissect.incidents.incident import INFO, Incident, Kind
+from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import INTER_BROKER_APIS
+from kdissect.protocol.error_codes import RETRIABLE, error_name, routine_reason
+from kdissect.text import duration, plural
+
+KIND = Kind("request_errors", "API", "requests failed with an error that passes", "errors")
+PASSING_MS = 1000  # an error that ends sooner is of an election or a start
+CLIENTS_MAX = 3  # that a text names
+_BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
+
+
+def find(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the errors of each API that pass."""
+    for row in api_errors(evidence):
+        longest_ms = row["longest_ms"]
+        if is_passing(row) and (longest_ms is None or longest_ms >= PASSING_MS):
+            passed = f"A request without it followed within {duration(longest_ms)}."
+            then = "Clients may try again." if longest_ms is None else passed
+            yield error_incident(evidence, KIND, row, then)
+
+
+def is_passing(row: Row) -> bool:
+    """Return whether clients succeed after an error, or may."""
+    return row["code"] in RETRIABLE or (
+        row["api"] in _BROKERS_APIS and row["longest_ms"] is not None
+    )
+
+
+def api_errors(evidence: Evidence) -> list[Row]:
+    """Return a row for each API and error.
+
+    longest_ms, lost_ms: the longest time, and the sum of the times, from the first error of a run
+    to the client's next response without any. None if an error had no such response.
+    """
+    rows = evidence.rows(
+        f"""
+        WITH answers AS (
+          FROM requests WHERE response_time IS NOT NULL AND api IN (
+            SELECT api FROM requests WHERE failed)
+        ), errors AS (
+          SELECT *, unnest(error_codes) AS code FROM answers WHERE failed
+        ), ends AS (
+          SELECT e.api, e.code, e.client, epoch_us(g.response_time - min(e.time)) / 1e3 AS ms
+          FROM errors e ASOF LEFT JOIN (FROM answers WHERE len(error_codes) = 0) g
+            ON e.api = g.api AND e.client = g.client AND e.time < g.time
+          GROUP BY e.api, e.code, e.client, g.response_time
+        ), ended AS (
+          SELECT api, code, CASE WHEN count(*) = count(ms) THEN max(ms) END AS longest_ms,
+            CASE WHEN count(*) = count(ms) THEN sum(ms) END AS lost_ms
+          FROM ends GROUP BY ALL
+        )
+        SELECT api, code, longest_ms, lost_ms, count(DISTINCT exchange_id) AS requests,
+          min(time) AS start, max(response_time) AS stop, count(DISTINCT client) AS clients,
+          list(DISTINCT client ORDER BY client)[:{CLIENTS_MAX}] AS client_names, {IDS}
+        FROM errors JOIN ended USING (api, code) GROUP BY ALL ORDER BY start, api, code
+        """
+    )
+    return [row for row in rows if not routine_reason(row["api"], error_name(row["code"]))]
+
+
+def error_incident(evidence: Evidence, kind: Kind, row: Row, then: str) -> Incident:
+    """Return the incident of an API's error. then: a sentence about what follows."""
+    more = row["clients"] - len(row["client_names"])
+    names = ", ".join(row["client_names"]) + (f" and {more:,} more" if more else "")
+    return evidence.incident(
+        row,
+        kind,
+        INFO,
+        row["api"],
+        f"{plural(row['requests'], 'response')} with {error_name(row['code'])} to {names}. {then}",
+        next_command=evidence.command(
+            *("show", "--api", row["api"], "--where"), f"list_contains(error_codes, {row['code']})"
+        ),
+    )

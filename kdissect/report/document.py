@@ -1,0 +1,57 @@
+"""The document of a report: its options, and lists, columns and plain values as JSON has them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from kdissect.sql import Database
+from kdissect.text import rfc3339
+
+JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
+LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user asks of a report.
+
+    target: a release of Kafka that clients have to work with. since_us: a time in microseconds
+    since 1970; clients are compared before and after. broker_logs: files of request logs. totals:
+    of the table set's manifest.
+    """
+
+    target: str
+    since_us: int | None
+    broker_logs: tuple[str, ...]
+    totals: Mapping[str, int]
+
+
+def listed(database: Database, table: str, order: str, limit: int = LISTED_MAX) -> dict[str, Any]:
+    """{"total": n, "rows": the first `limit`} of a table, in an order."""
+    return {
+        "total": database.value(f"SELECT count(*) FROM {table}"),
+        "rows": database.rows(f"FROM {table} ORDER BY {order} LIMIT {limit}"),
+    }
+
+
+def plain(value: Any) -> Any:
+    """A value of DuckDB as JSON has it: times in RFC 3339, large integers as text."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dt.datetime):
+        return rfc3339(value.astimezone(dt.UTC))
+    if isinstance(value, Decimal):
+        value = int(value)
+    if isinstance(value, int) and abs(value) > JSON_INT_MAX:
+        return str(value)
+    if isinstance(value, float) and not -1e300 < value < 1e300:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
