@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
+from kdissect import accounts
 from kdissect.errors import OutputError
 from kdissect.pipeline import plan
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
@@ -43,6 +44,7 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
         "1 requests or responses are not complete: the next --append continues them"
     ]
     assert first.exchanges.num_rows == 3
+    assert accounts.check(first)["faults"] == []
     talk.packets.clear()
     talk.answer(response(3))
     captures.append(_written(tmp_path / "1.pcap", talk.packets))
