@@ -6,10 +6,6 @@ A broker logs the token's owner then.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +14,7 @@ import pyarrow as pa
 
 from kdissect.arrays import Indices, Ints
 from kdissect.capture.mapped_files import Sources
+from kdissect.codec.sasl_tokens import read_token
 from kdissect.jit import kernel, load_u8, load_u16
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer
@@ -60,34 +57,13 @@ def _add_user(principals: dict[int, str], row: int, token: bytes) -> None:
         principals[row] = user
 
 
-_SCRAM_USER = re.compile(rb"^[nyp][^,]*,[^,]*,n=([^,]*),")
-_BEARER = re.compile(rb"auth=Bearer ([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.", re.IGNORECASE)
-
-
 def principal_of(token: bytes) -> str | None:
     """The user in a client's first SASL token, as Kafka's principal ("User:alice"); None without
-    one.
-
-    PLAIN (RFC 4616): authzid NUL authcid NUL password. SCRAM (RFC 5802): the n= attribute.
-    OAUTHBEARER (RFC 7628): the `sub` claim of the JWT.
-    """
-    scram = _SCRAM_USER.match(token)
-    if scram:
-        # RFC 5802: a user name writes "," as =2C and "=" as =3D.
-        user = scram[1].replace(b"=2C", b",").replace(b"=3D", b"=")
-        return "User:" + user.decode("utf-8", "replace")
-    bearer = _BEARER.search(token)
-    if bearer:
-        try:
-            raw = base64.urlsafe_b64decode(bearer[2] + b"=" * (-len(bearer[2]) % 4))
-            subject = json.loads(raw).get("sub")
-        except (ValueError, binascii.Error, AttributeError):
-            return None
-        return f"User:{subject}" if isinstance(subject, str) else None
-    parts = token.split(b"\0")
-    if len(parts) == 3 and parts[1]:
-        return "User:" + parts[1].decode("utf-8", "replace")
-    return None
+    one: the authentication id of PLAIN and SCRAM, the `sub` claim of OAUTHBEARER's JWT."""
+    fields = read_token(token, REQUEST) or {}
+    claims = {claim["name"]: claim["value"] for claim in fields.get("claims") or ()}
+    user = fields.get("authcid") or claims.get("sub")
+    return f"User:{user}" if user else None
 
 
 def raw_token_users(assembly: Assembly, sources: Sources) -> dict[int, str]:
