@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from kdissect import __version__
-from kdissect.background import Background
 from kdissect.capture.object_store import repeated
 from kdissect.errors import CaptureError
 from kdissect.pipeline import local
@@ -34,7 +33,7 @@ from kdissect.pipeline.append import (
 from kdissect.pipeline.filters import time_ns
 from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options, PathLike, Time, paths_of
-from kdissect.pipeline.plan import check_unchanged, manifest_inputs, planned
+from kdissect.pipeline.plan import Runner, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import StateFiles
 from kdissect.pipeline.table_set import (
@@ -503,7 +502,7 @@ def read(
             RFC 3339, or seconds since 1970.
         until: keep only exchanges that begin before this time.
         limits: largest values accepted from a capture, by name (docs/limits.md).
-        split_bytes: bytes of a capture per scan task.
+        split_bytes: bytes of captures per task.
         spool: folder for unpacked copies.
 
     Raises:
@@ -517,14 +516,13 @@ def read(
     )  # fmt: skip
     began = time.perf_counter()
     sink = MemorySink(fixed_tables(decode_values))
-    with planned(paths_of(paths), options, 1, spool) as plan:
-        inputs = Background(lambda: manifest_inputs(plan))
+    with planned(paths_of(paths), options, spool) as plan:
         result = local.run(plan, sink)
         timings = {"session_start_s": 0.0, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
         tables = sink.tables()
         rows = {name: table.num_rows for name, table in tables.items()}
-        manifest = _manifest(plan, inputs.result(), timings, rows)
+        manifest = _manifest(plan, manifest_inputs(plan, result["hashes"]), timings, rows)
     return Tables({name: _in_memory(name, table) for name, table in tables.items()}, manifest)
 
 
@@ -660,12 +658,10 @@ def dissect(
         limits=limits,
     )  # fmt: skip
     spark_session.use_this_python(spark)
-    cores = spark_session.parallelism(spark)
     named = paths_of(paths)
     timings = {"session_start_s": session_start_s}
-    walk_pieces = on_spark.walk_pieces(spark)
     keeps = keep_state or (append and not read_again)
-    run = _Run(spark, target, keeps, cores, spool, walk_pieces, began, timings)
+    run = _Run(spark, target, keeps, spool, on_spark.in_tasks(spark), began, timings)
     notes: list[str] = []
     with writing(target, overwrite or append):
         if not append:
@@ -684,7 +680,7 @@ def dissect_here(
 
     Raises CaptureError if an input cannot be used.
     """
-    _Run(None, out, False, 1, spool, None, time.perf_counter(), {}).over(list(paths), options)
+    _Run(None, out, False, spool, None, time.perf_counter(), {}).over(list(paths), options)
 
 
 @dataclass(slots=True)
@@ -698,9 +694,8 @@ class _Run:
     spark: SparkSession | None
     target: str
     keeps: bool
-    cores: int
     spool: str | None
-    walk_pieces: Any
+    in_tasks: Runner | None
     began: float
     timings: dict[str, float]
     manifest: dict[str, Any] = field(default_factory=dict)
@@ -723,7 +718,7 @@ class _Run:
     def over(self, paths: list[str], options: Options, read_again: str | None = None) -> list[str]:
         """Dissect all of `paths`; returns notes for the user. read_again: the reason if captures of
         an existing set are among them."""
-        with planned(paths, options, self.cores, self.spool, self.walk_pieces) as plan:
+        with planned(paths, options, self.spool, self.in_tasks) as plan:
             reason: str | None = "it was written without --keep-state"
             if self.keeps:
                 reason = state_unavailable_reason(self.target, options, plan)
@@ -734,7 +729,7 @@ class _Run:
 
     def after_set(self, append: AppendPlan) -> list[str]:
         """Dissect the new captures only; returns notes on what differs. Raises ReadAgainError."""
-        with planned_append(append, self.cores, self.spool) as plan:
+        with planned_append(append, self.spool) as plan:
             return self._done(plan, append, None, {"read_again": None})
 
     def _done(
@@ -744,7 +739,6 @@ class _Run:
 
         target = self.target
         with staging(target) as run_id:
-            inputs = Background(lambda: manifest_inputs(plan))
             if self.spark is not None and (plan.splits or plan.before):
                 files, result = on_spark.run(self.spark, plan, absolute(target), run_id)
             else:
@@ -763,9 +757,9 @@ class _Run:
                 rows[file.table] = rows.get(file.table, 0) + file.row_count
             timings = {**self.timings, **result["timings"]}
             timings["total_s"] = time.perf_counter() - self.began
-            check_unchanged(plan)
+            inputs = manifest_inputs(plan, result["hashes"])
             before = append.manifest if append else None
-            manifest = _manifest(plan, inputs.result(), timings, rows, before)
+            manifest = _manifest(plan, inputs, timings, rows, before)
             manifest["state"] = state
             if append_entry is not None:
                 manifest["append"] = append_entry

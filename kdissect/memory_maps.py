@@ -1,7 +1,7 @@
-"""Maps files and address space into memory, by the calls of the C library.
+"""Maps files into memory, by the calls of the C library.
 
-Python's `mmap` keeps a file descriptor for each map, and cannot reserve address space. Windows has
-none of these calls: there `map_memory` raises OSError, and released pages stay.
+Python's `mmap` keeps a file descriptor for each map. Windows has none of these calls: there
+`map_file` raises OSError.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import ctypes
 import errno
 import mmap
 import os
-import sys
+import weakref
 from typing import Any
 
-READ_ONLY, READ_WRITE = 1, 3  # protection
-PRIVATE = 2
-# numbers of the system; Python's module lacks MAP_NORESERVE in some releases
-ANONYMOUS = getattr(mmap, "MAP_ANONYMOUS", 0)
-NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+import numpy as np
+import numpy.typing as npt
+
 PAGE_SIZE = mmap.PAGESIZE
 
-_DONT_NEED, _POPULATE_READ = 4, 22
+_POPULATE_READ = 22  # of madvise, from Linux 5.14 on
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -35,7 +33,6 @@ def _library() -> Any:
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
     )  # fmt: skip
     library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if hasattr(library, "malloc_trim"):  # glibc only
         library.malloc_trim.argtypes = (ctypes.c_size_t,)
@@ -45,33 +42,21 @@ def _library() -> Any:
 _libc = _library()
 
 
-def map_memory(size: int, protection: int, flags: int, descriptor: int = -1) -> int:
-    """Map `size` bytes of an open file, or address space without one; returns the address.
+def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """uint8[size], read-only: the first bytes of an open file, mapped until the array is deleted.
 
     Raises OSError.
     """
     if _libc is None:
         raise OSError(errno.ENOSYS, "memory maps need Linux or macOS; use WSL on Windows")
-    address = _libc.mmap(None, size, protection, flags, descriptor, 0)
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
     if address is None or address == _FAILED:
         raise _error()
-    return int(address)
-
-
-def unmap_memory(address: int, size: int) -> None:
-    _libc.munmap(address, size)
-
-
-def protect(address: int, size: int, protection: int) -> None:
-    """Set the protection of mapped pages; raises OSError."""
-    if _libc.mprotect(address, size, protection):
-        raise _error()
-
-
-def release_pages(address: int, size: int) -> None:
-    """Release mapped pages from memory; those of a file are read again when they are needed."""
-    if _libc is not None:
-        _libc.madvise(address, size, _DONT_NEED)
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size)
+    data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
+    data.flags.writeable = False
+    return data
 
 
 def read_pages(address: int, size: int) -> None:

@@ -81,20 +81,22 @@ class Progress:
         return self._shown
 
     def _of_jobs(self, jobs: Iterable[int]) -> tuple[str, float]:
-        done = 0.0
-        name = STAGES[0]
+        """Jobs of two stages walk over captures, or scan and assemble. The last job has more."""
+        name, done = self._shown
         for job in jobs:
             info = self._tracker.getJobInfo(job)
             stages = sorted(info.stageIds) if info else []
-            for index, stage in enumerate(stages[: len(STAGES)]):
-                state = self._tracker.getStageInfo(stage)
-                if state is None or not state.numTasks:
-                    continue
-                part = state.numCompletedTasks / state.numTasks
-                if len(stages) == state.numTasks == 1:
-                    return ALL_STEPS, part
-                done += WEIGHTS[index] * part
-                if part < 1:
-                    name = STAGES[index]
-                    break
+            states = [self._tracker.getStageInfo(stage) for stage in stages]
+            shares = [
+                state.numCompletedTasks / state.numTasks if state and state.numTasks else 0.0
+                for state in states
+            ]
+            if len(stages) == 1:
+                return ALL_STEPS, shares[0]
+            if len(stages) == 2:
+                name = STAGES[int(shares[0] == 1)]
+                done = max(done, WEIGHTS[0] * shares[0] + WEIGHTS[1] * shares[1])
+            elif stages:
+                name = STAGES[2]
+                done = max(done, WEIGHTS[0] + WEIGHTS[1] + WEIGHTS[2] * shares[-2])
         return name, min(done, 1.0)

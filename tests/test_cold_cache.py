@@ -21,7 +21,7 @@ here = mapped_files.Sources([kdissect.__file__])
 rows = np.array([(3, 40, 0)], [("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
 print(here.gather(rows).tobytes() == open(kdissect.__file__, "rb").read()[3:43])
 print(kdissect.__file__)
-print(sum(mapped_files._addresses.stats.cache_hits.values()))
+print(sum(mapped_files._locate.stats.cache_hits.values()))
 """
 
 needs_mounts = pytest.mark.skipif(

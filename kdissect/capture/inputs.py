@@ -1,34 +1,27 @@
-"""Finds the captures that the user named, and makes them readable at any position.
+"""Finds the captures that the user named. `copies` makes them readable at any position.
 
-A capture is recognised by its first bytes, never by its name. Compressed files, standard input and
-pipes are *spooled*: written uncompressed to a folder of the caller, piece by piece. So are objects
-in stores, unless the caller reads them in place (`InputFile.is_ranged`).
+A capture is recognised by its first bytes, never by its name. Objects under a prefix or a glob are
+listed only: the tasks that read them look at their first bytes.
 """
 
 from __future__ import annotations
 
 import glob
 import os
-import shutil
 import stat
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import BinaryIO
 
 import pyarrow as pa
 
 from kdissect.capture import object_store
-from kdissect.capture.object_bytes import version_of
 from kdissect.capture.pcap import MAGICS
 from kdissect.capture.pcapng import SECTION_MAGIC
-from kdissect.errors import CaptureError, EnvironmentFailed
+from kdissect.errors import CaptureError
 
 STDIN = "-"
+UNSEEN = "unseen"  # format of an object whose first bytes were not read yet
 _PIECE = 1 << 20  # bytes decompressed at a time
-_LOOKED_AT_A_TIME = 16  # objects examined at a time; each takes a store some 10 ms
 _HEAD = 4096  # bytes of a compressed stream that contain its first four plain bytes
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -37,11 +30,12 @@ _NO_CAPTURE = "not a pcap or pcapng file"
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input of the run. path: as the user sees it. data_path: file with its plain bytes.
+    """An input of the run. path: as the user sees it.
 
-    format: pcap, pcapng, unknown, or stream (standard input or a pipe, not examined yet).
+    format: pcap, pcapng, unknown, stream (standard input or a pipe, not examined yet) or UNSEEN.
     compression: none, gzip, zstd, lz4. size: bytes. error: why it is no capture, or was not fully
-    unpacked. tag: the store's tag of an object's content.
+    unpacked. data_path: the file with its plain bytes on every host; "" if each host needs a copy.
+    tag: the store's tag of an object's content.
     """
 
     path: str
@@ -54,12 +48,8 @@ class InputFile:
 
     @property
     def is_capture(self) -> bool:
-        return self.format in ("pcap", "pcapng")
-
-    @property
-    def is_ranged(self) -> bool:
-        """Return whether it can be read in place, in an object store."""
-        return self.is_capture and self.compression == "none" and object_store.is_remote(self.path)
+        """Return whether it is a capture, or may be one."""
+        return self.format in ("pcap", "pcapng", UNSEEN)
 
 
 def detect_format(head: bytes) -> str:
@@ -78,7 +68,7 @@ def detect_compression(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "none")
 
 
-def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
+def plain_pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
     """Yield the plain bytes of a compressed file after the first `skip`, `size` at a time."""
     with (
         object_store.opened(path) if object_store.is_remote(path) else pa.OSFile(path, "rb") as raw,
@@ -90,38 +80,18 @@ def _pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[b
             yield piece
 
 
-def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
-    """Write all plain bytes of a compressed file; returns the error that ended it, or None."""
-    written = 0
-    size = _PIECE
-    while True:
-        try:
-            for piece in _pieces(path, compression, size, written):
-                out.write(piece)
-                written += len(piece)
-            return None
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            # A failing read returns none of its bytes, so read the rest one byte at a time.
-            if size == 1:
-                reason = str(error).splitlines()[0]
-                return f"{compression} data is damaged after {written} plain bytes: {reason}"
-            size = 1
-
-
-def _look(path: str) -> InputFile:
+def look_at_file(path: str) -> InputFile:
     """Describe a regular file from its first bytes. Raises OSError."""
     with open(path, "rb") as file:
         return _looked_at(path, os.fstat(file.fileno()).st_size, file.read(4), path)
 
 
-def _look_far(url: str) -> InputFile:
+def _look_at_object(url: str) -> InputFile:
     """Describe an object in a store. Raises CaptureError, EnvironmentFailed."""
     with object_store.opened(url) as file:
-        version = version_of(file)
-        head = file.read_at(min(4, version.size), 0)
-    return replace(_looked_at(url, version.size, head, ""), tag=version.tag)
+        size, tag = file.version()
+        head = file.read_at(min(4, size), 0)
+    return replace(_looked_at(url, size, head, ""), tag=tag)
 
 
 def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
@@ -134,7 +104,7 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
         return InputFile(path, kind, "none", size, error, data_path)
     plain = b""
     try:
-        for piece in _pieces(path, compression, _HEAD):
+        for piece in plain_pieces(path, compression, _HEAD):
             plain += piece
             if len(plain) >= 4:
                 break
@@ -151,11 +121,16 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
 
 
 def describe(path: str) -> InputFile:
-    """Describe a file from its first bytes; a file that cannot be read has an error."""
+    """Describe a file or an object from its first bytes; a file that cannot be read has an error.
+
+    Raises CaptureError, EnvironmentFailed for an object that cannot be read.
+    """
+    if object_store.is_remote(path):
+        return _look_at_object(path)
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
-            return _look(path)
+            return look_at_file(path)
         return InputFile(path, "unknown", error="not a regular file")
     except OSError as error:
         return InputFile(path, "unknown", error=error.strerror or str(error))
@@ -213,16 +188,19 @@ def _expand(path: str) -> list[InputFile]:
 
 
 def _far_files(url: str) -> list[InputFile]:
-    """The objects at a URL. Raises CaptureError if none of them is a capture."""
+    """The objects at a URL; one that is named itself is looked at.
+
+    Raises CaptureError if there are none, or if the named one is no capture.
+    """
     matches = object_store.matching(url)
     if matches is None:
         raise CaptureError(f"{url}: no such file, and nothing under that name")
-    with ThreadPoolExecutor(_LOOKED_AT_A_TIME) as pool:
-        files = list(pool.map(_look_far, (match for match, _ in matches)))
-    if not any(file.is_capture for file in files):
-        error = files[0].error if matches[0][0] == url else f"no capture ({len(files)} other files)"
-        raise CaptureError(f"{url}: {error}")
-    return files
+    if matches[0][0] != url:
+        return [InputFile(path, UNSEEN, size=size) for path, size in matches]
+    file = describe(url)
+    if not file.is_capture:
+        raise CaptureError(f"{url}: {file.error}")
+    return [file]
 
 
 def _matched(path: str) -> list[InputFile]:
@@ -251,50 +229,3 @@ def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:
     if not files:
         raise CaptureError("no captures: no path was given")
     return list(files.values())
-
-
-def _new_file(folder: str | os.PathLike[str]) -> tuple[BinaryIO, str]:
-    descriptor, path = tempfile.mkstemp(prefix="capture-", suffix=".spool", dir=folder)
-    return os.fdopen(descriptor, "wb"), path
-
-
-def spool(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
-    """The input with `data_path` set; a compressed file or a stream is written to spool_dir first.
-
-    The caller deletes spool_dir after the run. From a damaged compressed file the readable part is
-    used, with an error. Raises CaptureError if a stream is no capture, EnvironmentFailed if
-    spool_dir cannot be written.
-    """
-    if file.data_path or file.format == "unknown":
-        return file
-    try:
-        if file.format == "stream":
-            return _spool_stream(file, spool_dir)
-        out, path = _new_file(spool_dir)
-        with out:
-            if file.compression == "none":
-                with object_store.opened(file.path) as far:
-                    shutil.copyfileobj(far, out, _PIECE)
-                return replace(file, data_path=path)
-            damage = _unpack(file.path, file.compression, out)
-    except OSError as error:
-        raise EnvironmentFailed(f"{file.path}: spooling to {spool_dir}: {error}") from error
-    return replace(file, data_path=path, error=damage)
-
-
-def _spool_stream(file: InputFile, spool_dir: str | os.PathLike[str]) -> InputFile:
-    out, path = _new_file(spool_dir)
-    with out:
-        if file.path == STDIN:
-            shutil.copyfileobj(sys.stdin.buffer, out, _PIECE)
-        else:
-            with open(file.path, "rb") as stream:
-                shutil.copyfileobj(stream, out, _PIECE)
-    seen = _look(path)
-    if not seen.is_capture:
-        raise CaptureError(f"{file.path}: {seen.error}")
-    if seen.compression == "none":
-        return replace(seen, path=file.path)
-    plain = spool(seen, spool_dir)
-    os.unlink(path)
-    return replace(plain, path=file.path)

@@ -334,7 +334,7 @@ class _Joiner:
         fragment = part.fragment
         begin = fragment.body + at - fragment.at
         stop = min(fragment.body + end - fragment.at, fragment.body + fragment.captured)
-        return self.sources.part(fragment.source, begin, stop).tobytes()
+        return self.sources.data(fragment.source)[begin:stop].tobytes()
 
     def add(self, key: Key, protocol: int, fragment: Fragment) -> None:
         if fragment.end > DATAGRAM_MAX:

@@ -1,26 +1,20 @@
-"""The bytes of a run's captures: mapped files, objects in stores, and copies of ranges of them.
+"""The bytes of a run's captures: mapped files, by source number.
 
-A file is mapped read-only on first use in a process; a `Sources` travels between processes as a
-list of paths. The maps are made with the system's `mmap`, because Python's keeps a file descriptor
-open per map and a run may have thousands of rotated files.
-
-Read pages belong to the system's page cache, which keeps as many of them as memory allows.
-
-Of an object in a store (`object_bytes`), only fetched ranges are in memory. A walk fetches through
-`windows`, and `gather` fetches what it copies. Scattered reads would take a request for every few
-bytes, so `holding` supplies their payload from a copy.
+A file is mapped read-only when its bytes are first needed in a process. The maps are made with the
+system's `mmap`, because Python's keeps a file descriptor open per map and a run may have thousands
+of rotated files. Read pages belong to the system's page cache, which keeps as many of them as
+memory allows. A capture that cannot be mapped, such as an object in a store, has a copy on this
+host (`copies`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import itertools
 import mmap
 import os
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,14 +25,17 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kdissect import memory_maps
-from kdissect.capture import object_bytes
-from kdissect.capture.object_bytes import Ranged, Version
+from kdissect.capture.copies import local_path
+from kdissect.capture.inputs import InputFile
 from kdissect.capture.packet_reader import END, NEEDED, POS, STEP_CUT, STEP_END
-from kdissect.capture.segments import ranges_read
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import JIT_ENABLED, kernel
 
-WALKED_BYTES = 8 << 20  # bytes made readable at a time in a walk over a capture
+WALKED_BYTES = 8 << 20  # bytes tested at a time in a walk over a capture
+WHOLE_RECORD_MAX = 16 << 20  # largest record that is tested completely
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
 _FAULTS = {
@@ -70,11 +67,15 @@ else:
 
 
 @kernel
-def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
-    """(fault, row) of the first extent outside its file, or (_OK, total bytes)."""
+def _locate(pos: Any, length: Any, source: Any, bases: Any, sizes: Any, out: Any) -> Any:
+    """Fill `out` with the address of each extent, 0 for missing bytes.
+
+    Returns (_OK, total bytes), or (fault, row) of the first extent outside its source.
+    """
     total = 0
     for row in range(len(pos)):
         index = np.int64(source[row])
+        out[row] = np.uint64(0)
         if index < -1 or index >= len(sizes):
             return _BAD_SOURCE, row
         if length[row] < 0:
@@ -83,59 +84,25 @@ def _check_extents(pos: Any, length: Any, source: Any, sizes: Any) -> Any:
         if index >= 0 and length[row] > 0:
             if pos[row] < 0 or pos[row] > sizes[index] - length[row]:
                 return _BAD_POS, row
+        if index >= 0:
+            out[row] = bases[index] + np.uint64(pos[row])
         total += length[row]
     return _OK, total
 
 
 @kernel
-def _addresses(
-    pos: Any, length: Any, source: Any, bases: Any, starts: Any, place: Any, end: Any, offset: Any,
-    staged: int, out: Any,
-) -> None:  # fmt: skip
-    """The address of each checked extent: in its copy if [place, end) contains it, else in the
-    map.
-
-    starts: position of each source in the concatenated bytes of the run, in which `place`
-    (ascending) and `end` are counted. offset: position of each copy after address `staged`. Missing
-    bytes get 0.
-    """
-    at = 0  # the copy of the previous extent: the next one mostly follows it
-    for row in range(len(pos)):
-        if source[row] < 0:
-            out[row] = np.uint64(0)
-            continue
-        out[row] = bases[source[row]] + np.uint64(pos[row])
-        here = starts[source[row]] + pos[row]
-        if at + 1 < len(place) and place[at + 1] <= here:
-            at += 1
-        if at >= len(place) or place[at] > here or here >= end[at]:
-            low, high = 0, len(place)
-            while low < high:
-                middle = (low + high) >> 1
-                if place[middle] <= here:
-                    low = middle + 1
-                else:
-                    high = middle
-            at = max(0, low - 1)
-        if at < len(place) and place[at] <= here and here + length[row] <= end[at]:
-            out[row] = np.uint64(staged) + np.uint64(offset[at] + here - place[at])
-
-
-@kernel
-def _copy_extents(address: Any, length: Any, rows: Any, out: Any, at: int) -> Any:
-    """Copy extents, in the order of `rows`, to `out` from `at` on; returns the end of the copy."""
-    for number in range(len(rows)):
-        row = rows[number]
+def _copy_extents(address: Any, length: Any, out: Any) -> None:
+    at = 0
+    for row in range(len(address)):
         count = length[row]
         if address[row] == 0:
             out[at : at + count] = 0
         elif count > 0:
             _copy(address[row], out, at, count)
         at += count
-    return at
 
 
-def _map(path: str) -> npt.NDArray[np.uint8]:
+def _map(path: str) -> Bytes:
     """uint8[size], read-only: the file's bytes, mapped until the array is deleted.
 
     Raises CaptureError if the file cannot be opened, EnvironmentFailed if it cannot be mapped.
@@ -146,21 +113,12 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
         raise CaptureError(f"{path}: {error.strerror}") from None
     try:
         size = os.fstat(descriptor).st_size
-        if size == 0:
-            return np.zeros(0, np.uint8)
-        address = memory_maps.map_memory(
-            size, memory_maps.READ_ONLY, memory_maps.PRIVATE, descriptor
-        )
+        return memory_maps.map_file(descriptor, size) if size else np.zeros(0, np.uint8)
     except OSError as error:
         reason = error.strerror
         raise EnvironmentFailed(f"{path}: cannot be mapped into memory: {reason}") from None
     finally:
         os.close(descriptor)
-    memory = (ctypes.c_uint8 * size).from_address(address)
-    weakref.finalize(memory, memory_maps.unmap_memory, address, size)
-    data: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), np.uint8)
-    data.flags.writeable = False
-    return data
 
 
 def fault(address: int, size: int) -> str | None:
@@ -180,21 +138,6 @@ def fault(address: int, size: int) -> str | None:
     return None
 
 
-def _portions(pos: Any, length: Any, is_far: Any) -> Iterator[slice]:
-    """Yield slices of rows whose blocks fit an object's budget; one slice if all are files."""
-    if not is_far.any():
-        yield slice(0, len(pos))
-        return
-    size = object_bytes.BLOCK_BYTES
-    first, last = pos // size, (pos + length - 1) // size
-    before = np.concatenate(([-1], last[:-1]))
-    blocks = np.where(is_far, last - first + (first != before), 0)
-    number = (np.cumsum(blocks) - blocks) * size // object_bytes.BUDGET_BYTES
-    bounds = np.flatnonzero(np.diff(number)) + 1
-    for low, high in itertools.pairwise([0, *bounds.tolist(), len(pos)]):
-        yield slice(low, high)
-
-
 def was_cut(path: str, size: int) -> EnvironmentFailed | None:
     """The error for a file that had `size` bytes when it was mapped and has fewer now; else
     None."""
@@ -207,96 +150,62 @@ def was_cut(path: str, size: int) -> EnvironmentFailed | None:
     return EnvironmentFailed(f"{path}: was cut from {size} to {now} bytes while it was read")
 
 
-def _columns(extents: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
-    pos, length, source = (np.ascontiguousarray(extents[n]) for n in ("pos", "length", "source"))
-    return pos, length, source
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """Payload that `holding` was given: bytes [place, end) of the run, ascending, at `offset` in
-    `data`."""
-
-    place: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
-    offset: npt.NDArray[np.int64]
-    data: npt.NDArray[np.uint8]
-
-
-_EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4")])
-_NONE = np.zeros(0, np.int64)
-_NONE_HELD = _Held(_NONE, _NONE, _NONE, np.zeros(0, np.uint8))
-
-
+@dataclass(slots=True)
 class Sources:
-    """The files of a run, by the index that `SEGMENT.source` and `EXTENT.source` contain."""
+    """The bytes of a run's captures, by the number that `SEGMENT.source` and `EXTENT.source` have.
 
-    def __init__(
-        self,
-        paths: Sequence[str | os.PathLike[str]],
-        versions: Sequence[Version | None] = (),
-    ) -> None:
-        """versions: one per path, None for a file; empty if all paths are files."""
-        self.paths = [os.fspath(path) for path in paths]
-        self.versions = list(versions) or [None] * len(self.paths)
-        self._maps: dict[int, npt.NDArray[np.uint8]] = {}
-        self._ranged: dict[int, Ranged] = {}
-        self._bases: npt.NDArray[np.uint64] | None = None
-        self._sizes: npt.NDArray[np.int64] | None = None
+    files: a path, or a description of the capture, for each number. folder: for copies of captures
+    that cannot be mapped (`copies`). arrays: the bytes of each source that was needed so far, and
+    of sources that are in no file.
+    """
+
+    files: Sequence[str | InputFile]
+    folder: str = ""
+    arrays: dict[int, Bytes] = field(default_factory=dict)
+    _bases: npt.NDArray[np.uint64] = field(init=False, repr=False)
+    _sizes: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _buffer: Bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._bases, self._sizes = np.zeros(len(self), np.uint64), np.full(len(self), -1, np.int64)
         self._buffer = np.zeros(0, np.uint8)
-        self._held = _NONE_HELD
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Sources, (self.paths, self.versions)
 
     def __len__(self) -> int:
-        return len(self.paths)
+        """The number of sources: those of `files`, and one for carried bytes behind them."""
+        return len(self.files) + (len(self.files) in self.arrays)
 
-    @property
-    def is_far(self) -> bool:
-        """Return whether any source is an object in a store."""
-        return any(version is not None for version in self.versions)
+    def name(self, source: int) -> str:
+        """The path of a source, as the user knows it."""
+        file = self.files[source]
+        return file if isinstance(file, str) else file.path
 
-    def data(self, source: int) -> npt.NDArray[np.uint8]:
-        """uint8[size], read-only: the whole file; of an object the fetched ranges, zeros
-        elsewhere.
+    def data(self, source: int) -> Bytes:
+        """uint8[size], read-only: the bytes of a source, mapped until all handles are deleted.
 
-        Raises CaptureError if it cannot be opened.
+        Raises CaptureError if it cannot be opened, EnvironmentFailed if it cannot be mapped.
         """
-        if source not in self._maps:
-            version = self.versions[source]
-            if version is None:
-                self._maps[source] = _map(self.paths[source])
-            else:
-                self._ranged[source] = Ranged(self.paths[source], version)
-                self._maps[source] = self._ranged[source].data
-        return self._maps[source]
+        if self._sizes[source] < 0:
+            if source not in self.arrays:
+                file = self.files[source]
+                path = file if isinstance(file, str) else local_path(file, self.folder)
+                self.arrays.setdefault(source, _map(path))  # another thread may have been faster
+            data = self.arrays[source]
+            self._bases[source] = data.ctypes.data if len(data) else 0
+            self._sizes[source] = len(data)
+        return self.arrays[source]
 
-    def part(self, source: int, start: int, end: int) -> npt.NDArray[np.uint8]:
-        """uint8[end - start], read-only: a view that is valid until the next call."""
-        data = self.data(source)
-        if source in self._ranged:
-            self._ranged[source].fetch(start, end)
-        return data[start:end]
-
-    def windows(
-        self,
-        source: int,
-        cursor: npt.NDArray[np.int64],
-        stop: int,
-        step: Callable[[], int],
-    ) -> int:
-        """Step to the first record at or after `stop`, making the bytes readable; returns the
-        outcome.
+    def windows(self, source: int, cursor: Ints, stop: int, step: Callable[[], int]) -> int:
+        """Step to the first record at or after `stop`, testing that the bytes are readable; returns
+        the outcome.
 
         step: moves the cursor up to its END and returns the outcome of the last step. If a record
-        is cut, END becomes the file's. Raises EnvironmentFailed if the disk or the store fails.
+        is cut, END becomes the file's. Raises EnvironmentFailed if the disk fails.
         """
         size = len(self.data(source))
         stop = min(stop, size)
         end = min(stop, int(cursor[POS]) + WALKED_BYTES)
         while True:
-            self._have(source, int(cursor[POS]), end)
+            self._test(source, int(cursor[POS]), end)
             cursor[END] = end
             outcome = step()
             pos = int(cursor[POS])
@@ -311,182 +220,67 @@ class Sources:
             else:
                 return outcome
 
-    def _have(self, source: int, start: int, end: int) -> None:
-        """Make data[start:end] readable.
+    def _test(self, source: int, start: int, end: int) -> None:
+        """Raise EnvironmentFailed if data[start:end] cannot be read.
 
-        Raises EnvironmentFailed if the disk or the store fails.
+        Of a record that is larger than any packet, only its beginning and end are tested.
         """
-        far = self._ranged.get(source)
-        if far is not None:
-            far.head_and_tail(start, end)
-            return
-        data = self._maps[source]
-        base = data.ctypes.data
-        first = min(start + object_bytes.WHOLE_RECORD_MAX, end)
+        data = self.data(source)
+        first = min(start + WHOLE_RECORD_MAX, end)
         for low, high in ((start, first), (max(first, end - mmap.PAGESIZE), end)):
-            reason = fault(base + low, high - low)
+            reason = fault(data.ctypes.data + low, high - low)
             if reason is not None:
-                path, place = self.paths[source], f"bytes {low} to {high}"
+                path, place = self.name(source), f"bytes {low} to {high}"
                 raise was_cut(path, len(data)) or EnvironmentFailed(
                     f"{path}: {place} cannot be read: {reason}"
                 )
 
-    @property
-    def bases(self) -> npt.NDArray[np.uint64]:
-        """uint64[n]: address of each file's first byte; 0 for an empty file."""
-        if self._bases is None:
-            maps = [self.data(source) for source in range(len(self.paths))]
-            self._bases = np.array([data.ctypes.data if len(data) else 0 for data in maps], "u8")
-            self._sizes = np.array([len(data) for data in maps], "i8")
-        return self._bases
-
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """int64[n]: bytes of each file when this process mapped it."""
-        if self._sizes is None:
-            _ = self.bases
-        assert self._sizes is not None
-        return self._sizes
-
-    def carrying(self, carried: npt.NDArray[np.uint8]) -> Sources:
+    def carrying(self, carried: Bytes) -> Sources:
         """These sources and one more, after them, for bytes that are in no file."""
-        other = self.beside()
-        other._maps[len(self.paths)] = carried
-        other.paths.append("carried bytes")
-        other.versions.append(None)
-        return other
+        return replace(self, arrays={**self.arrays, len(self.files): carried})
 
-    def standing_in(self, count: int, data: npt.NDArray[np.uint8]) -> Sources:
+    def standing_in(self, count: int, data: Bytes) -> Sources:
         """These sources, with `data` in place of each of the first `count`."""
-        other = self._copy()
-        other._maps |= dict.fromkeys(range(count), data)
-        return other
-
-    def payload(self, segments: npt.NDArray[np.void], size: int) -> Iterator[bytes]:
-        """Yield the bytes of SEGMENT[n] that assembly reads, concatenated, about `size` at a
-        time."""
-        rows, pos, length = ranges_read(segments)
-        extents = np.zeros(len(rows), _EXTENT)
-        extents["pos"], extents["source"] = pos, segments["source"][rows]
-        extents["length"] = length
-        number = np.cumsum(extents["length"]) // size
-        for part in np.split(extents, np.flatnonzero(np.diff(number)) + 1):
-            if len(part):
-                yield self.gather(part).tobytes()
-
-    def holding(
-        self, segments: Sequence[npt.NDArray[np.void]], payload: npt.NDArray[np.uint8]
-    ) -> Sources:
-        """These sources, with the bytes of SEGMENT arrays taken from `payload`, which has them in
-        order.
-
-        Raises ValueError if `payload` has another length.
-        """
-        place, length = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        starts = self._starts()
-        for some in segments:
-            rows, pos, size = ranges_read(some)
-            place.append(starts[some["source"][rows]] + pos)
-            length.append(size)
-        places, lengths = np.concatenate(place), np.concatenate(length)
-        if int(lengths.sum()) != len(payload):
-            raise ValueError(f"payload: {len(payload)} bytes are not those of the segments")
-        offset = np.cumsum(lengths) - lengths
-        if (np.diff(places) < 0).any():
-            order = np.argsort(places, kind="stable")
-            places, lengths, offset = places[order], lengths[order], offset[order]
-        other = self._copy()
-        other._held = _Held(places, places + lengths, offset, payload)
-        return other
+        return replace(self, arrays={**self.arrays, **dict.fromkeys(range(count), data)})
 
     def beside(self) -> Sources:
-        """A handle for another thread on the same files: `gather` uses a buffer per handle.
-
-        Objects in stores must be read by one thread only, unless all ranges are copied.
-        """
-        _ = self.bases  # maps the files once, for both
-        return self._copy()
-
-    def _copy(self) -> Sources:
-        """A handle on the same files with a buffer of its own."""
-        other = Sources(self.paths, self.versions)
-        other._maps, other._ranged, other._held = dict(self._maps), self._ranged, self._held
-        return other
+        """A handle for another thread on the same bytes: `gather` uses a buffer per handle."""
+        return replace(self)
 
     def addresses(
-        self,
-        source: npt.NDArray[np.int32],
-        pos: npt.NDArray[np.int64],
-        length: npt.NDArray[np.int64],
+        self, source: npt.NDArray[np.int32], pos: Ints, length: Ints
     ) -> npt.NDArray[np.uint64]:
         """uint64[n]: addresses of the bytes of extents; 0 if source is -1.
 
-        These sources must outlive the addresses. Addresses in objects are valid until the next
-        fetch. Raises ValueError if an extent lies outside its source.
+        These sources must outlive the addresses. Raises ValueError if an extent lies outside its
+        source.
         """
-        fault, row = _check_extents(pos, length, source, self.sizes)
+        return self._located(source, pos, length)[0]
+
+    def _located(self, source: Any, pos: Any, length: Any) -> tuple[npt.NDArray[np.uint64], int]:
+        """(addresses of extents, total of their bytes)."""
+        is_used = np.zeros(len(self) + 1, np.bool_)  # the last one is that of source -1
+        is_used[source.clip(-1, len(self) - 1)] = True
+        for number in np.flatnonzero(is_used[:-1] & (self._sizes < 0)).tolist():
+            self.data(number)
+        located = np.empty(len(pos), np.uint64)
+        fault, row = _locate(
+            np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
+            np.ascontiguousarray(source), self._bases, self._sizes, located,
+        )  # fmt: skip
         if fault != _OK:
             place = (int(source[row]), int(pos[row]), int(length[row]))
             raise ValueError(f"extents: row {row} {_FAULTS[fault]}: {place}")
-        located = self._found(source, pos, length)
-        far = self._to_fetch(source, length, located)
-        self._fetch(source[far], pos[far], length[far])
-        return located
+        return located, int(row)
 
-    def _found(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]:
-        """`addresses` without fetching."""
-        located = np.empty(len(pos), np.uint64)
-        held = self._held
-        _addresses(
-            np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
-            np.ascontiguousarray(source), self.bases, self._starts(), held.place, held.end,
-            held.offset, held.data.ctypes.data, located,
-        )  # fmt: skip
-        return located
-
-    def _to_fetch(self, source: Any, length: Any, addresses: Any) -> npt.NDArray[np.int64]:
-        """Rows of extents that lie in objects and have no copy."""
-        if not self.is_far:
-            return _NONE
-        is_far = np.array([version is not None for version in self.versions] + [False])
-        here = self._held.data.ctypes.data
-        is_held = (addresses >= here) & (addresses < here + len(self._held.data))
-        return np.flatnonzero(is_far[source] & (length > 0) & ~is_held)
-
-    def _fetch(self, source: Any, pos: Any, length: Any) -> None:
-        for number in np.unique(source).tolist():
-            of_file = source == number
-            self._ranged[number].fetch(pos[of_file], pos[of_file] + length[of_file])
-
-    def _starts(self) -> npt.NDArray[np.int64]:
-        """int64[n]: position of each file in the concatenated bytes of the run."""
-        starts: npt.NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
-        return starts
-
-    def gather(self, extents: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    def gather(self, extents: npt.NDArray[np.void]) -> Bytes:
         """The bytes of EXTENT[n], concatenated; zeros if source is -1.
 
         The array is a view of a buffer that the next call overwrites: copy bytes to keep them.
-        Raises ValueError if an extent lies outside its file.
+        Raises ValueError if an extent lies outside its source.
         """
-        fault, number = _check_extents(*_columns(extents), self.sizes)
-        if fault != _OK:
-            raise ValueError(f"extents: row {number} {_FAULTS[fault]}: {extents[number]}")
-        total = int(number)
+        located, total = self._located(extents["source"], extents["pos"], extents["length"])
         if total > len(self._buffer):
             self._buffer = np.empty(max(total, 2 * len(self._buffer)), np.uint8)
-        self._fill(extents, self._buffer)
+        _copy_extents(located, np.ascontiguousarray(extents["length"]), self._buffer)
         return self._buffer[:total]
-
-    def _fill(self, extents: npt.NDArray[np.void], out: npt.NDArray[np.uint8]) -> None:
-        pos, length, source = _columns(extents)
-        location = self._found(source, pos, length)
-        far = np.zeros(len(extents), bool)
-        far[self._to_fetch(source, length, location)] = True
-        at = 0
-        rows = np.arange(len(extents))
-        for portion in _portions(pos, length, far):
-            here = rows[portion]
-            wanted = here[far[here]]
-            self._fetch(source[wanted], pos[wanted], length[wanted])
-            at = _copy_extents(location, length, here, out, at)

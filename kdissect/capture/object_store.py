@@ -161,9 +161,11 @@ class ObjectFile(io.RawIOBase):
     def size(self) -> int:
         return int(self._file.size())
 
-    def metadata(self) -> dict[Any, Any]:
-        """The object's metadata in the store, such as tag and time of change."""
-        return self._file.metadata() or {}
+    def version(self) -> tuple[int, str]:
+        """(size in bytes, the store's tag of the content)."""
+        facts = self._file.metadata() or {}
+        tag = facts.get("ETag") or facts.get("Last-Modified") or b""
+        return int(self._file.size()), (tag if isinstance(tag, str) else tag.decode()).strip('"')
 
     def read_at(self, count: int, pos: int) -> bytes:
         """Bytes pos to pos + count; fewer at the object's end."""

@@ -7,15 +7,16 @@ and IP fragments (`ip_fragments`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import read_only
 from kdissect.capture import pcap, pcapng
+from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
 from kdissect.capture.link_layers import (
@@ -26,7 +27,6 @@ from kdissect.capture.link_layers import (
     find_tcp,
 )
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.object_bytes import Version
 from kdissect.capture.packet_reader import (
     CAPTURED,
     DATA_POS,
@@ -204,7 +204,7 @@ def _walk(
     return outcome
 
 
-class _Walk:
+class RecordWalk:
     """A walk over one file, and its tables."""
 
     def __init__(
@@ -225,7 +225,7 @@ class _Walk:
         self.headers = np.zeros(HEADERS_SIZE, np.int64)
         self.outcome = STEP_PACKET
 
-    def run(self, packet_max: int = 2**62) -> _Walk:
+    def run(self, packet_max: int = 2**62) -> RecordWalk:
         while True:
             self.outcome = _walk(
                 self.data, self.cursor, self.interfaces, self.secrets, self.counts, self.splits,
@@ -332,96 +332,93 @@ class _Walk:
         )
 
 
-class CaptureWalk(Protocol):
-    """The interface of a walk over a capture that the plan uses."""
+@dataclass(frozen=True, slots=True)
+class WalkedCapture:
+    """The result of walking one input. Its source number is 0 in `info` and `splits`.
 
-    @property
-    def start_time_ns(self) -> int | None: ...
-
-    @property
-    def passed_over(self) -> int: ...
-
-    def info(self, source: int, file: InputFile) -> CaptureInfo: ...
-
-    def make_splits(self, source: int) -> list[Split]: ...
-
-    def fragment_table(self) -> npt.NDArray[np.int64]: ...
-
-
-def order_inputs(
-    files: Sequence[InputFile], walks: Mapping[str, CaptureWalk] | None = None
-) -> list[InputFile]:
-    """The captures among spooled inputs, by the time of their first packet; those without packets
-    last.
-
-    Equal times are ordered by path, so the order of the arguments does not matter. walks: earlier
-    walks by `data_path`.
+    file: as `spooled` describes it. size: plain bytes. start_time_ns: of the first packet, None
+    without packets. fragments: int64[n, FRAGMENT_WIDTH]. passed_over: IP fragments beyond the
+    limit. info: None if the input is no capture.
     """
 
-    def key(file: InputFile) -> tuple[bool, int, str]:
-        if walks and file.data_path in walks:
-            time_ns = walks[file.data_path].start_time_ns
-            return time_ns is None, time_ns or 0, file.path
-        data = Sources([file.data_path]).data(0)
-        time_ns = _Walk(data, max(len(data), 1)).run(packet_max=1).start_time_ns
-        return time_ns is None, time_ns or 0, file.path
-
-    return sorted((file for file in files if file.is_capture), key=key)
+    file: InputFile
+    size: int = 0
+    info: CaptureInfo | None = None
+    splits: tuple[Split, ...] = ()
+    start_time_ns: int | None = None
+    fragments: npt.NDArray[np.int64] | None = None
+    passed_over: int = 0
 
 
-def _walked(path: str, split_bytes: int, fragment_max: int) -> _Walk:
-    """A walk over a whole file."""
-    sources = Sources([path])
-    walk = _Walk(sources.data(0), split_bytes, fragment_max)
-    sources.windows(0, walk.cursor, len(walk.data), lambda: int(walk.run().outcome))
-    return walk
+def walk_capture(
+    file: InputFile, folder: str, split_bytes: int, fragment_max: int = FRAGMENT_MAX
+) -> WalkedCapture:
+    """Look at an input, make it readable (`spooled`, in `folder`), and walk over its packets.
+
+    Raises CaptureError if it cannot be opened, EnvironmentFailed if it cannot be read.
+    """
+    file = spooled(file, folder)
+    if not file.is_capture:
+        return WalkedCapture(file)
+    sources = Sources([file], folder)
+    data = sources.data(0)
+    walk = RecordWalk(data, split_bytes, fragment_max)
+    sources.windows(0, walk.cursor, len(data), lambda: int(walk.run().outcome))
+    return WalkedCapture(
+        file, len(data), walk.info(0, file), tuple(walk.make_splits(0)), walk.start_time_ns,
+        walk.fragment_table(), walk.passed_over,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """captures[i] describes sources.paths[i]; inputs that are no captures follow, with source -1
-    and their error. splits: by source, then by position. fragments: the joined IP fragments
-    of all captures, None without any."""
+    """The captures of a run, in the order of their first packets.
 
-    sources: Sources
+    files: the inputs; those that are no captures come last. sizes: plain bytes of each capture.
+    captures: captures[i] describes files[i], with source -1 and its error if it is no capture.
+    splits: by source, then by position. fragments: int64[n, FRAGMENT_WIDTH] by source, IP fragments
+    that may carry TCP. passed_over: IP fragments beyond the limit.
+    """
+
+    files: list[InputFile]
+    sizes: list[int]
     captures: list[CaptureInfo]
     splits: list[Split]
-    fragments: Joined | None
+    fragments: list[npt.NDArray[np.int64]]
+    passed_over: int
+
+    def joined(self, folder: str) -> Joined | None:
+        """The joined IP fragments of all captures; None without any. folder: for copies."""
+        return join(self.fragments, Sources(self.files, folder), self.passed_over)
 
 
-def plan_splits(
-    files: Sequence[InputFile],
-    split_bytes: int = SPLIT_BYTES,
-    fragment_max: int = FRAGMENT_MAX,
-    walks: Mapping[str, CaptureWalk] | None = None,
-) -> Splits:
-    """The run's sources and splits, from one walk over each source.
+def numbered(walks: Sequence[WalkedCapture], fragment_max: int = FRAGMENT_MAX) -> Splits:
+    """The walks over all inputs as one, with source numbers.
 
-    files: from `inputs.spool`. fragment_max: IP fragments joined; others are counted. walks:
-    earlier walks over objects in stores, by `data_path` (`object_splits.walk_all`). Raises
-    ValueError if split_bytes is below 1, CaptureError if a file cannot be opened.
+    Captures are ordered by the time of their first packet, then by path, so the order of the
+    arguments does not matter; those without packets come last. fragment_max: IP fragments joined,
+    over all captures; others are counted.
     """
-    if split_bytes < 1:
-        raise ValueError(f"split_bytes: {split_bytes} is not positive")
-    far = walks or {}
-    ordered = order_inputs(files, far)
-    versions = [Version(f.size, f.tag) if f.data_path in far else None for f in ordered]
-    sources = Sources([file.data_path for file in ordered], versions)
-    captures: list[CaptureInfo] = []
-    splits: list[Split] = []
-    fragments: list[npt.NDArray[np.int64]] = []
+
+    def key(walk: WalkedCapture) -> tuple[bool, int, str]:
+        return walk.start_time_ns is None, walk.start_time_ns or 0, walk.file.path
+
+    made = Splits([], [], [], [], [], 0)
     passed_over = 0
-    for source, file in enumerate(ordered):
-        room = fragment_max - sum(map(len, fragments))
-        walk = far.get(file.data_path) or _walked(file.data_path, split_bytes, room)
-        captures.append(walk.info(source, file))
-        splits.extend(walk.make_splits(source))
-        table = walk.fragment_table()
-        fragments.append(table[:room])
-        passed_over += walk.passed_over + len(table) - len(fragments[-1])
-    captures.extend(
-        CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
-        for file in files
-        if not file.is_capture
-    )
-    return Splits(sources, captures, splits, join(fragments, sources, passed_over))
+    room = fragment_max
+    for source, walk in enumerate(sorted((walk for walk in walks if walk.info), key=key)):
+        assert walk.info is not None
+        assert walk.fragments is not None
+        made.files.append(walk.file)
+        made.sizes.append(walk.size)
+        made.captures.append(replace(walk.info, source=source))
+        made.splits.extend(replace(split, source=source) for split in walk.splits)
+        made.fragments.append(walk.fragments[:room])
+        passed_over += walk.passed_over + len(walk.fragments) - len(made.fragments[-1])
+        room -= len(made.fragments[-1])
+    for file in (walk.file for walk in walks if walk.info is None):
+        made.files.append(file)
+        made.captures.append(
+            CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
+        )
+    return replace(made, passed_over=passed_over)

@@ -11,7 +11,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
-from kdissect.capture.splits import FRAGMENT_MAX, _Walk
+from kdissect.capture.splits import FRAGMENT_MAX, RecordWalk
 from kdissect.errors import CaptureError
 
 WINDOW_BYTES_MIN = 256 << 10  # the first one; each later one is twice as large
@@ -52,12 +52,9 @@ PIPE_BYTES = 1 << 20  # requested capacity of a pipe
 _TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 
 
-class WindowSources(Sources):
-    """The buffer of a window as the bytes of every capture: positions are those in the buffer."""
-
-    def __init__(self, paths: list[str], buffer: npt.NDArray[np.uint8]) -> None:
-        super().__init__(paths)
-        self._maps = dict.fromkeys(range(len(paths)), buffer)
+def buffer_as_sources(paths: Sequence[str], buffer: npt.NDArray[np.uint8]) -> Sources:
+    """A buffer as the bytes of every capture: positions are those in the buffer."""
+    return Sources(paths, arrays=dict.fromkeys(range(len(paths)), buffer))
 
 
 @dataclass(slots=True)
@@ -92,7 +89,7 @@ class Window:
 
     def sources(self, paths: list[str]) -> Sources:
         """The buffer as the sources of the captures `paths`."""
-        return WindowSources(paths, self.buffer[: self.used])
+        return buffer_as_sources(paths, self.buffer[: self.used])
 
 
 def _enlarge_pipe(descriptor: int) -> None:
@@ -175,7 +172,7 @@ class _Unpacked:
         # a failing read returns none of its bytes
         if self._path != inputs.STDIN and os.path.isfile(self._path):
             try:
-                for piece in inputs._pieces(self._path, self._compression, 1, done):
+                for piece in inputs.plain_pieces(self._path, self._compression, 1, done):
                     done += 1
                     yield piece
             except (pa.ArrowException, OSError):
@@ -239,7 +236,7 @@ class WindowReader:
         if inputs.detect_format(head[:4]) == "unknown":
             reason = "the file is empty" if not head else "not a pcap or pcapng file"
             raise CaptureError(f"{path}: {reason}")
-        self._walk = _Walk(np.frombuffer(head, np.uint8), 2**62, FRAGMENT_MAX)
+        self._walk = RecordWalk(np.frombuffer(head, np.uint8), 2**62, FRAGMENT_MAX)
         self._left = head[int(self._walk.cursor[POS]) :]
         if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.SECTION_MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
@@ -295,7 +292,7 @@ class WindowReader:
         cursor[[POS, END, SECRET_COUNT, OTHER_COUNT]] = 0, filled, 0, 0
         walk.counts[:] = 0
         walk.run()
-        sources = WindowSources(self._paths, data)
+        sources = buffer_as_sources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
         for split in walk.make_splits(self.source):
             split = replace(split, first_packet=self.last_packet + split.first_packet)

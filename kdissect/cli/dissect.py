@@ -100,7 +100,7 @@ def dissect_command(
             "--split-bytes",
             metavar="N",
             min=1,
-            help="Bytes of a capture per task (default: by size and cores).",
+            help="Bytes of captures per task (default: by size).",
         ),
     ] = None,
     spool: Spool = None,
@@ -117,7 +117,7 @@ def dissect_command(
     # all refusals come before anything is started
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.append import unread
-    from kdissect.pipeline.plan import check_key_logs, hash_ahead
+    from kdissect.pipeline.plan import check_key_logs
     from kdissect.pipeline.table_set import check_out
 
     if append and overwrite:
@@ -139,7 +139,6 @@ def dissect_command(
         check_java()
     with _spark_log() as log_path:
         start = Background(lambda: _start_spark(master, settings, log_path))
-        hash_ahead(inputs)
         from kdissect import api
 
         with logged_step(_log, "start of Spark"):

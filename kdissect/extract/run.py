@@ -120,7 +120,7 @@ def extract(
     target = Path(out)
     if target.is_file() and not overwrite:
         raise OutputError(f"{target}: is there already; --overwrite replaces it")
-    with planned(paths, options, 1, spool) as plan:
+    with planned(paths, options, spool) as plan:
         chosen = _Chosen(selection)
         local.run(plan, chosen)
         exchanges = _joined(chosen.exchanges)

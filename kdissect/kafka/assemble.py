@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import FRAGMENT_PART, SYN, SegmentBatch
 from kdissect.kafka import frame_tables, framing, pairing
@@ -44,7 +45,7 @@ from kdissect.kafka.exchanges import (
 )
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, PENDING, Kafka, PendingRequests
 from kdissect.kafka.framing import STREAM, new_streams
-from kdissect.kafka.options import MappedSources, StreamOptions, check_batch
+from kdissect.kafka.options import StreamOptions, check_batch
 from kdissect.kafka.pairing import (
     ANSWERS,
     OUT_OF_ORDER,
@@ -179,7 +180,7 @@ def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratc
 
 def assemble(
     batch: SegmentBatch,
-    sources: MappedSources,
+    sources: Sources,
     options: StreamOptions | None = None,
     key_logs: Sequence[Any] = (),
 ) -> Assembly:
@@ -196,7 +197,7 @@ def assemble(
 
 def assemble_streams(
     batch: SegmentBatch,
-    sources: MappedSources,
+    sources: Sources,
     options: StreamOptions,
     key_logs: Sequence[Any] = (),
     earlier: EarlierState | None = None,
@@ -213,7 +214,7 @@ def assemble_streams(
 
 def paired_frames(
     batches: list[SegmentBatch],
-    sources: MappedSources,
+    sources: Sources,
     options: StreamOptions,
     key_logs: Sequence[Any],
     scratch: Scratch,
@@ -224,14 +225,14 @@ def paired_frames(
 
 def _paired(
     batches: list[SegmentBatch],
-    sources: MappedSources,
+    sources: Sources,
     options: StreamOptions,
     key_logs: Sequence[Any],
     earlier: EarlierState | None,
     scratch: Scratch,
 ) -> tuple[Paired, Streams, TlsConnections]:
     endpoints = batches[0].endpoints
-    check_batch(batches[0], sources)
+    check_batch(batches[0])
     streams = reassemble(
         batches, sources, options.duplicate_window_ns, scratch, earlier.tcp if earlier else None
     )
@@ -246,7 +247,7 @@ def _paired(
     _detect(detection, streams, kafka, scratch)
     client_side, protocol = detection.client_side, detection.protocol
     tls, is_tls = _read_tls(detection, streams, connections, key_logs)
-    plain = plain_streams(streams, tls, len(sources.sizes), scratch)
+    plain = plain_streams(streams, tls, len(sources), scratch)
     recognise_plain(
         plain, streams.connections, detection.has_syn, detection.is_likely, kafka,
         np.zeros(0, PENDING), client_side, protocol,
@@ -281,7 +282,7 @@ def _paired(
         pairs,
         detection.last_response,
         bounded(anomalies, options),
-        np.bincount(duplicates, minlength=len(sources.sizes)).astype(np.int64),
+        np.bincount(duplicates, minlength=len(sources)).astype(np.int64),
         tls.facts,
         plain.carried,
         streams.facts,

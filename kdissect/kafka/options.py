@@ -1,12 +1,9 @@
-"""Options of assembling, and the interface to mapped captures."""
+"""Options of assembling, and a check of its input."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from kdissect.capture.segments import SegmentBatch
 
@@ -31,37 +28,23 @@ class StreamOptions:
     duplicate_window_ns: int = DUPLICATE_WINDOW_NS
 
 
-class MappedSources(Protocol):
-    """sizes: int64[n], bytes of the captures. addresses: uint64[m], memory addresses of extents."""
+def check_batch(batch: SegmentBatch) -> None:
+    """Raise ValueError if a segment refers outside the batch.
 
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]: ...
-
-    def addresses(self, source: Any, pos: Any, length: Any) -> npt.NDArray[np.uint64]: ...
-
-
-def check_batch(batch: SegmentBatch, sources: MappedSources) -> None:
-    """Raise ValueError if a segment lies outside the captures or refers outside the batch.
-
-    After this check, kernels may read every captured byte without further bounds checks.
+    `Sources.addresses` checks that the payload lies inside the captures. After both, kernels may
+    read every captured byte without further bounds checks.
     """
     for first in range(0, len(batch.segments), CHECKED_AT_ONCE):
-        _check(batch.segments[first : first + CHECKED_AT_ONCE], len(batch.endpoints), sources.sizes)
+        _check(batch.segments[first : first + CHECKED_AT_ONCE], len(batch.endpoints))
 
 
-def _check(segments: Any, pair_count: int, sizes: npt.NDArray[np.int64]) -> None:
-    source = segments["source"].astype(np.int64)
-    if source.min() < 0 or source.max() >= len(sizes):
-        raise ValueError("batch: a segment names a source that is not mapped")
+def _check(segments: Any, pair_count: int) -> None:
+    if segments["source"].min() < 0:
+        raise ValueError("batch: a segment names no source")
     if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= pair_count:
         raise ValueError("batch: a segment names an endpoint pair that is not in the batch")
     if segments["side"].max() > 1:
         raise ValueError("batch: a segment's side is neither 0 nor 1")
-    captured = segments["captured"].astype(np.int64)
+    captured = segments["captured"]
     if captured.min() < 0 or (captured > segments["length"]).any():
         raise ValueError("batch: a segment has captured more than its length, or less than nothing")
-    pos = segments["pos"]
-    # without payload the position is never read; this form cannot overflow
-    outside = (captured > 0) & ((pos < 0) | (pos > sizes[source] - captured))
-    if outside.any():
-        raise ValueError("batch: a segment's payload lies outside of its source")

@@ -230,13 +230,11 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
 
 
 @contextmanager
-def planned_append(
-    append: AppendPlan, parallelism: int, spool_dir: str | None
-) -> Iterator[RunPlan]:
+def planned_append(append: AppendPlan, spool_dir: str | None) -> Iterator[RunPlan]:
     """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
     ends."""
     before = append.before
-    with planned_inputs(append.inputs, append.options, parallelism, spool_dir) as plan:
+    with planned_inputs(append.inputs, append.options, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < before.end_ns - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
@@ -249,9 +247,8 @@ def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
     count = len(before.capture_ids)
     return replace(
         plan,
-        paths=(*[os.devnull] * count, *plan.paths),
+        files=(*[os.devnull] * count, *plan.files),
         sizes=(*[0] * count, *plan.sizes),
-        versions=(*[None] * count, *plan.versions),
         captures=tuple(
             replace(info, source=info.source + count) if info.source >= 0 else info
             for info in plan.captures
@@ -285,7 +282,7 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
     """Return why a run cannot save its state; None if it can."""
     if is_remote(out):
         return "the set is in an object store"
-    if any(version is not None for version in plan.versions):
+    if any(is_remote(info.path) for info in plan.captures):
         return "its captures are in object stores"
     if options.time_from_ns is not None or options.time_to_ns is not None:
         return "the set is of a range of times"
@@ -308,7 +305,7 @@ def state_to_save(
         used.merge(NamesUsed.from_json(append.document["names_used"]))
         changed = append.document["changed_ns"]
     document = {
-        "capture_ids": plan.capture_ids[: len(plan.paths)],
+        "capture_ids": plan.capture_ids[: len(plan.sizes)],
         "facts": state["facts"],
         "end_ns": plan.end_ns,
         "changed_ns": changed | _changed_ns(plan),

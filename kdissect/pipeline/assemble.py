@@ -8,7 +8,6 @@ makes rows.
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import gather_ranges, take
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.scratch import MEMORY, Scratch, Written
+from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import paired_frames
@@ -30,15 +29,23 @@ from kdissect.kafka.assembly import Anomaly, Assembly, CloseReason
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.cluster import Learnt
-from kdissect.pipeline.filters import anomalies_within, connections_within, exchanges_within, follow
+from kdissect.pipeline.filters import (
+    NOT_FOLLOWED,
+    anomalies_within,
+    connections_within,
+    exchanges_within,
+    follow,
+)
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import COUNTS, StateFiles, write_connections
 from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, packed_parts, parts
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
     ROW_BYTES_MAX,
+    RUN,
     Row,
     RowKind,
     packed_table,
@@ -86,25 +93,19 @@ def assemble(
     """Turn all rows of one bucket, in order, into rows keyed by slot. files: receives the saved
     state."""
     began = time.perf_counter()
-    # with copied payload, segments must stay in the order of that payload
-    gathered = Gathered(keep_order=sources.is_far)
+    gathered = Gathered()
     states: list[OpenConnection] = []
     number = 0
-    payload = Written(np.uint8, Scratch(in_files=True))
     for row in rows:
         number = row.key
         if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
-        elif row.kind == RowKind.PAYLOAD:
-            payload.append(np.frombuffer(row.data, np.uint8))
         elif row.kind == RowKind.STATES:
             states += unpack_connections(row.data)
         else:
-            yield row._replace(key=row.order % plan.slot_count if row.kind == RowKind.TABLE else 0)
+            yield row._replace(key=row.order % plan.slot_count)
     batch, scratch = gathered.batch()
     byte_count = int(batch.segments["captured"].sum())
-    if sources.is_far:
-        sources = sources.holding([batch.segments], payload.array())
     is_continued = plan.keeps and (len(states) > 0 or _fits_memory(plan, batch))
     batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
@@ -126,19 +127,20 @@ def assemble(
             order[slot] += 1
     del exchanges  # deletes its temporary files
     learnt.finish(bucket.assembly)
-    yield from _facts_rows(plan, number, learnt)
     for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
         for some in sliced(table):
             yield Row(slot, RowKind.TABLE, number, packed_table(name, some))
-    stats: dict[str, Any] = {
-        "duplicates": _by_source(bucket.assembly.duplicate_packets),
-        "given_up": bucket.given_up,
-        "counts": bucket.counts,
-    }
+    stats = RunStats(
+        duplicates=_by_source(bucket.assembly.duplicate_packets), counts=Counter(bucket.counts)
+    )
+    for source, count in bucket.given_up.items():
+        stats.tcp[source] -= count
+        stats.ignored[source][NOT_FOLLOWED] += count
     if files is not None and bucket.states:
-        stats["files"] = [write_connections(files, bucket.states)]
-    timings = {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
-    yield Row(0, RowKind.STATS, number, json.dumps({**stats, "timings": timings}).encode())
+        stats.files.append(write_connections(files, bucket.states))
+    stats.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
+    yield Row(RUN, RowKind.STATS, number, stats.to_json().encode())
+    yield Row(RUN, RowKind.FACTS, number, learnt.cluster.to_bytes())
 
 
 # -- the two ways ---------------------------------------------------------------------------
@@ -269,24 +271,17 @@ def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
     Slot 0 if an exchange begins in no capture that this run reads.
     """
     place = exchange_index.places(assembly.exchanges, assembly.extents, assembly.carried)
-    starts = np.array([*plan.source_start, 0], np.int64)
+    starts = np.append(plan.source_start, 0)
     slot = (starts[place["source"]] + place["pos"]) // plan.slot_bytes
     slot = np.where(place["source"] < plan.earlier_count, 0, slot)
     return np.clip(slot, 0, plan.slot_count - 1)
 
 
-def _facts_rows(plan: RunPlan, number: int, learnt: Learnt) -> Iterator[Row]:
-    cluster = learnt.cluster
-    packed = cluster.to_bytes()
-    for slot in range(plan.slot_count) if cluster.is_for_all else [0]:
-        yield Row(slot, RowKind.FACTS, number, packed)
-
-
 def _tables(
     plan: RunPlan, number: int, bucket: AssembledBucket, learnt: Learnt, has_exchange: Any
 ) -> Iterator[tuple[int, str, pa.Table]]:
-    """Rows of `connections` and `anomalies` by slot. has_exchange: bool per anomaly, whether its
-    exchange is written."""
+    """Rows of `connections` and `anomalies` by slot; with the key RUN those of connections that go
+    on from run to run. has_exchange: bool per anomaly, whether its exchange is written."""
     assembly, options = bucket.assembly, plan.options
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
@@ -296,10 +291,9 @@ def _tables(
     home = number % plan.slot_count
     is_shared = bucket.is_open | bucket.is_earlier
     yield home, "connections", connections.filter(pa.array(overlaps & ~is_shared))
-    # slot 0 joins them with the rows of earlier runs
-    yield 0, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & bucket.is_open))
+    yield RUN, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & bucket.is_open))
     chosen = overlaps & is_shared & ~bucket.is_open
-    yield 0, ENDED_CONNECTIONS, connections.filter(pa.array(chosen))
+    yield RUN, ENDED_CONNECTIONS, connections.filter(pa.array(chosen))
     assembly = replace(assembly, anomalies=assembly.anomalies[stays])
     for table in anomaly_tables(assembly, bucket.sources, list(plan.capture_ids), options):
         yield home, "anomalies", table
@@ -341,5 +335,5 @@ def _shown(
     return extents[chosen], owner[chosen]
 
 
-def _by_source(counts: npt.NDArray[np.int64]) -> dict[str, int]:
-    return {str(source): int(count) for source, count in enumerate(counts) if count}
+def _by_source(counts: npt.NDArray[np.int64]) -> Counter[int]:
+    return Counter({source: int(count) for source, count in enumerate(counts) if count})

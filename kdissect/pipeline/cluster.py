@@ -66,11 +66,6 @@ class Cluster:
         # the smaller of two owners, whatever the order
         self.owners[token_id] = min(owner, self.owners.get(token_id, owner))
 
-    @property
-    def is_for_all(self) -> bool:
-        """Whether rows of any exchange may need it."""
-        return bool(self.topics.first or self.brokers.listed or self.owners)
-
     def to_bytes(self) -> bytes:
         parts = [
             [[*key, *seen] for key, seen in self.topics.first.items()],

@@ -18,9 +18,10 @@ from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble, assembled
 from kdissect.pipeline.decode import decode
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
 from kdissect.pipeline.scan import scan
-from kdissect.pipeline.step_rows import Row, RowKind, Sink
+from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 from kdissect.step_log import logged_step
 
@@ -37,18 +38,20 @@ def run(
     """
     sources = plan.sources()
     buckets, slots, events = _KeyedRows(), _KeyedRows(), _KeyedRows()
-    with logged_step(_log, "scan", splits=plan.split_count, bytes=plan.byte_count):
-        for split in range(plan.split_count):
-            buckets.add(scan(plan, sources, split))
+    with logged_step(_log, "scan", splits=len(plan.splits), bytes=plan.byte_count):
+        for number in range(plan.unit_count):
+            buckets.add(scan(plan, sources, number))
+    slots.add(buckets.take(RUN))
     with logged_step(_log, "assemble", buckets=len(buckets)):
         for _, rows in buckets.drain():
             slots.add(assemble(plan, sources, rows, files))
+    summary = RunSummary.of(slots.take(RUN))
+    results = [write_run_tables(plan, summary, sink)]
     for number in range(len(plan.before.event_files) if plan.before else 0):
         events.add(earlier_events(plan, number))
     with logged_step(_log, "decode", slots=len(slots)):
         for _, rows in slots.drain():
-            events.add(decode(plan, sources, rows, sink, files))
-    results: list[dict[str, Any]] = []
+            events.add(decode(plan, summary.facts, sources, rows, sink, files))
     with logged_step(_log, "analyse", keys=len(events)):
         for _, rows in events.drain():
             results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
@@ -68,11 +71,10 @@ def staged_run(plan: RunPlan, out: str, run_id: str) -> tuple[list[StagedFile], 
 
 
 class _KeyedRows:
-    """Rows between two steps, by key. Key 0 always exists, so that a run without rows has a
-    result."""
+    """Rows between two steps, by key."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[Row]] = defaultdict(list, {0: []})
+        self._rows: dict[int, list[Row]] = defaultdict(list)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -80,6 +82,10 @@ class _KeyedRows:
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
             self._rows[row.key].append(row)
+
+    def take(self, key: int) -> list[Row]:
+        """The rows of one key, which are dropped."""
+        return self._rows.pop(key, [])
 
     def drain(self) -> Iterator[tuple[int, list[Row]]]:
         """Yield each key with its rows in order, and drop them."""
@@ -100,7 +106,7 @@ def earlier_events(plan: RunPlan, number: int) -> Iterator[Row]:
 
 
 def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the results of all tasks: `timings` summed in seconds, `state` merged."""
+    """Merge the results of all tasks: `timings` summed in seconds, `state` and `hashes` merged."""
     timings: dict[str, float] = defaultdict(float)
     for result in results:
         for name, value in result["timings"].items():
@@ -108,6 +114,7 @@ def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "timings": dict(timings),
         "state": merged(result.get("state", {}) for result in results),
+        "hashes": [one for result in results for one in result.get("hashes", ())],
     }
 
 

@@ -26,7 +26,7 @@ class Options:
 
     ports: TCP ports on which to expect Kafka; detection still looks at the bytes.
     reveal_secrets: show passwords, tokens and sensitive configuration values.
-    split_bytes: bytes of a capture per scan task; None chooses from input size and cores.
+    split_bytes: bytes of captures per task; None chooses from the size of the input.
     payload: how much of the records' keys and values to show (kdissect/tables/payload.py).
     decode_values: adds columns to `records`, one of DECODE_VALUES.
     keylog: files with TLS session secrets (SSLKEYLOGFILE); every worker reads them.

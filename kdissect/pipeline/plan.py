@@ -1,4 +1,8 @@
-"""Plan a run: find the inputs, spool them if needed, and cut them into splits."""
+"""Plan a run: find the inputs, walk over their packet headers, and number their splits.
+
+The caller's process lists the inputs. Everything that reads them is a call for some inputs, or for
+all together, which a `Runner` makes: on Spark in tasks.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,20 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from kdissect.background import Background
-from kdissect.capture import object_splits, object_store
-from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.capture.copies import local_path, spooled
+from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.object_bytes import changed, version_of
-from kdissect.capture.splits import plan_splits
+from kdissect.capture.object_store import is_remote
+from kdissect.capture.splits import WalkedCapture, numbered, walk_capture
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.run_plan import RunPlan, sized, tasks
+from kdissect.pipeline.run_plan import RunPlan, task_count
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
@@ -28,34 +32,37 @@ _log = logging.getLogger(__name__)
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
 HASHED_BYTES = 256 << 10  # read at a time into one buffer that stays in the cache
+WALKED_HERE_MAX = 256 * MB  # plain files of so many bytes are walked in less time than a job takes
+
+FILE_COST = MB  # bytes that can be walked in the time that opening a file takes
+# Calls a function for each item, in a task of its own; returns the results in the order of items.
+Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 class Hashed(NamedTuple):
-    """Size and sha256 of a file; state: its (size, time of change) before hashing."""
+    """Size and sha256 of a file."""
 
     size: int
     sha256: str
-    state: tuple[int, int]
 
 
 @contextmanager
 def planned(
     paths: Sequence[str | os.PathLike[str]],
     options: Options,
-    parallelism: int,
     spool_dir: str | None = None,
-    walk_pieces: object_splits.Runner | None = None,
+    in_tasks: Runner | None = None,
 ) -> Iterator[RunPlan]:
-    """The plan of a run over `paths`; spooled copies are deleted when the context ends.
+    """The plan of a run over `paths`; copies of captures are deleted when the context ends.
 
-    walk_pieces: runs walks over pieces of objects in stores; such objects are then read in place.
-    Without it they are copied to disk first.
-    Raises CaptureError if a named file is missing or no capture, or no file can be used.
+    in_tasks: walks over the captures if they are large, or have to be copied first; without it this
+    process does. Raises CaptureError if a named file is missing or no capture, or no file can be
+    used.
     """
     with logged_step(_log, "find captures") as counts:
         inputs = find_captures([os.fspath(path) for path in paths])
         counts["captures"] = len(inputs)
-    with planned_inputs(inputs, options, parallelism, spool_dir, walk_pieces) as plan:
+    with planned_inputs(inputs, options, spool_dir, in_tasks) as plan:
         yield plan
 
 
@@ -63,73 +70,86 @@ def planned(
 def planned_inputs(
     inputs: list[InputFile],
     options: Options,
-    parallelism: int,
     spool_dir: str | None = None,
-    walk_pieces: object_splits.Runner | None = None,
+    in_tasks: Runner | None = None,
 ) -> Iterator[RunPlan]:
     """Like `planned`, for inputs that were found already."""
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
         with logged_step(_log, "plan", captures=len(inputs)):
-            plan = make_plan(inputs, options, parallelism, folder, walk_pieces)
+            plan = make_plan(inputs, options, folder, in_tasks)
         yield plan
 
 
 def make_plan(
-    inputs: list[InputFile],
-    options: Options,
-    parallelism: int,
-    spool_dir: str,
-    walk_pieces: object_splits.Runner | None = None,
+    inputs: list[InputFile], options: Options, folder: str, in_tasks: Runner | None = None
 ) -> RunPlan:
-    """Cut the inputs into splits; inputs that cannot be read at a position are spooled first.
+    """Cut the inputs into splits. folder: for copies. in_tasks: as for `planned`.
 
-    walk_pieces: as for `planned`. Raises CaptureError if none of the inputs is a capture.
+    Raises CaptureError if none of the inputs is a capture.
     """
     check_key_logs(options.keylog)
-    files = [
-        replace(item, data_path=item.path)
-        if walk_pieces is not None and item.is_ranged
-        else spool(item, spool_dir)
-        for item in inputs
-    ]
-    far_files = [item for item in files if item.is_ranged and item.data_path == item.path]
-    if not any(item.is_capture for item in files):
-        raise CaptureError(f"{inputs[0].path}: {inputs[0].error}")
-    byte_count = sum(
-        item.size if item in far_files else os.path.getsize(item.data_path)
-        for item in files
-        if item.is_capture
-    )
+    # this process has the standard input
+    inputs = [spooled(item, folder) if item.format == "stream" else item for item in inputs]
+    captures = [item for item in inputs if item.is_capture]
+    listed = sum(item.size for item in captures)
     split_bytes = options.split_bytes
     if split_bytes is None:
-        split_bytes = -(-byte_count // max(1, tasks(byte_count, parallelism)))
+        split_bytes = -(-listed // task_count(listed))
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    walks: dict[str, object_splits.FarWalk] = {}
-    if far_files and walk_pieces is not None:
-        piece_bytes = options.split_bytes or min(split_bytes, object_splits.PIECE_BYTES_MAX)
-        walks = object_splits.walk_all(
-            far_files, piece_bytes, options.limits.fragments, walk_pieces
-        )
-    split_plan = plan_splits(files, split_bytes, options.limits.fragments, walks)
-    sources = split_plan.sources
-    bucket_count, slot_bytes = sized(byte_count, parallelism)
-    return RunPlan(
-        paths=tuple(sources.paths),
-        sizes=tuple(int(size) for size in sources.sizes),
-        captures=tuple(split_plan.captures),
-        capture_ids=tuple(capture_id(info.path) for info in split_plan.captures),
-        splits=tuple(split_plan.splits),
-        fragments=split_plan.fragments,
-        bucket_count=bucket_count,
-        slot_bytes=slot_bytes,
-        options=options,
-        versions=tuple(sources.versions),
+    walk = partial(
+        _walked, folder=folder, split_bytes=split_bytes, fragment_max=options.limits.fragments
     )
+    is_quick = listed <= WALKED_HERE_MAX and all(item.data_path for item in captures)
+    if in_tasks is None or is_quick:
+        in_tasks = _here
+    walks = [found for some in in_tasks(walk, list(_groups(inputs))) for found in some]
+    found = numbered(walks, options.limits.fragments)
+    if not found.sizes:
+        file = walks[0].file
+        raise CaptureError(f"{file.path}: {file.error}")
+    joined = None
+    if found.passed_over or any(map(len, found.fragments)):
+        (joined,) = in_tasks(replace(found, captures=[], splits=[]).joined, [folder])
+    return RunPlan(
+        files=tuple(found.files),
+        sizes=tuple(found.sizes),
+        captures=tuple(found.captures),
+        capture_ids=tuple(capture_id(info.path) for info in found.captures),
+        splits=tuple(found.splits),
+        fragments=joined,
+        folder=folder,
+        options=options,
+    )
+
+
+def _here(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """The `Runner` of this process."""
+    return [call(item) for item in items]
+
+
+def _groups(inputs: Sequence[InputFile]) -> Iterator[list[InputFile]]:
+    """Yield consecutive inputs that one task walks over: many small ones, or one large one."""
+    group: list[InputFile] = []
+    cost = 0
+    for item in inputs:
+        if group and cost + item.size > SPLIT_BYTES_MAX:
+            yield group
+            group, cost = [], 0
+        group.append(item)
+        cost += item.size + FILE_COST
+    if group:
+        yield group
+
+
+def _walked(
+    inputs: list[InputFile], folder: str, split_bytes: int, fragment_max: int
+) -> list[WalkedCapture]:
+    return [walk_capture(item, folder, split_bytes, fragment_max) for item in inputs]
 
 
 def check_key_logs(paths: Sequence[str]) -> None:
     """Raise CaptureError if a key log cannot be read or has no line of a key log."""
-    files = Sources(list(paths))
+    files = Sources(paths)
     for number, path in enumerate(paths):
         text = files.data(number).data
         if not holds_secrets(text) and not is_blank(text):
@@ -142,27 +162,8 @@ def capture_id(path: str) -> int:
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def hash_ahead(inputs: Sequence[InputFile]) -> None:
-    """Start to hash these files in the background; `manifest_inputs` uses the result.
-
-    Starting Spark takes seconds and leaves a core idle meanwhile.
-    """
-    paths = [item.path for item in inputs]
-    _ahead[:] = [Background(lambda: {path: hashed(path) for path in paths if _is_file(path)})]
-
-
-_ahead: list[Background[dict[str, Hashed]]] = []  # at most one, until `manifest_inputs` takes it
-
-
-def _is_file(path: str) -> bool:
-    """Return whether the path is a readable regular file. Errors are reported when the file is
-    read."""
-    return os.path.isfile(path) and os.access(path, os.R_OK)
-
-
 def hashed(path: str) -> Hashed:
-    """Hash a file; returns its size, digest and state."""
-    state = _state(path)
+    """Hash a file. Raises OSError."""
     digest = hashlib.sha256()
     size = 0
     block = memoryview(bytearray(HASHED_BYTES))
@@ -170,49 +171,41 @@ def hashed(path: str) -> Hashed:
         while count := stream.readinto(block):
             digest.update(block[:count])
             size += count
-    return Hashed(size, digest.hexdigest(), state)
+    return Hashed(size, digest.hexdigest())
 
 
-def _state(path: str) -> tuple[int, int]:
-    state = os.stat(path)
-    return state.st_size, state.st_mtime_ns
+def hashed_input(file: InputFile, folder: str) -> Hashed | None:
+    """Hash an input: the file that the user named, or the copy of a stream or an object.
 
-
-def check_unchanged(plan: RunPlan) -> None:
-    """Raise EnvironmentFailed if an object in a store was replaced during the run.
-
-    Requests by range do not say which version of an object they want.
+    None if it cannot be read, and for an object that is compressed, of which no bytes are kept.
+    folder: of copies. Raises EnvironmentFailed if the store fails.
     """
-    for path, before in zip(plan.paths, plan.versions, strict=True):
-        if before is not None:
-            with object_store.opened(path) as file:
-                now = version_of(file)
-            if now != before:
-                raise changed(path, before, now)
+    path = file.path if os.path.isfile(file.path) else file.data_path
+    if is_remote(file.path):
+        if not file.is_capture or file.compression != "none":
+            return None
+        path = local_path(file, folder)
+    try:
+        return hashed(path)
+    except OSError:
+        return None
 
 
-def manifest_inputs(plan: RunPlan) -> list[dict[str, Any]]:
+def manifest_inputs(plan: RunPlan, hashes: Iterable[tuple[int, int, str]]) -> list[dict[str, Any]]:
     """`inputs` of the manifest: path, size, sha256 of each file, and whether it is a capture.
 
-    For a stream, size and sha256 are those of its spooled copy. For an object read in place,
-    `sha256` is null and `etag` is the store's, because no task reads all its bytes in order. A hash
-    computed ahead is used if the file's size and time of change are the same.
+    hashes: (number in `plan.files`, size, sha256), from the scan. For a stream they are those of
+    its spooled copy. An object also has the store's `etag`.
     """
-    ahead = _ahead.pop().result() if _ahead else {}
+    known = {number: (size, sha256) for number, size, sha256 in hashes}
     listed = []
-    for info in plan.captures:
-        item: dict[str, Any] = {"path": info.path}
-        version = plan.versions[info.source] if info.source >= 0 else None
-        if info.source < 0 and object_store.is_remote(info.path):
-            with object_store.opened(info.path) as file:
-                version = version_of(file)
-        if version is not None:
-            item |= {"size": version.size, "sha256": None, "etag": version.tag}
-        else:
-            path = info.path if os.path.isfile(info.path) else plan.paths[info.source]
-            digest = ahead.get(path)
-            if digest is None or digest.state != _state(path):
-                digest = hashed(path)
-            item |= {"size": digest.size, "sha256": digest.sha256}
-        listed.append({**item, "is_capture": info.source >= 0})
+    files = plan.files[plan.earlier_count :]
+    for number, (info, file) in enumerate(
+        zip(plan.captures, files, strict=True), plan.earlier_count
+    ):
+        assert isinstance(file, InputFile)
+        size, sha256 = known.get(number, (file.size, None))
+        etag = {"etag": file.tag} if is_remote(file.path) else {}
+        item = {"path": info.path, "size": size, "sha256": sha256}
+        listed.append({**item, **etag, "is_capture": info.source >= 0})
     return listed

@@ -1,23 +1,50 @@
-"""The plan of a run, which every task receives, and how work is cut into tasks."""
+"""The plan of a run, which every task receives, and how work is cut into tasks.
+
+Theory of operation
+-------------------
+Work has units of bounded bytes, so that memory does not depend on the input: a *split* is a range
+of one capture, a *bucket* holds whole connections, a *slot* is a range of the concatenated
+captures, a *key of events* holds whole groups and producers. A task takes consecutive units, one at
+a time. The number of tasks follows from the bytes of the captures and the option `split_bytes`
+alone (`task_count`), never from the cores that a session happens to have.
+"""
 
 from __future__ import annotations
 
-import itertools
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import Joined
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.object_bytes import Version
 from kdissect.capture.splits import CaptureInfo, Split
 from kdissect.pipeline.options import MB, Options
 
-BUCKET_BYTES = 32 * MB  # average bytes of captures per bucket
+BUCKET_BYTES_MAX = 16 * MB  # average bytes of captures per bucket
 SLOT_BYTES_MAX = 64 * MB
-SLOT_BYTES_MIN = 8 * MB
+EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events
+TASK_BYTES_SMALL, TASK_BYTES = 8 * MB, 32 * MB
+HASHED_PER_SCANNED = 4  # bytes that can be hashed in the time that scanning a byte takes
 _TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
-EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events; a small input has one key
-# bytes of captures per task from which scan and assemble use two tasks per core
-TASK_BYTES = 32 * MB
+
+
+def task_count(byte_count: int, split_bytes: int | None = None) -> int:
+    """Number of tasks of each step for `byte_count` bytes of captures.
+
+    A task costs Spark and its worker some 30 ms. So a small input has up to four tasks, of 8 MB or
+    more, and a larger one a task per 32 MB. A shuffle has a block for each pair of tasks: from 2 GB
+    on, the number of tasks grows with the square root of the bytes, so that the blocks stay in
+    proportion to the bytes. split_bytes: bytes per task, in place of these.
+    """
+    if split_bytes is not None:
+        return max(1, -(-byte_count // split_bytes))
+    few = min(byte_count // TASK_BYTES_SMALL, 4)
+    many = min(2 * (byte_count // (2 * TASK_BYTES)), math.isqrt(byte_count * 2 // MB))
+    return max(1, few, many)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +67,26 @@ class Before:
     byte_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunPlan:
-    """All that a task needs to know; made once per run, picklable."""
+    """All that a task needs to know; made once per run, picklable.
 
-    paths: tuple[str, ...]  # files to read: the captures, or their spooled copies
-    sizes: tuple[int, ...]  # of `paths`, in bytes
-    captures: tuple[CaptureInfo, ...]  # in the order of `source` numbers, without earlier ones
-    capture_ids: tuple[int, ...]  # of earlier captures, then of these
+    files: the inputs; files[source] are those that are captures, in the order of `source` numbers.
+    sizes: plain bytes of each capture. folder: of copies (`capture.copies`). keeps: the run saves
+    state for a later append. before: the set that the run adds to. Its captures have the first
+    `source` numbers; they are not read, and `captures` is without them. capture_ids: of these, then
+    of `captures`.
+    """
+
+    files: tuple[str | InputFile, ...]
+    sizes: tuple[int, ...]
+    captures: tuple[CaptureInfo, ...]
+    capture_ids: tuple[int, ...]
     splits: tuple[Split, ...]
     fragments: Joined | None
-    bucket_count: int
-    slot_bytes: int
+    folder: str
     options: Options
-    versions: tuple[Version | None, ...] = ()  # of the paths that are objects in stores
-    keeps: bool = False  # the run saves state for a later append
-    # the set that the run adds to; its captures have the first `source` numbers
+    keeps: bool = False
     before: Before | None = None
 
     @property
@@ -63,23 +94,55 @@ class RunPlan:
         """Number of captures of earlier runs; their `source` numbers come first."""
         return len(self.before.capture_ids) if self.before else 0
 
-    @property
-    def source_start(self) -> list[int]:
-        """Position of each source's first byte in the concatenated bytes of all sources."""
-        return [0, *itertools.accumulate(self.sizes)][: len(self.sizes)]
+    @cached_property
+    def source_start(self) -> npt.NDArray[np.int64]:
+        """int64[captures]: position of each one's first byte in the bytes of all captures."""
+        sizes = np.array(self.sizes, np.int64)
+        return np.cumsum(sizes) - sizes
 
-    @property
+    @cached_property
     def byte_count(self) -> int:
+        """Plain bytes of the captures that this run reads."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
+    def task_count(self) -> int:
+        """Number of tasks of each step."""
+        return task_count(self.byte_count, self.options.split_bytes)
+
+    @cached_property
+    def bucket_count(self) -> int:
+        """Number of buckets; a limit counts the connections of a bucket, so `split_bytes` does not
+        change it."""
+        tasks = task_count(self.byte_count)
+        return tasks * max(1, -(-self.byte_count // (tasks * BUCKET_BYTES_MAX)))
+
+    @cached_property
     def slot_count(self) -> int:
-        return max(1, -(-self.byte_count // self.slot_bytes))
+        per_task = max(1, -(-self.byte_count // (self.task_count * SLOT_BYTES_MAX)))
+        return self.task_count * per_task
 
     @property
-    def split_count(self) -> int:
-        """Number of scan tasks: splits of captures, and files of saved connections."""
-        return len(self.splits) + (len(self.before.open_files) if self.before else 0)
+    def slot_bytes(self) -> int:
+        return max(1, -(-self.byte_count // self.slot_count))
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units of the scan: splits, then inputs to hash, then files of saved
+        connections."""
+        saved = len(self.before.open_files) if self.before else 0
+        return len(self.splits) + len(self.files) + saved
+
+    @cached_property
+    def scan_bounds(self) -> list[int]:
+        """First unit of each scan task, and the end: consecutive units of about equal bytes."""
+        hashed = (0 if isinstance(file, str) else file.size // HASHED_PER_SCANNED
+                  for file in self.files)  # fmt: skip
+        ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
+        bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
+        count = len(ends) - 1
+        saved = range(count, self.unit_count)  # a task for each file
+        return [*bounds[bounds < count].tolist(), *saved, self.unit_count]
 
     @property
     def end_ns(self) -> int:
@@ -91,40 +154,17 @@ class RunPlan:
     def event_key_count(self) -> int:
         """Number of keys over which events of groups and producers are spread."""
         byte_count = self.byte_count + (self.before.byte_count if self.before else 0)
-        return max(1, min(4096, -(-byte_count // EVENT_KEY_BYTES)))
+        return max(1, -(-byte_count // EVENT_KEY_BYTES))
 
     def sources(self) -> Sources:
-        return Sources(list(self.paths), list(self.versions))
+        return Sources(self.files, self.folder)
 
     def key_logs(self, sources: Sources) -> list[memoryview]:
         """The text of each key log file and of each secrets block inside a capture."""
-        files = Sources(list(self.options.keylog))
+        files = Sources(self.options.keylog)
         texts = [files.data(number) for number in range(len(files))]
         for info in self.captures:
             for kind, pos, length in info.secrets:
                 if kind == _TLS_KEY_LOG and info.source >= 0:
-                    texts.append(sources.part(info.source, pos, pos + length).copy())
+                    texts.append(sources.data(info.source)[pos : pos + length].copy())
         return [text.data for text in texts]
-
-
-def tasks(byte_count: int, parallelism: int) -> int:
-    """Number of scan or assemble tasks for an input of `byte_count` bytes.
-
-    Two tasks per core even out the load if each has enough to do. A task costs Spark and its worker
-    20 ms.
-    """
-    return parallelism * (2 if byte_count >= 2 * parallelism * TASK_BYTES else 1)
-
-
-def sized(byte_count: int, parallelism: int) -> tuple[int, int]:
-    """(bucket_count, slot_bytes) for an input of `byte_count` bytes on so many cores.
-
-    Slots have equal bytes and their number is a multiple of the cores, so that all cores end
-    together. Fewer, larger slots would save tasks, but page faults on fresh memory would cost more.
-    """
-    slot_count = min(2 * parallelism, byte_count // SLOT_BYTES_MIN)
-    slot_count = max(1, slot_count, -(-byte_count // SLOT_BYTES_MAX))
-    if slot_count > 1:
-        slot_count = -(-slot_count // parallelism) * parallelism
-    slot_bytes = max(1, -(-byte_count // slot_count))
-    return max(1, min(4096, -(-byte_count // BUCKET_BYTES) * 2)), slot_bytes

@@ -9,7 +9,6 @@ import itertools
 import os
 import struct
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 from kdissect.arrays import Ints
 from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.errors import CaptureError
-from kdissect.pipeline.cluster import Cluster, NamesUsed
+from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS
 from kdissect.pipeline.table_writer import STAGING
@@ -176,15 +175,6 @@ def event_pieces(path: str, key_count: int) -> Iterator[Packed]:
     for name, table in unpack(list(read_state(path))).items():
         collector.add(name, table)
     yield from collector.packed()
-
-
-def run_state(stats: list[dict[str, Any]], cluster: Cluster) -> dict[str, Any]:
-    """The state built from the stats of all buckets and splits, for the first slot's RESULT."""
-    totals = Counter[str]()
-    for entry in stats:
-        totals.update(entry.get("counts", {}))
-    files = [file for entry in stats for file in entry.get("files", ())]
-    return {"counts": totals, "files": files, "facts": cluster.to_bytes().decode()}
 
 
 def merged(states: Iterable[dict[str, Any]]) -> dict[str, Any]:

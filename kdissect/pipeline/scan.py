@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,9 +19,11 @@ from kdissect.capture.scan import scan as scan_packets
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
+from kdissect.pipeline.plan import hashed_input
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import connection_pieces
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, Row, RowKind, packed_table, sliced
+from kdissect.pipeline.step_rows import ROW_BYTES_MAX, RUN, Row, RowKind, packed_table, sliced
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -31,32 +33,43 @@ from kdissect.tables.anomalies import (
 
 
 def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
-    """Yield the rows of split `number`, keyed by bucket; larger numbers are files of saved
-    state."""
+    """Yield the rows of unit `number`: a split, an input to hash, or a file of saved state."""
     began = time.perf_counter()
-    if plan.before is not None and number >= len(plan.splits):
-        path = plan.before.open_files[number - len(plan.splits)]
-        pieces = connection_pieces(path, bucket_of, plan.bucket_count, ROW_BYTES_MAX)
-        for order, (bucket, data) in enumerate(pieces):
-            yield Row(bucket, RowKind.STATES, (number << 20) + order, data)
+    if number >= len(plan.splits):
+        yield from _other_unit(plan, number - len(plan.splits))
         return
     split = plan.splits[number]
     result = scan_packets(split, sources, plan.fragments)
     result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
-    stats: dict[str, Any] = {
-        "source": split.source,
-        "packet_count": result.packet_count,
-        "tcp_packet_count": result.tcp_packet_count,
-        "ignored": result.ignored_reasons,
-    }
+    source = split.source
+    stats = RunStats(
+        Counter({source: result.packet_count}),
+        Counter({source: result.tcp_packet_count}),
+        ignored=defaultdict(Counter, {source: Counter(result.ignored_reasons)}),
+    )
     for part in sliced(_scan_anomalies(plan, result, is_first=number == 0)):
         yield Row(0, RowKind.TABLE, number, packed_table("anomalies", part))
-    yield from _bucket_rows(result.batch, plan.bucket_count, number, sources)
-    stats["timings"] = {
+    yield from _bucket_rows(result.batch, plan.bucket_count, number)
+    stats.timings |= {
         "scan_s": time.perf_counter() - began,
         "scan_bytes": split.end - split.pos,
     }
-    yield Row(0, RowKind.STATS, number, json.dumps(stats).encode())
+    yield Row(RUN, RowKind.STATS, number, stats.to_json().encode())
+
+
+def _other_unit(plan: RunPlan, number: int) -> Iterator[Row]:
+    if number < len(plan.files):
+        file = plan.files[number]
+        digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
+        if digest is not None:
+            stats = RunStats(hashes=[(number, *digest)])
+            yield Row(RUN, RowKind.STATS, number, stats.to_json().encode())
+        return
+    assert plan.before is not None
+    path = plan.before.open_files[number - len(plan.files)]
+    pieces = connection_pieces(path, bucket_of, plan.bucket_count, ROW_BYTES_MAX)
+    for order, (bucket, data) in enumerate(pieces):
+        yield Row(bucket, RowKind.STATES, (number << 20) + order, data)
 
 
 def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:
@@ -114,19 +127,15 @@ def _fragment_faults(plan: RunPlan, result: ScanResult) -> Iterator[AnomalyRow]:
         )
 
 
-def _bucket_rows(
-    batch: SegmentBatch, bucket_count: int, number: int, sources: Sources
-) -> Iterator[Row]:
-    """Yield segments by bucket; for objects in stores their payload follows, piece by piece.
-
-    A bucket needs bytes from all over the captures. Reading those from a store later would take a
-    request for every few packets, or all captures for every bucket.
-    """
+def _bucket_rows(batch: SegmentBatch, bucket_count: int, number: int) -> Iterator[Row]:
+    """Yield segments by bucket."""
     if not len(batch.segments):
         return
     bucket = bucket_of(batch, bucket_count)
     of_segment = bucket[batch.segments["endpoints"]]
-    order = np.argsort(of_segment.astype(np.uint16), kind="stable")  # buckets are few: by digits
+    # numpy sorts 16-bit numbers by their digits, which is faster
+    small = bucket_count <= 1 << 16
+    order = np.argsort(of_segment.astype(np.uint16 if small else np.int64), kind="stable")
     bounds = np.flatnonzero(np.diff(of_segment[order])) + 1
     row_max = ROW_BYTES_MAX // batch.segments.itemsize
     for rows in np.split(order, bounds):
@@ -138,9 +147,6 @@ def _bucket_rows(
             part = SegmentBatch(batch.endpoints[used], segments)
             order_number = (number << 20) + start // row_max
             yield Row(key, RowKind.SEGMENTS, order_number, part.to_bytes())
-            if sources.is_far:
-                for piece, data in enumerate(sources.payload(segments, ROW_BYTES_MAX)):
-                    yield Row(key, RowKind.PAYLOAD, (order_number << 20) + piece, data)
 
 
 def bucket_of(batch: SegmentBatch, bucket_count: int) -> Any:

@@ -40,11 +40,9 @@ class Gathered:
 
     If the bucket is large and one pair of endpoints has more than half of the first LARGE_BYTES,
     that pair is put in front of the others, so that its segments need not be sorted.
-    keep_order: leave all segments in their order.
     """
 
-    def __init__(self, *, keep_order: bool = False) -> None:
-        self._keeps_order = keep_order
+    def __init__(self) -> None:
         self._batches: list[SegmentBatch] = []
         self._size = 0
         self._giant: bytes | None = None  # the pair in front
@@ -95,7 +93,7 @@ class Gathered:
         _, first, number = np.unique(raw, return_index=True, return_inverse=True)
         count = np.bincount(number, np.concatenate(counts))
         most = int(count.argmax())
-        if 2 * count[most] > count.sum() and not self._keeps_order:
+        if 2 * count[most] > count.sum():
             self._giant = pairs[first[most] : first[most] + 1].tobytes()
         for batch in self._batches:
             self._divide(batch)

@@ -1,13 +1,16 @@
-"""The run on Spark: four mapInArrow stages with explicit partitioning.
+"""The run on Spark: two jobs of two mapInArrow stages each, with explicit partitioning.
 
-    spark.range(splits).mapInArrow(scan)
-      -> repartition by bucket, sorted -> mapInArrow(assemble)
+    spark.range(tasks).mapInArrow(scan)
+      -> repartition by bucket, sorted -> mapInArrow(assemble) -> persist
+      -> collect: one small row of counts and one of facts per task
+    the persisted rows
       -> repartition by slot, sorted   -> mapInArrow(decode, writes staged Parquet)
       -> repartition by key of events  -> mapInArrow(analyse, writes staged Parquet)
       -> collect: one small row of file names per task
 
-The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. If a capture
-is one split and one slot, one task does all steps, because a stage would cost more than its work.
+Between the jobs the driver merges the facts of all tasks, which every decode task needs.
+The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. For a small
+input one task does all steps, because a stage would cost more than its work (`run_plan`).
 The run uses the caller's session. It needs no launch-time settings and no SparkContext, so Spark
 Connect works too.
 """
@@ -21,7 +24,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -30,17 +33,18 @@ from pyspark.sql import functions as F
 
 from kdissect import memory_maps
 from kdissect.capture import object_store
-from kdissect.capture.object_splits import Piece, Runner, Walked, walk_piece
 from kdissect.pipeline import local
 from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble
+from kdissect.pipeline.cluster import Cluster
 from kdissect.pipeline.decode import decode
-from kdissect.pipeline.run_plan import RunPlan, tasks
+from kdissect.pipeline.plan import Runner
+from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import StateFiles
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.spark_jobs import job_errors
-from kdissect.pipeline.spark_session import parallelism
-from kdissect.pipeline.step_rows import Row, RowKind
+from kdissect.pipeline.step_rows import RUN, Row, RowKind
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 from kdissect.step_log import logged_step
 
@@ -48,6 +52,7 @@ _log = logging.getLogger(__name__)
 
 ROWS = "key long, kind int, ord long, data binary"
 RESULTS = "result string"
+CALLS = "number long, data binary"
 _SCHEMA = pa.schema(
     [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
 )
@@ -60,36 +65,56 @@ def run(
 ) -> tuple[list[StagedFile], dict[str, Any]]:
     """Run all stages; returns (staged files of successful attempts, sums of the timings)."""
     began = time.perf_counter()
-    with logged_step(_log, "Spark job") as counts, job_errors(spark, plan):
-        results = [json.loads(row.result) for row in _stages(spark, plan, out, run_id).collect()]
-        counts["results"] = len(results)
-    files = [StagedFile(**file) for result in results for file in result["files"]]
+    sink = ParquetSink(out, run_id, "run")
+    results: list[dict[str, Any]] = []
+    if plan.task_count == 1:
+        whole = _mapped(spark.range(0, 1, 1, 1), _whole_stage(plan, out, run_id), RESULTS)
+        results += _results(spark, plan, whole)
+    else:
+        assembled = _assembled(spark, plan, out, run_id).persist()
+        try:
+            with logged_step(_log, "scan and assemble"), job_errors(spark, plan):
+                collected = assembled.where(f"key = {RUN}").collect()
+            summary = RunSummary.of(Row(*row) for row in collected)
+            results.append(write_run_tables(plan, summary, sink))
+            decoded = _decoded(spark, plan, summary.facts, assembled, out, run_id)
+            results += _results(spark, plan, decoded)
+        finally:
+            assembled.unpersist()
+    files = [StagedFile(**file) for result in results for file in result.get("files", ())]
     summed = local.summed(results)
     summed["timings"]["stages_s"] = time.perf_counter() - began
-    return files, summed
+    return [*files, *sink.close()], summed
 
 
-def _stages(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
-    """The whole job. Each row of its last stage is the result of a task, as JSON."""
-    places = (*plan.paths, out)
-    if len(plan.splits) <= 1 and plan.slot_count == 1:
-        whole_stage = _far(_whole_stage(plan, out, run_id), *places)
-        return spark.range(0, 1, 1, 1).mapInArrow(whole_stage, RESULTS)
-    scan_stage = _far(_scan_stage(plan), *places)
-    assemble_stage = _far(_assemble_stage(plan, StateFiles(out, run_id)), *places)
-    decode_stage = _far(_decode_stage(plan, out, run_id), *places)
-    analyse_stage = _far(_analyse_stage(plan, out, run_id), *places)
+def _results(spark: SparkSession, plan: RunPlan, frame: DataFrame) -> list[dict[str, Any]]:
+    """Run the last stage; returns the results of its tasks."""
+    with logged_step(_log, "decode and analyse"), job_errors(spark, plan):
+        return [json.loads(row.result) for row in frame.collect()]
 
-    splits = plan.split_count
-    buckets = min(plan.bucket_count, max(1, tasks(plan.byte_count, parallelism(spark))))
-    scanned = spark.range(0, splits, 1, max(1, splits)).mapInArrow(scan_stage, ROWS)
-    assembled = _by_key(scanned, buckets).mapInArrow(assemble_stage, ROWS)
-    decoded = _by_key(assembled, plan.slot_count).mapInArrow(decode_stage, ROWS)
+
+def _assembled(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
+    """Rows of the assemble step."""
+    scans = len(plan.scan_bounds) - 1
+    scanned = _mapped(spark.range(0, scans, 1, scans), _scan_stage(plan), ROWS)
+    buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
+    return _mapped(buckets, _assemble_stage(plan, StateFiles(out, run_id)), ROWS)
+
+
+def _decoded(
+    spark: SparkSession, plan: RunPlan, facts: Cluster, assembled: DataFrame, out: str,
+    run_id: str,
+) -> DataFrame:  # fmt: skip
+    """Results of the tasks that decode and analyse, as JSON."""
+    tasks = plan.task_count
+    slots = _by_key(assembled.where(f"key != {RUN}"), plan.slot_count, tasks)
+    decoded = _mapped(slots, _decode_stage(plan, facts, out, run_id), ROWS)
     if plan.before is not None and plan.before.event_files:
         files = len(plan.before.event_files)
-        numbers = spark.range(0, files, 1, min(files, buckets))
-        decoded = decoded.union(numbers.mapInArrow(_events_stage(plan), ROWS))
-    return _by_key(decoded, plan.event_key_count).mapInArrow(analyse_stage, RESULTS)
+        numbers = spark.range(0, files, 1, min(files, tasks))
+        decoded = decoded.union(_mapped(numbers, _events_stage(plan), ROWS))
+    keys = _by_key(decoded, plan.event_key_count, tasks)
+    return _mapped(keys, _analyse_stage(plan, out, run_id), RESULTS)
 
 
 # -- stages --------------------------------------------------------------------------------
@@ -100,8 +125,9 @@ def _scan_stage(plan: RunPlan) -> Stage:
         _enter("scan")
         sources = plan.sources()
         for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from _batches(scan(plan, sources, number))
+            for task in batch.column(0).to_pylist():
+                for number in range(plan.scan_bounds[task], plan.scan_bounds[task + 1]):
+                    yield from map(_batch, scan(plan, sources, number))
         _settle("scan")
 
     return stage
@@ -110,38 +136,45 @@ def _scan_stage(plan: RunPlan) -> Stage:
 def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("assemble")
-        for group in _groups(_rows(batches)):
+        of_run: list[Row] = []
+        for key, group in groupby(_rows(batches), key=lambda row: row.key):
+            if key == RUN:
+                of_run += group
+                continue
             # a mapping per bucket: a task may have many buckets, with bytes from all over the
             # captures
-            yield from _batches(assemble(plan, plan.sources(), group, files))
+            for row in assemble(plan, plan.sources(), group, files):
+                if row.key == RUN:
+                    of_run.append(row)
+                else:
+                    yield _batch(row)
+        yield from map(_batch, RunSummary.of(of_run).rows())
         _settle("assemble")
 
     return stage
 
 
-def _decode_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
+def _decode_stage(plan: RunPlan, facts: Cluster, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("decode")
-        # Spark may place several slots in one task; each is decoded by itself.
-        for _, rows in groupby(_rows(batches), key=lambda row: row.key):
-            yield from _batches(_decoded(plan, rows, out, run_id))
+        results = []
+        sink: ParquetSink | None = None
+        files = StateFiles(out, run_id) if plan.keeps else None
+        row = None
+        for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
+            sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
+            for row in decode(plan, facts, plan.sources(), rows, sink, files):
+                if row.kind == RowKind.RESULT:
+                    results.append(json.loads(row.data))
+                else:
+                    yield _batch(row)
+        if sink is not None and row is not None:
+            result = local.summed(results)
+            result["files"] = [asdict(file) for file in sink.close()]
+            yield _batch(row._replace(data=json.dumps(result).encode()))
         _settle("decode")
 
     return stage
-
-
-def _decoded(plan: RunPlan, rows: Iterator[Row], out: str, run_id: str) -> Iterator[Row]:
-    """Rows of the decode step; its result also names the files that it staged."""
-    first = next(rows)
-    sink = ParquetSink(out, run_id, f"s{first.key:05d}")
-    rows = chain([first], rows)
-    files = StateFiles(out, run_id) if plan.keeps else None
-    for row in decode(plan, plan.sources(), rows, sink, files):
-        if row.kind == RowKind.RESULT:
-            result = json.loads(row.data)
-            result["files"] = [asdict(file) for file in sink.close()]
-            row = row._replace(data=json.dumps(result).encode())
-        yield row
 
 
 def _events_stage(plan: RunPlan) -> Stage:
@@ -150,7 +183,7 @@ def _events_stage(plan: RunPlan) -> Stage:
     def stage(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _batches(local.earlier_events(plan, number))
+                yield from map(_batch, local.earlier_events(plan, number))
 
     return stage
 
@@ -158,11 +191,9 @@ def _events_stage(plan: RunPlan) -> Stage:
 def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("analyse")
-        for group in _groups(_rows(batches)):
+        for key, group in groupby(_rows(batches), key=lambda row: row.key):
             events: list[bytes] = []
-            key = 0
             for row in group:
-                key = row.key
                 if row.kind == RowKind.RESULT:
                     yield pa.RecordBatch.from_pydict({"result": [row.data.decode()]})
                 else:
@@ -190,27 +221,22 @@ def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
     return stage
 
 
-def _far(stage: Stage, *places: str) -> Stage:
-    """Let a stage read and write object stores with the driver's settings, if `places` has any."""
-    if not any(map(object_store.is_remote, places)):
-        return stage
+def _mapped(frame: DataFrame, stage: Stage, schema: str) -> DataFrame:
+    """The rows that a stage makes of a frame's, with the driver's settings of object stores."""
     settings = object_store.settings()
 
     def with_settings(batches: Batches) -> Batches:
         object_store.use(settings)
         yield from stage(batches)
 
-    return with_settings
+    return frame.mapInArrow(with_settings, schema)
 
 
-def _by_key(frame: DataFrame, count: int) -> DataFrame:
-    """Repartition by key, with keys spread evenly and rows sorted as the steps expect."""
-    if count == 1:
-        placed = frame.repartition(1)
-    elif hasattr(frame, "repartitionById"):
-        placed = frame.repartitionById(count, F.expr(f"cast(key % {count} as int)"))
-    else:
-        placed = frame.repartition(count, "key")
+def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:
+    """Repartition by key, consecutive keys for each task, sorted as the steps expect."""
+    per_task = -(-keys // tasks)
+    task = F.expr(f"cast(key div {per_task} as int)")
+    placed = frame.repartitionById(-(-keys // per_task), task)
     return placed.sortWithinPartitions("key", "kind", "ord")
 
 
@@ -221,23 +247,16 @@ def _rows(batches: Batches) -> Iterator[Row]:
             yield Row(*(column[row].as_py() for column in columns))
 
 
-def _batches(rows: Iterator[Row]) -> Batches:
-    for row in rows:
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array([row.key], pa.int64()),
-                pa.array([int(row.kind)], pa.int32()),
-                pa.array([row.order], pa.int64()),
-                pa.array([row.data], pa.binary()),
-            ],
-            schema=_SCHEMA,
-        )
-
-
-def _groups(rows: Iterator[Row]) -> Iterator[Iterator[Row]]:
-    """Yield the consecutive rows of one key, without collecting them."""
-    for _, group in groupby(rows, key=lambda row: row.key):
-        yield group
+def _batch(row: Row) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([row.key], pa.int64()),
+            pa.array([int(row.kind)], pa.int32()),
+            pa.array([row.order], pa.int64()),
+            pa.array([row.data], pa.binary()),
+        ],
+        schema=_SCHEMA,
+    )
 
 
 _settled: set[str] = set()
@@ -263,21 +282,22 @@ def _settle(stage: str) -> None:
         gc.freeze()
 
 
-def walk_pieces(spark: SparkSession) -> Runner:
-    """A function that walks through pieces of objects in stores, as tasks of a Spark job."""
+def in_tasks(spark: SparkSession) -> Runner:
+    """A function that makes calls in tasks of a Spark job, one for each item."""
 
-    def run(pieces: Sequence[Piece]) -> list[Walked]:
+    def run(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         def stage(batches: Batches) -> Batches:
             for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    data = pickle.dumps(walk_piece(pieces[number]))
+                for number, item in zip(*(column.to_pylist() for column in batch), strict=True):
+                    data = pickle.dumps(call(pickle.loads(item)))
                     yield pa.RecordBatch.from_pydict({"number": [number], "data": [data]})
-            _settle("walk")
+            _settle("call")
 
-        numbers = spark.range(0, len(pieces), 1, len(pieces))
-        walked = _far(stage, *(piece.url for piece in pieces))
+        rows = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
+        frame = spark.createDataFrame(rows, CALLS)
+        frame = frame.repartitionById(len(items), F.expr("cast(number as int)"))
         with job_errors(spark):
-            rows = numbers.mapInArrow(walked, "number long, data binary").collect()
-        return [pickle.loads(row.data) for row in sorted(rows, key=lambda row: row.number)]
+            results = _mapped(frame, stage, CALLS).collect()
+        return [pickle.loads(row.data) for row in sorted(results, key=lambda row: row.number)]
 
     return run

@@ -98,8 +98,9 @@ def _job_error(error: Exception) -> Exception:
 
 def _cut_input(plan: RunPlan) -> EnvironmentFailed | None:
     """The error for a capture that was truncated while mapped; workers that read it are killed."""
-    for path, size, version in zip(plan.paths, plan.sizes, plan.sources().versions, strict=True):
-        error = was_cut(path, size) if version is None else None
-        if error is not None:
-            return error
+    for file, size in zip(plan.files, plan.sizes, strict=False):
+        if not isinstance(file, str) and file.data_path:
+            error = was_cut(file.data_path, size)
+            if error is not None:
+                return error
     return None

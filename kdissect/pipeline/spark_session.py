@@ -109,11 +109,3 @@ def use_this_python(spark: SparkSession) -> None:
 def start_seconds(spark: SparkSession) -> float:
     """Seconds that `session` took to start the session; 0 if somebody else started it."""
     return float(spark.conf.get(_START_SECONDS, "0") or 0)
-
-
-def parallelism(spark: SparkSession) -> int:
-    """Number of tasks that the session can run at a time."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # Spark Connect has no SparkContext
-        return int(spark.conf.get("spark.default.parallelism", "8") or 8)

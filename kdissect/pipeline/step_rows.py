@@ -1,11 +1,11 @@
 """Rows between the steps of a run; `local` and `spark` only move them.
 
 - scan reads a split. It gives SEGMENTS rows keyed by bucket (a hash of the endpoints), and STATS.
-- assemble reads a bucket. It gives EXCHANGES rows keyed by slot (a range of the captures' bytes),
-  FACTS to every slot, TABLE rows (connections, anomalies), and STATS. Slot 0 gets the connections
-  that go on from run to run.
-- decode reads a slot. It writes tables into a sink, and gives EVENTS rows keyed by group or
-  producer, and RESULT.
+- assemble reads a bucket. It gives EXCHANGES rows keyed by slot (a range of the captures' bytes)
+  and TABLE rows (connections, anomalies). With the key RUN it gives FACTS, STATS, and the
+  connections that go on from run to run. All rows of that key are one `run_tables.RunSummary`.
+- decode reads a slot, and the facts of the whole run. It writes tables into a sink, and gives
+  EVENTS rows keyed by group or producer, and RESULT.
 - analyse reads the events of one such key. It writes tables built from many messages into a sink.
 
 Each step is a plain function over rows, in a module of its name. A bucket holds whole connections.
@@ -30,11 +30,12 @@ Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 # names of TABLE rows: connections that a later run may continue; that an earlier run began
 OPEN_CONNECTIONS, ENDED_CONNECTIONS = "open connections", "ended connections"
 TABLE_OF = dict.fromkeys((OPEN_CONNECTIONS, ENDED_CONNECTIONS), "connections")
+RUN = -1  # key of rows about the whole run
 ROW_BYTES_MAX = 4 * MB  # bytes of one shuffled row; Spark's Arrow batches hold several
 
 
 class RowKind(IntEnum):
-    """The content of a row; the decode step reads a slot's rows in this order."""
+    """The content of a row; a step reads the rows of a key in this order."""
 
     FACTS = 0
     STATS = 1
@@ -44,11 +45,10 @@ class RowKind(IntEnum):
     EVENTS = 5
     RESULT = 6
     STATES = 7  # of open connections of earlier runs
-    PAYLOAD = 8  # of the segments in a bucket's SEGMENTS rows, in their order
 
 
 class Row(NamedTuple):
-    """A row between steps. key: the bucket, the slot or the key of events."""
+    """A row between steps. key: the bucket, the slot, the key of events, or RUN."""
 
     key: int
     kind: int

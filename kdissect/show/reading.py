@@ -8,7 +8,7 @@ import numpy as np
 
 from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.capture.packet_reader import POS, STEP_BAD
-from kdissect.capture.splits import _Walk
+from kdissect.capture.splits import RecordWalk
 from kdissect.capture.windows import RECORD_BYTES_MAX, Window, WindowReader, open_bytes
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Protocol
@@ -108,7 +108,7 @@ def first_packet(item: InputFile) -> tuple[int, bytes]:
             room[: len(head)] = head
             count = data.into(room.data[len(head) :])
             head = room[: len(head) + count]
-            walk = _Walk(head, len(room)).run(packet_max=1)
+            walk = RecordWalk(head, len(room)).run(packet_max=1)
             if walk.start_time_ns is not None:
                 return walk.start_time_ns, head[: int(walk.cursor[POS])].tobytes()
             if len(head) < len(room) or walk.outcome == STEP_BAD:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import take
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
     ACK,
     COUNTED_BEFORE,
@@ -40,7 +41,6 @@ from kdissect.capture.segments import (
     option_sizes,
 )
 from kdissect.jit import inlined, kernel, load_u8, load_u16
-from kdissect.kafka.options import MappedSources
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.columns import CONNECTION_WIDTH, DUPLICATE, INCARNATION, PAIR, UNUSED
 
@@ -155,7 +155,7 @@ def tcp_facts(
     connection: Any,
     mark: Any,
     connections: Any,
-    sources: MappedSources,
+    sources: Sources,
     earlier: TcpFacts | None,
 ) -> TcpFacts:
     """The facts of all connections.
@@ -189,7 +189,7 @@ def tcp_facts(
 
 
 def _add_options(
-    segments: Any, connection: Any, mark: Any, sources: MappedSources, facts: TcpFacts
+    segments: Any, connection: Any, mark: Any, sources: Sources, facts: TcpFacts
 ) -> None:
     """Set the facts from the options of SYNs, of each side the last ones."""
     rows = np.flatnonzero(segments["flags"] & SYN)

@@ -49,6 +49,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import copied
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import (
     ACK,
@@ -63,7 +64,6 @@ from kdissect.capture.segments import (
 )
 from kdissect.jit import inlined, kernel, load_u8, making_kernel
 from kdissect.kafka.assembly import CloseReason
-from kdissect.kafka.options import MappedSources
 from kdissect.tcp.byte_ranges import PIECE, Pieces, int64
 from kdissect.tcp.columns import (
     ACK_HIGH,
@@ -683,7 +683,7 @@ def _close_and_open(
             connections[c + CLOSE_REASON] = CloseReason.FIN
 
 
-def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
+def _addresses(segments: Any, sources: Sources, scratch: Scratch) -> Any:
     """uint64[n]: memory address of each segment's payload."""
     address = scratch.empty(len(segments), np.uint64)
     for first in range(0, len(segments), _ROWS_AT_ONCE):
@@ -696,7 +696,7 @@ def _addresses(segments: Any, sources: MappedSources, scratch: Scratch) -> Any:
 
 def reassemble(
     batches: list[SegmentBatch],
-    sources: MappedSources,
+    sources: Sources,
     window_ns: int,
     scratch: Scratch = MEMORY,
     earlier_facts: TcpFacts | None = None,

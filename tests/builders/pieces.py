@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kdissect.tcp import columns
 from kdissect.tcp.byte_ranges import PIECE
-from tests.builders.playbook import Memory
+from tests.builders.playbook import in_memory
 
 cuts = st.lists(st.integers(0, 400), max_size=9)
 lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=9)
@@ -23,7 +23,7 @@ class MadePieces:
 
     def __init__(self, data: bytes, cuts: list[int], lost: list[bool]) -> None:
         edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-        self.memory = Memory(data)
+        self.memory = in_memory(data)
         self.there: list[int | None] = []
         self.spans: list[tuple[int, int]] = []
         for number, (begin, end) in enumerate(pairwise(edges)):
@@ -32,7 +32,7 @@ class MadePieces:
                 self.spans.append((begin, end))
         begin = np.array([begin for begin, _ in self.spans], np.int64)
         end = np.array([end for _, end in self.spans], np.int64)
-        address = self.memory.bases[0] + begin.astype(np.uint64)
+        address = np.uint64(self.memory.data(0).ctypes.data) + begin.astype(np.uint64)
         self.pieces = np.zeros(len(begin), PIECE)
         self.pieces["pos"] = self.pieces["file_pos"] = begin
         self.pieces["end"] = end

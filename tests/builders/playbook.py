@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly, PairStatus
@@ -19,16 +20,10 @@ from kdissect.kafka.options import StreamOptions
 CLIENT, BROKER = 0, 1
 
 
-class Memory:
+def in_memory(*contents: bytes) -> Sources:
     """Captures in memory, as `assemble` wants its sources."""
-
-    def __init__(self, *contents: bytes) -> None:
-        self.arrays = [np.frombuffer(bytes(data) or b"\0", np.uint8) for data in contents]
-        self.bases = np.array([array.ctypes.data for array in self.arrays], np.uint64)
-        self.sizes = np.array([len(data) for data in contents], np.int64)
-
-    def addresses(self, source: np.ndarray, pos: np.ndarray, _: np.ndarray) -> np.ndarray:
-        return self.bases[source] + pos.astype(np.uint64)
+    arrays = {number: np.array(bytearray(data), np.uint8) for number, data in enumerate(contents)}
+    return Sources([f"made-{number}" for number in arrays], arrays=arrays)
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class Playbook:
         self.rows: list[tuple[int, int, int, bytes, int, int]] = []
         self.options = StreamOptions()
         self.time = 1_700_000_000_000_000_000
-        self.memory: Memory | None = None
+        self.memory: Sources | None = None
 
     def segment(self, side: int, data: bytes, pos: int, flags: int = ACK | PSH) -> Playbook:
         """A segment whose first byte is the stream's byte `pos`."""
@@ -94,7 +89,7 @@ class Playbook:
     def __lshift__(self, what: bytes | Gap | Flags) -> Playbook:
         return self._send(BROKER, what)
 
-    def batch(self) -> tuple[SegmentBatch, Memory]:
+    def batch(self) -> tuple[SegmentBatch, Sources]:
         """The segments, and a capture in memory that holds their payload."""
         endpoints = np.zeros(1, ENDPOINTS)
         endpoints["ip_a"][0, 10:] = [255, 255, 10, 0, 0, 1]
@@ -108,7 +103,7 @@ class Playbook:
             row["pos"], row["captured"], row["length"] = len(data), len(payload), len(payload)
             row["seq"], row["ack"], row["packet"], row["ip_id"] = seq, ack, number + 1, number + 1
             data += payload
-        return SegmentBatch(endpoints, segments), Memory(data)
+        return SegmentBatch(endpoints, segments), in_memory(data)
 
     def run(self) -> Assembly:
         batch, self.memory = self.batch()

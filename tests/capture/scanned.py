@@ -4,24 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from kdissect.capture.inputs import InputFile, find_captures, spool
+from kdissect.capture.inputs import InputFile, find_captures
+from kdissect.capture.ip_fragments import Joined
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.splits import CaptureInfo, Sources, Split, plan_splits
+from kdissect.capture.splits import CaptureInfo, Split, numbered, walk_capture
 from tests.oracles.link_layers import Segment
 
 
 def write(folder: Path, data: bytes, name: str = "made.pcap") -> InputFile:
     path = folder / name
     path.write_bytes(data)
-    return spool(find_captures([path])[0], folder)
+    return find_captures([path])[0]
+
+
+class Planned(NamedTuple):
+    """What the plan of a run has of its captures."""
+
+    sources: Sources
+    captures: list[CaptureInfo]
+    splits: list[Split]
+    fragments: Joined | None
+
+
+def planned(
+    files: Iterable[InputFile], split_bytes: int = 1 << 30, folder: str | Path = ""
+) -> Planned:
+    """The splits of some captures; `folder`: for unpacked copies."""
+    found = numbered([walk_capture(file, str(folder), split_bytes) for file in files])
+    joined = found.joined(str(folder)) if any(map(len, found.fragments)) else None
+    return Planned(Sources(found.files, str(folder)), found.captures, found.splits, joined)
 
 
 def read(
-    file: InputFile, split_bytes: int = 1 << 30
+    file: InputFile, split_bytes: int = 1 << 30, folder: str | Path = ""
 ) -> tuple[CaptureInfo, list[Split], list[ScanResult], Sources]:
-    plan = plan_splits([file], split_bytes)
+    plan = planned([file], split_bytes, folder)
     results = [scan(split, plan.sources, plan.fragments) for split in plan.splits]
     return plan.captures[0], plan.splits, results, plan.sources
 

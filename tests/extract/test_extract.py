@@ -230,7 +230,7 @@ def test_packets_are_picked_where_the_oracle_reads_them(name):
         for packet in read_capture(data).packets
     }  # fmt: skip
     wanted = np.arange(1, len(expected) + 1, 7)
-    with planned([path], Options(split_bytes=20_000), 1) as plan:
+    with planned([path], Options(split_bytes=20_000)) as plan:
         sources = Sources([str(path)])
         found = {}
         for split in plan.splits:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from kdissect.capture.inputs import find_captures
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.splits import Sources, plan_splits
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
+from tests.capture.scanned import planned
 from tests.material import CAPTURES, needs_material
 
 pytestmark = needs_material
@@ -35,7 +36,7 @@ SOME = ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1"
 
 @cache
 def assembled(name: str) -> tuple[SegmentBatch, Sources, Assembly]:
-    plan = plan_splits(find_captures([CAPTURES / f"{name}.pcap"]), 1 << 30)
+    plan = planned(find_captures([CAPTURES / f"{name}.pcap"]))
     (split,) = plan.splits
     batch = scan(split, plan.sources, plan.fragments).batch
     return batch, plan.sources, assemble(batch, plan.sources)

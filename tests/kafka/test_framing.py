@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import acks, exchanges, frame_search, framing, sasl_detection
 from kdissect.kafka.assemble import assemble, known_apis
@@ -20,7 +21,7 @@ from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.byte_ranges import find, peek
 from tests.builders.frames import framed, produce, request, response
 from tests.builders.pieces import MadePieces, cuts, lost
-from tests.builders.playbook import BROKER, CLIENT, Memory, Playbook
+from tests.builders.playbook import BROKER, CLIENT, Playbook, in_memory
 from tests.kafka.conversations import NAMED, Conversation, conversations, frames_of
 from tests.steps import assert_linear
 
@@ -255,7 +256,7 @@ def test_sasl_tokens_are_recognised_in_any_segments(
 
 def one_stream(
     client: bytes, broker: bytes, size: int, has_syn: bool
-) -> tuple[SegmentBatch, Memory]:
+) -> tuple[SegmentBatch, Sources]:
     """Segments of `size` bytes of both sides, alternating."""
     count = max(len(client), len(broker)) // size + 1
     rows = np.zeros(2 * count, SEGMENT)
@@ -276,7 +277,7 @@ def one_stream(
         rows["packet"] = np.arange(len(rows)) + 1
     endpoints = np.zeros(1, ENDPOINTS)
     endpoints["port_a"], endpoints["port_b"] = 50000, 9092
-    return SegmentBatch(endpoints, rows), Memory(client + broker)
+    return SegmentBatch(endpoints, rows), in_memory(client + broker)
 
 
 def hostile(size: int) -> dict[str, bytes]:
@@ -335,7 +336,7 @@ def test_flipped_bytes_and_cuts_crash_nothing() -> None:
             data[source.randrange(len(data))] = source.choice((0, 1, 255, source.randrange(256)))
         keep = np.array([source.random() < 0.9 for _ in range(len(batch.segments))])
         part = SegmentBatch(batch.endpoints, batch.segments[keep])
-        found = assemble(part, Memory(bytes(data)), StreamOptions(ports=(9092,) * (seed % 2)))
+        found = assemble(part, in_memory(bytes(data)), StreamOptions(ports=(9092,) * (seed % 2)))
         for counts in found.connections["direction"].reshape(-1):
             both = counts["framed_byte_count"] + counts["unframed_byte_count"]
             assert counts["byte_count"] == both

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from kdissect.capture.inputs import find_captures, spool
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import FRAGMENT_PART
-from kdissect.capture.splits import plan_splits
+from tests.capture.scanned import planned
 from tests.peers.odd_files import cases
 
 pytestmark = [
@@ -69,7 +69,7 @@ def of_capinfos(path: Path) -> int | None:
 
 def ours(path: Path, folder: Path) -> set[int]:
     """Numbers of the packets that are TCP."""
-    plan = plan_splits([spool(find_captures([path])[0], folder)])
+    plan = planned(find_captures([path]), folder=folder)
     found: set[int] = set()
     for split in plan.splits:
         result = scan(split, plan.sources, plan.fragments)

@@ -70,7 +70,7 @@ def test_carried_bytes_are_a_source(tmp_path: Path) -> None:
     spool = Written(np.uint8, Scratch(in_files=True))
     parts = [np.frombuffer(part, np.uint8) for part in (b"xyz", b"", b"12")]
     assert [spool.append(part) for part in parts] == [0, 3, 3]
-    sources = Sources([path])
+    sources = Sources([str(path)])
     more = sources.carrying(spool.array())
     extents = np.zeros(2, exchange_index.EXTENT)
     extents["source"], extents["pos"], extents["length"] = [1, 0], [2, 1], [3, 2]

@@ -20,11 +20,12 @@ from py4j.protocol import Py4JNetworkError
 import kdissect
 from kdissect.capture import mapped_files
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.splits import plan_splits
+from kdissect.capture.scan import scan
 from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline import spark as on_spark
+from kdissect.pipeline.spark_jobs import job_errors
 from tests.builders.tables import all_rows
-from tests.capture.scanned import write
+from tests.capture.scanned import planned, write
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import object_store
 
@@ -52,11 +53,9 @@ def test_a_file_that_is_cut_under_the_walk(tmp_path: Path) -> None:
     file = write(tmp_path, CAPTURE.read_bytes())
     sources = Sources([file.data_path])
     data = sources.data(0)
-    plan = plan_splits([file])
+    plan = planned([file])
     os.truncate(file.data_path, 100_000)
     message = r"made\.pcap: was cut from 301074 to 100000 bytes while it was read"
-    from kdissect.capture.scan import scan
-
     with pytest.raises(EnvironmentFailed, match=message):
         scan(plan.splits[0], sources)
     assert mapped_files.fault(data.ctypes.data, 90_000) is None
@@ -68,18 +67,16 @@ def test_a_range_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = write(tmp_path, CAPTURE.read_bytes())
     monkeypatch.setattr(mapped_files, "fault", lambda address, size: "Input/output error")
     with pytest.raises(EnvironmentFailed, match=r"bytes 24 to 301074 cannot be read: Input/output"):
-        plan_splits([file])
+        planned([file])
 
 
 def test_windows_are_no_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few bytes are seen to at a time, the splits and segments are the same."""
-    from kdissect.capture.scan import scan
-
     file = write(tmp_path, CAPTURE.read_bytes())
-    whole = plan_splits([file], 50_000)
+    whole = planned([file], 50_000)
     expected = [scan(split, whole.sources).batch.segments for split in whole.splits]
     monkeypatch.setattr(mapped_files, "WALKED_BYTES", 1000)
-    again = plan_splits([file], 50_000)
+    again = planned([file], 50_000)
     assert (again.captures, again.splits) == (whole.captures, whole.splits)
     found = [scan(split, again.sources).batch.segments for split in again.splits]
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
@@ -93,18 +90,18 @@ def test_a_file_that_shrinks_during_a_run_is_an_error(
     """A capture that shrinks during a run is an error; the repeated run is whole."""
     path = tmp_path / "made.pcap"
     shutil.copy(CAPTURE, path)
-    stages = on_spark._stages
+    assembled = on_spark._assembled
 
     def meanwhile(*values: Any) -> Any:
         os.truncate(path, 100_000)
-        return stages(*values)
+        return assembled(*values)
 
-    monkeypatch.setattr(on_spark, "_stages", meanwhile)
+    monkeypatch.setattr(on_spark, "_assembled", meanwhile)
     out = tmp_path / "out"
     with pytest.raises(EnvironmentFailed, match=r"made\.pcap: was cut from 301074 to 100000 bytes"):
         kdissect.dissect(spark, path, out, split_bytes=100_000)
     assert not out.exists()
-    monkeypatch.setattr(on_spark, "_stages", stages)
+    monkeypatch.setattr(on_spark, "_assembled", assembled)
     shutil.copy(CAPTURE, path)
     assert all_rows(kdissect.dissect(spark, path, out)) == all_rows(kdissect.read(path))
 
@@ -156,9 +153,7 @@ def interrupted(command: list[str], started: Any, number: int, env: Any = None) 
 
 
 @pytest.mark.parametrize("leaving_fails", [False, True])
-def test_an_interrupt_that_cuts_a_call_to_the_jvm(
-    leaving_fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_that_cuts_a_call_to_the_jvm(leaving_fails: bool) -> None:
     """The JVM may drop the next connection too, and PySpark calls it as the interrupt leaves a job:
     jobs are cancelled all the same, and the interrupt stays an interrupt."""
     said: list[str] = []
@@ -180,11 +175,9 @@ def test_an_interrupt_that_cuts_a_call_to_the_jvm(
             if leaving_fails:
                 raise Py4JNetworkError("Answer from Java side is empty")
 
-    monkeypatch.setattr(on_spark, "_stages", cut)
     spark: Any = SimpleNamespace(sparkContext=Context())
-    no_plan: Any = None
-    with pytest.raises(KeyboardInterrupt):
-        on_spark.run(spark, no_plan, "out", "run")
+    with pytest.raises(KeyboardInterrupt), job_errors(spark):
+        cut()
     assert said == ["cancel"] * 3
 
 

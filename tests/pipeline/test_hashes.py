@@ -1,38 +1,25 @@
-"""Hashes of the input files in the manifest, also of those that were hashed ahead."""
+"""Sizes and hashes of the input files in the manifest."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-import shutil
 from pathlib import Path
 
 import kdissect
-from kdissect.capture.inputs import find_captures
-from kdissect.pipeline.plan import hash_ahead
-
-CAPTURES = Path(__file__).parents[2] / "captures"
+from tests.conftest import CAPTURES
 
 
-def _manifest_hashes(path: Path) -> list[tuple[int, str]]:
-    return [(one["size"], one["sha256"]) for one in kdissect.read(path).manifest["inputs"]]
-
-
-def _expected_hashes(path: Path) -> list[tuple[int, str]]:
-    data = path.read_bytes()
-    return [(len(data), hashlib.sha256(data).hexdigest())]
-
-
-def test_hashes_made_ahead_are_those_of_the_file(tmp_path: Path) -> None:
-    """The same either way; a file that changed since is hashed again, another one is no matter."""
-    path = tmp_path / "a.pcap"
-    shutil.copy(CAPTURES / "librdkafka.pcap", path)
-    assert _manifest_hashes(path) == _expected_hashes(path)
-    hash_ahead(find_captures([str(path)]))
-    assert _manifest_hashes(path) == _expected_hashes(path)
-    hash_ahead(find_captures([str(path)]))
-    shutil.copy(CAPTURES / "java_2_0_1.pcap", path)
-    assert _manifest_hashes(path) == _expected_hashes(path)
-    hash_ahead(find_captures([str(path)]))
-    assert _manifest_hashes(CAPTURES / "librdkafka.pcap") == _expected_hashes(
-        CAPTURES / "librdkafka.pcap"
-    )
+def test_inputs_have_the_hashes_of_the_named_files(tmp_path: Path) -> None:
+    """Of a compressed file the hash is that of its own bytes; other files have one, too."""
+    data = (CAPTURES / "java_2_0_1.pcap").read_bytes()
+    contents = {"a.pcap": data, "b.pcap.gz": gzip.compress(data), "notes.txt": b"no capture"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    inputs = kdissect.read(tmp_path, split_bytes=50_000).manifest["inputs"]
+    expected = {
+        str(tmp_path / name): (len(content), hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    }
+    assert {item["path"]: (item["size"], item["sha256"]) for item in inputs} == expected
+    assert [item["is_capture"] for item in inputs] == [True, True, False]

@@ -171,7 +171,6 @@ def test_splits_and_slots_do_not_matter(
         pieces(b"".join(batches), cuts_of(random.Random(1), batches, 50), follower=3),
     )
     expected = {name: Counter(map(repr, rows(kdissect.read(path), name))) for name in RECORDED}
-    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 4_000)
     monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 10_000)
     tables = kdissect.read(path, split_bytes=split_bytes)
     assert {name: Counter(map(repr, rows(tables, name))) for name in RECORDED} == expected
@@ -180,13 +179,12 @@ def test_splits_and_slots_do_not_matter(
 
 @pytest.mark.heavy
 @pytest.mark.spark
-def test_cut_batches_on_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_batches_on_spark(spark: Any, tmp_path: Path) -> None:
     """Spark gives the rows of `read()` for batches that responses cut."""
     batches = topics(2, 100)
     exchanges = pieces(b"".join(batches), cuts_of(random.Random(2), batches, 40))
     path = write_capture(tmp_path / "made.pcap", exchanges)
     expected = kdissect.read(path)
-    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 4_000)
     found = kdissect.dissect(spark, path, tmp_path / "out", split_bytes=10_000)
     assert kinds(found) == kinds(expected) == []
     for name in RECORDED:

@@ -24,9 +24,8 @@ def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.Monke
     """Many small keys of events give the tables of few large ones."""
     capture = Capture(name)
     monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 100_000)
-    monkeypatch.setattr(run_plan, "SLOT_BYTES_MIN", 70_000)
     monkeypatch.setattr(events, "_ROW_BYTES_MAX", 3_000)
-    many = kdissect.read(str(capture.path), reveal_secrets=True)
+    many = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=70_000)
     assert not set_differences(capture.tables, many)
 
 

@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kdissect
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
     ACK,
     ENDPOINTS,
@@ -28,7 +29,7 @@ from kdissect.kafka.assembly import CONNECTION
 from kdissect.tables.tcp_columns import tcp_table
 from kdissect.tcp.facts import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
-from tests.builders.playbook import Memory
+from tests.builders.playbook import in_memory
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
 from tests.oracles import tcp_facts as oracle
@@ -77,7 +78,7 @@ def columns(facts: TcpFacts, last_time_ns: int) -> dict[str, Any]:
     return found
 
 
-def batch_of(segments: list[oracle.Segment], first: int = 0) -> tuple[SegmentBatch, Memory]:
+def batch_of(segments: list[oracle.Segment], first: int = 0) -> tuple[SegmentBatch, Sources]:
     """Rows of the segments, numbered from `first` on, and the bytes that they point at."""
     rows = np.zeros(len(segments), SEGMENT)
     data = b""
@@ -91,7 +92,7 @@ def batch_of(segments: list[oracle.Segment], first: int = 0) -> tuple[SegmentBat
             rows["ip_id"][number] |= (len(segment.options) // 4 + 1) << OPTIONS_SHIFT
         rows["pos"][number], rows["captured"][number] = len(data), segment.length
         data += bytes([number & 0xFF]) * segment.length
-    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
 
 
 def facts_of(

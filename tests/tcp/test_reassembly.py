@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
     ACK,
     ENDPOINTS,
@@ -25,7 +26,7 @@ from kdissect.capture.segments import (
 from kdissect.tcp import columns as c
 from kdissect.tcp import overlaps
 from kdissect.tcp import reassembly as r
-from tests.builders.playbook import Memory
+from tests.builders.playbook import in_memory
 from tests.oracles import reassembly as oracle
 from tests.steps import assert_linear
 
@@ -33,7 +34,7 @@ WINDOW_NS = 10_000_000
 FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
 
 
-def batch_of(segments: list[oracle.Segment]) -> tuple[SegmentBatch, Memory]:
+def batch_of(segments: list[oracle.Segment]) -> tuple[SegmentBatch, Sources]:
     rows = np.zeros(len(segments), SEGMENT)
     data = b"\0"
     for number, segment in enumerate(segments):
@@ -42,7 +43,7 @@ def batch_of(segments: list[oracle.Segment]) -> tuple[SegmentBatch, Memory]:
         rows["captured"][number], rows["pos"][number] = len(segment.payload), len(data)
         rows["packet"][number] = number + 1
         data += segment.payload
-    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
 
 
 def kernel(segments: list[oracle.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
@@ -122,7 +123,7 @@ def test_the_kernels_reassemble_as_the_oracle(segments: list[oracle.Segment]) ->
     assert kernel(segments) == oracle.reassemble(segments, WINDOW_NS)
 
 
-def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[SegmentBatch, Memory]:
+def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[SegmentBatch, Sources]:
     rows = np.zeros(len(seq), SEGMENT)
     rows["seq"] = seq
     rows["flags"] = ACK
@@ -130,7 +131,7 @@ def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[Segment
     rows["packet"] = np.arange(len(seq)) + 1
     rows["ip_id"] = rows["packet"] & 0xFFFF
     rows["time_ns"] = rows["packet"] * 1000
-    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), Memory(data)
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
 
 
 def with_gaps(count: int) -> Any:
@@ -197,7 +198,7 @@ def test_streams_cut_into_runs_have_the_pieces_of_the_whole() -> None:
     rows["time_ns"] = np.arange(count + 1) * 1000
     rows["pos"][1:] = np.arange(count) * size
     batch = SegmentBatch(np.zeros(1, ENDPOINTS), rows)
-    memory = Memory(rng.bytes(count * size))
+    memory = in_memory(rng.bytes(count * size))
     streams = r.reassemble([batch], memory, 0)
     painted = np.full(place.max() + size, -1)
     for row in range(count - 1, -1, -1):
@@ -253,5 +254,5 @@ def test_a_table_of_duplicates_that_begins_anew() -> None:
     rows["ip_id"] = rows["ack"] & 0xFFFF
     rows["packet"] = np.arange(2 * count)
     rows["time_ns"] = np.arange(2 * count) * 1000
-    streams = r.reassemble([SegmentBatch(np.zeros(1, ENDPOINTS), rows)], Memory(b"1"), WINDOW_NS)
+    streams = r.reassemble([SegmentBatch(np.zeros(1, ENDPOINTS), rows)], in_memory(b"1"), WINDOW_NS)
     assert (streams.mark == np.tile([0, c.DUPLICATE], count)).all()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.inputs import find_captures, spool
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.splits import plan_splits
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import planned
 from kdissect.protocol.model import SIDES
 from tests.material import CAPTURES
 
@@ -140,10 +139,9 @@ def _pairs(assembly: Assembly) -> list[Any]:
     ]  # fmt: skip
 
 
-def read_whole(path: Path, folder: Path) -> Whole:
-    file = spool(find_captures([path])[0], folder)
-    plan = plan_splits([file], 1 << 30)
-    sources = plan.sources
+def read_whole(path: Path) -> Whole:
+    with planned([path], Options(split_bytes=1 << 30)) as plan:
+        sources = plan.sources()
     batch = SegmentBatch.concat([scan(split, sources).batch for split in plan.splits])
     batch = SegmentBatch(batch.endpoints, batch.segments[:PACKETS_MAX])
     assembly = assemble(batch, sources)
@@ -207,18 +205,17 @@ def table(
     paths: list[Path], seeds: int, scenarios: Sequence[Scenario]
 ) -> Iterator[tuple[str, Scenario, Count]]:
     for path in paths:
-        with tempfile.TemporaryDirectory() as folder:
-            whole = read_whole(path, Path(folder))
-            for scenario in scenarios:
-                total = Count()
-                for seed in range(seeds):
-                    one = count(whole, scenario, seed)
-                    total.intact += one.intact
-                    total.found += one.found
-                    total.false += one.false
-                    total.wrong_pairs += one.wrong_pairs
-                    total.examples += one.examples
-                yield path.stem, scenario, total
+        whole = read_whole(path)
+        for scenario in scenarios:
+            total = Count()
+            for seed in range(seeds):
+                one = count(whole, scenario, seed)
+                total.intact += one.intact
+                total.found += one.found
+                total.false += one.false
+                total.wrong_pairs += one.wrong_pairs
+                total.examples += one.examples
+            yield path.stem, scenario, total
 
 
 def main() -> int:

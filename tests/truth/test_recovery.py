@@ -15,8 +15,8 @@ def names(scenario: recovery.Scenario) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> recovery.Whole:
-    return recovery.read_whole(needed(SASL), tmp_path_factory.mktemp("recovery"))
+def whole() -> recovery.Whole:
+    return recovery.read_whole(needed(SASL))
 
 
 @pytest.mark.parametrize("scenario", recovery.SCENARIOS, ids=names)

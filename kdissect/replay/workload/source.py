@@ -67,7 +67,7 @@ def load_workload(
             keylog=tuple(os.fspath(path) for path in keylog),
             limits=Limits.of(limits),
         )
-        with planned(texts, options, 1, spool) as plan:
+        with planned(texts, options, spool) as plan:
             connections = _captured(plan)
     connections = _ordered(_between(connections, from_ns, to_ns))
     if not connections:
