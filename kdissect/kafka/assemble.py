@@ -27,9 +27,7 @@ from kdissect.kafka.assembly import (
     WARNING,
     Anomaly,
     Assembly,
-    CloseReason,
     Protocol,
-    TlsFacts,
 )
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import (
@@ -53,6 +51,13 @@ from kdissect.kafka.pairing import (
     UNASKED,
     RequestRows,
     ResponseRows,
+)
+from kdissect.kafka.plain_streams import (
+    PlainStreams,
+    account,
+    faults_of,
+    plain_streams,
+    recognise_plain,
 )
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE
@@ -79,20 +84,15 @@ from kdissect.tcp.columns import (
     RTT,
     SEGMENT_COUNT,
     SIDE_WIDTH,
+    CloseReason,
 )
 from kdissect.tcp.connection_ids import connection_ids
 from kdissect.tcp.facts import TcpFacts
 from kdissect.tcp.proxy_protocol import HeaderFault, remove_headers
 from kdissect.tcp.reassembly import Streams, reassemble
 from kdissect.tls.alerts import first_alerts
-from kdissect.tls.plaintext_ranges import (
-    PlainStreams,
-    TlsConnections,
-    account,
-    faults_of,
-    plain_streams,
-    recognise_plain,
-)
+from kdissect.tls.handshake import TlsFacts
+from kdissect.tls.plaintext import TlsConnections
 from kdissect.tls.session import TlsState
 
 DRAFTS = 2  # versions above the newest defined one that clients already send

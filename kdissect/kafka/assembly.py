@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.tcp.facts import TcpFacts, no_facts
+from kdissect.tls.handshake import TlsFacts
 
 NO_DIRECTION = 2
 
@@ -28,14 +29,6 @@ class Protocol(IntEnum):
     HTTP2 = 4
     ZOOKEEPER = 5
     OTHER = 6
-
-
-class CloseReason(IntEnum):
-    CAPTURE_END = 0
-    FIN = 1
-    RST = 2
-    REUSED = 3
-    IDLE = 4
 
 
 class PairStatus(IntEnum):
@@ -180,38 +173,6 @@ ANOMALY = np.dtype(
         ("extent_count", "<i4"),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """An X.509 certificate; None for a field that is invalid.
-
-    subject, issuer: RFC 4514 text. not_before, not_after: seconds since 1970.
-    names: the common names and alternative names of the subject.
-    """
-
-    subject: str | None = None
-    issuer: str | None = None
-    not_before: int | None = None
-    not_after: int | None = None
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFacts:
-    """Facts from a connection's TLS handshake; None if the handshake lacks them.
-
-    broker_certificate, client_certificate: the sender's own, without the rest of its chain.
-    request_alert, response_alert: by which the client or the broker ended the handshake.
-    """
-
-    version: str | None = None
-    sni: str | None = None
-    cipher: str | None = None
-    broker_certificate: Certificate | None = None
-    client_certificate: Certificate | None = None
-    request_alert: str | None = None
-    response_alert: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from kdissect.kafka.assembly import (
     Assembly,
     Carried,
     PairStatus,
-    TlsFacts,
 )
 from kdissect.kafka.frame_tables import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
 from kdissect.kafka.pairing import NOT_ACKNOWLEDGED
@@ -35,6 +34,7 @@ from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
 from kdissect.tcp.facts import TcpFacts
+from kdissect.tls.handshake import TlsFacts
 
 Ints = npt.NDArray[np.int64]
 Walk = Callable[

@@ -25,7 +25,7 @@ from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import paired_frames
-from kdissect.kafka.assembly import Anomaly, Assembly, CloseReason
+from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.cluster import Learnt
@@ -62,6 +62,7 @@ from kdissect.tables.anomalies import (
 )
 from kdissect.tables.arrow_arrays import binaries
 from kdissect.tables.connections import connections_table
+from kdissect.tcp.columns import CloseReason
 
 SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
 

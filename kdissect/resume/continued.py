@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble_streams
-from kdissect.kafka.assembly import DIRECTION, Assembly, CloseReason, Protocol
+from kdissect.kafka.assembly import DIRECTION, Assembly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.resume.open_connection import (
@@ -43,10 +43,11 @@ from kdissect.tcp.columns import (
     PIECE_START,
     PIECE_STOP,
     SIDE_WIDTH,
+    CloseReason,
 )
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from kdissect.tcp.reassembly import Streams
-from kdissect.tls.plaintext_ranges import OpenedStream, TlsConnections
+from kdissect.tls.plaintext import OpenedStream, TlsConnections
 
 Bools = npt.NDArray[np.bool_]
 

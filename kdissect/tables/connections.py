@@ -10,12 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kdissect.arrays import Ints, Rows
-from kdissect.kafka.assembly import DIRECTION, Certificate, CloseReason, Protocol, TlsFacts
+from kdissect.kafka.assembly import DIRECTION, Protocol
 from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import TIME_TYPE, ip_text, labels, names_of
 from kdissect.tables.schemas import CONNECTIONS, table_of
 from kdissect.tables.tcp_columns import tcp_columns
+from kdissect.tcp.columns import CloseReason
 from kdissect.tcp.facts import TcpFacts
+from kdissect.tls.handshake import Certificate, TlsFacts
 
 _NO_CERTIFICATE = Certificate()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its sequence number is meaningless
 NO_ACK = -(1 << 62)  # no acknowledgment
 
@@ -55,3 +57,13 @@ CONNECTION_FIELDS = (
 CONNECTION_WIDTH = len(CONNECTION_FIELDS)
 
 CONFLICT_WIDTH = 4  # stream (2 * connection + side), segment, position, differing bytes
+
+
+class CloseReason(IntEnum):
+    """Values of connections.close_reason; the table has the names in lower case."""
+
+    CAPTURE_END = 0
+    FIN = 1
+    RST = 2
+    REUSED = 3
+    IDLE = 4

@@ -63,7 +63,6 @@ from kdissect.capture.segments import (
     SegmentBatch,
 )
 from kdissect.jit import inlined, kernel, load_u8, making_kernel
-from kdissect.kafka.assembly import CloseReason
 from kdissect.tcp.byte_ranges import PIECE, Pieces, int64
 from kdissect.tcp.columns import (
     ACK_HIGH,
@@ -97,6 +96,7 @@ from kdissect.tcp.columns import (
     SYN_ACK_TIME,
     SYN_TIME,
     UNUSED,
+    CloseReason,
 )
 from kdissect.tcp.facts import TcpFacts, tcp_facts
 from kdissect.tcp.overlaps import lay_pieces, listed

@@ -13,7 +13,7 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from kdissect.kafka.assembly import Certificate
+from kdissect.tls.handshake import Certificate
 
 NAMES_MAX = 64  # names of a certificate that are listed
 

@@ -56,7 +56,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.scratch import Written
-from kdissect.kafka.assembly import Certificate, TlsFacts
 from kdissect.tcp.byte_ranges import read_bytes
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls import handshake, records
@@ -74,8 +73,10 @@ from kdissect.tls.handshake import (
     SERVER_HELLO,
     TLS_12,
     TLS_13,
+    Certificate,
     ClientHello,
     ServerHello,
+    TlsFacts,
 )
 from kdissect.tls.key_log import (
     HANDSHAKE_SECRETS,
@@ -84,7 +85,7 @@ from kdissect.tls.key_log import (
     master_secret,
     read_secrets,
 )
-from kdissect.tls.plaintext_ranges import OPENED, OpenedStream, TlsConnections
+from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
 from kdissect.tls.records import RECORD_WIDTH, TLS_HEADER_SIZE, walk_records
 from kdissect.tls.session import (
     SECRET_NAME_SIZE,

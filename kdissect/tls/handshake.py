@@ -45,6 +45,38 @@ class ServerHello:
         return self.random == RETRY_RANDOM
 
 
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """An X.509 certificate; None for a field that is invalid.
+
+    subject, issuer: RFC 4514 text. not_before, not_after: seconds since 1970.
+    names: the common names and alternative names of the subject.
+    """
+
+    subject: str | None = None
+    issuer: str | None = None
+    not_before: int | None = None
+    not_after: int | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFacts:
+    """Facts from a connection's TLS handshake; None if the handshake lacks them.
+
+    broker_certificate, client_certificate: the sender's own, without the rest of its chain.
+    request_alert, response_alert: by which the client or the broker ended the handshake.
+    """
+
+    version: str | None = None
+    sni: str | None = None
+    cipher: str | None = None
+    broker_certificate: Certificate | None = None
+    client_certificate: Certificate | None = None
+    request_alert: str | None = None
+    response_alert: str | None = None
+
+
 class _Short(Exception):
     """A length announces more bytes than there are."""
 

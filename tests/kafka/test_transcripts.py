@@ -9,8 +9,9 @@ import pytest
 
 from kdissect.capture.segments import ACK, ENDPOINTS, RST, SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble
-from kdissect.kafka.assembly import Anomaly, CloseReason, Protocol
+from kdissect.kafka.assembly import Anomaly, Protocol
 from kdissect.kafka.options import StreamOptions
+from kdissect.tcp.columns import CloseReason
 from tests.builders.frames import framed, produce, request, response, token
 from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Playbook, gap, in_memory
 

@@ -309,7 +309,7 @@ def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
 ) -> None:
     """Its open request is complete as it is, and it is carried no longer."""
     if damage == "updates":
-        monkeypatch.setattr("kdissect.tls.plaintext_ranges.GENERATION_MAX", 1)
+        monkeypatch.setattr("kdissect.tls.plaintext.GENERATION_MAX", 1)
     book, log = _conversation("1.3 key updates" if damage == "updates" else "1.3", tmp_path)
     book = book >> b"\x17\x03\x03\x40\0" + bytes(16)
     for _ in range(20):

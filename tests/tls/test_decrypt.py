@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kdissect.kafka.assembly import Anomaly, Assembly, Certificate, PairStatus, Protocol
+from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
+from kdissect.tls.handshake import Certificate
 from tests.builders.frames import request, response
 from tests.builders.playbook import BROKER, CLIENT, FIN_, Playbook
 from tests.builders.tls_talk import (
