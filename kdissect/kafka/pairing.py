@@ -20,10 +20,9 @@ come first, and one that the response's segment does not acknowledge was not the
 captures may have acknowledgements that mean nothing: they count if any of the connection's reaches
 a request.)
 
-The table PAIRING says what becomes of a request, by its state and the next event. OUTSTANDING
-waits, SILENT wants no response (Produce with acks=0), ANSWERED has one, LOST had one in a hole,
-UNKNOWN was not captured. After the last response, a closed connection is the reason for a missing
-response. Before it, if bytes of the response stream are missing, the capture lost the response.
+Produce with acks=0 wants no response, and a response in a hole is missing. For other requests
+without a response the reason is the closed connection, if they come after the last answered one.
+Before it, if bytes of the response stream are missing, the capture lost the response.
 
 Lookup: a request waits in a chain of its id's bucket, in order. Ids that are answered in order are
 found without the table. So the time is linear, for any ids that do not collide, and a bucket is
@@ -32,7 +31,6 @@ searched CHAIN_MAX deep at most.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,68 +48,10 @@ TOKENS_AHEAD_MAX = 64  # requests after the last answered one that are searched 
 BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
 
-
-class PairState(IntEnum):
-    """Of the request with a response's id, before the event."""
-
-    UNKNOWN = 0
-    OUTSTANDING = 1
-    SILENT = 2
-    ANSWERED = 3
-    LOST = 4
-
-
-class Event(IntEnum):
-    RESPONSE = 0
-    CLOSE = 1  # FIN, RST or a reused port, before any answer
-    LOSS = 2  # the answer lies in a gap of the response stream, or the capture ended before it
-
-
-# Status of the exchange that the event makes or ends.
-PAIRING = {
-    (PairState.UNKNOWN, Event.RESPONSE): PairStatus.REQUEST_MISSING,
-    (PairState.OUTSTANDING, Event.RESPONSE): PairStatus.PAIRED,
-    (PairState.SILENT, Event.RESPONSE): PairStatus.PAIRED,
-    (PairState.ANSWERED, Event.RESPONSE): PairStatus.REQUEST_MISSING,  # and an anomaly
-    (PairState.LOST, Event.RESPONSE): PairStatus.REQUEST_MISSING,
-    (PairState.LOST, Event.CLOSE): PairStatus.RESPONSE_MISSING,
-    (PairState.LOST, Event.LOSS): PairStatus.RESPONSE_MISSING,
-    (PairState.OUTSTANDING, Event.CLOSE): PairStatus.CONNECTION_CLOSED,
-    (PairState.OUTSTANDING, Event.LOSS): PairStatus.RESPONSE_MISSING,
-    (PairState.SILENT, Event.CLOSE): PairStatus.NO_RESPONSE_EXPECTED,
-    (PairState.SILENT, Event.LOSS): PairStatus.NO_RESPONSE_EXPECTED,
-}
-EVENTS = len(Event)
-STATUS = tuple(
-    int(PAIRING.get((state, event), 255)) for state in PairState for event in Event
-)  # by state * EVENTS + event
-
-_RESPONSE, _CLOSE, _LOSS = (int(event) for event in Event)
-_UNKNOWN, _OUTSTANDING, _SILENT, _ANSWERED, _LOST = (int(state) for state in PairState)
-
 IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
 
-
-# Of a request, in answer_of while a connection is paired; else -1 or a response.
-WAITING, IS_LOST = -1, -2
-
 NOT_ACKNOWLEDGED = -1  # of a response whose segment acknowledges nothing
-
-
-@inlined
-def _may_answer(requests: Any, row: int, start: int, stop: int, time: int, acked: int) -> bool:
-    """Return whether a response of this time can belong to the request `row`, as clocks go."""
-    request = requests[row]
-    if request["time"] <= time:
-        return True
-    if request["time"] > time + CLOCKS_MAX_NS:
-        return False
-    correlation = request["correlation"]
-    if row > start and requests[row - 1]["correlation"] == correlation:
-        return False
-    if row + 1 < stop and requests[row + 1]["correlation"] == correlation:
-        return False
-    return request["end"] <= acked
+NO_LIMIT = 1 << 62  # of stream positions
 
 
 @inlined
@@ -170,6 +110,130 @@ def buckets_for(start: npt.NDArray[np.int64], scratch: Scratch) -> Buckets:
     return Buckets(*(scratch.empty(size, np.int64) for size in (count, count, int(start[-1]))))
 
 
+class _Answer(NamedTuple):
+    """A response while it is paired, and the requests of its connection: rows start to stop.
+
+    acknowledged: position in the request stream; NO_LIMIT if it tells nothing. highest: the last
+    request answered before it.
+    """
+
+    start: int
+    stop: int
+    highest: int
+    correlation: int
+    time: int
+    kind: int
+    acknowledged: int
+    is_behind_hole: bool
+
+
+@inlined
+def _waits(requests: Any, row: int) -> bool:
+    """Return whether a request has no answer yet, and had none in a hole."""
+    waits: bool = requests.answer_of[row] < 0 and requests.is_lost[row] == 0
+    return waits
+
+
+@inlined
+def _may_answer(answer: _Answer, requests: Any, row: int) -> bool:
+    """Return whether a response can belong to the request `row`, as clocks go."""
+    request = requests.rows[row]
+    if request["time"] <= answer.time:
+        return True
+    if request["time"] > answer.time + CLOCKS_MAX_NS:
+        return False
+    correlation = request["correlation"]
+    if row > answer.start and requests.rows[row - 1]["correlation"] == correlation:
+        return False
+    if row + 1 < answer.stop and requests.rows[row + 1]["correlation"] == correlation:
+        return False
+    return request["end"] <= answer.acknowledged
+
+
+@inlined
+def _token_behind_hole(answer: _Answer, requests: Any) -> int:
+    """The youngest token request that a token behind a hole can answer; -1 without one."""
+    found = int64(-1)
+    begin = answer.highest + 1
+    for row in range(begin, min(answer.stop, begin + TOKENS_AHEAD_MAX)):
+        if requests.rows[row]["kind"] == TOKEN_KIND and _waits(requests, row):
+            if not _may_answer(answer, requests, row):
+                break
+            found = row
+    return found
+
+
+@inlined
+def _is_next(answer: _Answer, requests: Any, row: int) -> bool:
+    """Return whether a response without a hole before it answers `row`, the oldest that waits."""
+    if row == answer.stop or requests.rows[row]["kind"] != answer.kind:
+        return False
+    if answer.kind != TOKEN_KIND and requests.rows[row]["correlation"] != answer.correlation:
+        return False
+    return _may_answer(answer, requests, row)
+
+
+@inlined
+def _fill(buckets: Any, mask: int, requests: Any, start: int, stop: int) -> None:
+    """Chain all requests that have an id."""
+    for at in range(mask + 1):
+        buckets.head[at] = -1
+    for row in range(start, stop):
+        if requests.rows[row]["kind"] == TOKEN_KIND:
+            continue
+        at = requests.rows[row]["correlation"] & mask
+        buckets.following[row] = -1
+        if buckets.head[at] < 0:
+            buckets.head[at] = row
+        else:
+            buckets.following[buckets.tail[at]] = row
+        buckets.tail[at] = row
+
+
+@inlined
+def _look_up(answer: _Answer, requests: Any, buckets: Any, mask: int) -> tuple[int, bool]:
+    """(the request with the id of a response, -1 without one; whether another was answered).
+
+    Requests that no response can answer any more leave the chain.
+    """
+    at = answer.correlation & mask
+    row = buckets.head[at]
+    before = int64(-1)  # in the chain
+    found = int64(-1)
+    silent = int64(-1)
+    is_second = False
+    for _ in range(CHAIN_MAX):
+        if row < 0:
+            break
+        after = buckets.following[row]
+        is_kept = True
+        if requests.rows[row]["correlation"] == answer.correlation:
+            if not _waits(requests, row):
+                # One answered request of an id is enough, and none that is lost.
+                is_answered = requests.is_lost[row] == 0
+                is_kept = is_answered and not is_second
+                is_second |= is_answered
+            elif _may_answer(answer, requests, row):
+                if requests.rows[row]["kind"] != SILENT_KIND:
+                    if found < 0 or row > answer.highest:
+                        found = row
+                    if not answer.is_behind_hole:
+                        break
+                elif silent < 0:
+                    silent = row
+        if is_kept:
+            before = row
+        else:
+            if before < 0:
+                buckets.head[at] = after
+            else:
+                buckets.following[before] = after
+            if buckets.tail[at] == row:
+                buckets.tail[at] = before
+        row = after
+    return (found if found >= 0 else silent), is_second
+
+
 @kernel
 def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: Any) -> None:
     """Pair the RequestRows and ResponseRows of each connection, and fill their references.
@@ -177,139 +241,78 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
     is_closed, has_loss uint8: by connection, whether its end was captured, and whether bytes of
     its responses are missing. buckets: `Buckets`, whatever is in them.
     """
-    pending, answers = requests.rows, responses.rows
-    answer_of, status, is_lost = requests.answer_of, requests.status, requests.is_lost
-    head, tail, following = buckets.head, buckets.tail, buckets.following
     for connection in range(len(requests.start) - 1):
         start = requests.start[connection]
         stop = requests.start[connection + 1]
-        size = BUCKETS_MIN
-        while size < stop - start:
-            size *= 2
-        mask = size - 1
-        chained = start  # requests before it are in the buckets
-        used_buckets = False
-        first = start  # requests before it are answered or SILENT or LOST
+        mask = int64(BUCKETS_MIN - 1)
+        while mask + 1 < stop - start:
+            mask = 2 * mask + 1
+        is_filled = False
+        first = start  # requests before it do not wait, or are SILENT
         highest = start - 1  # the last request answered
         for row in range(start, stop):
-            answer_of[row] = WAITING
-            is_lost[row] = 0
+            requests.answer_of[row] = -1
+            requests.is_lost[row] = 0
         acked = int64(0)  # so far
         reach = int64(0)  # the highest of all
-        for answer in range(responses.start[connection], responses.start[connection + 1]):
-            response = answers[answer]
-            if response["acknowledged"] != NOT_ACKNOWLEDGED:
-                acked = _unwrapped(response["acknowledged"], acked)
+        for number in range(responses.start[connection], responses.start[connection + 1]):
+            acknowledged = responses.rows[number]["acknowledged"]
+            if acknowledged != NOT_ACKNOWLEDGED:
+                acked = _unwrapped(acknowledged, acked)
                 reach = max(reach, acked)
-        tells_acks = start < stop and reach >= pending[start]["end"]
+        tells_acks = start < stop and reach >= requests.rows[start]["end"]
         acked = int64(0)
-        for answer in range(responses.start[connection], responses.start[connection + 1]):
-            response = answers[answer]
-            correlation = response["correlation"]
-            time = response["time"]
-            kind = response["kind"]
-            hole = response["is_behind_hole"] != 0
+        for number in range(responses.start[connection], responses.start[connection + 1]):
+            response = responses.rows[number]
+            limit = int64(NO_LIMIT)
             if response["acknowledged"] != NOT_ACKNOWLEDGED:
                 acked = _unwrapped(response["acknowledged"], acked)
-            is_acknowledged = tells_acks and response["acknowledged"] != NOT_ACKNOWLEDGED
-            here = acked if is_acknowledged else int64(1 << 62)
+                if tells_acks:
+                    limit = acked
+            hole = response["is_behind_hole"] != 0
+            answer = _Answer(
+                start, stop, highest, response["correlation"], response["time"], response["kind"],
+                limit, hole,
+            )  # fmt: skip
             while first < stop and (
-                answer_of[first] != WAITING or pending[first]["kind"] == SILENT_KIND
+                not _waits(requests, first) or requests.rows[first]["kind"] == SILENT_KIND
             ):
                 first += 1
             row = int64(-1)
-            seen = False
-            if kind == TOKEN_KIND and hole:
-                for candidate in range(highest + 1, min(stop, highest + 1 + TOKENS_AHEAD_MAX)):
-                    if pending[candidate]["kind"] != TOKEN_KIND or answer_of[candidate] != WAITING:
-                        continue
-                    if not _may_answer(pending, candidate, start, stop, time, here):
-                        break
-                    row = candidate
-            elif (
-                not hole
-                and first < stop
-                and pending[first]["kind"] == kind
-                and (kind == TOKEN_KIND or pending[first]["correlation"] == correlation)
-            ):
-                if _may_answer(pending, first, start, stop, time, here):
+            is_second = False
+            if not hole:
+                if _is_next(answer, requests, first):
                     row = first
-            if row < 0 and kind != TOKEN_KIND:
-                if not used_buckets:
-                    used_buckets = True
-                    for at in range(size):
-                        head[at] = -1
-                while chained < stop:
-                    if pending[chained]["kind"] != TOKEN_KIND:
-                        at = pending[chained]["correlation"] & mask
-                        following[chained] = -1
-                        if head[at] < 0:
-                            head[at] = chained
-                        else:
-                            following[tail[at]] = chained
-                        tail[at] = chained
-                    chained += 1
-                at = correlation & mask
-                candidate = head[at]
-                before = int64(-1)  # in the chain
-                silent = int64(-1)
-                for _ in range(CHAIN_MAX):
-                    if candidate < 0:
-                        break
-                    after = following[candidate]
-                    is_kept = True
-                    if pending[candidate]["correlation"] == correlation:
-                        if answer_of[candidate] != WAITING:
-                            # One answered request of an id is enough, and none that is lost.
-                            is_kept = answer_of[candidate] != IS_LOST and not seen
-                            seen |= answer_of[candidate] != IS_LOST
-                        elif _may_answer(pending, candidate, start, stop, time, here):
-                            if pending[candidate]["kind"] != SILENT_KIND:
-                                if row < 0 or candidate > highest:
-                                    row = candidate
-                                if not hole:
-                                    break
-                            elif silent < 0:
-                                silent = candidate
-                    if is_kept:
-                        before = candidate
-                    else:
-                        if before < 0:
-                            head[at] = after
-                        else:
-                            following[before] = after
-                        if tail[at] == candidate:
-                            tail[at] = before
-                    candidate = after
-                if row < 0:
-                    row = silent
+            elif answer.kind == TOKEN_KIND:
+                row = _token_behind_hole(answer, requests)
+            if row < 0 and answer.kind != TOKEN_KIND:
+                if not is_filled:
+                    _fill(buckets, mask, requests, start, stop)
+                    is_filled = True
+                row, is_second = _look_up(answer, requests, buckets, mask)
             if hole:
                 # Answers come in order: what waits between these was answered in the hole.
-                for candidate in range(highest + 1, row):
-                    if (
-                        answer_of[candidate] == WAITING
-                        and pending[candidate]["kind"] != SILENT_KIND
-                    ):
-                        answer_of[candidate] = IS_LOST
-                        is_lost[candidate] = 1
-            responses.request_of[answer] = row
+                for passed in range(highest + 1, row):
+                    if _waits(requests, passed) and requests.rows[passed]["kind"] != SILENT_KIND:
+                        requests.is_lost[passed] = 1
+            responses.request_of[number] = row
             if row < 0:
-                responses.came[answer] = SECOND if seen else UNASKED
+                responses.came[number] = SECOND if is_second else UNASKED
                 continue
-            responses.came[answer] = IN_ORDER if row > highest else OUT_OF_ORDER
+            responses.came[number] = IN_ORDER if row > highest else OUT_OF_ORDER
             highest = max(highest, row)
-            answer_of[row] = answer
-            status[row] = STATUS[_OUTSTANDING * EVENTS + _RESPONSE]
+            requests.answer_of[row] = number
+            requests.status[row] = PairStatus.PAIRED
         for row in range(start, stop):
-            if answer_of[row] >= 0:
+            if requests.answer_of[row] >= 0:
                 continue
-            state = _SILENT if pending[row]["kind"] == SILENT_KIND else _OUTSTANDING
-            if answer_of[row] == IS_LOST:
-                state = _LOST
-            answer_of[row] = -1
-            lost = row < highest and has_loss[connection] != 0
-            event = _CLOSE if is_closed[connection] and not lost else _LOSS
-            status[row] = STATUS[state * EVENTS + event]
+            is_reason = is_closed[connection] and (row > highest or not has_loss[connection])
+            if requests.rows[row]["kind"] == SILENT_KIND:
+                requests.status[row] = PairStatus.NO_RESPONSE_EXPECTED
+            elif is_reason and not requests.is_lost[row]:
+                requests.status[row] = PairStatus.CONNECTION_CLOSED
+            else:
+                requests.status[row] = PairStatus.RESPONSE_MISSING
 
 
 @kernel
