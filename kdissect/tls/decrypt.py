@@ -102,6 +102,7 @@ SERVER_HELLO_DONE = 14
 SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and
 SEARCH_SHARE = 8  # times the stream's own bytes
 TRIAL_COST = 256  # bytes that a trial costs besides those of its record
+OF_HANDSHAKE = -1  # generation of the handshake's own keys
 _ROWS_AT_ONCE = 4096
 
 # Why a connection was not decrypted, `a` of the anomaly `not_decrypted`.
@@ -327,11 +328,21 @@ def _keys(session: Session, secrets: Secrets) -> tuple[_Keys, _Keys] | int:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Of one direction, in the order of use. has_handshake: the first are the handshake's."""
+    """Of one direction, in the order of use.
+
+    generation: KeyUpdates (RFC 8446 section 7.2) before the first opener, or OF_HANDSHAKE.
+    """
 
     openers: list[Opener]
     is_13: bool
-    has_handshake: bool = False
+    generation: int = 0
+
+    def after(self, updates: int) -> _Keys:
+        """The keys after that many KeyUpdates, if they are known."""
+        last = self.openers[-1:]
+        for _ in range(updates):
+            last = [opener.updated() for opener in last if isinstance(opener, Tls13)]
+        return _Keys(list(last), self.is_13, updates)
 
 
 def _keys_13(suite: Suite, session: Session, secrets: Secrets, side: int) -> _Keys:
@@ -339,21 +350,31 @@ def _keys_13(suite: Suite, session: Session, secrets: Secrets, side: int) -> _Ke
     if traffic is None:
         return _Keys([], True)
     early = secrets.get((HANDSHAKE_SECRETS[side], session.client_random))
-    openers: list[Opener] = [Tls13(suite, traffic)]
-    if early is not None:
-        openers.insert(0, Tls13(suite, early))
-    return _Keys(openers, True, early is not None)
-
-
-def _advanced(keys: _Keys, generation: int) -> list[Opener]:
-    """The opener after that many KeyUpdates (RFC 8446 section 7.2), if there is one."""
-    last = keys.openers[-1:]
-    for _ in range(generation):
-        last = [opener.updated() for opener in last if isinstance(opener, Tls13)]
-    return list(last)
+    if early is None:
+        return _Keys([Tls13(suite, traffic)], True)
+    return _Keys([Tls13(suite, early), Tls13(suite, traffic)], True, OF_HANDSHAKE)
 
 
 # -- records --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a direction is: after the last opened record, and what was lost since.
+
+    opener: index of the opener in use. number: of the next record, if nothing was lost. plain:
+    plaintext position after the record; end: after the last application data. least, most: numbers
+    that lost records have taken since. hole: their bytes; closed: those of them that were captured.
+    """
+
+    opener: int
+    number: int
+    plain: int = 0
+    end: int = 0
+    least: int = 0
+    most: int = 0
+    hole: int = 0
+    closed: int = 0
 
 
 class _Direction:
@@ -363,36 +384,28 @@ class _Direction:
         self, streams: Streams, stream: int, keys: _Keys, spool: Written, point: RecordPoint | None
     ) -> None:
         self._streams, self._stream, self._spool = streams, stream, spool
-        self._is_13, self._has_handshake = keys.is_13, keys.has_handshake
-        self._openers = keys.openers
-        self._epoch = 0  # index of the opener in use
-        self._first_generation = 0  # of openers[0]; the handshake's own keys come before 0
-        self._next = 0  # number after the last opened record
-        self._is_on = keys.is_13  # records are encrypted from here on
+        self._keys = keys.after(point.generation) if point else keys
+        self._place = _Place(0, point.number if point else 0)
+        self._is_on = keys.is_13 or point is not None  # records are encrypted from here on
         # Without the handshake's own keys nothing says which records are the handshake's.
-        self._is_hunting = keys.is_13 and not keys.has_handshake
-        self._skip = 0  # bytes of the first record, from its header on, that are not needed
-        self._start: tuple[int, RecordPoint] | None = None  # of plaintext position 0
-        if keys.has_handshake:
-            self._first_generation = -1
-        if point is not None:
-            self._openers = _advanced(keys, point.generation)
-            self._has_handshake = self._is_hunting = False
-            self._first_generation = point.generation
-            self._next, self._skip = point.number, point.skip
-            self._is_on = True
-            self._start = 0, point
+        self._is_hunting = keys.is_13 and point is None and keys.generation != OF_HANDSHAKE
+        self._skip = point.skip if point else 0  # bytes of the first record that are not needed
+        self._start = (0, point) if point else None  # of plaintext position 0
         self._after = self._start  # of the plaintext position after the last record
-        self._low = self._high = self._next  # the next record's number is in low .. high
         self._budget = 0
-        self._plain = self._end = 0  # of the next record, and after the last one
-        self._hole = 0  # ciphertext bytes since the last opened record that were not opened
-        self._closed = 0  # those of them that were captured
         self._opened = array("q")
         self._lost: list[tuple[int, int, int]] = []
         self._messages = b""
-        self.has_opened = False
         self.certificate: Certificate | None = None
+
+    @property
+    def has_opened(self) -> bool:
+        """Return whether any record was opened, of a direction that begins with a handshake."""
+        return (self._place.opener, self._place.number) != (0, 0)
+
+    @property
+    def _generation(self) -> int:
+        return self._keys.generation + self._place.opener
 
     def run(self, has_origin: npt.NDArray[np.uint8]) -> OpenedStream:
         streams = self._streams
@@ -403,44 +416,41 @@ class _Direction:
         for row in _rows(table):
             self._record(row)
         opened = np.frombuffer(self._opened, OPENED) if self._opened else np.zeros(0, OPENED)
-        return OpenedStream(opened, self._lost, self._start, self._after, self._closed)
+        return OpenedStream(opened, self._lost, self._start, self._after, self._place.closed)
 
     def _record(self, row: list[int]) -> None:
         kind, size = row[records.TYPE], row[records.SIZE]
-        is_whole = row[records.CAPTURED] == size
         if kind == records.LOST:
             self._is_on = True
-            smallest = TLS_HEADER_SIZE + (
-                self._openers[self._epoch].overhead if self._openers else 0
-            )
-            self._lose(row, size // smallest + 1, 0)
+            openers = self._keys.openers
+            overhead = openers[self._place.opener].overhead if openers else 0
+            self._lose(row, 0, size // (TLS_HEADER_SIZE + overhead) + 1)
         elif kind == records.CHANGE_CIPHER:
             self._is_on = True
-        elif self._is_clear(kind):
-            return
-        elif not is_whole:
-            self._lose(row, 1, 0 if self._is_hunting else 1)
+        elif not self._is_on or (self._keys.is_13 and kind != records.APPLICATION):
+            return  # in clear text
+        elif row[records.CAPTURED] < size:
+            self._lose(row, 0 if self._is_hunting else 1, 1)
         elif not self._open(row):
             if self._is_hunting:
                 self._note_lost(row)
             else:
-                self._lose(row, 1, 0)
+                self._lose(row, 0, 1)
 
-    def _is_clear(self, kind: int) -> bool:
-        return not self._is_on or (self._is_13 and kind != records.APPLICATION)
-
-    def _lose(self, row: list[int], most: int, least: int) -> None:
+    def _lose(self, row: list[int], least: int, most: int) -> None:
         """A record, or a stretch, is lost: it takes from `least` to `most` numbers."""
-        self._low += least
-        self._high += most
-        self._hole += row[records.SIZE]
+        place = self._place
+        self._place = replace(
+            place, least=place.least + least, most=place.most + most,
+            hole=place.hole + row[records.SIZE],
+        )  # fmt: skip
         self._note_lost(row)
 
     def _note_lost(self, row: list[int]) -> None:
         pos, count = row[records.POS], row[records.CAPTURED]
         if not count:
             return
-        self._closed += count
+        self._place = replace(self._place, closed=self._place.closed + count)
         if self._lost and self._lost[-1][0] + self._lost[-1][1] == pos:
             before, so_far, segment = self._lost[-1]
             self._lost[-1] = before, so_far + count, segment
@@ -452,63 +462,63 @@ class _Direction:
             self._streams.pieces, row[records.PIECE], row[records.POS], row[records.SIZE]
         )
         header, body = data[:TLS_HEADER_SIZE], data[TLS_HEADER_SIZE:]
-        for epoch, number in self._candidates(body):
-            inner = self._openers[epoch].open(number, header, body)
+        for index, number in self._candidates(body):
+            opener = self._keys.openers[index]
+            inner = opener.open(number, header, body)
             if inner is not None:
-                self._accept(row, epoch, number, *inner)
+                self._move(index, number, opener.overhead)
+                self._accept(row, number, opener.skipped, *inner)
                 return True
         return False
 
     def _candidates(self, body: bytes) -> Iterator[tuple[int, int]]:
         """(opener, number) to try, the likeliest first, while the budget lasts."""
-        if not self._openers:
+        openers, place = self._keys.openers, self._place
+        if not openers:
             return
-        yield self._epoch, self._low
-        hint = self._openers[self._epoch].hint(body)
-        if self._low < hint <= self._high:
-            yield self._epoch, hint
+        low, high = place.number + place.least, place.number + place.most
+        yield place.opener, low
+        hint = openers[place.opener].hint(body)
+        if low < hint <= high:
+            yield place.opener, hint
+        numbers = [(place.opener, range(low + 1, high + 1))]
+        if self._keys.is_13:
+            numbers.append((place.opener + 1, range(max(1, place.most + 1))))
         cost = len(body) + TRIAL_COST
-        for number in range(self._low + 1, self._high + 1):
-            if self._budget < cost:
-                return
-            self._budget -= cost
-            yield self._epoch, number
-        if not self._is_13:
-            return
-        if self._epoch + 1 == len(self._openers) and self._high > self._low:
-            last = self._openers[-1]
-            assert isinstance(last, Tls13)
-            self._openers.append(last.updated())
-        if self._epoch + 1 < len(self._openers):
-            for number in range(max(1, self._high - self._next + 1)):
+        for index, some in numbers:
+            if index == len(openers) and high > low:
+                last = openers[-1]
+                assert isinstance(last, Tls13)
+                openers.append(last.updated())
+            for number in some if index < len(openers) else ():
                 if self._budget < cost:
                     return
                 self._budget -= cost
-                yield self._epoch + 1, number
+                yield index, number
 
-    def _accept(self, row: list[int], epoch: int, number: int, kind: int, content: bytes) -> None:
-        opener = self._openers[epoch]
-        passed = number - self._next if epoch == self._epoch else number
-        if self._is_hunting:
-            self._is_hunting = False
-            if passed == 0:  # all before was the handshake
-                self._lost.clear()
-                self._hole = 0
-        if self._hole:
-            self._plain += max(1, self._hole - passed * (TLS_HEADER_SIZE + opener.overhead))
-            self._hole = 0
-        self._closed = 0
-        self.has_opened = True
-        self._turn(epoch, number + 1)
+    def _move(self, index: int, number: int, overhead: int) -> None:
+        """Go behind a record that was opened, over the hole before it."""
+        place = self._place
+        passed = number - place.number if index == place.opener else number
+        plain, hole = place.plain, place.hole
+        if self._is_hunting and passed == 0:  # all before was the handshake
+            self._lost.clear()
+            hole = 0
+        self._is_hunting = False
+        if hole:
+            plain += max(1, hole - passed * (TLS_HEADER_SIZE + overhead))
+        self._place = _Place(index, number + 1, plain, place.end)
+
+    def _accept(self, row: list[int], number: int, skipped: int, kind: int, content: bytes) -> None:
         if kind == records.APPLICATION:
-            self._add(row, number, content, opener.skipped)
-        elif kind == records.HANDSHAKE and self._is_13:
+            self._add(row, number, content, skipped)
+        elif kind == records.HANDSHAKE and self._keys.is_13:
             self._read_messages(content)
-        generation = self._first_generation + self._epoch
-        if generation >= 0 and not self._messages and self._plain == self._end:
+        place = self._place
+        if self._generation >= 0 and not self._messages and place.plain == place.end:
             end = row[records.POS] + row[records.SIZE]
-            self._after = end, RecordPoint(self._next, generation)
-            if not self._end:
+            self._after = end, RecordPoint(place.number, self._generation)
+            if not place.end:
                 self._start = self._after
 
     def _add(self, row: list[int], number: int, content: bytes, skipped: int) -> None:
@@ -517,13 +527,13 @@ class _Direction:
         if pos == 0 and self._skip:
             needed = max(tcp_pos, self._skip)
             content, tcp_pos = content[needed - tcp_pos :], needed
-        generation = self._first_generation + self._epoch
-        if self._start is None and not self._plain:
-            self._start = pos, RecordPoint(number, generation)
+        plain = self._place.plain
+        if self._start is None and not plain:
+            self._start = pos, RecordPoint(number, self._generation)
         if content:
             self._opened.extend(
                 (
-                    self._plain,
+                    plain,
                     len(content),
                     self._spool.append(np.frombuffer(content, np.uint8)),
                     tcp_pos,
@@ -532,14 +542,15 @@ class _Direction:
                     pos,
                     pos + row[records.SIZE],
                     number,
-                    generation,
+                    self._generation,
                 )
             )
-            self._plain = self._end = self._plain + len(content)
+            end = plain + len(content)
+            self._place = _Place(self._place.opener, self._place.number, end, end)
 
-    def _turn(self, epoch: int, number: int) -> None:
-        self._epoch = epoch
-        self._next = self._low = self._high = number
+    def _next_keys(self) -> None:
+        """Number records from 0 on again, by the next keys."""
+        self._place = replace(self._place, opener=self._place.opener + 1, number=0)
 
     def _read_messages(self, content: bytes) -> None:
         """TLS 1.3: the messages that change keys, and the certificate."""
@@ -549,13 +560,14 @@ class _Direction:
             done = end
             if kind == CERTIFICATE and self.certificate is None:
                 self.certificate = _certificate(body, TLS_13)
-            elif kind == FINISHED and self._has_handshake and self._epoch == 0:
-                self._turn(self._epoch + 1, 0)
+            elif kind == FINISHED and self._generation == OF_HANDSHAKE:
+                self._next_keys()
             elif kind == KEY_UPDATE:
-                last = self._openers[self._epoch]
+                at = self._place.opener
+                last = self._keys.openers[at]
                 assert isinstance(last, Tls13)
-                self._openers[self._epoch + 1 :] = [last.updated()]
-                self._turn(self._epoch + 1, 0)
+                self._keys.openers[at + 1 :] = [last.updated()]
+                self._next_keys()
         self._messages = self._messages[done:]
         if len(self._messages) > MESSAGE_MAX:
             self._messages = b""
