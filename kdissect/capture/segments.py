@@ -7,7 +7,6 @@ payload. Batches are packed to bytes, so that Spark shuffles each as one binary 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,14 +71,6 @@ def option_sizes(segments: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     """
     words = (segments["ip_id"] >> OPTIONS_SHIFT) & OPTIONS_MASK
     return 4 * words.astype(np.int64) - np.where(words > 0, 4, 1)
-
-
-def ranges_read(segments: npt.NDArray[np.void]) -> tuple[Any, Any, Any]:
-    """(rows, pos, length) of the bytes that assembly reads: payload, and options of SYNs."""
-    options = np.maximum(option_sizes(segments), 0)
-    length = options + segments["captured"]
-    rows = np.flatnonzero(length)
-    return rows, segments["pos"][rows] - options[rows], length[rows]
 
 
 @dataclass(frozen=True, slots=True)

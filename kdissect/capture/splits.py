@@ -60,8 +60,6 @@ from kdissect.capture.packet_reader import (
 )
 from kdissect.jit import inlined, kernel, read_u8, read_u16
 
-SPLIT_BYTES = 128 * 2**20  # default: tasks of at most a second, and few of them
-
 FRAGMENT_MAX = 1_000_000  # default: IP fragments joined, over all captures
 
 # Counters of the walk.

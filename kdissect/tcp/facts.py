@@ -137,19 +137,6 @@ def no_facts(count: int) -> TcpFacts:
     return TcpFacts(connections, sides, np.zeros(0, RTT_COUNT))
 
 
-def joined_facts(parts: list[TcpFacts]) -> TcpFacts:
-    """The facts of several connections, of which each part has one."""
-    if not parts:
-        return no_facts(0)
-    rtt = np.concatenate([part.rtt for part in parts])
-    rtt["stream"] += 2 * np.repeat(np.arange(len(parts)), [len(part.rtt) for part in parts])
-    return TcpFacts(
-        np.concatenate([part.connections for part in parts]),
-        np.concatenate([part.sides for part in parts]),
-        rtt,
-    )
-
-
 def tcp_facts(
     segments: Any,
     connection: Any,
