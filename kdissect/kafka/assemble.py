@@ -18,14 +18,9 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import FRAGMENT_PART, SYN, SegmentBatch
 from kdissect.kafka import frame_tables, framing, pairing
-from kdissect.kafka.anomaly_limits import bounded
+from kdissect.kafka.anomalies import bounded, found_anomalies
 from kdissect.kafka.assembly import (
-    ANOMALY,
     CONNECTION,
-    INFO,
-    NO_DIRECTION,
-    WARNING,
-    Anomaly,
     Assembly,
     Protocol,
 )
@@ -35,20 +30,15 @@ from kdissect.kafka.exchanges import (
     NO_ORIGIN,
     NO_RESPONSE,
     Frames,
-    Ids,
     Ints,
     Paired,
     Pairs,
-    late_responses,
 )
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, PENDING, Kafka, PendingRequests
 from kdissect.kafka.framing import STREAM, new_streams
 from kdissect.kafka.options import StreamOptions, check_batch
 from kdissect.kafka.pairing import (
     ANSWERS,
-    OUT_OF_ORDER,
-    SECOND,
-    UNASKED,
     RequestRows,
     ResponseRows,
 )
@@ -65,7 +55,6 @@ from kdissect.tcp.columns import (
     BYTE_COUNT,
     CLIENT_SIDE,
     CLOSE_REASON,
-    CONFLICT_WIDTH,
     CONNECTION_WIDTH,
     DUPLICATE,
     DUPLICATE_COUNT,
@@ -88,7 +77,7 @@ from kdissect.tcp.columns import (
 )
 from kdissect.tcp.connection_ids import connection_ids
 from kdissect.tcp.facts import TcpFacts
-from kdissect.tcp.proxy_protocol import HeaderFault, remove_headers
+from kdissect.tcp.proxy_protocol import remove_headers
 from kdissect.tcp.reassembly import Streams, reassemble
 from kdissect.tls.alerts import first_alerts
 from kdissect.tls.handshake import TlsFacts
@@ -260,17 +249,7 @@ def _paired(
     table = _connections(endpoints, streams, client_side, protocol)
     table["is_tls"] = is_tls
     _count_bytes(table, streams, plain, requests, responses)
-    anomalies = _anomalies(
-        streams,
-        protocol,
-        client_side,
-        requests,
-        responses,
-        pairs,
-        table["connection_id"],
-        tls,
-        header_faults,
-    )
+    anomalies = found_anomalies(streams, table, requests, responses, pairs, tls, header_faults)
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
     paired = Paired(
@@ -585,165 +564,3 @@ def _connections(
         counts["duplicate_segment_count"] = own[:, DUPLICATE_COUNT]
         counts["gap_count"] = own[:, GAP_COUNT]
     return table
-
-
-def _fault_rows(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
-    """Faults of framing as rows of ANOMALY."""
-    rows = np.zeros(len(frames.faults), ANOMALY)
-    for name, column in (
-        ("kind", frame_tables.FAULT_KIND),
-        ("severity", frame_tables.SEVERITY),
-        ("direction", frame_tables.DIRECTION),
-        ("connection", frame_tables.FAULT_CONNECTION),
-        ("pos", frame_tables.FAULT_POS),
-        ("byte_count", frame_tables.FAULT_BYTES),
-        ("a", frame_tables.FAULT_A),
-        ("b", frame_tables.FAULT_B),
-        ("extent_count", frame_tables.FAULT_EXTENTS),
-    ):
-        rows[name] = frames.faults[:, column]
-    rows["extent_start"] = frames.faults[:, frame_tables.FAULT_EXTENT] + extent_base
-    _place(rows, segments, frames.faults[:, frame_tables.FAULT_SEGMENT])
-    return rows
-
-
-def _place(rows: Any, segments: Any, segment: Ints) -> None:
-    """Set source and packet of anomalies from their segment (-1: none)."""
-    has_segment = segment >= 0
-    rows["source"] = rows["packet"] = -1
-    rows["source"][has_segment] = segments["source"][segment[has_segment]]
-    rows["packet"][has_segment] = segments["packet"][segment[has_segment]]
-
-
-def _frame_anomalies(
-    kind: Anomaly, severity: int, direction: int, frames: Frames, rows: Any, exchange_id: Ints,
-    segments: Any, a: Any, b: Any = 0, byte_count: Any = 0,
-) -> npt.NDArray[np.void]:  # fmt: skip
-    """Anomalies about whole frames; `rows`: of a direction's table."""
-    table = frames.table[rows]
-    made = np.zeros(len(table), ANOMALY)
-    made["kind"] = kind
-    made["severity"] = severity
-    made["direction"] = direction
-    made["connection"] = table[:, frame_tables.CONNECTION]
-    made["pos"] = table[:, frame_tables.POS]
-    made["byte_count"] = byte_count
-    made["exchange_id"] = exchange_id
-    made["a"] = a
-    made["b"] = b
-    _place(made, segments, table[:, frame_tables.FIRST])
-    return made
-
-
-def _signed(identifiers: Ints) -> Ints:
-    """Correlation ids as signed int32 values, as Kafka shows them."""
-    return identifiers.astype(np.uint32).view(np.int32).astype(np.int64)
-
-
-def _anomalies(
-    streams: Streams,
-    protocol: npt.NDArray[np.uint8],
-    client_side: npt.NDArray[np.uint8],
-    requests: Frames,
-    responses: Frames,
-    pairs: Pairs,
-    connection_id: npt.NDArray[np.int64],
-    tls: TlsConnections,
-    header_faults: dict[int, tuple[HeaderFault, int]],
-) -> npt.NDArray[np.void]:
-    segments = streams.segments
-    parts = [
-        _fault_rows(requests, segments, 0),
-        _fault_rows(responses, segments, len(requests.extents)),
-    ]
-    conflicts = streams.conflicts.reshape(-1, CONFLICT_WIDTH)
-    conflicts = conflicts[protocol[conflicts[:, 0] >> 1] == Protocol.KAFKA]
-    made = np.zeros(len(conflicts), ANOMALY)
-    made["kind"] = Anomaly.OVERLAP_CONFLICT
-    made["severity"] = WARNING
-    made["connection"] = conflicts[:, 0] >> 1
-    made["direction"] = (conflicts[:, 0] & 1) ^ client_side[conflicts[:, 0] >> 1]
-    made["pos"] = conflicts[:, 2]
-    made["byte_count"] = conflicts[:, 3]
-    _place(made, segments, conflicts[:, 1])
-    parts.append(made)
-
-    parts.append(_encrypted(tls))
-    parts.append(_malformed_headers(streams, protocol, header_faults))
-    ids = Ids(connection_id, requests, responses, pairs.request_of)
-    for direction, frames, ids_of in (
-        (REQUEST, requests, ids.of_requests),
-        (RESPONSE, responses, ids.of_responses),
-    ):
-        rows = frames.cut()
-        size = frames.table[rows, frame_tables.FRAME_SIZE]
-        parts.append(
-            _frame_anomalies(
-                Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, ids_of(rows), segments,
-                size, byte_count=size + 4 - frames.table[rows, frame_tables.CAPTURED],
-            )
-        )  # fmt: skip
-    for kind, severity, how in (
-        (Anomaly.RESPONSE_WITHOUT_REQUEST, INFO, UNASKED),
-        (Anomaly.DUPLICATE_RESPONSE, WARNING, SECOND),
-        (Anomaly.OUT_OF_ORDER_RESPONSE, WARNING, OUT_OF_ORDER),
-    ):
-        rows = np.flatnonzero(pairs.came == how)
-        passed: Ints | int = 0
-        if how == OUT_OF_ORDER and len(rows):
-            passed = _signed(responses.table[_passed(pairs.request_of, rows), frame_tables.ID])
-        parts.append(
-            _frame_anomalies(
-                kind, severity, RESPONSE, responses, rows, ids.of_responses(rows), segments,
-                _signed(responses.table[rows, frame_tables.ID]), passed,
-            )
-        )  # fmt: skip
-    rows, late = late_responses(requests, responses, pairs.request_of, segments)
-    parts.append(
-        _frame_anomalies(
-            Anomaly.NEGATIVE_LATENCY, INFO, RESPONSE, responses, rows, ids.of_responses(rows),
-            segments, late,
-        )
-    )  # fmt: skip
-    anomalies = np.concatenate(parts)
-    order = np.lexsort(
-        (anomalies["kind"], anomalies["pos"], anomalies["direction"], anomalies["connection"])
-    )
-    return anomalies[order]
-
-
-def _encrypted(tls: TlsConnections) -> npt.NDArray[np.void]:
-    """A row for each TLS connection whose secrets are in none of the key logs."""
-    made = np.zeros(len(tls.failed), ANOMALY)
-    made["kind"] = Anomaly.NOT_DECRYPTED
-    made["severity"] = INFO
-    made["direction"] = NO_DIRECTION
-    made["connection"] = list(tls.failed.keys())
-    made["a"] = list(tls.failed.values())
-    made["source"] = made["packet"] = made["pos"] = -1
-    return made
-
-
-def _malformed_headers(
-    streams: Streams,
-    protocol: npt.NDArray[np.uint8],
-    faults: dict[int, tuple[HeaderFault, int]],
-) -> npt.NDArray[np.void]:
-    """A row for each malformed PROXY header of a connection with Kafka or TLS."""
-    rows = [row for row in faults if protocol[row] in (Protocol.KAFKA, Protocol.TLS)]
-    made = np.zeros(len(rows), ANOMALY)
-    made["kind"] = Anomaly.PROXY_HEADER
-    made["severity"] = WARNING
-    made["direction"] = REQUEST
-    made["connection"] = rows
-    made["a"] = [faults[row][0] for row in rows]
-    made["byte_count"] = streams.facts.connections["proxy_byte_count"][rows]
-    made["pos"] = -1
-    _place(made, streams.segments, np.array([faults[row][1] for row in rows], np.int64))
-    return made
-
-
-def _passed(request_of: Ints, rows: Ints) -> Ints:
-    """For out-of-order responses: row of an earlier response that answered a later request."""
-    highest = np.maximum.accumulate(request_of)
-    return np.searchsorted(highest, highest[rows])  # the response that set the maximum
