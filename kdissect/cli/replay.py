@@ -214,7 +214,7 @@ def _write(results: Results, output: opt.OutputOptions) -> None:
     from kdissect.replay.output.html import write_html
     from kdissect.replay.output.jsonl import write_json_lines
     from kdissect.replay.output.junit import write_junit
-    from kdissect.replay.output.tables import write_tables
+    from kdissect.replay.output.traffic import write_tables
 
     for path, write in (
         (output.junit, write_junit), (output.json, write_json_lines), (output.html, write_html),
@@ -222,7 +222,7 @@ def _write(results: Results, output: opt.OutputOptions) -> None:
         if path:
             write(results, Path(path))
     if output.out is not None:
-        write_tables(results, output.out)
+        write_tables(results.run, output.out)
 
 
 def _finish(results: Results, output: opt.OutputOptions, quiet: bool) -> None:

@@ -7,9 +7,9 @@ by connection and run, and a permutation test deals these sums to the runs (`dif
 A change is a finding if all of these hold:
 
 - it is beyond chance, with all tested APIs corrected for
-- the median ratio is at least `LatencyOptions.ratio`, and beyond the range that the medians of the
+- the median ratio is at least `LEAST_RATIO`, and beyond the range that the medians of the
   control runs predict for one more run: a whole run may be slow because the machine was busy
-- the median latency grows by at least `LatencyOptions.min_ns`
+- the median latency grows by at least `LEAST_NS`
 
 A change that lacks only the second part of the second condition is undecided: the control runs
 differ too much, or are too few, to tell it from noise.
@@ -34,6 +34,7 @@ from kdissect.text import duration, plural
 
 ALPHA = 0.01  # the probability of one false alarm or more among all APIs of a replay
 FEWEST_EXCHANGES = 5
+LEAST_RATIO, LEAST_NS = 1.5, 5_000_000  # effects that count
 ALL = "all APIs"
 KIND = "latency"
 # Student's t at 0.99, by degrees of freedom from 1; more of them count as the last.
@@ -42,14 +43,6 @@ _T_99 = (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
 Latencies = Mapping[int, int]  # by step, in ns
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class LatencyOptions:
-    """The least effects that count: ratio of median latencies, growth of the median."""
-
-    ratio: float = 1.5
-    min_ns: int = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def captured_latencies(plan: ReplayPlan) -> dict[int, int]:
 
 
 def compare_latencies(
-    plan: ReplayPlan, controls: Sequence[Latencies], run: Latencies, options: LatencyOptions
+    plan: ReplayPlan, controls: Sequence[Latencies], run: Latencies
 ) -> list[LatencyTest]:
     """A test of each API with enough exchanges that all runs answered, and one of all together."""
     runs = [*controls, run]
@@ -133,7 +126,7 @@ def compare_latencies(
     verdicts = compare_units(scores, is_run, len(tested), ALPHA)
     return [
         _tested(
-            name, logs[:, rows], len(set(connections[rows].tolist())), options,
+            name, logs[:, rows], len(set(connections[rows].tolist())),
             float(verdicts.p_values[place]), bool(verdicts.is_decided[place]),
         )
         for place, (name, rows) in enumerate(tested.items())
@@ -168,12 +161,7 @@ def _scores(
 
 
 def _tested(
-    name: str,
-    logs: Floats,
-    connections: int,
-    options: LatencyOptions,
-    p_value: float,
-    decided: bool,
+    name: str, logs: Floats, connections: int, p_value: float, decided: bool
 ) -> LatencyTest:
     """The effect in an API, and whether it is a finding. logs: by run, the tested one last."""
     controls, run = logs[:-1], logs[-1]
@@ -186,8 +174,8 @@ def _tested(
     is_large = (
         decided
         and p_value < ALPHA
-        and effect >= math.log(options.ratio)
-        and answered_ns - reference_ns >= options.min_ns
+        and effect >= math.log(LEAST_RATIO)
+        and answered_ns - reference_ns >= LEAST_NS
     )
     return LatencyTest(
         name, logs.shape[1], connections, reference_ns, answered_ns, math.exp(effect),

@@ -363,7 +363,7 @@ class Normaliser:
         if value < 0:
             return value
         log = self.log(around)
-        is_near_marker = kind is FieldKind.OFFSET and self._terms.ids.is_marked(log)
+        is_near_marker = kind is FieldKind.OFFSET and log in self._terms.ids.marked
         if step.is_racing or is_near_marker:
             return Chosen(value)
         return self._terms.offset(log, value)
@@ -372,7 +372,7 @@ class Normaliser:
         if value < 0:
             return value
         log = self.log(around)
-        found = None if self._terms.ids.is_marked(log) else self._terms.produced(
+        found = None if log in self._terms.ids.marked else self._terms.produced(
             step.number, log, value
         )  # fmt: skip
         return Chosen(value) if found is None else found

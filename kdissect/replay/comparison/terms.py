@@ -162,7 +162,7 @@ class TargetTerms:
 
     def produced(self, step: int, log: Log, base_offset: int) -> int | None:
         """By the batches before this one; None for the first of a log."""
-        shift = self.ids.expected_shift(step, log)
+        shift = self.ids.shifts.get((step, log))
         return None if shift is None else base_offset - shift
 
     def producer(self, producer_id: int, epoch: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import suppress
+from shutil import get_terminal_size
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +30,7 @@ from kdissect.text import plural, visible
 
 _SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
 QUIET_S = 20.0  # after which a run that is not on a terminal says what it does
+_TERMINAL_S, _CLEAR = 0.5, "\x1b[K"  # to the end of the line
 _NO_WRAP = 100_000  # columns
 _STYLES = {
     Verdict.SAME: "green",
@@ -125,39 +127,25 @@ class ReplayProgress:
     def __init__(self, shown: bool) -> None:
         self._done = threading.Event()
         self._activity: Runner | str = "reading the capture"
-        self._thread: threading.Thread | None = None
-        if shown:
-            is_terminal = sys.stderr.isatty()
-            target = self._show_bar if is_terminal else self._show_lines
-            self._thread = threading.Thread(target=target, daemon=True)
+        self._thread = threading.Thread(target=self._show, daemon=True) if shown else None
+        if self._thread is not None:
             self._thread.start()
 
     def watch(self, activity: Runner | str) -> None:
         """Show another activity: a run, or a text."""
         self._activity = activity
 
-    def _show_lines(self) -> None:
-        while not self._done.wait(QUIET_S):
+    def _show(self) -> None:
+        is_terminal = sys.stderr.isatty()
+        while not self._done.wait(_TERMINAL_S if is_terminal else QUIET_S):
             with suppress(Exception):  # the run changes what is read here
                 activity = self._activity
-                text = activity if isinstance(activity, str) else activity.activity()
-                sys.stderr.write(f"kdissect: {visible(text)}\n")
+                text = visible(activity if isinstance(activity, str) else activity.activity())
+                text = text[: get_terminal_size().columns - 1] if is_terminal else text
+                sys.stderr.write(f"\r{text}{_CLEAR}" if is_terminal else f"kdissect: {text}\n")
                 sys.stderr.flush()
-
-    def _show_bar(self) -> None:
-        from rich.progress import Progress as Bar
-
-        with suppress(Exception), Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("replay", total=None)
-            while not self._done.wait(0.5):
-                activity = self._activity
-                if isinstance(activity, str):
-                    bar.update(task, total=None, description=clean(activity))
-                else:
-                    count = len(activity.outcomes)
-                    left = activity.left
-                    text = clean(activity.activity())
-                    bar.update(task, total=count, completed=count - left, description=text)
+        if is_terminal:
+            sys.stderr.write(f"\r{_CLEAR}")
 
     def __enter__(self) -> ReplayProgress:
         return self

@@ -1,21 +1,35 @@
 """Writes the traffic of a run as a capture: raw IP packets with its requests and responses.
 
 It is written after the run from the outcomes, so it costs the run no time. The payload is
-plaintext, also if the run used TLS, and has no SASL exchanges. `write_tables` dissects the file
-with the usual pipeline to get the table set of the replay.
+plaintext, also if the run used TLS, and has no SASL exchanges. For --out the usual pipeline
+dissects it.
 """
 
 from __future__ import annotations
 
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from kdissect import api
 from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
 from kdissect.replay.running.result import RunResult
 
 _MAGIC_NS = 0xA1B23C4D
+
+
+def write_tables(result: RunResult, out: str) -> None:
+    """Write a table set of the requests that the replay sent and the target's responses.
+
+    `captures.path` is `replay.pcap`. Raises OutputError if `out` cannot be used.
+    """
+    ports = sorted({record.theirs[1] for record in result.links})
+    with tempfile.TemporaryDirectory(prefix="kdissect-replay-") as folder:
+        path = Path(folder, "replay.pcap")
+        write_capture(result, path)
+        api.read(path, ports=ports).write(out)
 
 
 def write_capture(result: RunResult, path: Path) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.replay.comparison.end_state import Claims
-from kdissect.replay.comparison.latency import LatencyOptions
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions
 from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.results import FailOn, Results
@@ -67,7 +66,6 @@ class SessionOptions:
     baseline: str | None = None
     control_runs: int = 0
     reset: str = ""
-    latency: LatencyOptions = field(default_factory=LatencyOptions)
 
 
 Watch = Callable[[Runner | str], None]
@@ -257,7 +255,6 @@ async def _run(
         return FinishedRun(not_begun(plan, str(error), time.time_ns()), prepared=prepared)
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
-    ids.target.first_topics = frozenset(target.topic_names())
     runner = Runner(plan, translator, target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:

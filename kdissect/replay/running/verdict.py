@@ -159,7 +159,6 @@ class Verdicts:
             self._plan,
             controls or [captured_latencies(self._plan)],
             latencies_of(self._run.result.outcomes),
-            self._options.latency,
         )
         notes += notes_of(tests, control_count=len(controls))
         return [each.finding() for each in tests if each.is_slower]

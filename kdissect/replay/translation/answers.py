@@ -256,12 +256,6 @@ def note_share(ids: IdMap, step: Step, captured: Message, answer: Message) -> No
     session has come one request further."""
     _share(ids, step, captured, answer)
     ids.share.sent_again(step.number)
-    if step.exchange.api_key != ApiKey.SHARE_FETCH:
-        return
-    for log, partition in _share_partitions(ids, answer, is_captured=False):
-        ids.share_records[step.number, log] = ids.share_records.get((step.number, log), b"") + (
-            partition["records"] or b""
-        )
 
 
 def _acknowledge(ids: IdMap, held: AcquiredOffsets, body: Body) -> None:

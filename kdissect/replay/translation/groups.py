@@ -52,9 +52,6 @@ class Groups:
         """(captured group, captured member id) -> the target's member id."""
         return self._members
 
-    def knows_member(self, group: str, captured: str) -> bool:
-        return (group, captured) in self._members
-
     def generation(self, group: str, member: str, captured: int) -> int:
         """The target's generation of a classic group, or epoch of a member.
 

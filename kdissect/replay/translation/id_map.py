@@ -40,10 +40,9 @@ class IdMap:
         self.groups = Groups()
         self.topic_ids: dict[UUID, UUID] = {}  # captured -> target, from answers
         self.opaque: dict[Any, Any] = {}  # tokens, instance ids and the like: captured -> target
-        self.marked: set[Log] = set()
-        self.shifts: dict[tuple[int, Log], int] = {}  # of the batch before a Produce's
-        # (step, log) -> record data of its answers but the last
-        self.share_records: dict[tuple[int, Log], bytes] = {}
+        self.marked: set[Log] = set()  # with markers of captured transactions
+        # (step, log) -> how much higher a Produce's base offset should be, by the batch before it
+        self.shifts: dict[tuple[int, Log], int] = {}
         self.may_create = ADMIN in plan.options.allow
         self.captured_nodes = sorted(plan.workload.facts.brokers)
         self.names = TopicNames(plan.workload.facts)
@@ -130,16 +129,6 @@ class IdMap:
             if new == name:
                 return old
         return name
-
-    def is_marked(self, log: Log) -> bool:
-        """Return whether transactions of the capture write this partition, and so leave markers
-        there."""
-        return log in self.marked
-
-    def expected_shift(self, step: int, log: Log) -> int | None:
-        """How much higher the base offset of a Produce answer should be than the captured one,
-        after the earlier batches; None if that is unknown."""
-        return self.shifts.get((step, log))
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
         self.target.coordinators[key_type, key] = node_id

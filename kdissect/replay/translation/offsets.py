@@ -69,11 +69,6 @@ class OffsetMap:
                 captured_start, self._logs[log].first_fetched, target_start=0, is_fresh=True
             )
 
-    def was_asked(self, log: Log) -> bool:
-        """Return whether the capture fetched from this log."""
-        entry = self._logs.get(log)
-        return entry is not None and entry.first_fetched >= 0
-
     def produced(self, log: Log, captured: int, target: int) -> None:
         """The same batch has these base offsets in the capture and at the target."""
         if captured < 0 or target < 0:

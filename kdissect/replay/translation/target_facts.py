@@ -24,7 +24,6 @@ class TargetFacts:
         self.missing: set[str] = set()  # topics that the target said it has not
         self.being_made: set[str] = set()  # topics that Metadata requests make
         self.coordinators: dict[tuple[int, str], int] = {}
-        self.first_topics: frozenset[str] = frozenset()  # those before the first request
 
     def topic_name(self, topic: Mapping[str, Any]) -> str:
         """The name of a topic's entry in a message of the target; "" if only an unknown id is
@@ -71,11 +70,6 @@ class TargetFacts:
         """A CreateTopics was answered: the id is known, the leaders are not yet."""
         self.forget_topic(name)
         self._found(name, topic_id)
-
-    @property
-    def has_one_node(self) -> bool:
-        """Return whether one broker does everything: nothing is late between brokers."""
-        return len(self.nodes) == 1
 
     def has_topic(self, name: str) -> bool:
         return name in self.topic_ids or (name, 0) in self.leaders

@@ -7,7 +7,6 @@ import pytest
 
 from kdissect.replay.comparison.latency import (
     ALL,
-    LatencyOptions,
     LatencyTest,
     captured_latencies,
     compare_latencies,
@@ -15,8 +14,6 @@ from kdissect.replay.comparison.latency import (
 )
 from kdissect.replay.model import ReplayPlan
 from tests.replay.made import MS, PlanMaker
-
-OPTIONS = LatencyOptions()
 
 
 def plan_of(connections: int, each: int = 10) -> ReplayPlan:
@@ -26,25 +23,28 @@ def plan_of(connections: int, each: int = 10) -> ReplayPlan:
     return maker.plan()
 
 
-def a_run(plan: ReplayPlan, seed: int, factor: float = 1.0, more_ms: float = 0.0) -> dict[int, int]:
-    """Latencies of some 4 ms, and ten times as much in one of ten requests, with noise."""
+def a_run(
+    plan: ReplayPlan,
+    seed: int,
+    factor: float = 1.0,
+    more_ms: float = 0.0,
+    *,
+    median_ms: float = 20.0,
+) -> dict[int, int]:
+    """Latencies with noise, ten times as long in one of ten requests."""
     generator = np.random.default_rng(seed)
     noise = np.exp(generator.normal(0, 0.2, len(plan.steps)))
     return {
-        step.number: int(((40 if step.number % 10 == 0 else 4) * noise[step.number] * factor
-                          + more_ms) * MS)
+        step.number: int((median_ms * (10 if step.number % 10 == 0 else 1) * noise[step.number]
+                          * factor + more_ms) * MS)
         for step in plan.steps
     }  # fmt: skip
 
 
-def of_all(
-    plan: ReplayPlan, *runs: dict[int, int], options: LatencyOptions = OPTIONS
-) -> LatencyTest:
+def of_all(plan: ReplayPlan, *runs: dict[int, int]) -> LatencyTest:
     """The test of all APIs together; the last run is the one that counts."""
-    [found] = [
-        each for each in compare_latencies(plan, runs[:-1], runs[-1], options)
-        if each.api_name == ALL
-    ]  # fmt: skip
+    tests = compare_latencies(plan, runs[:-1], runs[-1])
+    [found] = [each for each in tests if each.api_name == ALL]
     return found
 
 
@@ -71,47 +71,41 @@ def test_a_difference_that_control_runs_have_too_is_no_finding() -> None:
     """One control run took twice as long as the other, so twice as long proves nothing."""
     plan = plan_of(8)
     noisy = a_run(plan, 1), a_run(plan, 2, factor=2), a_run(plan, 3, factor=3.5)
-    found = of_all(plan, *noisy, options=LatencyOptions(min_ns=0))
+    found = of_all(plan, *noisy)
     assert found.noise == pytest.approx(2, rel=0.1)
     assert not found.is_slower
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (LatencyOptions(ratio=1.5, min_ns=0), True),
-        (LatencyOptions(ratio=3.0, min_ns=0), False),
-        (LatencyOptions(ratio=1.5, min_ns=50 * MS), False),
-    ],
+    ("median_ms", "factor", "expected"), [(20, 2, True), (20, 1.35, False), (4, 2, False)]
 )
-def test_effects_below_the_least_ones_are_no_finding(
-    options: LatencyOptions, expected: bool
-) -> None:
-    """Twice as long: it depends on --latency-ratio and --latency-min whether that counts."""
+def test_small_effects_are_no_finding(median_ms: float, factor: float, expected: bool) -> None:
+    """An API has to take half as long again, and five milliseconds more."""
     plan = plan_of(8)
-    runs = [*(a_run(plan, seed) for seed in range(4)), a_run(plan, 9, factor=2)]
-    assert of_all(plan, *runs, options=options).is_slower is expected
+    runs = [a_run(plan, seed, median_ms=median_ms) for seed in range(4)]
+    slower = a_run(plan, 9, factor, median_ms=median_ms)
+    assert of_all(plan, *runs, slower).is_slower is expected
 
 
 def test_two_control_runs_predict_little() -> None:
     """Twice as long is found with four control runs; two leave it undecided, and a note says so."""
-    plan, options = plan_of(8), LatencyOptions(min_ns=0)
+    plan = plan_of(8)
     slower = a_run(plan, 9, factor=2)
     two = a_run(plan, 1), a_run(plan, 2, factor=1.1)
-    undecided = of_all(plan, *two, slower, options=options)
+    undecided = of_all(plan, *two, slower)
     assert not undecided.is_slower
     [note, count] = notes_of([undecided], control_count=2)
     assert note.startswith("2 control runs cannot decide whether latencies changed: all APIs took")
     assert count == "latencies of 0 tests decided, 0 slower"
     four = (*two, a_run(plan, 3), a_run(plan, 4, factor=1.1))
-    assert of_all(plan, *four, slower, options=options).is_slower
+    assert of_all(plan, *four, slower).is_slower
 
 
 def test_faster_answers_are_no_finding() -> None:
     """A quarter of the latency is a change, but not a worse one."""
     plan = plan_of(8)
     runs = a_run(plan, 1), a_run(plan, 2), a_run(plan, 3, factor=0.25)
-    assert not of_all(plan, *runs, options=LatencyOptions(min_ns=0)).is_slower
+    assert not of_all(plan, *runs).is_slower
 
 
 def test_one_connection_decides_nothing() -> None:
@@ -139,5 +133,5 @@ def test_requests_that_a_run_lacks_are_left_out() -> None:
     first, second = a_run(plan, 1), a_run(plan, 2)
     part = {number: first[number] for number in list(first)[:40]}
     assert of_all(plan, part, second).exchanges == 40
-    assert compare_latencies(plan, [{}], second, OPTIONS) == []
-    assert compare_latencies(plan, [], second, OPTIONS) == []
+    assert compare_latencies(plan, [{}], second) == []
+    assert compare_latencies(plan, [], second) == []
