@@ -355,7 +355,7 @@ class Difference:
 
     place: ``responses[].partitions[].error_code``. keys: what stands in the brackets, the names of
     elements: ``("orders", "3")``. captured, answered: values of messages, `ABSENT` for an element
-    that one side lacks; they may be secrets until `output.text` shows them.
+    that one side lacks. is_secret: the values are secrets, which `output.text` hides.
     rule: the name of the rule that tolerates it, "" where none does. note: what it means, or "".
     """
 
@@ -365,6 +365,7 @@ class Difference:
     answered: Any
     rule: str = ""
     note: str = ""
+    is_secret: bool = False
 
     @property
     def path(self) -> str:

@@ -278,7 +278,8 @@ def test_differences_tell_no_secret(case: str, tmp_path: Path) -> None:
             elif case == "refused" and key == ApiKey.CREATE_DELEGATION_TOKEN:
                 answer = {"error_code": 61}  # DELEGATION_TOKEN_AUTH_DISABLED
             answers[key, version] = answer
-            made.append(exchange(len(made), key, version, {}, captured))
+            asked = {"topics": [{}]} if key == ApiKey.CREATE_TOPICS else {}
+            made.append(exchange(len(made), key, version, asked, captured))
 
     def answered(_: int, frame: bytes) -> bytes:
         key, version, number = (int.from_bytes(frame[a:b], "big") for a, b in _HEAD)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from kdissect.codec.redaction import is_secret
 from kdissect.replay.comparison.normal_form import AGAIN, Chosen, Keyed, Served, Tree, plain
 from kdissect.replay.comparison.terms import Position
 from kdissect.replay.model import ABSENT, Difference
@@ -20,20 +21,24 @@ _CODES = ("error_code", "partition_error_code")
 
 class Place(NamedTuple):
     """A place in both trees. path: without indices. keys: of the elements on the way. holders: the
-    structs on the way, of each part of the path, of the captured or else of the answered tree."""
+    structs on the way, of each part of the path, of the captured or else of the answered tree.
+    is_secret: by the struct of either tree."""
 
     path: str = ""
     keys: tuple[str, ...] = ()
     holders: tuple[Body, ...] = ()
+    is_secret: bool = False
 
-    def field(self, name: str, holder: Body) -> Place:
+    def field(self, name: str, *holders: Body) -> Place:
         path = f"{self.path}.{name}" if self.path else name
-        return Place(path, self.keys, (*self.holders, holder))
+        hidden = any(is_secret(name, each) for each in holders)
+        return Place(path, self.keys, (*self.holders, holders[0]), hidden)
 
     def element(self, key: str, element: Any) -> Place:
         """The place of an array's element, whose own fields are the conditions of a rule."""
         holder = element if isinstance(element, dict) else {}
-        return Place(f"{self.path}[]", (*self.keys, key), (*self.holders[:-1], holder))
+        holders = (*self.holders[:-1], holder)
+        return Place(f"{self.path}[]", (*self.keys, key), holders, self.is_secret)
 
 
 class Found(NamedTuple):
@@ -59,11 +64,11 @@ class _Diff(NamedTuple):
         for name in c:
             if name in a and (name in _CODES or name.endswith("_state")):
                 if not self._are_equal(c[name], a[name]):
-                    yield self._found(place.field(name, c), c[name], a[name], _said(c, a))
+                    yield self._found(place.field(name, c, a), c[name], a[name], _said(c, a))
                     return
         for name, value in c.items():
             if name in a:
-                yield from self.value(value, a[name], place.field(name, c))
+                yield from self.value(value, a[name], place.field(name, c, a))
             elif not self.common_only:
                 yield from self.value(value, None, place.field(name, c))
         if not self.common_only:
@@ -116,7 +121,9 @@ class _Diff(NamedTuple):
         return type(mine) is type(theirs) and bool(mine == theirs)
 
     def _found(self, place: Place, c: Tree, a: Tree, said: str = "") -> Found:
-        difference = Difference(place.path, place.keys, plain(c), plain(a), note=said)
+        difference = Difference(
+            place.path, place.keys, plain(c), plain(a), note=said, is_secret=place.is_secret
+        )
         return Found(difference, place.holders)
 
 

@@ -77,15 +77,11 @@ def dropped_text(field: DroppedField) -> str:
 
 def texts_of(api_key: int, one: Difference) -> tuple[str, str]:
     """The captured and the answered value."""
-    name = one.place.rpartition(".")[2]
     if one.place == SURPLUS and may_hold_secrets(api_key, RESPONSE):
         return TEXT, TEXT  # nobody knows what these bytes are
-    holder = {"name": one.keys[-1]} if one.keys and "configs[]" in one.place else {}
     show = _record_text if one.place.startswith(PLACE) else value_text
     return tuple(
-        TEXT
-        if value is not None and value is not ABSENT and is_secret(name, holder)
-        else show(value)
+        TEXT if value is not None and value is not ABSENT and one.is_secret else show(value)
         for value in (one.captured, one.answered)
     )  # type: ignore[return-value]
 

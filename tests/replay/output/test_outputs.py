@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kdissect.errors import CaptureError
+from kdissect.replay.comparison.diff import compare
 from kdissect.replay.comparison.findings import group
+from kdissect.replay.comparison.normal_form import Keyed
 from kdissect.replay.comparison.releases import RULE
 from kdissect.replay.model import (
     ABSENT,
@@ -145,14 +147,21 @@ def test_findings_name_what_follows_them(tmp_path: Path) -> None:
 
 
 def test_secrets_are_hidden() -> None:
-    """Of configs by their name, of other fields by theirs; an absent value stays."""
-    for place, keys, hidden in (
-        ("results[].configs[].value", ("broker 1", "ssl.keystore.password"), True),
-        ("results[].configs[].value", ("topic t", "retention.ms"), False),
-        ("tokens[].hmac", ("t",), True),
+    """Of configs by their name and by the broker's word, of other fields by their own name."""
+    for name, is_sensitive, hidden in (
+        ("ssl.keystore.password", False, True),
+        ("some.plugin", True, True),
+        ("retention.ms", False, False),
     ):
-        texts = texts_of(32, Difference(place, keys, "sesame", None))
-        assert texts == ("[redacted]" if hidden else "sesame", "null")
+        trees = [
+            {"configs": Keyed({name: {"name": name, "value": value, "is_sensitive": is_sensitive}})}
+            for value in ("sesame", "open")
+        ]
+        [found] = compare(*trees)
+        texts = ("[redacted]", "[redacted]") if hidden else ("sesame", "open")
+        assert texts_of(32, found.difference) == texts
+    [found] = compare({"hmac": b"sesame"}, {"hmac": None})
+    assert texts_of(38, found.difference) == ("[redacted]", "null")
     config = {"name": "sasl.jaas.config", "value": "sesame"}
     one = Difference("results[].configs[]", ("b", "sasl.jaas.config"), config, ABSENT)
     assert texts_of(32, one) == ("{name=sasl.jaas.config, value=[redacted]}", "absent")
