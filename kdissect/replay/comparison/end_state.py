@@ -6,7 +6,8 @@ a created topic exists with its configs. Later requests to the same resource may
 request without an answer leaves it unknown. Only claims that nothing later touches are checked.
 
 The claims also say what an answer in the middle of the run may show: a transaction that the run has
-ended is not described as Ongoing.
+ended is not described as Ongoing. A config that the run has set is right as it was set, although
+the captured broker showed it later.
 """
 
 from __future__ import annotations
@@ -76,12 +77,16 @@ class _TopicClaim:
 
 
 class Claims:
-    """Claims of a run's answers about the state after it, by the target's names. contradicted:
-    answers of the run that contradict earlier claims, by step."""
+    """Claims of a run's answers about the state after it, by the target's names.
+
+    By step: answers that contradict earlier claims; and (resource, config) by the capture's names
+    of the configs that answers show as the run has set them.
+    """
 
     def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
         self._ids = ids
         self.contradicted: dict[int, list[Difference]] = defaultdict(list)
+        self.shown_configs: dict[int, set[tuple[str, ...]]] = defaultdict(set)
         self._logs: dict[Log, _LogClaim] = defaultdict(_LogClaim)
         self._topics: dict[str, _TopicClaim] = {}
         # sent_ns, last time at which it took effect, offset, transactional id
@@ -101,6 +106,7 @@ class Claims:
             ApiKey.CREATE_PARTITIONS: self._create_partitions,
             ApiKey.ALTER_CONFIGS: self._alter_configs,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
+            ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
             ApiKey.OFFSET_COMMIT: self._offset_commit,
             ApiKey.TXN_OFFSET_COMMIT: self._txn_offset_commit,
             ApiKey.OFFSET_DELETE: self._forget_group,
@@ -248,6 +254,18 @@ class Claims:
             for each in entries(resource["configs"]):
                 is_set = each.get("config_operation", _SET) == _SET and answer is not None
                 claim.configs[each["name"]] = each["value"] if is_set else None
+
+    def _describe_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        for result in entries(None if answer is None else answer["results"]):
+            name, is_topic = result["resource_name"], result["resource_type"] == TOPIC_RESOURCE
+            claim = self._topics.get(name) if is_topic else None
+            resource = f"topic {self._ids.captured_topic_name(name)}"
+            self.shown_configs[outcome.step.number].update(
+                (resource, each["name"])
+                for each in entries(result["configs"])
+                if claim is not None
+                and claim.configs.get(each["name"]) == each["value"] is not None
+            )
 
     # -- groups and transactions ----------------------------------------------------------------
 

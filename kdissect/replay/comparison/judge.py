@@ -31,7 +31,7 @@ from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.messages import entries, request_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
-OTHER_VERSION = "other-api-version"
+OTHER_VERSION, AS_SET = "other-api-version", "as-set"  # rules
 
 Body = dict[str, Any]
 
@@ -163,9 +163,11 @@ class Judge:
         ordered = sorted(outcomes, key=lambda each: max(each.answered_ns, each.sent_ns))
         judgements = {each.step.number: self._judged(each) for each in ordered}
         found: dict[int, list[Difference]] = self.ledger.finish(self._unacknowledged)
-        claims = Claims(self.ids, ordered).contradicted
-        for number, differences in claims.items():
+        claims = Claims(self.ids, ordered)
+        for number, differences in claims.contradicted.items():
             found[number] += differences
+        for number, configs in claims.shown_configs.items():
+            judgements[number] = _without(judgements[number], configs)
         for evidence in self._evidence:
             for outcome in sorted(ordered, key=lambda each: each.sent_ns):
                 evidence.add(outcome)
@@ -299,6 +301,17 @@ def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
     differences = [
         *judgement.differences, *(each for each in more if each.path not in known),
     ]  # fmt: skip
+    return replace(judgement, verdict=verdict_of(differences), differences=differences)
+
+
+def _without(judgement: Judgement, configs: set[tuple[str, ...]]) -> Judgement:
+    """The judgement with these configs tolerated: the target shows them as the run has set them."""
+    differences = [
+        replace(each, rule=each.rule or AS_SET) if each.keys in configs else each
+        for each in judgement.differences
+    ]
+    if differences == judgement.differences:
+        return judgement
     return replace(judgement, verdict=verdict_of(differences), differences=differences)
 
 

@@ -36,6 +36,7 @@ from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.builders.workloads import exchange, workload
 from tests.material import CAPTURES, needs_material
+from tests.replay.comparison.made_run import Run
 from tests.replay.other_cluster import OtherCluster, everything, replay
 
 PER_VERSION = 2  # answers of each API and version whose fields are changed one by one
@@ -177,6 +178,29 @@ def test_reads_of_what_was_just_changing() -> None:
     assert new(described(2, True)) == [("topics[t].partitions", ["0", "1"], [])]
     assert described(2, True, 0, 1, code=3).verdict is Verdict.TOLERATED
     assert described(2, True, 0, 1, code=-1).verdict is Verdict.DIFFERENT
+
+
+def test_a_config_that_the_run_has_set_is_right() -> None:
+    """The captured broker showed the value of before; the target may show the new one, no other."""
+    run = Run()
+    config = {"name": "retention.ms", "config_operation": 0, "value": "5"}
+    resource = {"resource_type": 2, "resource_name": "t"}
+    result = {"error_code": 0, **resource}
+    altered = {"resources": [{**resource, "configs": [config]}]}
+    run.add(0, ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, altered, {"responses": [result]})
+    answers = [
+        {"results": [{**result, "configs": [{"name": "retention.ms", "value": value,
+                                             "config_source": source}]}]}
+        for value, source in (("9", 5), ("5", 1), ("6", 1))
+    ]  # fmt: skip
+    for at_s, answer in enumerate(answers[1:], 1):
+        run.add(at_s, ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource]}, answer, answers[0])
+    Judge(run.ids(), load_fields()).judge(run.outcomes)
+    _, right, wrong = [each.judgement for each in run.outcomes]
+    assert right is not None
+    assert {each.rule for each in right.differences} == {"as-set"}
+    assert wrong is not None
+    assert wrong.verdict is Verdict.DIFFERENT
 
 
 def test_offsets_are_positions() -> None:
