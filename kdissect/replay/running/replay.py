@@ -22,7 +22,7 @@ from kdissect.replay.running.control_runs import FinishedRun, PlannedRun, plan_r
 from kdissect.replay.running.result import RunOptions, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.running.verdict import Verdicts
-from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.cluster import EARLIEST, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.end_state import read_end_state, read_settings
 from kdissect.replay.target.guard import (
@@ -248,11 +248,12 @@ async def _run(
         if options.makes_topics:
             prepared = await create_topics(plan, target, _topic_renames(translate))
         translator.learn_metadata(target.metadata)
-        translator.learn_log_starts(await target.learn_log_starts())
+        translator.learn_log_starts(await target.log_offsets(target.topic_names(), EARLIEST))
         coordinators = await target.find_coordinators(translator.coordinator_keys())
         translator.learn_metadata(await target.learn_metadata(None))  # with internal topics
     except (ConnectFailed, EnvironmentFailed) as error:
-        return FinishedRun(not_begun(plan, str(error), time.time_ns()), prepared=prepared)
+        reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
+        return FinishedRun(not_begun(plan, reason, time.time_ns()), prepared=prepared)
     for (key_type, key), node_id in coordinators.items():
         translator.learn_coordinator(key_type, key, node_id)
     runner = Runner(plan, translator, target, options.run)

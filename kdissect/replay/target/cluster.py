@@ -203,31 +203,14 @@ class Target:
     ) -> dict[tuple[int, str], int]:
         """(key type, key) -> node of its coordinator, those that are ready after a while.
 
-        Raises EnvironmentFailed.
+        Raises ConnectFailed.
         """
         found: dict[tuple[int, str], int] = {}
         end = asyncio.get_running_loop().time() + _READY_S
-        try:
-            for key in keys:
-                left_s = max(end - asyncio.get_running_loop().time(), 0.0)
-                if (node_id := await self.coordinator(*key, left_s)) is not None:
-                    found[key] = node_id
-        except ConnectFailed as error:
-            raise EnvironmentFailed(f"{self}: {error}") from None
-        return found
-
-    async def learn_log_starts(self) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> earliest offset, for partitions whose leader returns one.
-
-        Raises EnvironmentFailed.
-        """
-        found: dict[tuple[str, int], int] = {}
-        for leader, topics in self.led().items():
-            try:
-                found |= await self._log_offsets(leader, topics, EARLIEST)
-            except ConnectFailed as error:
-                host, port = self.address(leader)
-                raise EnvironmentFailed(f"{show_address(host, port)}: {error}") from None
+        for key in keys:
+            left_s = max(end - asyncio.get_running_loop().time(), 0.0)
+            if (node_id := await self.coordinator(*key, left_s)) is not None:
+                found[key] = node_id
         return found
 
     def led(self) -> dict[int, dict[str, list[int]]]:
@@ -252,15 +235,34 @@ class Target:
     async def log_offsets(
         self, names: Collection[str], timestamp: int
     ) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> offset, by ListOffsets, of topics in the last Metadata answer.
+        """(topic, partition) -> offset, for partitions whose leader returns one, of topics in the
+        last Metadata answer. timestamp: `EARLIEST` or `LATEST`.
 
         Raises ConnectFailed.
         """
+        version = self.newest(ApiKey.LIST_OFFSETS)
+        if version is None:
+            return {}
+        entry = {"timestamp": timestamp, **({} if version else {"max_num_offsets": 1})}
         found: dict[tuple[str, int], int] = {}
         for leader, led in self.led().items():
-            topics = {name: numbers for name, numbers in led.items() if name in names}
-            if topics:
-                found |= await self._log_offsets(leader, topics, timestamp)
+            topics = [
+                {
+                    "name": name,
+                    "partitions": [{"partition_index": each, **entry} for each in led[name]],
+                }
+                for name in led.keys() & set(names)
+            ]
+            if not topics:
+                continue
+            body = {"replica_id": -1, "topics": topics}
+            answer = await self.ask(ApiKey.LIST_OFFSETS, version, body, leader)
+            for topic in answer.body["topics"]:
+                for each in topic["partitions"]:
+                    if each["error_code"] == 0:
+                        # version 0 gives a list of offsets
+                        offset = each["offset"] if version else each["old_style_offsets"][-1]
+                        found[topic["name"], each["partition_index"]] = offset
         return found
 
     async def list_groups(self) -> dict[str, str]:
@@ -296,23 +298,6 @@ class Target:
             listed += answer.body[array]
         return listed
 
-    async def _log_offsets(
-        self, leader: int, topics: Mapping[str, list[int]], timestamp: int
-    ) -> dict[tuple[str, int], int]:
-        version = self.newest(ApiKey.LIST_OFFSETS)
-        if version is None:
-            return {}
-        body = _list_offsets(topics, version, timestamp)
-        answer = await self.ask(ApiKey.LIST_OFFSETS, version, body, leader)
-        found: dict[tuple[str, int], int] = {}
-        for topic in answer.body["topics"]:
-            for each in topic["partitions"]:
-                if each["error_code"] == 0:
-                    # version 0 gives a list of offsets
-                    offset = each["offset"] if version else each["old_style_offsets"][-1]
-                    found[topic["name"], each["partition_index"]] = offset
-        return found
-
     def topic_names(self) -> set[str]:
         """Names of the target's topics, from the last Metadata answer about all topics."""
         return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
@@ -322,19 +307,3 @@ class Target:
             link.close()
         self._links.clear()
         self._opening.clear()
-
-
-def _list_offsets(
-    topics: Mapping[str, list[int]], api_version: int, timestamp: int
-) -> dict[str, Any]:
-    """The body of a ListOffsets request for the first or the last offset of partitions."""
-    entry: dict[str, Any] = {"timestamp": timestamp}
-    if api_version == 0:
-        entry["max_num_offsets"] = 1
-    return {
-        "replica_id": -1,
-        "topics": [
-            {"name": name, "partitions": [{"partition_index": each, **entry} for each in numbers]}
-            for name, numbers in topics.items()
-        ],
-    }
