@@ -257,8 +257,6 @@ class PlanOptions:
         tokens). topics, groups, client_ids: when not empty, only these names, or what patterns with
         * and ? match.
     principal: of the replay at the target; "" if unknown.
-    keep_log_order: requests in flight at the same time on several connections, writing the same
-        partition, wait for each other so that the log gets its captured order.
     wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
         even when they came while it waited at the broker (for paces other than the recorded).
     """
@@ -269,7 +267,6 @@ class PlanOptions:
     groups: frozenset[str] = frozenset()
     client_ids: frozenset[str] = frozenset()
     principal: str = ""
-    keep_log_order: bool = True
     wait_for_data: bool = False
 
 

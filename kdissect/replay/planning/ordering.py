@@ -20,7 +20,7 @@ Two orders are visible only in the content of responses, and may contradict the 
 They are *soft*: the plan drops them if they would close a cycle.
 
 - Two Produce requests in flight at once on one partition were written in the order of their base
-  offsets (`PlanOptions.keep_log_order`).
+  offsets.
 - A Fetch that waited at the broker returned records that were produced meanwhile (`wait_for_data`).
 
 A JoinGroup or SyncGroup waits at the broker until other members act, so it has no response when
@@ -122,7 +122,6 @@ class _Ordering:
         self.seen_ns: dict[int, int] = {}  # when a client had the response
 
     def run(self, start_ns: int) -> None:
-        options = self.plan.options
         for step in self.active:
             exchange = step.exchange
             if not step.expects_response:
@@ -131,16 +130,12 @@ class _Ordering:
                 end_ns = max(exchange.response_time_ns, exchange.response_end_time_ns)
                 # after the request, however clocks ran
                 self.seen_ns[step.number] = max(end_ns - start_ns, step.at_ns + 1)
-        if options.keep_log_order or options.wait_for_data:
-            logs = self._logs()
-            if options.keep_log_order:
-                self._keep_log_order(logs)
-            self._sweep()
-            if options.wait_for_data:
-                self._wait_for_data(logs)
-            self._drop_circles()
-        else:
-            self._sweep()
+        logs = self._logs()
+        self._keep_log_order(logs)
+        self._sweep()
+        if self.plan.options.wait_for_data:
+            self._wait_for_data(logs)
+        self._drop_circles()
         for step in self.active:
             mine = self.hard[step.number] | self.soft[step.number]
             step.depends_on = tuple(sorted(mine))
