@@ -42,7 +42,6 @@ class Exchange:
     index: int
     api_key: int
     api_version: int
-    correlation_id: int
     client_id: str | None
     request: bytes | None
     response: bytes | None
@@ -82,7 +81,6 @@ class Connection:
     end_time_ns: int
     node_id: int | None = None
     is_tls: bool = False
-    sasl_mechanism: str | None = None
     principal: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
 

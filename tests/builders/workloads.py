@@ -74,7 +74,6 @@ def exchange(
         index=-1,
         api_key=request.api_key,
         api_version=request.api_version,
-        correlation_id=1,
         client_id="c",
         request=encode_message(request),
         response=None if answer is None else encode_message(answer),

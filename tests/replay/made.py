@@ -71,7 +71,6 @@ class PlanMaker:
             index=len(owner.exchanges),
             api_key=HEARTBEAT,
             api_version=4,
-            correlation_id=7,
             client_id="test",
             request=request(HEARTBEAT, 4, group_id="g", **body),
             response=response(HEARTBEAT, 4) if answered else None,

@@ -186,13 +186,9 @@ def expects_response(api_key: int, frame: bytes | None) -> bool:
     return bool(body["acks"] != 0)
 
 
-def header_of(frame: bytes) -> tuple[int, int, int]:
-    """(api_key, api_version, correlation_id) of a request's frame. Raises DecodeError."""
-    api_key, pos = read_int16(frame, 0)
-    api_version, pos = read_int16(frame, pos)
-    if len(frame) < 8:
-        raise DecodeError("bytes end inside a request's header", pos=pos)
-    return api_key, api_version, int.from_bytes(frame[4:8], "big", signed=True)
+def api_of(frame: bytes) -> tuple[int, int]:
+    """(api_key, api_version) of a request's frame. Raises DecodeError."""
+    return read_int16(frame, 0)[0], read_int16(frame, 2)[0]
 
 
 def client_id_of(frame: bytes) -> str | None:

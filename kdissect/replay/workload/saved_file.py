@@ -8,8 +8,8 @@ each a JSON object; plain text is read too.
 Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "notes": [...]}``.
 
 Then each connection has a line, ``{"connection": [client ip, port, broker ip, port], "id": ...,
-"start_ns": ..., "end_ns": ...}``. Ids and times are strings, because they exceed 2^53. ``tls`` and
-``sasl`` are there if the connection used them.
+"start_ns": ..., "end_ns": ...}``. Ids and times are strings, because they exceed 2^53. ``tls`` is
+there if the connection used it, ``principal`` if it is known.
 
 The lines of its exchanges follow, in the order of their requests: ``{"id", "api": [key, version],
 "at": [request, request end, response, response end], "request", "response"}``.
@@ -146,8 +146,6 @@ def _connection_line(connection: Connection) -> dict[str, Any]:
     }
     if connection.is_tls:
         line["tls"] = True
-    if connection.sasl_mechanism:
-        line["sasl"] = connection.sasl_mechanism
     if connection.principal:
         line["principal"] = connection.principal
     return line
@@ -230,7 +228,6 @@ def _read_connection(line: dict[str, Any]) -> Connection:
         start_time_ns=int(line["start_ns"]),
         end_time_ns=int(line["end_ns"]),
         is_tls=bool(line.get("tls")),
-        sasl_mechanism=line.get("sasl"),
         principal=line.get("principal", ""),
     )
 
@@ -242,11 +239,8 @@ def _read_exchange(line: dict[str, Any], start_ns: int) -> Exchange:
         base64.b64decode(line[name], validate=True) if name in line else None
         for name in ("request", "response")
     )
-    correlation_id = -1
-    if request is not None:
-        found_key, found_version, correlation_id = messages.header_of(request)
-        if (found_key, found_version) != (api_key, api_version):
-            raise ValueError(f"exchange {line['id']} is api {api_key}, its request {found_key}")
+    if request is not None and messages.api_of(request) != (api_key, api_version):
+        raise ValueError(f"the request of exchange {line['id']} is of another API")
     packets = line.get("packets", [-1, -1])
     return Exchange(
         exchange_id=int(line["id"]),
@@ -254,7 +248,6 @@ def _read_exchange(line: dict[str, Any], start_ns: int) -> Exchange:
         index=-1,
         api_key=api_key,
         api_version=api_version,
-        correlation_id=correlation_id,
         client_id=None if request is None else messages.client_id_of(request),
         request=request,
         response=response,

@@ -166,14 +166,13 @@ def _add_exchanges(
 ) -> None:
     rows = frames.exchanges
     data = frames.buf.tobytes()
-    names = ("exchange_id", "connection", "correlation_id", "api_key", "api_version", "status",
-             "is_sasl_token")  # fmt: skip
+    names = ("exchange_id", "connection", "api_key", "api_version", "status", "is_sasl_token")
     columns = [rows[name].tolist() for name in names]
     sides = {side: rows[side] for side in SIDES}
     request, response = sides["request"], sides["response"]
     whole = [frames.whole(REQUEST).tolist(), frames.whole(RESPONSE).tolist()]
     start, end = frames.start.tolist(), frames.end.tolist()
-    for row, (exchange_id, connection, correlation, key, version, status, token) in enumerate(
+    for row, (exchange_id, connection, key, version, status, token) in enumerate(
         zip(*columns, strict=True)
     ):
         owner = connections.get(connection)
@@ -190,7 +189,6 @@ def _add_exchanges(
             index=-1,
             api_key=NO_API if token else key,
             api_version=version,
-            correlation_id=correlation,
             client_id=client_id_of(request_frame)
             if request_frame is not None and not token
             else None,

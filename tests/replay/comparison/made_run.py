@@ -50,9 +50,7 @@ class Run:
         number = len(self.outcomes)
         frames = request(api_key, version, **sent), response(api_key, version, **answered)
         before = frames[1] if captured is None else response(api_key, version, **captured)
-        exchange = Exchange(
-            number, 0, number, api_key, version, 7, "c", frames[0], before, 0, 0, 0, 0
-        )
+        exchange = Exchange(number, 0, number, api_key, version, "c", frames[0], before, 0, 0, 0, 0)
         self.connection.exchanges.append(exchange)
         step = Step(number, 0, exchange, ApiKey(api_key).name, "read", number, True)
         begin = int(at_s * S)

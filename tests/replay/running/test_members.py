@@ -55,7 +55,7 @@ def outcome(number: int, api_key: int, sent_ns: int = 0) -> Outcome:
     """Of member a of the classic group g, on connection 0."""
     sent, answered = BODIES[api_key]
     frames = request(api_key, 2, group_id="g", **sent), response(api_key, 2, **answered)
-    exchange = Exchange(number, 0, number, api_key, 2, 7, "c", *frames, 0, 0, 0, 0)
+    exchange = Exchange(number, 0, number, api_key, 2, "c", *frames, 0, 0, 0, 0)
     step = Step(number, 0, exchange, "", "groups", sent_ns, True)
     return Outcome(step, *frames, sent_ns, sent_ns + 1, api_version=2)
 
@@ -64,7 +64,7 @@ def heartbeat(number: int, member: str, epoch: int) -> Outcome:
     """An answered heartbeat of a member of the consumer group g."""
     sent = request(CONSUMER, 1, group_id="g", member_id=member, member_epoch=epoch)
     answer = response(CONSUMER, 1, member_id=member, member_epoch=epoch + 1)
-    exchange = Exchange(number, 0, number, CONSUMER, 1, 7, "c", sent, answer, 0, 0, 0, 0)
+    exchange = Exchange(number, 0, number, CONSUMER, 1, "c", sent, answer, 0, 0, 0, 0)
     step = Step(number, 0, exchange, "", "groups", 0, True)
     return Outcome(step, sent, answer, 0, 1, api_version=1)
 
@@ -149,7 +149,7 @@ def test_members_whose_partitions_the_broker_assigns() -> None:
     """Before a request about their group is sent again, each sends a heartbeat with its last epoch;
     one that the target has removed joins again, and one that left sends nothing."""
     frame = request(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
-    exchange = Exchange(9, 0, 0, ApiKey.CONSUMER_GROUP_DESCRIBE, 1, 7, "c", frame, None, 0, 0)
+    exchange = Exchange(9, 0, 0, ApiKey.CONSUMER_GROUP_DESCRIBE, 1, "c", frame, None, 0, 0)
     describe = Step(9, 0, exchange, "", "read", 0, True)
     joined = [heartbeat(1, "a", 0), heartbeat(2, "b", 0), heartbeat(3, "a", 1)]
     removed = int(ErrorCode.UNKNOWN_MEMBER_ID)

@@ -82,7 +82,7 @@ def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name:
         other = order[each.exchange_id]
         for field in ("request", "response", "api_key", "api_version", "client_id",
                       "request_time_ns", "response_end_time_ns", "expects_response",
-                      "request_packet", "correlation_id", "response_missing"):  # fmt: skip
+                      "request_packet", "response_missing"):  # fmt: skip
             assert getattr(each, field) == getattr(other, field), field
     assert workload.facts.topics.keys() >= again.facts.topics.keys()
     save(again, str(tmp_path / "twice.kreplay"))
@@ -129,7 +129,7 @@ def scram_request() -> Exchange:
     body = {"deletions": [], "upsertions": [{"name": "u", "mechanism": 1, "iterations": 4096,
             "salt": b"salt", "salted_password": b"s3cret"}]}  # fmt: skip
     request = Message(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, "request", {"client_id": "c"}, body)
-    return Exchange(1, 0, 0, 51, 0, 1, "c", encode_message(request), None, 5, 5)
+    return Exchange(1, 0, 0, 51, 0, "c", encode_message(request), None, 5, 5)
 
 
 def test_secrets_are_left_out() -> None:
@@ -151,7 +151,7 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     response = Message(ApiKey.DESCRIBE_CONFIGS, 4, "response", {}, {"results": [result]})
     asked = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
     request = Message(ApiKey.DESCRIBE_CONFIGS, 4, "request", {"client_id": "c"}, asked)
-    exchange = Exchange(1, 0, 0, 32, 4, 1, "c", encode_message(request),
+    exchange = Exchange(1, 0, 0, 32, 4, "c", encode_message(request),
                         encode_message(response), 5, 5, 6, 6)  # fmt: skip
     hidden = without_secrets(exchange)
     assert hidden.request == exchange.request
