@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdissect.replay.workload.messages import entries
+from kdissect.replay.workload.messages import entries, partitions
 from kdissect.replay.workload.transient import SESSION_LOST
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
@@ -44,10 +44,9 @@ class _TargetSession:
         for topic in entries(body.get("forgotten_topics_data")):
             for partition in topic["partitions"]:
                 self.partitions.pop((_key(topic), partition), None)
-        for topic in entries(body["topics"]):
-            for partition in entries(topic["partitions"]):
-                # a copy: the request's own is changed to the target's terms
-                self.partitions[_key(topic), partition["partition"]] = dict(partition)
+        for topic, number, partition in partitions(body):
+            # a copy: the request's own is changed to the target's terms
+            self.partitions[_key(topic), number] = dict(partition)
 
     def full(self, body: Body, epoch: int) -> Body:
         """A request for all partitions, in a new session or (`FINAL_EPOCH`) without one."""

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import entries
+from kdissect.replay.workload.messages import entries, partitions
 
 Body = dict[str, Any]
 Broker = tuple[str, int]  # the captured address
@@ -93,33 +93,26 @@ class ShareSessions:
         found = set() if is_new else set(self.of(broker, body).partitions)
         for topic in entries(body.get("forgotten_topics_data")):
             found -= {(topic["topic_id"], number) for number in topic["partitions"]}
-        for topic in entries(body["topics"]):
-            found |= {(topic["topic_id"], each["partition_index"]) for each in topic["partitions"]}
-        return found
+        return found | {(topic["topic_id"], number) for topic, number, _ in partitions(body)}
 
     def request(
         self, broker: Broker, number: int, node: int | None, body: Body, target_member: str
-    ) -> bool:
-        """Give a captured body the target's epoch; return whether it has changed.
+    ) -> None:
+        """Give a captured body the target's epoch.
 
         number: of the step. target_member: the member's id at the target. Where a member's sessions
         with several captured brokers meet at one node, the later ones have ids of their own.
         """
         session = self.of(broker, body)
         session.partitions = self.partitions(broker, body)
-        before = body["member_id"], body["share_session_epoch"]
         owner = self._owners.setdefault((node, body["group_id"], body["member_id"]), broker)
         if owner != broker:
             body["member_id"] = stand_in(target_member, broker)
         if body["share_session_epoch"] > 0:
             body["share_session_epoch"] = session.epochs.get(node, body["share_session_epoch"])
-        is_changed = (body["member_id"], body["share_session_epoch"]) != before
         if number in self._acknowledged:
-            for topic in entries(body["topics"]):
-                for partition in entries(topic["partitions"]):
-                    is_changed |= bool(partition["acknowledgement_batches"])
-                    partition["acknowledgement_batches"] = []
-        return bool(is_changed)
+            for _, _, partition in partitions(body):
+                partition["acknowledgement_batches"] = []
 
     def answered(
         self, broker: Broker, number: int, node: int | None, body: Body, answer: Body
@@ -132,12 +125,11 @@ class ShareSessions:
         else:
             last = session.epochs.get(node, epoch) if epoch else 0
             session.epochs[node] = last + 1 if last < _EPOCH_MAX else 1
-        for topic in entries(answer["responses"]):
-            self.ready.update(
-                (topic["topic_id"], each["partition_index"])
-                for each in topic["partitions"]
-                if not each["error_code"]
-            )
+        self.ready.update(
+            (topic["topic_id"], number)
+            for topic, number, each in partitions(answer)
+            if not each["error_code"]
+        )
         return session
 
     def is_acknowledged(self, number: int) -> bool:

@@ -57,9 +57,8 @@ class Translator:
 
     def learn_log_starts(self, starts: Mapping[tuple[str, int], int]) -> None:
         """The target's earliest offsets, by (its name of the topic, partition)."""
-        old_names = {new: old for old, new in self.ids.renames["topic"].items()}
         for (name, partition), start in starts.items():
-            self.ids.offsets.target_starts((old_names.get(name, name), partition), start)
+            self.ids.offsets.target_starts((self.ids.captured_topic_name(name), partition), start)
 
     def learn_coordinator(self, key_type: int, key: str, node_id: int) -> None:
         self.ids.learn_coordinator(key_type, key, node_id)
