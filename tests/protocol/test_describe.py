@@ -126,7 +126,7 @@ def test_a_field_that_becomes_nullable_is_a_change():
         (lambda: describe.api_text("Fetsh"), "Fetch"),
         (lambda: describe.api_text("Fetch", 19), "0-18"),
         (lambda: describe.compare_versions("Fetch", 1, 99), "no version 99"),
-        (lambda: describe.definition_text("OffsetComitValue"), "OffsetCommitValue"),
+        (lambda: catalog.source("OffsetComitValue"), "OffsetCommitValue"),
     ],
 )
 def test_an_unknown_name_is_a_value_error_with_a_hint(call, hint):
