@@ -357,7 +357,9 @@ def incidents_over_time(
             "detail": "broker, client, group or partition",
         },
     )
-    chart.spec["encoding"]["x"]["scale"]["domain"] = [_epoch_ms(time) for time in span]
+    first, last = map(_epoch_ms, span)
+    # of a `domain`, Vega-Lite would say that its two layers conflict
+    chart.spec["encoding"]["x"]["scale"].update(domainMin=first, domainMax=last)
     return chart
 
 
