@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import kdissect
+from kdissect.accounts import check
 from tests.builders.captures import Key, Packet, pcap_bytes, read_packets
 from tests.builders.talks import conversation
 
@@ -54,6 +55,7 @@ class Base:
     positions: list[int]  # of each packet's first payload byte in its direction
     tables: Any
     frames: dict[tuple[tuple[bytes, int], Key], list[Frame]]  # by who sent them and connection
+    faults: frozenset[str]  # accounts that the made-up values of vectors break
 
 
 def sources() -> list[Path]:
@@ -167,4 +169,5 @@ def base(number: int, source: int) -> Base:
     else:
         name, packets = "vectors", composed(choose)
     tables = read_bytes(pcap_bytes(packets))
-    return Base(f"{name} {number}", packets, _positions(packets), tables, _frames(tables))
+    faults = frozenset(fault["account"] for fault in check(tables)["faults"])
+    return Base(f"{name} {number}", packets, _positions(packets), tables, _frames(tables), faults)
