@@ -11,6 +11,8 @@ import pyarrow.dataset as pads
 
 from kdissect.api import Table, Tables
 from kdissect.kafka.assembly import DIRECTION
+from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging
+from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES, TOPICS
 
 Row = dict[str, Any]
@@ -215,3 +217,17 @@ def topics_table(*names: str) -> pa.Table:
         {"topic": name, "topic_id": "A" * 22, "first_time": None, "source": "x"} for name in names
     ]
     return pa.Table.from_pylist(rows, schema=TOPICS)
+
+
+def write_topics(out: str, *names: str) -> None:
+    """Write a table set that names these topics to a folder or URL."""
+    with staging(out) as run_id:
+        sink = ParquetSink(out, run_id, "t")
+        sink("topics", topics_table(*names))
+        commit(out, run_id, sink.close(), {"inputs": []})
+
+
+def set_files(out: str) -> list[str]:
+    """The files of the table set in a folder or at a URL, by name."""
+    tables = read_manifest(out)["tables"].values()
+    return sorted([MANIFEST, *(name for entry in tables for name in entry["files"])])

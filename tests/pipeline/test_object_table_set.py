@@ -13,7 +13,7 @@ from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline import object_table_set
 from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
-from tests.builders.tables import topics_table
+from tests.builders.tables import set_files, topics_table, write_topics
 from tests.conftest import CAPTURES
 from tests.objects import object_store
 
@@ -24,18 +24,8 @@ def store():
         yield found
 
 
-def write(out: str, *names: str) -> None:
-    with staging(out) as run_id:
-        sink = ParquetSink(out, run_id, "t")
-        sink("topics", topics_table(*names))
-        commit(out, run_id, sink.close(), {"inputs": []})
-
-
-def manifest_names(out: str, prefix: str) -> list[str]:
-    """Names of all that a set consists of."""
-    entries = read_manifest(out)["tables"].values()
-    files = [f"{prefix}/{name}" for entry in entries for name in entry["files"]]
-    return sorted([*files, f"{prefix}/{MANIFEST}"])
+def files(store, prefix: str) -> list[str]:
+    return [name.removeprefix(f"{prefix}/") for name in store.names(prefix)]
 
 
 def test_a_set_has_the_files_of_its_manifest(store):
@@ -48,41 +38,10 @@ def test_a_set_has_the_files_of_its_manifest(store):
         again = ParquetSink(out, run_id, "t")
         again("topics", topics_table("once"))
         commit(out, run_id, again.close(), {"inputs": []})
-    assert store.names("a/set") == manifest_names(out, "a/set")
+    assert files(store, "a/set") == set_files(out)
     tables = kdissect.open(out)
     assert tables.topics.to_arrow()["topic"].to_pylist() == ["once"]
     assert tables.exchanges.num_rows == 0
-
-
-def test_a_failing_run_leaves_the_old_set(store):
-    """The objects after a failure are those before."""
-    out = store.url("failing")
-    write(out, "a")
-    before = store.names("failing")
-
-    def fail() -> None:
-        with staging(out) as run_id:
-            sink = ParquetSink(out, run_id, "t")
-            sink("topics", topics_table("b"))
-            sink.close()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert store.names("failing") == before
-    assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["a"]
-
-
-def test_overwriting_replaces_the_set(store):
-    """Only objects of the new set stay."""
-    out = store.url("replaced")
-    write(out, "a")
-    with pytest.raises(OutputError, match="--overwrite"):
-        check_out(out, overwrite=False)
-    check_out(out, overwrite=True)
-    write(out, "b")
-    assert store.names("replaced") == manifest_names(out, "replaced")
-    assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["b"]
 
 
 def test_leftovers_of_a_killed_run_disturb_no_run(store):
@@ -95,8 +54,8 @@ def test_leftovers_of_a_killed_run_disturb_no_run(store):
     with pytest.raises(CaptureError, match="no table set"):
         kdissect.open(out)
     check_out(out, overwrite=False)
-    write(out, "a")
-    assert store.names("killed") == manifest_names(out, "killed")
+    write_topics(out, "a")
+    assert files(store, "killed") == set_files(out)
 
 
 def test_an_attempt_that_comes_too_late_does_not_start(store):
@@ -118,13 +77,13 @@ def test_of_two_runs_the_slower_one_fails(store):
             sink = ParquetSink(out, run_id, "t")
             sink("topics", topics_table("slow"))
             files = sink.close()
-            write(out, "quick")
+            write_topics(out, "quick")
             commit(out, run_id, files, {"inputs": []})
 
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
     assert kdissect.open(out).topics.to_arrow()["topic"].to_pylist() == ["quick"]
-    assert store.names("two") == manifest_names(out, "two")
+    assert files(store, "two") == set_files(out)
 
 
 def test_existing_objects_are_not_overwritten(store):
@@ -151,7 +110,7 @@ def test_manifests_are_checked(store):
     with pytest.raises(CaptureError, match="is a table set of format 99"):
         kdissect.open(store.url("newer"))
     out = store.url("part")
-    write(out, "a")
+    write_topics(out, "a")
     (gone,) = read_manifest(out)["tables"]["topics"]["files"]
     store.filesystem.delete_file(f"tables/part/{gone}")
     with pytest.raises(CaptureError, match="listed in the manifest, but not there"):

@@ -1,6 +1,7 @@
 """A table set becomes visible whole or not at all."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import kdissect
 from kdissect import api
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline import table_set
@@ -22,20 +24,34 @@ from kdissect.pipeline.table_set import (
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
 from kdissect.pipeline.write_lock import write_lock
 from kdissect.tables.schemas import FIXED_TABLES
-from tests.builders.tables import topics_table
+from tests.builders.tables import set_files, topics_table, write_topics
+from tests.objects import object_store
 
 
-def write(out: Path, *names: str) -> None:
-    with staging(str(out)) as run_id:
-        sink = ParquetSink(str(out), run_id, "t")
-        sink("topics", topics_table(*names))
-        commit(str(out), run_id, sink.close(), {"inputs": []})
+@pytest.fixture(params=["folder", "store"])
+def place(request, tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """A place for a set, and a function that lists the files there."""
+    if request.param == "folder":
+        out = tmp_path / "set"
+        yield (
+            str(out),
+            lambda: sorted(
+                path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()
+            ),
+        )
+        return
+    with object_store("sets") as store:
+        yield store.url("a"), lambda: [name.removeprefix("a/") for name in store.names("a")]
+
+
+def topics(out: str) -> list[str]:
+    return kdissect.open(out).topics.to_arrow()["topic"].to_pylist()
 
 
 def test_a_set_has_every_fixed_table_and_no_staging(tmp_path: Path) -> None:
     """Empty tables are files with their schema, so that readers find it."""
     out = tmp_path / "set"
-    write(out, "a", "b")
+    write_topics(str(out), "a", "b")
     document = read_manifest(str(out))
     assert document["tables"]["topics"]["rows"] == 2
     assert not (out / STAGING).exists()
@@ -59,35 +75,35 @@ def test_rows_lie_in_the_order_of_their_times(tmp_path: Path) -> None:
     assert [time.second for time in times] == [1, 2, 3]
 
 
-def test_a_failing_run_leaves_the_old_set(tmp_path: Path) -> None:
+def test_a_failing_run_leaves_the_old_set(place) -> None:
     """An exception before the commit removes only what the run staged."""
-    out = tmp_path / "set"
-    write(out, "a")
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    out, files = place
+    write_topics(out, "a")
+    before = files()
 
     def fail() -> None:
-        with staging(str(out)) as run_id:
-            sink = ParquetSink(str(out), run_id, "t")
+        with staging(out) as run_id:
+            sink = ParquetSink(out, run_id, "t")
             sink("topics", topics_table("b"))
             sink.close()
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert files() == before
+    assert topics(out) == ["a"]
 
 
-def test_overwriting_replaces_the_set(tmp_path: Path) -> None:
-    """After a commit only the new set's files are there."""
-    out = tmp_path / "set"
-    write(out, "a")
-    write(out, "b", "c")
-    listed = [
-        name for entry in read_manifest(str(out))["tables"].values() for name in entry["files"]
-    ]
-    found = [str(path.relative_to(out)) for path in out.rglob("*.parquet")]
-    assert sorted(listed) == sorted(found)
-    assert pq.read_table(out / "topics")["topic"].to_pylist() == ["b", "c"]
+def test_overwriting_replaces_the_set(place) -> None:
+    """A set needs --overwrite; after a commit only the new set's files are there."""
+    out, files = place
+    write_topics(out, "a")
+    with pytest.raises(OutputError, match="--overwrite"):
+        check_out(out, overwrite=False)
+    check_out(out, overwrite=True)
+    write_topics(out, "b", "c")
+    assert files() == set_files(out)
+    assert topics(out) == ["b", "c"]
 
 
 def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
@@ -99,12 +115,7 @@ def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
-    """--out with a table set needs --overwrite; with other files it is refused."""
-    out = tmp_path / "set"
-    write(out, "a")
-    with pytest.raises(OutputError, match="--overwrite"):
-        check_out(str(out), overwrite=False)
-    check_out(str(out), overwrite=True)
+    """--out with other files is refused."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
@@ -133,7 +144,7 @@ def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.Monkey
     out = tmp_path / "set"
 
     def late(target: str) -> Any:
-        write(out, "the other's")
+        write_topics(str(out), "the other's")
         return write_lock(target)
 
     monkeypatch.setattr(table_set, "write_lock", late)

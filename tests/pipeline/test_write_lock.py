@@ -29,7 +29,7 @@ from kdissect.pipeline.object_table_set import StoreFolder
 from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import STAGING, ParquetSink
 from tests.builders.messages import exchange, write_capture
-from tests.builders.tables import topics_table
+from tests.builders.tables import set_files, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import Store, object_store
 
@@ -103,16 +103,12 @@ def writer(out: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def write(out: str, *names: str, overwrite: bool = False) -> None:
-    with writing(out, overwrite), staging(out) as run_id:
-        sink = ParquetSink(out, run_id, "t")
-        sink("topics", topics_table(*names))
-        commit(out, run_id, sink.close(), {"inputs": []})
+    with writing(out, overwrite):
+        write_topics(out, *names)
 
 
 def manifest_files(out: str) -> set[str]:
-    """The files that a set consists of."""
-    tables = read_manifest(out)["tables"].values()
-    return {name for entry in tables for name in entry["files"]} | {MANIFEST}
+    return set(set_files(out))
 
 
 def files(folder: Path) -> set[str]:
