@@ -357,9 +357,10 @@ def incidents_over_time(
             "detail": "broker, client, group or partition",
         },
     )
-    first, last = map(_epoch_ms, span)
-    # of a `domain`, Vega-Lite would say that its two layers conflict
-    chart.spec["encoding"]["x"]["scale"].update(domainMin=first, domainMax=last)
+    # Points that are not seen, at both ends: Vega-Lite warns of a domain for bars from x to x2.
+    ends = [{"t": _epoch_ms(time)} for time in span]
+    nothing = {"y": {"value": 0}, "color": {"value": "transparent"}, "tooltip": {"value": None}}
+    chart.spec["layer"].append({"data": {"values": ends}, "mark": "point", "encoding": nothing})
     return chart
 
 
