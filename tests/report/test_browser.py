@@ -40,7 +40,6 @@ def _load(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = 
     browser.get_log("browser")
     browser.get_log("performance")
     browser.get(page.as_uri())
-    browser.execute_script("try { localStorage.clear() } catch {}")
 
 
 def _open(browser: Any, page: Path, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
@@ -258,6 +257,7 @@ def test_the_theme_switch_stays_and_redraws(browser: Any, page: Path) -> None:
     _until(lambda: browser.execute_script(axis) != before)
     browser.execute_script("arguments[0].click()", button)
     _until(lambda: browser.execute_script(axis) == before)
+    browser.execute_script("localStorage.clear()")  # all pages of the browser share it
     assert browser.get_log("browser") == []
 
 
