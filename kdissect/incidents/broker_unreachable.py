@@ -110,5 +110,7 @@ def _beginning(row: Row) -> str:
 
 def _ending(row: Row) -> str:
     return (
-        "did not come back" if row["back"] is None else f"was back after {duration(lasted_ms(row))}"
+        "was not reached again"
+        if row["back"] is None
+        else f"was back after {duration(lasted_ms(row))}"
     )

@@ -107,6 +107,8 @@ TRIALS: dict[str, Scenario] = {
     for function in (
         trials.paused_twice,
         trials.killed_with_java,
+        trials.stopped_in_order,
+        trials.killed_after_topics,
         trials.node_killed_and_back,
         trials.polls_too_late,
         trials.polls_too_late_new,

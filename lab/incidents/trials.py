@@ -80,6 +80,39 @@ def killed_with_java(scene: Scene) -> None:
         time.sleep(5)
 
 
+def stopped_in_order(scene: Scene) -> None:
+    """A single broker stops in order and starts again: its clients have no other broker."""
+    broker = scene.broker()
+    create_topic(broker.address, "orders", 3)
+    with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
+        _java_traffic(stack, broker.address)
+        time.sleep(scene.pick(4, 6))
+        with scene.incident("broker_unreachable", broker.address):
+            broker.stop()
+            time.sleep(scene.pick(6, 9))
+            broker.start()
+        time.sleep(5)
+
+
+def killed_after_topics(scene: Scene) -> None:
+    """SIGKILL to a single broker seconds after topics were made, whose first writes it refused."""
+    broker = scene.broker({"auto.create.topics.enable": "true"})
+    create_topic(broker.address, "orders", 3)
+    one = producer(broker.address, client_id="importer")
+    with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
+        _java_traffic(stack, broker.address)
+        time.sleep(2)
+        for number in range(60):
+            one.produce(f"import-{number}", b"first")
+            one.flush(5)
+        time.sleep(scene.pick(1, 7))
+        with scene.incident("broker_unreachable", broker.address):
+            broker.kill()
+            time.sleep(scene.pick(8, 12))
+            broker.start()
+        time.sleep(5)
+
+
 def node_killed_and_back(scene: Scene) -> None:
     """SIGKILL to the leader among three nodes, which comes back; Java clients."""
     nodes = cluster_with_topic(scene)
