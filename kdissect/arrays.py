@@ -26,6 +26,12 @@ def _raw(array: Rows) -> Any:
     return array.view(np.dtype((np.void, array.dtype.itemsize)))
 
 
+def address_of(array: npt.NDArray[Any]) -> int:
+    """The address of an array's first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same memory, read-only, as mapped captures are: else Numba compiles kernels for both."""
     view = array.view()

@@ -8,15 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdissect.codec.column_buffers import Builders, address_of, writable
-from kdissect.codec.string_kernel import (
-    UUID_TEXT_SIZE,
-    repaired_copy,
-    repaired_offsets,
-    text_copy,
-    text_offsets,
-    uuid_texts,
-)
+from kdissect.arrays import address_of
+from kdissect.codec.column_buffers import Builders
+from kdissect.codec.strings import as_text, gathered, uuids
 from kdissect.protocol.column_plan import ColumnPlan, Leaf, List, Node, Struct
 from kdissect.protocol.model import Type
 
@@ -33,6 +27,7 @@ _ARROW = {
     Type.STRING: pa.string(),
     Type.BYTES: pa.binary(),
 }
+_LENGTH_BITS = 31  # of a packed place
 PRESENT = "_present"  # the only child of a struct without fields: Parquet has no empty structs
 UNKNOWN_TAGS = pa.list_(
     pa.struct([("path", pa.string()), ("tag", pa.int32()), ("data", pa.binary())])
@@ -58,49 +53,6 @@ def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
     return pa.py_buffer(np.packbits(valid, bitorder="little")), nulls
 
 
-class Texts:
-    """Copies strings, bytes and uuids from one buffer into Arrow arrays."""
-
-    def __init__(self, buf: NDArray[np.uint8]) -> None:
-        self.buf = writable(buf)
-        self.at = address_of(self.buf)
-
-    def array(
-        self, packed: NDArray[np.int64], valid: NDArray[np.uint8], kind: pa.DataType
-    ) -> tuple[pa.Array, NDArray[np.uint8] | None]:
-        """(array, uint8 per row with 1 for invalid UTF-8, or None) of n packed places."""
-        count = len(packed)
-        offsets = np.empty(count + 1, np.int32)
-        out = _room(text_offsets(packed, valid, offsets))
-        is_text = kind == pa.string()
-        invalid = np.zeros(count if is_text else 0, np.uint8)
-        wrong = text_copy(
-            self.buf, self.at, packed, valid, offsets, address_of(out), int(is_text), invalid
-        )
-        if wrong:
-            out = _room(repaired_offsets(self.buf, packed, valid, offsets))
-            repaired_copy(self.buf, self.at, packed, valid, address_of(out))
-        bits, nulls = _bits(valid)
-        buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out)]
-        return pa.Array.from_buffers(kind, count, buffers, nulls), invalid if wrong else None
-
-    def uuids(self, place: NDArray[np.int64], valid: NDArray[np.uint8]) -> pa.Array:
-        """Kafka's text of the uuids at n places (-1: zero uuid): 22 characters of base64."""
-        offsets = np.empty(len(place) + 1, np.int32)
-        out = np.empty(UUID_TEXT_SIZE * len(place), np.uint8)
-        size = uuid_texts(self.buf, place, valid, offsets, out)
-        bits, nulls = _bits(valid)
-        buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
-        return pa.Array.from_buffers(pa.string(), len(place), buffers, nulls)
-
-
-def _room(size: int) -> NDArray[np.uint8]:
-    """Memory for the bytes of a column; raises ValueError beyond Arrow's 32-bit offsets."""
-    if not 0 <= size < 2**31:
-        raise ValueError("start, end: too many bytes for one string column")
-    return np.empty(size, np.uint8)
-
-
 class Reader:
     """Reads the rows of filled builders as Arrow arrays.
 
@@ -112,7 +64,7 @@ class Reader:
     ) -> None:
         self.builders = builders
         self.present = present.tolist()
-        self.texts = Texts(buf)
+        self.buf = buf
         self.invalid_utf8 = np.zeros(rows, np.bool_)
         self.types: dict[int, pa.DataType] = builders.plan.memo.setdefault("types", {})
         self.lineage: list[NDArray[np.int32]] = []  # offsets of the lists around the current level
@@ -163,12 +115,15 @@ class Reader:
         kind = _ARROW[node.type]
         data = self.builders.data[node.column]
         if node.type in (Type.STRING, Type.BYTES):
-            array, invalid = self.texts.array(data[: 8 * count].view(np.int64), valid, kind)
-            if invalid is not None:
-                self._flag(np.flatnonzero(invalid))
+            packed = data[: 8 * count].view(np.int64)
+            length = np.where(valid, packed & ((1 << _LENGTH_BITS) - 1), -1)
+            array = gathered(address_of(self.buf) + (packed >> _LENGTH_BITS), length)
+            if node.type is Type.STRING:
+                array, invalid = as_text(array)
+                self._flag(invalid)
             return array
         if node.type is Type.UUID:
-            return self.texts.uuids(data[: 8 * count].view(np.int64), valid)
+            return uuids(self.buf, data[: 8 * count].view(np.int64), valid.view(np.bool_))
         bits, nulls = _bits(valid)
         values: NDArray[Any]
         if node.type is Type.BOOL:
@@ -215,9 +170,9 @@ def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int
     first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     texts = [place_filled(plan.paths[pc], where) for pc, *where in keys[first].tolist()]
     path = pa.array(texts, pa.string()).take(pa.array(np.cumsum(first) - 1))
-    packed = ((start[tags["row"]] + tags["pos"]) << 31) | tags["length"]
-    ones = np.ones(len(tags), np.uint8)
-    data, _ = Texts(buf).array(packed, ones, pa.binary())
+    data = gathered(
+        address_of(buf) + start[tags["row"]] + tags["pos"], tags["length"].astype(np.int64)
+    )
     tag = pa.array(np.ascontiguousarray(tags["tag"]), pa.int32())
     fields = list(UNKNOWN_TAGS.value_type)
     values = pa.StructArray.from_arrays([path, tag, data], fields=fields)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kdissect.arrays import address_of
 from kdissect.codec.column_kernel import (
     FULL_MARKS,
     FULL_TAGS,
@@ -27,12 +28,6 @@ from kdissect.protocol.column_plan import ColumnPlan
 
 FIRST_ROOM = 256  # rows
 POOLED_BYTES = 256 << 20  # bytes of all pooled builders; beyond it the oldest are freed
-
-
-def address_of(array: NDArray[Any]) -> int:
-    """The address of an array's first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def writable(buf: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -10,6 +10,7 @@ Only a batch with an impossible length ends its set, because the next one cannot
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import pyarrow as pa
 from kdissect.arrays import take
 from kdissect.codec import record_kernel as rk
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompress
+from kdissect.codec.strings import as_text, gathered
 from kdissect.status import Status
 
 __all__ = [
@@ -141,7 +143,7 @@ _WINDOW = 16384  # batches scanned at a time
 _RECORDS = 131072  # parsed at a time
 _HEADERS = 131072
 _KEPT_HEADERS = 1 << 18
-_SMALL_BATCH = 512  # bytes up to which the kernel's CRC is faster than a call of the library
+_MESSAGE = struct.Struct(">qiIb")  # magic 0 and 1: offset, size, CRC, magic
 _DEFAULT_LIMITS = DecompressionLimits()
 
 
@@ -271,26 +273,22 @@ class _Decoder:
         # of the first message with a wrong CRC in each wrapper
         self.inner_crcs = np.zeros((2, count), np.int64)
         self.uncompressed_size = b["section_size"].copy()
-        compressed = whole & (self.codec != Codec.NONE)
-        plain = whole & ~compressed
-        is_small = b["size"] <= _SMALL_BATCH
-        self._check_in_kernel(plain & (self.magic < 2), rk.CRC32_TABLE)
-        self._check_in_kernel(plain & (self.magic == 2) & is_small, rk.CRC32C_TABLE)
-        slow = np.flatnonzero(compressed | (plain & (self.magic == 2) & ~is_small))
+        plain = whole & (self.codec == Codec.NONE)
         plain_bytes = np.zeros(count + 1, np.int64)
         np.cumsum(np.where(plain, b["section_size"], 0), out=plain_bytes[1:])
         low = 0
         base = 0
+        checked = np.flatnonzero(whole)
         columns = (
-            slow,
-            plain_bytes[slow],
-            b["crc_start"][slow],
-            (b["pos"] + b["size"])[slow],
-            b["set_index"][slow],
-            self.magic[slow],
-            self.codec[slow],
-            b["section_start"][slow],
-            b["section_size"][slow],
+            checked,
+            plain_bytes[checked],
+            b["crc_start"][checked],
+            (b["pos"] + b["size"])[checked],
+            b["set_index"][checked],
+            self.magic[checked],
+            self.codec[checked],
+            b["section_start"][checked],
+            b["section_size"][checked],
         )
         for i, bytes_before, crc_start, end, set_index, magic, codec, start, size in zip(
             *(column.tolist() for column in columns), strict=True
@@ -298,8 +296,8 @@ class _Decoder:
             if bytes_before - base + self.arena_used >= self.chunk_bytes:
                 yield from self._flush(low, i)
                 low, base = i, bytes_before
-            checked = self.view[crc_start:end]
-            self.crc[i] = crc = crc32c.crc32c(checked) if magic == 2 else zlib.crc32(checked)
+            covered = self.view[crc_start:end]
+            self.crc[i] = crc = crc32c.crc32c(covered) if magic == 2 else zlib.crc32(covered)
             if not codec:
                 continue
             section = _Section(i, set_index, magic, codec, start, size, crc)
@@ -332,16 +330,6 @@ class _Decoder:
         )
         sections["magic"] = self.magic
         return sections
-
-    def _check_in_kernel(self, chosen: Any, table: Any) -> None:
-        """Compute the CRCs of chosen batches that are too small for calls of a library."""
-        rows = np.flatnonzero(chosen)
-        if rows.size:
-            crc_start = self.b["crc_start"][rows]
-            end = (self.b["pos"] + self.b["size"])[rows]
-            computed = np.empty(rows.size, np.int64)
-            rk.small_crcs(self.buf, crc_start, end, table, computed)
-            self.crc[rows] = computed
 
     def _decompress(self, section: _Section) -> bool:
         """Decompress a section into the arena; False: flush the arena first."""
@@ -379,9 +367,7 @@ class _Decoder:
             return True
         address = workspace.arena_address + self.arena_used
         if section.magic < 2:
-            pair = np.zeros(2, np.int64)
-            if rk.wrong_inner_crc(out[:written], section.magic, rk.CRC32_TABLE, pair) >= 0:
-                self.inner_crcs[:, i] = pair
+            self.inner_crcs[:, i] = _wrong_inner_crc(out[:written].tobytes(), section.magic)
         self.set_bytes_left -= written
         self.arena_used += written
         self.decompressed.append((i, address, written))
@@ -470,8 +456,8 @@ class _Decoder:
             pa.array(records.offset.copy()),
             pa.array(records.timestamp.copy()),
             _named(_timestamp_types(self.b)[batch], TIMESTAMP_TYPES),
-            _gathered(records.key_address, records.key_length),
-            _gathered(records.value_address, records.value_length),
+            gathered(records.key_address, records.key_length),
+            gathered(records.value_address, records.value_length),
             headers,
             _named(control_type.astype(np.int8), CONTROL_TYPES, control_type >= 0),
         ]
@@ -607,22 +593,14 @@ def _headers(records: rk.RecordColumns, headers: rk.HeaderColumns) -> tuple[pa.A
     counts = records.header_count
     places = np.zeros(counts.size + 1, np.int32)
     np.cumsum(counts, out=places[1:])
+    keys, wrong = as_text(gathered(headers.key_address, headers.key_length))
     invalid = None
-    key_array = _gathered(headers.key_address, headers.key_length)
-    data = np.frombuffer(key_array.buffers()[2], np.uint8)
-    if data.size and data.max() >= 0x80:
-        marks = np.zeros(len(key_array), np.uint8)
-        offsets = np.frombuffer(key_array.buffers()[1], np.int32)
-        if rk.find_invalid_utf8(data, offsets, marks):
-            strings = key_array.to_pylist()
-            for j in np.flatnonzero(marks).tolist():
-                strings[j] = strings[j].decode("utf-8", "replace").encode()
-            key_array = pa.array(strings, pa.binary())
-            owners = np.repeat(records.section, counts)[marks != 0]
-            invalid = np.unique(owners, return_counts=True)
-    values = _gathered(headers.value_address, headers.value_length)
-    struct = pa.StructArray.from_arrays([key_array.view(pa.string()), values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(pa.array(places), struct), invalid
+    if len(wrong):
+        owners = np.repeat(records.section, counts)[wrong]
+        invalid = np.unique(owners, return_counts=True)
+    values = gathered(headers.value_address, headers.value_length)
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER))
+    return pa.ListArray.from_arrays(pa.array(places), pairs), invalid
 
 
 def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:
@@ -631,13 +609,17 @@ def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(names))
 
 
-def _gathered(address: Any, length: Any) -> pa.Array:
-    """Binary column of the bytes at these addresses; null where the length is -1."""
-    count = length.size
-    total = int(np.maximum(length, 0).sum())
-    data = pa.allocate_buffer(total)
-    offsets = np.empty(count + 1, np.int32)
-    validity = np.zeros((count + 7) // 8, np.uint8)
-    null_count = rk.gather(address, length, count, offsets, validity, data.address)
-    buffers = [pa.py_buffer(validity) if null_count else None, pa.py_buffer(offsets), data]
-    return pa.Array.from_buffers(pa.binary(), count, buffers, null_count)
+def _wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int]:
+    """(stored, computed) CRC of the first message in a wrapper with a wrong one; (0, 0) if all are
+    right. The search ends where the section has no further message of this magic."""
+    pos = 0
+    while len(section) - pos > rk.MAGIC_POS:
+        _, size, stored, inner_magic = _MESSAGE.unpack_from(section, pos)
+        end = pos + rk.ENTRY_HEADER_SIZE + size
+        if size < rk.ENTRY_LENGTH_MIN or end > len(section) or inner_magic != magic:
+            break
+        computed = zlib.crc32(section[pos + rk.MAGIC_POS : end])
+        if stored != computed:
+            return stored, computed
+        pos = end
+    return 0, 0

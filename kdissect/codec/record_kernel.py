@@ -1,9 +1,8 @@
 """The compiled loops of record decoding; `record_codec` has their meaning in plain Python.
 
-There are four steps, each over many batches per call. `scan_batches` walks over record sets from
-batch header to batch header. `small_crcs` checks small uncompressed batches (each message of magic
-0 or 1 is a batch, so calling a library for each would cost more than the check). `parse_records`
-turns record sections into columns of views. `gather` copies the viewed bytes into Arrow's buffers.
+There are two steps, each over many batches per call. `scan_batches` walks over record sets from
+batch header to batch header. `parse_records` turns record sections into columns of views, which
+`strings.gathered` copies.
 
 Sections lie in the input or in a buffer of decompressed bytes, so columns refer to bytes by
 address. No kernel allocates. `parse_records` stops between two records if its columns are full, and
@@ -17,10 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.codec.string_kernel import utf8_step
 from kdissect.jit import (
     JIT_ENABLED,
-    copy_bytes,
     inlined,
     kernel,
     load_u8,
@@ -334,82 +331,6 @@ def _scan_message(buf: Any, pos: Any, left: Any, magic: Any, batch: Any) -> None
         batch["section_size"] = value_size
 
 
-def _crc_table(polynomial: int) -> Any:
-    """Eight tables of 256 for a 32-bit CRC (reflected polynomial), which handle eight bytes per
-    step."""
-    table = np.zeros((8, 256), np.int64)
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (polynomial if value & 1 else 0)
-        table[0, byte] = value
-    for step in range(1, 8):
-        previous = table[step - 1]
-        table[step] = (previous >> 8) ^ table[0, previous & 0xFF]
-    return table.reshape(-1)
-
-
-CRC32_TABLE = _crc_table(0xEDB88320)
-CRC32C_TABLE = _crc_table(0x82F63B78)  # Castagnoli polynomial, RFC 3720, 12.1
-
-
-@inlined
-def _crc32(buf: Any, pos: Any, end: Any, table: Any) -> Any:
-    crc = 0xFFFFFFFF
-    while pos + 8 <= end:
-        crc = (
-            table[7 * 256 + ((crc & 0xFF) ^ read_u8(buf, pos))]
-            ^ table[6 * 256 + ((crc >> 8 & 0xFF) ^ read_u8(buf, pos + 1))]
-            ^ table[5 * 256 + ((crc >> 16 & 0xFF) ^ read_u8(buf, pos + 2))]
-            ^ table[4 * 256 + ((crc >> 24 & 0xFF) ^ read_u8(buf, pos + 3))]
-            ^ table[3 * 256 + read_u8(buf, pos + 4)]
-            ^ table[2 * 256 + read_u8(buf, pos + 5)]
-            ^ table[1 * 256 + read_u8(buf, pos + 6)]
-            ^ table[read_u8(buf, pos + 7)]
-        )
-        pos += 8
-    while pos < end:
-        crc = (crc >> 8) ^ table[(crc ^ read_u8(buf, pos)) & 0xFF]
-        pos += 1
-    return crc ^ 0xFFFFFFFF
-
-
-@kernel
-def small_crcs(buf: Any, start: Any, end: Any, table: Any, out: Any) -> Any:
-    """Write the CRC of buf[start:end] for each pair; all arrays int64 except buf.
-
-    table: CRC32_TABLE or CRC32C_TABLE. A byte takes half a nanosecond; a library that uses the
-    processor's CRC-32C takes a twentieth of that.
-    """
-    for i in range(start.size):
-        out[i] = _crc32(buf, start[i], end[i], table)
-
-
-@kernel
-def wrong_inner_crc(section: Any, magic: Any, table: Any, out: Any) -> Any:
-    """Index of the first message in a decompressed wrapper whose CRC-32 is wrong; -1 if none.
-
-    section: uint8. out: int64[2], receives its stored and its computed CRC. The search ends where
-    the section has no further message of this magic.
-    """
-    pos = 0
-    index = 0
-    while section.size - pos > MAGIC_POS:
-        size = read_i32(section, pos + 8)
-        if size < ENTRY_LENGTH_MIN or size > section.size - pos - ENTRY_HEADER_SIZE:
-            break
-        if read_i8(section, pos + MAGIC_POS) != magic:
-            break
-        end = pos + ENTRY_HEADER_SIZE + size
-        out[0] = read_u32(section, pos + 12)
-        out[1] = _crc32(section, pos + 16, end, table)
-        if out[0] != out[1]:
-            return index
-        pos = end
-        index += 1
-    return -1
-
-
 # A varint reader returns (value, address after it), or a negated status in place of the address.
 
 
@@ -700,48 +621,3 @@ def _load_message(begin: Any, end: Any, magic: Any, records: Any, row: Any) -> A
     records.value_length[row] = size
     p += max(size, 0)
     return p if p == stop else -_SIZE_MISMATCH
-
-
-@kernel
-def gather(
-    address: Any, length: Any, count: Any, offsets: Any, validity: Any, data_address: Any
-) -> Any:
-    """Copy `count` byte strings into Arrow's buffers, concatenated; returns the number of nulls.
-
-    address, length: int64 (-1: null). offsets: int32[count + 1]. validity: uint8, a bit each, zero
-    on entry. data_address: destination, with room for the sum of the lengths.
-    """
-    place = 0
-    null_count = 0
-    offsets[0] = 0
-    for i in range(count):
-        size = length[i]
-        if size >= 0:
-            validity[i >> 3] |= np.uint8(1 << (i & 7))
-            copy_bytes(data_address + place, address[i], size)
-            place += size
-        else:
-            null_count += 1
-        offsets[i + 1] = place
-    return null_count
-
-
-@kernel
-def find_invalid_utf8(data: Any, offsets: Any, out: Any) -> Any:
-    """Mark with 1 the strings data[offsets[i]:offsets[i + 1]] that are no UTF-8; returns their
-    number.
-
-    data: uint8. offsets: int32. out: uint8, zeros on entry. RFC 3629 defines UTF-8.
-    """
-    invalid_count = 0
-    for i in range(offsets.size - 1):
-        pos: Any = np.int64(offsets[i])
-        end: Any = np.int64(offsets[i + 1])
-        while pos < end:
-            size, is_good = utf8_step(data, pos, end)
-            if not is_good:
-                out[i] = 1
-                invalid_count += 1
-                break
-            pos += size
-    return invalid_count

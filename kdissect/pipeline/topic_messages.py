@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bytes, Indices, TimesNs
 from kdissect.capture.mapped_files import Sources
-from kdissect.codec.arrow_columns import Texts
 from kdissect.codec.internal_records import METADATA, Places, decode_internal
 from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
+from kdissect.codec.strings import uuids
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.protocol import catalog
@@ -69,7 +69,7 @@ def add_bound(
     if not len(names):
         return
     texts = strings(buf, names["value"], names["length"])
-    id_texts = Texts(buf).uuids(ids["value"].copy(), np.ones(len(ids), np.uint8))
+    id_texts = uuids(buf, ids["value"], np.ones(len(ids), np.bool_))
     bound = pa.table({"name": texts, "id": id_texts, "time_ns": time_ns[names["row"]]})
     grouped = bound.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
     for row in grouped.to_pylist():

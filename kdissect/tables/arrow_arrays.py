@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Bools, Bytes, Ints
-from kdissect.codec.arrow_columns import Texts
+from kdissect.arrays import Bools, Bytes, Ints, address_of
+from kdissect.codec.strings import as_text, gathered
 
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 
@@ -76,19 +76,15 @@ def lists(rows: Ints, values: pa.Array, row_count: int) -> pa.Array:
 
 def binaries(buf: Bytes, start: Ints, length: Ints) -> pa.Array:
     """binary column of the places (start, length) in buf; length -1 becomes null."""
-    return _of_places(buf, start, length, pa.binary())
+    size = np.maximum(length, 0).astype(np.int64)
+    start = np.where(size > 0, start, 0)
+    assert bool(np.all((start >= 0) & (start + size <= len(buf))))
+    return gathered(address_of(buf) + start, np.where(length < 0, -1, size))
 
 
 def strings(buf: Bytes, start: Ints, length: Ints) -> pa.Array:
     """string column of places in buf, as `binaries`; U+FFFD replaces bytes that are no UTF-8."""
-    return _of_places(buf, start, length, pa.string())
-
-
-def _of_places(buf: Bytes, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
-    size = np.maximum(length, 0).astype(np.int64)
-    start = np.where(size > 0, start, 0)
-    assert bool(np.all((start >= 0) & (start + size <= len(buf))))
-    return Texts(buf).array((start << 31) | size, (length >= 0).view(np.uint8), kind)[0]
+    return as_text(binaries(buf, start, length))[0]
 
 
 def ip_text(raw: bytes) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kdissect.arrays import Bytes, Ints
-from kdissect.codec.arrow_columns import Texts
+from kdissect.codec.strings import uuids
 from kdissect.tables.arrow_arrays import binaries, labels, lists, strings
 from kdissect.tables.schemas import TOPICS, table_of
 
@@ -111,9 +111,7 @@ class ChunkTopics:
         raw = binaries(buf, ids, np.full(len(ids), 16)).dictionary_encode()
         distinct = np.frombuffer(b"".join(raw.dictionary.to_pylist()), np.uint8)
         places = 16 * np.arange(len(raw.dictionary))
-        self.ids: list[str] = (
-            Texts(distinct).uuids(places, np.ones(len(places), np.uint8)).to_pylist()
-        )
+        self.ids: list[str] = uuids(distinct, places, np.ones(len(places), np.bool_)).to_pylist()
         self.id_codes = raw.indices.to_numpy(zero_copy_only=False)
         self._code_of = {name: code for code, name in enumerate(self.names)}
         of_id = [self._code(known.of_id.get(text)) for text in self.ids]

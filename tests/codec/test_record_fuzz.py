@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import crc32c
-import numpy as np
+import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kdissect.codec import record_kernel as rk
 from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compress
 from kdissect.codec.record_codec import encode_batch, encode_message, encode_messages
+from kdissect.codec.strings import as_text
 from tests.codec.record_cases import assert_twins_agree
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -157,19 +157,16 @@ def test_limits(batch: bytes, size: int, ratio: int) -> None:
 
 @given(st.lists(st.binary(max_size=6) | st.text(max_size=3).map(str.encode), max_size=20))
 @example([b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x9f\xbf", b"\xc0\x80", b"\xf0\x9f\x98\x80"])
-def test_the_kernel_accepts_the_utf8_of_python(strings: list[bytes]) -> None:
-    """The kernel accepts the UTF-8 that Python accepts."""
+def test_text_is_the_utf8_of_python(strings: list[bytes]) -> None:
+    """A column of text accepts the UTF-8 that Python accepts, and repairs the rest as Python."""
 
-    def is_invalid(string: bytes) -> int:
+    def is_invalid(string: bytes) -> bool:
         try:
             string.decode()
         except UnicodeDecodeError:
-            return 1
-        return 0
+            return True
+        return False
 
-    data = np.frombuffer(b"".join(strings), np.uint8)
-    offsets = np.cumsum([0] + [len(string) for string in strings]).astype(np.int32)
-    marks = np.zeros(len(strings), np.uint8)
-    found = rk.find_invalid_utf8(data, offsets, marks)
-    assert marks.tolist() == [is_invalid(string) for string in strings]
-    assert found == marks.sum()
+    text, wrong = as_text(pa.array([*strings, None], pa.binary()))
+    assert wrong.tolist() == [row for row, string in enumerate(strings) if is_invalid(string)]
+    assert text.to_pylist() == [*(string.decode("utf-8", "replace") for string in strings), None]
