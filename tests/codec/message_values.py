@@ -1,6 +1,5 @@
-"""Values for any definition: as a hypothesis strategy, by a seeded generator, as JSON."""
+"""Values for any definition: as a hypothesis strategy, and by a seeded generator."""
 
-import math
 import random
 from uuid import UUID
 
@@ -103,20 +102,3 @@ def _sample_value(field, version, flexible, generator):
     if field.type is Type.STRING:
         return generator.choice(WORDS)
     return generator.randbytes(generator.randrange(12))
-
-
-# As JSON, the way the vectors and the golden files write values
-
-
-def to_json(value):
-    if isinstance(value, dict):
-        return {str(name): to_json(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [to_json(inner) for inner in value]
-    if isinstance(value, bytes):
-        return {"$bytes": value.hex()}
-    if isinstance(value, UUID):
-        return {"$uuid": str(value)}
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

@@ -1,22 +1,13 @@
-"""What the tests of record decoding share: rows of both decoders, and Kafka's vectors."""
+"""Record sets read by both decoders, whose rows have to agree."""
 
 from __future__ import annotations
 
-import gzip
-import json
 from typing import Any
 
 import numpy as np
 
 from kdissect.codec.record_batches import DecompressionLimits, iter_record_chunks
 from kdissect.codec.record_codec import RecordSet, decode_record_set
-from tests.material import VECTORS
-
-
-def vectors() -> list[dict[str, Any]]:
-    """Record sets that Kafka wrote, with the values of Kafka's reader."""
-    with gzip.open(VECTORS / "records.jsonl.gz") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def decode_columns(

@@ -21,8 +21,7 @@ from kdissect.codec.group_protocols import (
 )
 from kdissect.protocol import catalog
 from kdissect.status import Status
-from tests.codec.internal_vectors import internal_vectors, value_definition
-from tests.codec.message_vectors import same
+from tests.codec.vectors import internal_vectors, same, value_definition
 
 
 def texts(*values: str | None) -> pa.Array:

@@ -21,8 +21,7 @@ from kdissect.codec.internal_records import (
 )
 from kdissect.protocol import catalog
 from kdissect.status import Status
-from tests.codec.internal_vectors import LOGS, check_row, internal_vectors, value_definition
-from tests.codec.message_vectors import same
+from tests.codec.vectors import LOGS, internal_vectors, same, value_definition
 
 CUT_MAX = 2000
 
@@ -50,19 +49,6 @@ def rows(log: str, vectors: list[dict[str, Any]]) -> tuple[dict[int, tuple[str, 
             assert row not in found
             found[row] = part.name, value
     return found, faults
-
-
-@pytest.mark.parametrize("kind", LOGS)
-def test_every_vector_decodes(kind: str) -> None:
-    """Records of Kafka's own writer give the values that it wrote."""
-    vectors = internal_vectors()[kind]
-    found, faults = rows(LOGS[kind][0], vectors)
-    assert not faults
-    assert sorted(found) == list(range(len(vectors)))
-    for at, vector in enumerate(vectors):
-        name, row = found[at]
-        assert name == vector["name"]
-        check_row(vector, row)
 
 
 @pytest.mark.parametrize(

@@ -1,57 +1,29 @@
-"""`Message`, `decode_message`, `encode_message`: Kafka's own frames, our golden ones, and edges."""
-
-import gzip
-import json
-from pathlib import Path
+"""`Message`, `decode_message`, `encode_message`: frames of Kafka's own writer, and edges."""
 
 import pytest
 
-import kdissect
 from kdissect import DecodeError, EncodeError, Message, decode_message, encode_message
 from kdissect.protocol import catalog
-from tests.codec.message_values import to_json
-from tests.material import VECTORS
-
-ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "messages.jsonl"
-
-
-def check(line):
-    """The frame decodes to the values, and the values encode to the frame."""
-    frame = bytes.fromhex(line["frame"])
-    message = decode_message(
-        frame, side=line["side"], api_key=line["api_key"], api_version=line["api_version"]
-    )
-    where = f"{line['api']} v{line['api_version']} {line['side']}"
-    assert message.api_name == line["api"], where
-    assert (message.api_key, message.api_version) == (line["api_key"], line["api_version"]), where
-    assert to_json(message.header) == line["header"], where
-    assert to_json(message.body) == line["body"], where
-    assert message.surplus == b"", where
-    assert encode_message(message) == frame, where
-    made = Message(message.api_key, message.api_version, message.side, message.header, message.body)
-    assert encode_message(made) == frame, where
+from tests.codec.vectors import message_vectors, to_json
 
 
 def test_every_message_of_kafkas_own_writer():
     """Each API and version as Kafka's classes wrote it decodes and encodes to the same bytes."""
     seen = set()
-    with gzip.open(VECTORS / "messages.jsonl.gz", "rt", encoding="utf-8") as file:
-        lines = [json.loads(text) for text in file]
-    for line in lines:
-        check(line)
-        seen.add((line["api_key"], line["api_version"], line["side"]))
-    assert (len(lines), len(seen)) == (2166, 2 * 361)
-
-
-def test_golden_messages():
-    """The shipped golden messages cover both sides of each API."""
-    seen = set()
-    for text in GOLDEN.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        check(line)
-        seen.add((line["api_key"], line["side"]))
-    assert seen == {(key, side) for key in catalog.apis() for side in ("request", "response")}
+    for (key, side), vectors in message_vectors().items():
+        for vector in vectors:
+            frame, version = vector["frame"], vector["api_version"]
+            message = decode_message(frame, side=side, api_key=key, api_version=version)
+            where = f"{vector['api']} v{version} {side}"
+            assert message.api_name == vector["api"], where
+            assert (message.api_key, message.api_version) == (key, version), where
+            assert to_json(message.header) == vector["header"], where
+            assert to_json(message.body) == vector["body"], where
+            assert message.surplus == b"", where
+            made = Message(key, version, side, message.header, message.body)
+            assert encode_message(message) == encode_message(made) == frame, where
+            seen.add((key, version, side))
+    assert (sum(map(len, message_vectors().values())), len(seen)) == (2166, 2 * 361)
 
 
 def test_missing_values_are_defaults():
@@ -231,10 +203,3 @@ def test_data_may_be_any_bytes():
     message = decode_message(frame, side="request")
     assert decode_message(bytearray(frame), side="request") == message
     assert decode_message(memoryview(frame), side="request") == message
-
-
-def test_the_package_exports_it():
-    """The public names are the codec's classes."""
-    assert kdissect.Message is Message
-    assert issubclass(kdissect.DecodeError, kdissect.Error)
-    assert issubclass(kdissect.DecodeError, ValueError)

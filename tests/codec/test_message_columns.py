@@ -16,7 +16,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import SIDES
 from kdissect.status import Status
-from tests.codec.message_vectors import batch, message_vectors, same, unknown_tags_of
+from tests.codec.vectors import batch, message_vectors, same, tags_of_message
 
 
 def decoded(key: int, side: str, frames: list[bytes], versions: list[int]) -> MessageColumns:
@@ -46,7 +46,7 @@ def test_every_vector() -> None:
             where = f"{vector['api']} v{vector['api_version']} {side}"
             same(vector["body"], body, fields, where)
             got = [(tag["path"], tag["tag"], tag["data"]) for tag in tags[at] or ()]
-            assert sorted(got) == sorted(unknown_tags_of(vector)), where
+            assert sorted(got) == sorted(tags_of_message(vector)), where
             header = vector["header"]
             assert columns.has_header[at]
             assert columns.correlation_id[at] == header["correlation_id"]

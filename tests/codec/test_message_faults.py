@@ -6,6 +6,7 @@ Values where a message decodes; status, position and path where it does not.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 from uuid import UUID
 
@@ -15,39 +16,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
-from kdissect.codec.message_columns import MessageColumns, decode_columns
+from kdissect.codec.internal_records import definition_plan
+from kdissect.codec.message_columns import MessageColumns, decode_columns, decode_plan
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
-from kdissect.protocol.model import SIDES
+from kdissect.protocol.model import SIDES, Definition, Field
 from kdissect.status import REASONS, Status
-from tests.codec.message_vectors import batch, message_vectors, same, unknown_tags_of
+from tests.codec.definitions import SHAPE, of
+from tests.codec.vectors import batch, message_vectors, same, tags_of_message, to_json
 
 STATUS_OF = {reason: status for status, reason in REASONS.items()}
 
-
-def as_vector(value: Any) -> Any:
-    """A decoded value in the vectors' notation, strings as tables show them."""
-    if isinstance(value, dict):
-        return {
-            name if isinstance(name, str) else str(name): as_vector(one)
-            for name, one in value.items()
-        }
-    if isinstance(value, list):
-        return [as_vector(one) for one in value]
-    if isinstance(value, bytes):
-        return {"$bytes": value.hex()}
-    if isinstance(value, UUID):
-        return {"$uuid": str(value)}
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return value
-
-
 Expected = dict[str, Any] | tuple[Status, int, str]
+"""Header, body and surplus of a frame, or status, position and path of its fault."""
 
 
-def expected_of(key: int, side: str, api_version: int, frame: bytes) -> Expected:
-    """Header, body and surplus of a frame, or (status, pos, path) of its fault."""
+def plain(definition: Definition, version: int, frame: bytes, pos: int = 0) -> Expected:
+    try:
+        body, pos = message_codec.decode(definition, version, frame, pos)
+    except DecodeError as error:
+        return STATUS_OF[error.reason], error.pos, error.path
+    return {"header": {}, "body": to_json(body), "surplus": len(frame) - pos}
+
+
+def plain_message(key: int, side: str, api_version: int, frame: bytes) -> Expected:
     api = catalog.api(key)
     if side == "request":
         header, header_version = catalog.REQUEST_HEADER, api.request_header_version(api_version)
@@ -58,11 +50,8 @@ def expected_of(key: int, side: str, api_version: int, frame: bytes) -> Expected
     except DecodeError as error:
         path = f"header.{error.path}".removesuffix(".")
         return STATUS_OF[error.reason], error.pos, path
-    try:
-        body, pos = message_codec.decode(api.side(side), api_version, frame, pos)
-    except DecodeError as error:
-        return STATUS_OF[error.reason], error.pos, error.path
-    return {"header": as_vector(head), "body": as_vector(body), "surplus": len(frame) - pos}
+    found = plain(api.side(side), api_version, frame, pos)
+    return found | {"header": to_json(head)} if isinstance(found, dict) else found
 
 
 def java_int(tag: int) -> int:
@@ -71,36 +60,46 @@ def java_int(tag: int) -> int:
 
 
 def check(
-    key: int, side: str, cases: list[tuple[int, bytes]], columns: MessageColumns
-) -> dict[Status, int]:
+    fields: tuple[Field, ...], expected: list[Expected], columns: MessageColumns, where: str
+) -> Counter[Status]:
     """Compare every message of a batch; returns how often each status came."""
-    met: dict[Status, int] = {}
-    fields = catalog.api(key).side(side).fields
+    met: Counter[Status] = Counter()
     bodies, tags = columns.body.to_pylist(), columns.unknown_tags.to_pylist()
-    for at, (api_version, frame) in enumerate(cases):
-        where = f"{catalog.api(key).name} v{api_version} {side} {frame.hex()}"
-        expected = expected_of(key, side, api_version, frame)
+    for at, one in enumerate(expected):
         status = Status(int(columns.status[at]))
-        met[status] = met.get(status, 0) + 1
-        if isinstance(expected, tuple):
-            got = status, int(columns.error_pos[at]), columns.error_path(at)
-            assert got == expected, where
+        met[status] += 1
+        if isinstance(one, tuple):
+            assert (status, int(columns.error_pos[at]), columns.error_path(at)) == one, (where, at)
             assert bodies[at] is None
             assert tags[at] is None
             continue
-        assert status == Status.OK, (where, status, columns.error_path(at))
-        same(expected["body"], bodies[at], fields, where)
-        assert columns.surplus[at] == expected["surplus"], where
+        assert status == Status.OK, (where, at, status, columns.error_path(at))
+        same(one["body"], bodies[at], fields, f"{where} {at}")
+        assert columns.surplus[at] == one["surplus"], (where, at)
         found = [(tag["path"], tag["tag"], tag["data"]) for tag in tags[at] or ()]
-        known = [(path, java_int(tag), data) for path, tag, data in unknown_tags_of(expected)]
-        assert sorted(found) == sorted(known), where
+        known = [(path, java_int(tag), data) for path, tag, data in tags_of_message(one)]
+        assert sorted(found) == sorted(known), (where, at)
     return met
 
 
-def compare(key: int, side: str, cases: list[tuple[int, bytes]]) -> dict[Status, int]:
-    buf, start, end = batch([frame for _, frame in cases])
+def compare(key: int, side: str, cases: list[tuple[int, bytes]]) -> Counter[Status]:
+    """Decode versions and frames of an API's side both ways."""
     versions = np.array([api_version for api_version, _ in cases], np.int16)
-    return check(key, side, cases, decode_columns(key, side, buf, start, end, versions))
+    columns = decode_columns(key, side, *batch([frame for _, frame in cases]), versions)
+    expected = [plain_message(key, side, *case) for case in cases]
+    fields = catalog.api(key).side(side).fields
+    return check(fields, expected, columns, f"{catalog.api(key).name} {side} {cases!r}")
+
+
+def compare_structs(
+    definition: Definition, version: int, frames: list[bytes]
+) -> tuple[Counter[Status], list[Expected]]:
+    """Decode structs of one version both ways; returns also what the plain decoder found."""
+    versions = np.full(len(frames), version, np.int16)
+    columns = decode_plan(definition_plan(definition), *batch(frames), versions)
+    expected = [plain(definition, version, frame) for frame in frames]
+    where = f"{definition.name} v{version} {frames!r}"
+    return check(definition.fields, expected, columns, where), expected
 
 
 def damaged(frame: bytes, chance: random.Random) -> bytes:
@@ -110,15 +109,10 @@ def damaged(frame: bytes, chance: random.Random) -> bytes:
     return frame[:at] + bytes((byte,)) + frame[at + 1 :]
 
 
-def report(met: dict[Status, int], more: dict[Status, int]) -> None:
-    for status, count in more.items():
-        met[status] = met.get(status, 0) + count
-
-
 def test_cut_and_damaged_vectors() -> None:
     """Of every third short vector a cut, two damaged copies, and one with a tail."""
     chance = random.Random(8)  # meets every status below
-    met: dict[Status, int] = {}
+    met: Counter[Status] = Counter()
     for (key, side), vectors in message_vectors().items():
         cases = []
         for vector in vectors[::3]:
@@ -128,7 +122,7 @@ def test_cut_and_damaged_vectors() -> None:
             cases.append((api_version, frame[: chance.randrange(len(frame))]))
             cases += [(api_version, damaged(frame, chance)) for _ in range(2)]
             cases.append((api_version, frame + b"\0\1"))
-        report(met, compare(key, side, cases))
+        met += compare(key, side, cases)
     print(f"compared {sum(met.values())} messages: {met}")
     assert set(met) == {
         Status.OK,
@@ -159,7 +153,7 @@ def test_cut_at_every_length(key: int, side: str) -> None:
 def test_every_cut_and_much_damage() -> None:
     """All vectors below 600 bytes at every length, and with 60 damages each."""
     chance = random.Random(2)
-    met: dict[Status, int] = {}
+    met: Counter[Status] = Counter()
     for (key, side), vectors in message_vectors().items():
         for vector in vectors:
             frame, api_version = vector["frame"], vector["api_version"]
@@ -167,7 +161,7 @@ def test_every_cut_and_much_damage() -> None:
                 continue
             cases = [(api_version, frame[:size]) for size in range(len(frame))]
             cases += [(api_version, damaged(frame, chance)) for _ in range(60)]
-            report(met, compare(key, side, cases))
+            met += compare(key, side, cases)
     print(f"compared {sum(met.values())} messages: {met}")
 
 
@@ -196,44 +190,44 @@ def test_any_bytes(pair: tuple[int, str, int], parts: list[bytes]) -> None:
     compare(key, side, [(api_version, b"".join(parts))])
 
 
-def tagged_field(tag: int, data: bytes) -> bytes:
-    out = bytearray()
-    message_codec.write_uvarint(out, tag)
-    message_codec.write_uvarint(out, len(data))
-    return bytes(out) + data
-
-
-# ApiVersions response v3: correlation id, error code, no api keys, throttle time; then its tags.
-API_VERSIONS = b"\0\0\0\1" + b"\0\0" + b"\1" + b"\0\0\0\0"
-EPOCH = 1  # finalized_features_epoch, int64
-
-
 @pytest.mark.parametrize(
-    ("tags", "status", "pos", "path"),
+    ("version", "data", "path", "pos", "reason"),
     [
-        (b"\0", Status.OK, 0, ""),
-        (b"\1" + tagged_field(EPOCH, b"\0" * 8), Status.OK, 0, ""),
-        (b"\1" + tagged_field(EPOCH, b"\0" * 7), Status.TRUNCATED, 14, "finalized_features_epoch"),
-        (b"\1" + tagged_field(EPOCH, b"\0" * 9), Status.TAG_SIZE_MISMATCH, 22,
-         "finalized_features_epoch"),
-        (b"\2" + tagged_field(EPOCH, b"\0" * 8) * 2, Status.DUPLICATE_TAG, 22, ""),
-        (b"\2" + tagged_field(9, b"") + tagged_field(8, b""), Status.DUPLICATE_TAG, 14, ""),
-        (b"\2" + tagged_field(9, b""), Status.COUNT_IMPOSSIBLE, 11, ""),
-        (b"\1" + b"\x09\x05abcd", Status.TRUNCATED, 13, ""),
-        (b"\xff\xff\xff\xff\x1f", Status.VARINT_OVERFLOW, 11, ""),
-        (b"\x80\x80\x80\x80\x80\x00", Status.VARINT_OVERFLOW, 11, ""),
-        (b"\x80", Status.TRUNCATED, 11, ""),
-        (b"\1" + tagged_field(0xFFFFFFFF, b"x"), Status.OK, 0, ""),
+        (0, "0000", "id", 0, Status.TRUNCATED),
+        (0, "00000001 ffffffff", "names", 4, Status.NEGATIVE_LENGTH),
+        (0, "00000001 00000003 0000", "names", 4, Status.COUNT_IMPOSSIBLE),
+        (0, "00000001 00000002 000161 0009", "names[1]", 11, Status.TRUNCATED),
+        (0, "00000001 00000001 ffff", "names[0]", 8, Status.NEGATIVE_LENGTH),
+        (0, "00000001 00000000 fffffffe", "topics", 8, Status.NEGATIVE_LENGTH),
+        (0, "00000001 00000000 00000001 0001610000", "topics", 8, Status.COUNT_IMPOSSIBLE),
+        (0, "00000001 00000000 00000001 0000 00000001 0000", "topics[0].parts", 14,
+         Status.COUNT_IMPOSSIBLE),
+        (0, "00000001 00000000 00000001 0009 00000001", "topics[0].name", 12, Status.TRUNCATED),
+        (0, "00000001 00000000 ffffffff 01 00000000", "cursor.at", 13, Status.TRUNCATED),
+        (0, "00000001 00000000 ffffffff", "cursor", 12, Status.TRUNCATED),
+        (1, "00000001 01 00 ff ffffffff7f", "", 7, Status.VARINT_OVERFLOW),
+        (1, "00000001 8080808010", "names", 4, Status.VARINT_OVERFLOW),
+        (1, "00000001 80", "names", 4, Status.TRUNCATED),
+        (1, "00000001 02 80808080ff", "names[0]", 5, Status.VARINT_OVERFLOW),
+        (1, "00000001 01 00 ff", "", 7, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 02 00 00", "", 7, Status.COUNT_IMPOSSIBLE),
+        (1, "00000001 01 00 ff 02 0600 0600", "", 10, Status.DUPLICATE_TAG),
+        (1, "00000001 01 00 ff 02 0700 0600", "", 10, Status.DUPLICATE_TAG),
+        (1, "00000001 01 00 ff 01 0903 00", "", 9, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 01 0509 0001000200", "", 9, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 01 0506 0001 0002 00 00", "late", 15, Status.TAG_SIZE_MISMATCH),
+        (1, "00000001 01 00 ff 01 0503 0001 0002 00 00", "late.y", 12, Status.TRUNCATED),
+        (1, "00000001 01 00 ff 01 0504 0001 0002 00 00", "late", 14, Status.TRUNCATED),
+        (1, "00000001 01 02 01 01 01 03 02 7fff", "topics[0].extra", 11, Status.TRUNCATED),
+        (1, "00000001 01 02 01 01 01 03 05 7fffffff", "topics[0]", 10, Status.TRUNCATED),
     ],
 )  # fmt: skip
-def test_tag_sections(tags: bytes, status: Status, pos: int, path: str) -> None:
-    """Faults of tagged fields have their position and path (KIP-482)."""
-    frame = API_VERSIONS + tags
-    buf, start, end = batch([frame])
-    columns = decode_columns(18, "response", buf, start, end, np.array([3], np.int16))
-    assert (columns.status[0], columns.error_pos[0]) == (status, pos)
-    assert columns.error_path(0) == path
-    check(18, "response", [(3, frame)], columns)
+def test_a_fault_is_named_where_it_starts(
+    version: int, data: str, path: str, pos: int, reason: Status
+) -> None:
+    """Both decoders give the path of the field, the position and the reason."""
+    _, expected = compare_structs(of(SHAPE), version, [bytes.fromhex(data)])
+    assert expected == [(reason, pos, path)]
 
 
 @pytest.mark.parametrize("count", [1, 2**16, 2**31 - 1, -(2**31), -2])
@@ -271,6 +265,23 @@ def test_many_failures_leave_their_neighbours_alone() -> None:
             assert (marks[name] == alone.marks[name]).all()
 
 
+def tagged_field(tag: int, data: bytes) -> bytes:
+    out = bytearray()
+    message_codec.write_uvarint(out, tag)
+    message_codec.write_uvarint(out, len(data))
+    return bytes(out) + data
+
+
+# ApiVersions response v3: correlation id, error code, no api keys, throttle time; then its tags.
+API_VERSIONS = b"\0\0\0\1" + b"\0\0" + b"\1" + b"\0\0\0\0"
+
+
+def test_the_largest_tag_is_a_tag() -> None:
+    """Tags are unsigned numbers of 32 bits (KIP-482)."""
+    frame = API_VERSIONS + b"\1" + tagged_field(2**32 - 1, b"x")
+    assert compare(18, "response", [(3, frame)]) == {Status.OK: 1}
+
+
 def test_a_section_full_of_unknown_tags() -> None:
     """Tags cost time and memory by their number, and keep their order."""
     number = 50_000
@@ -297,3 +308,69 @@ def test_names_by_the_million() -> None:
     assert columns.status.tolist() == [Status.OK, Status.COUNT_IMPOSSIBLE]
     assert len(columns.body.field("groups_names").flatten()) == number
     assert len(columns.marks) == 0
+
+
+# What stands before a nullable struct
+
+NULLABLE = of("""\
+  before: int8 0+
+  plain: Inner? 0+ = null
+    name: string 0+
+    id: uuid 0+
+  list: [Element] 0+
+    inner: Inner2? 0+ = null
+      number: int32 0+
+  tagged: Inner3? 1+ tag 0 = null
+    text: string 1+
+    numbers: [int16] 1+
+""")
+BYTES = [bytes([value]) for value in (0, 1, 2, 5, 0x7F, 0x80, 0x81, 0xFE, 0xFF)]
+UVARINTS = [*BYTES, b"\x80\x00", b"\x81\x01", b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x1f"]
+
+
+def full(version: int) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "before": 7,
+        "plain": {"name": "ab", "id": UUID(int=5)},
+        "list": [{"inner": {"number": 3}}, {"inner": None}],
+    }
+    if version:
+        values["tagged"] = {"text": "t", "numbers": [1, 2]}
+    return values
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_every_presence_byte_and_every_cut(version: int) -> None:
+    """Not only 1 and -1: any byte that is not negative says that the struct follows."""
+    whole = message_codec.encode(NULLABLE, version, full(version))
+    frames = [whole[:1] + presence + whole[2:] for presence in BYTES]
+    frames += [whole[:1] + presence for presence in BYTES]
+    frames += [whole[:at] for at in range(len(whole) + 1)]
+    frames += [whole[:at] + b + whole[at + 1 :] for at in range(len(whole)) for b in BYTES]
+    met, _ = compare_structs(NULLABLE, version, frames)
+    assert 20 < met[Status.OK] < len(frames) - 20
+
+
+def test_a_tagged_presence_is_an_unsigned_varint() -> None:
+    """0 is null, all others say that the struct follows; a field that is null takes one byte."""
+    inner = b"\x02t\x03\x00\x01\x00\x02\x00"
+    frames = []
+    for presence in UVARINTS:
+        for body in (b"", inner, inner + b"x", inner[:-1]):
+            data = presence + body
+            frames.append(b"\x07\xff\x01\x01\x00" + bytes([len(data)]) + data)
+    met, _ = compare_structs(NULLABLE, 1, frames)
+    # null and nothing else, twice; a struct behind 1, 2, 5, 127, 129 and 2^32 - 1
+    assert met[Status.OK] == 8
+
+
+def test_a_member_of_the_new_group_protocol_says_null_in_one_byte() -> None:
+    """ConsumerGroupMemberMetadataValue.classic_member_metadata, as brokers write it."""
+    definition = catalog.definition("ConsumerGroupMemberMetadataValue")
+    null = message_codec.encode(definition, 0, {"client_id": "c", "classic_member_metadata": None})
+    there = {"session_timeout_ms": 9, "supported_protocols": [{"name": "range", "metadata": b"m"}]}
+    some = message_codec.encode(definition, 0, {"classic_member_metadata": there})
+    assert null.endswith(b"\x01\x00\x01\x00")
+    cuts = [some[:at] for at in range(len(some))]
+    met, _ = compare_structs(definition, 0, [null, some, *cuts])
+    assert met[Status.OK] == 2

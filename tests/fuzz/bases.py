@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import random
 import tempfile
@@ -16,11 +15,12 @@ from typing import Any
 import kdissect
 from kdissect.accounts import check
 from tests.builders.captures import Key, Packet, pcap_bytes, read_packets
+from tests.builders.frames import framed
 from tests.builders.talks import conversation
+from tests.codec.vectors import message_vectors
 
 ROOT = Path(__file__).resolve().parents[2]
 MORE = os.environ.get("KDISSECT_FUZZ_CAPTURES")  # a folder with those of OTHERS
-VECTORS = ROOT / "tests" / "golden" / "messages.jsonl"
 PACKETS_MAX = 250  # of a base, so that a case takes a fraction of a second
 BYTES_MAX = 200_000
 
@@ -90,18 +90,12 @@ def captured(path: Path, choose: random.Random) -> list[Packet]:
     return sorted(packets, key=lambda packet: packet.time_ns)
 
 
-@cache
-def _vectors() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").splitlines()]
-
-
 def composed(choose: random.Random) -> list[Packet]:
-    """Connections of golden messages: requests, each with its response."""
+    """Connections of Kafka's vectors: requests, each with its response."""
     pairs: dict[tuple[int, int], dict[str, bytes]] = defaultdict(dict)
-    for vector in _vectors():
-        frame = bytes.fromhex(vector["frame"])
-        of = pairs[vector["api_key"], vector["api_version"]]
-        of[vector["side"]] = len(frame).to_bytes(4, "big") + frame
+    for (api_key, side), vectors in message_vectors().items():
+        for vector in vectors:
+            pairs[api_key, vector["api_version"]][side] = framed(vector["frame"])
     packets: list[Packet] = []
     for connection in range(4):
         sent: list[tuple[int, bytes]] = []
