@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kdissect.replay.translation.unready import Place
 
 PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5)  # before a request is sent again; the last one for more
-WAIT_S, SHORT_WAIT_S = 10.0, 0.5
+WAIT_S, SHORT_WAIT_S = 8.0, 0.5
 
 
 class StepStates:
