@@ -20,7 +20,7 @@ Two orders are visible only in the content of responses, and may contradict the 
 They are *soft*: the plan drops them if they would close a cycle.
 
 - Two Produce requests in flight at once on one partition were written in the order of their base
-  offsets.
+  offsets. Those of Produce with acks 0 follow from the gaps between the others.
 - A Fetch that waited at the broker returned records that were produced meanwhile (`wait_for_data`).
 
 A JoinGroup or SyncGroup waits at the broker until other members act, so it has no response when
@@ -63,6 +63,13 @@ class _Event(NamedTuple):
     at_ns: int
     is_request: bool
     number: int
+
+
+class _Append(NamedTuple):
+    """A Produce to one log."""
+
+    step: int
+    records: int
 
 
 class _Frontier:
@@ -120,6 +127,9 @@ class _Ordering:
         self.soft: list[set[int]] = [set() for _ in plan.steps]
         self.follows: list[set[int]] = [set() for _ in plan.steps]
         self.seen_ns: dict[int, int] = {}  # when a client had the response
+        # Produce with acks 0 that another request followed in a log: it was done before that one,
+        # some time after it was sent
+        self.placed: set[tuple[int, Resource]] = set()
 
     def run(self, start_ns: int) -> None:
         for step in self.active:
@@ -168,7 +178,8 @@ class _Ordering:
                 waited_for = spoken_for.pop(number)
                 for resource, mode in step.accesses:
                     open_accesses[resource].pop(number, None)
-                    frontiers[resource].answered(step, mode, waited_for)
+                    if (number, resource) not in self.placed:
+                        frontiers[resource].answered(step, mode, waited_for)
                     if resource in waiting:
                         waiting[resource].discard(number)
                 if step.expects_response:
@@ -222,24 +233,67 @@ class _Ordering:
     # -- what only responses show ---------------------------------------------------------------
 
     def _logs(self) -> dict[Resource, list[tuple[int, int]]]:
-        """(base offset, step) of each Produce with acks, by log, in the order of offsets."""
-        written: dict[Resource, dict[int, int]] = defaultdict(dict)
+        """(base offset, step) of each Produce, by log, in the order of offsets.
+
+        No response shows the offsets of a Produce with acks 0. Its records fill the first large
+        enough gap between those of others that ends at a request answered later.
+        """
+        written: dict[Resource, dict[int, _Append]] = defaultdict(dict)
+        silent: dict[Resource, list[_Append]] = defaultdict(list)
         for step in self.active:
-            if step.exchange.api_key != ApiKey.PRODUCE:
+            request = request_of(step.exchange)
+            if step.exchange.api_key != ApiKey.PRODUCE or request is None:
                 continue
+            appends: dict[Resource, _Append] = {}
+            for log, partition in self.names.logs(request.body):
+                counts = [
+                    max(each.record_count, 0) for each in headers(partition["records"] or b"")
+                ]
+                appends["log", *log] = _Append(step.number, sum(counts))
+            if not step.expects_response:
+                for resource, append in appends.items():
+                    silent[resource].append(append)
             response = response_of(step.exchange)
             for log, partition in self.names.logs(response.body) if response is not None else ():
                 if partition["error_code"] == 0 and partition["base_offset"] >= 0:
-                    written["log", *log].setdefault(partition["base_offset"], step.number)
-        return {log: sorted(steps.items()) for log, steps in written.items()}
+                    append = appends.get(("log", *log), _Append(step.number, 0))
+                    written["log", *log].setdefault(partition["base_offset"], append)
+        for resource, appends_of_log in silent.items():
+            self._place(written[resource], appends_of_log)
+        return {
+            log: [(offset, each.step) for offset, each in sorted(appends_of_log.items())]
+            for log, appends_of_log in written.items()
+        }
+
+    def _place(self, written: dict[int, _Append], silent: list[_Append]) -> None:
+        """Put requests that nobody answered into the gaps of a log, in their order."""
+        gaps: list[list[int]] = []  # first offset, end, the step that wrote at the end
+        at = 0
+        for offset, append in sorted(written.items()):
+            if offset > at:
+                gaps.append([at, offset, append.step])
+            at = max(at, offset + append.records)
+        for append in silent:
+            for gap in gaps:
+                start, end, after = gap
+                is_early = self.steps[append.step].at_ns < self.seen_ns.get(after, -1)
+                if append.records and is_early and end - start >= append.records:
+                    written[start] = append
+                    gap[0] += append.records
+                    break
+            else:  # behind all others
+                written[at] = append
+                at += max(append.records, 1)
 
     def _keep_log_order(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:
-        for writers in logs.values():
+        for log, writers in logs.items():
             for (_, before), (_, after) in pairwise(writers):
-                if (
-                    self.steps[before].connection != self.steps[after].connection
-                    and self.seen_ns.get(before, -1) > self.steps[after].at_ns
-                ):
+                is_silent = not self.steps[before].expects_response
+                if is_silent:
+                    self.placed.add((before, log))
+                if self.steps[before].connection == self.steps[after].connection:
+                    continue  # the connection keeps them in order
+                if is_silent or self.seen_ns.get(before, -1) > self.steps[after].at_ns:
                     self.soft[after].add(before)
 
     def _wait_for_data(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:

@@ -9,6 +9,7 @@ _CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
 MODES = (_CAPTURED, EARLIEST, RELATIVE)
 
 FOREVER_OFFSET = 1 << 63  # beyond any offset
+_UNKNOWN_OFFSET = FOREVER_OFFSET - 1  # the high watermark of a Fetch that knows none (KIP-1166)
 
 Log = tuple[str, int]  # the capture's name of a topic, partition
 
@@ -99,7 +100,7 @@ class OffsetMap:
 
     def to_target(self, log: Log, offset: int) -> int:
         """The target's offset of a captured one; negative ones have a meaning of their own."""
-        if offset < 0 or self.mode == _CAPTURED:
+        if offset < 0 or offset == _UNKNOWN_OFFSET or self.mode == _CAPTURED:
             return offset
         return max(0, offset + self._shift(log, offset))
 

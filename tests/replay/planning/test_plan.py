@@ -189,6 +189,39 @@ def test_a_request_waits_for_records_of_acks_0() -> None:
     assert step_of(plan, silent).needs_fence
 
 
+def test_records_of_acks_0_are_not_before_a_request_that_was_answered_earlier() -> None:
+    """Offsets 0 to 2 are free, but the request at offset 3 was answered before they were sent."""
+    first = exchange(0, produce(0, count=2), 0, 3, produced(0, 3))
+    silent = exchange(1, produce(0, acks=0, count=3), 4, -1, None)
+    last = exchange(2, produce(0, count=2), 5, 9, produced(0, 8))
+    plan = make_plan(workload([first], [silent], [last]), everything())
+    assert step_of(plan, first).depends_on == ()
+    assert step_of(plan, silent).number in step_of(plan, last).depends_on
+
+
+def test_records_of_acks_0_are_found_between_the_others() -> None:
+    """Records 0 to 1 and 5 to 6 are acknowledged; three records without an answer lie between."""
+    first = exchange(0, produce(0, count=2), 0, 3, produced(0, 0))
+    silent = exchange(1, produce(0, acks=0, count=3), 1, -1, None)
+    last = exchange(2, produce(0, count=2), 4, 6, produced(0, 5))
+    plan = make_plan(workload([first], [silent], [last]), everything())
+    assert step_of(plan, silent).depends_on == (step_of(plan, first).number,)
+    assert step_of(plan, silent).number in step_of(plan, last).depends_on
+    assert step_of(plan, silent).needs_fence
+
+
+def test_records_of_acks_0_may_be_written_after_a_request_that_was_sent_later() -> None:
+    """The record without an answer was sent first, and lies behind that of the other request."""
+    silent = exchange(0, produce(0, acks=0), 0, -1, None)
+    first = exchange(1, produce(0), 1, 3, produced(0, 0))
+    last = exchange(2, produce(0), 4, 6, produced(0, 2))
+    plan = make_plan(workload([silent], [first], [last]), everything())
+    assert step_of(plan, first).depends_on == ()
+    assert step_of(plan, silent).depends_on == (step_of(plan, first).number,)
+    assert step_of(plan, silent).number in step_of(plan, last).depends_on
+    assert plan.notes == []
+
+
 def test_a_skipped_request_names_the_option_that_allows_it() -> None:
     """The reason names --allow and the class."""
     read = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])

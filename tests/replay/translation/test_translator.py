@@ -411,6 +411,7 @@ def test_offsets_by_what_was_produced_and_by_the_start() -> None:
     assert offsets.to_target(log, 5) == 5
     offsets.add_captured(log, start=100)
     offsets.target_starts(log, 10)
+    assert offsets.to_target(log, (1 << 63) - 1) == (1 << 63) - 1  # no high watermark is known
     assert offsets.to_target(log, 105) == 15
     offsets.produced(log, 200, 40)
     offsets.produced(log, 210, 53)
