@@ -121,6 +121,7 @@ class ResourceAccesses:
         self._names = TopicNames(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
         self._in_session: dict[int, set[tuple[str]]] = {}  # fetch session -> topics
+        self._awaited: set[str] = set()  # topics that a Metadata response did not show yet
         self._has_acls = False
         # Equal requests share one tuple: a Fetch may name a hundred partitions.
         self._shared: dict[tuple[ResourceAccess, ...], tuple[ResourceAccess, ...]] = {}
@@ -208,9 +209,20 @@ class ResourceAccesses:
             if not named["topic"]:
                 yield ("topics",), Mode.READ
             for entry in entries(response.body["topics"]) if response is not None else []:
-                if entry["error_code"] in NOT_MADE_YET and (entry.get("name"),) in named["topic"]:
-                    yield ("topic", entry["name"]), Mode.WRITE
-                    yield ("topics",), Mode.COMMUTING_WRITE
+                name = entry.get("name")
+                if (name,) not in named["topic"]:
+                    continue
+                is_awaited = entry["error_code"] in NOT_MADE_YET
+                # who asks after the first answer that shows the topic must not be asked before it
+                if is_awaited or name in self._awaited:
+                    yield from self._topic_made(name)
+                (self._awaited.add if is_awaited else self._awaited.discard)(name)
+        elif key == ApiKey.STREAMS_GROUP_HEARTBEAT and body["topology"] is not None:
+            for part in entries(
+                body["topology"]["subtopologies"]
+            ):  # the broker makes them (KIP-1071)
+                for topic in (*part["repartition_source_topics"], *part["state_changelog_topics"]):
+                    yield from self._topic_made(topic["name"])
         elif key == ApiKey.CONSUMER_GROUP_HEARTBEAT and body.get("subscribed_topic_regex"):
             yield ("topics",), Mode.READ  # the broker looks for them
         elif key in _CONFIG_APIS:
@@ -229,6 +241,10 @@ class ResourceAccesses:
         if key not in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
             for name in named["txn"]:
                 yield from self._transaction(key, name[0], named)
+
+    def _topic_made(self, name: str) -> Iterator[ResourceAccess]:
+        yield ("topic", name), Mode.WRITE
+        yield ("topics",), Mode.COMMUTING_WRITE
 
     def _transaction(
         self, key: int, name: str, named: Mapping[str, list[tuple[Any, ...]]]

@@ -415,17 +415,40 @@ def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> E
     return exchange(connection, asked, at_ms, at_ms + 1, answer)
 
 
+def test_who_asks_for_a_topic_waits_for_the_heartbeat_that_makes_it() -> None:
+    """The coordinator of a streams group makes its internal topics (KIP-1071)."""
+    part = {
+        "subtopology_id": "0",
+        "source_topics": ["lines"],
+        "repartition_source_topics": [{"name": "t"}],
+        "state_changelog_topics": [{"name": "changes"}],
+    }
+    body = {"group_id": "g", "topology": {"epoch": 1, "subtopologies": [part]}}
+    key = ApiKey.STREAMS_GROUP_HEARTBEAT
+    joined = exchange(
+        0,
+        Message(key, 0, "request", {"client_id": "c"}, body),
+        0,
+        1,
+        Message(key, 0, "response", {}, {}),
+    )
+    there = topics_answer(["t"], 0, 1, 2)
+    plan = make_plan(workload([joined], [there]), everything())
+    assert step_of(plan, joined).number in step_of(plan, there).depends_on
+
+
 def test_a_topic_that_metadata_makes_comes_after_lists_of_all_topics() -> None:
     """A captured list without the topic stays without it; the step that makes it says so, if a
-    later response has the topic."""
+    later response has the topic. Other clients ask after the first response that has it."""
     listed, made = topics_answer([], 0, 0, 0), topics_answer(["t"], 5, 1, 2)
-    there = topics_answer(["t"], 0, 1, 4)
-    work = workload([listed], [made, there])
+    there, later = topics_answer(["t"], 0, 1, 4), topics_answer(["t"], 0, 2, 6)
+    work = workload([listed], [made, there], [later])
     work.facts.topics["t"] = TopicFacts("t", first_time_ns=4)
     plan = make_plan(work, everything())
     assert step_of(plan, listed).number in step_of(plan, made).depends_on
     assert step_of(plan, made).creates
-    assert not step_of(plan, there).creates
+    assert step_of(plan, there).number in step_of(plan, later).depends_on
+    assert not step_of(plan, later).creates
     work.facts.topics.clear()
     assert not step_of(make_plan(work, everything()), made).creates
 
