@@ -24,8 +24,8 @@ from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.errors import CaptureError
 from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS
-from kdissect.pipeline.table_writer import STAGING
 from kdissect.resume.open_connection import (
     OpenConnection,
     pack_connections,
@@ -67,17 +67,17 @@ class StateFiles:
 
         Only the user may read it (mode 0600), because it holds captured bytes.
         """
-        name = f"state-{uuid.uuid4().hex}"
-        path = Path(self.out) / STAGING / self.run_id / name
-        size = 0
+        place = SetFolder(self.out)
+        name = place.staged(self.run_id, "state", f"{kind}-{uuid.uuid4().hex}-{self.run_id}")
+        path = Path(self.out, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(_MAGIC)
             for part in parts:
                 packed = pa.compress(part, codec="zstd", asbytes=True)
                 file.write(struct.pack("<QQ", len(part), len(packed)))
                 file.write(packed)
-            size = file.tell()
-        return {"table": kind, "path": name, "row_count": 0, "byte_count": size}
+        return {"table": kind, "path": name, "row_count": 0}
 
 
 def read_state(path: str) -> Iterator[bytes]:

@@ -1,21 +1,18 @@
-"""A table set in a folder: files are staged, then published together by writing `_kdissect.json`.
+"""A table set: files are staged, then published together by writing `_kdissect.json`.
 
-The manifest names every file of the set. A run stages its files beside the old set. Committing
-moves them to fresh names, replaces the manifest by one rename, and only then removes files that the
-new manifest does not list. A run that fails removes its own staged files only. The next run removes
-what a killed one left; it holds the set's lock meanwhile (`write_lock`). For a set at a URL of an
-object store, which cannot rename, see `object_table_set`.
+The manifest names every file of the set. A run stages its files beside the old set. The commit
+gives them their names, replaces the manifest, and only then removes files that the new manifest
+does not list. A run that fails removes its own files only. `set_folder` has the place, its lock,
+and what a killed run leaves.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,13 +21,12 @@ import pyarrow.parquet as pq
 
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
-from kdissect.pipeline import object_table_set
-from kdissect.pipeline.object_table_set import FOLDERS, is_by_a_run
-from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, STAGING, StagedFile
-from kdissect.pipeline.write_lock import remove_staged, write_lock
+from kdissect.pipeline.set_folder import SetFolder, write_lock
+from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, StagedFile
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
+Entries = dict[str, dict[str, Any]]  # by table: row count and files
 
 
 class NoTableSetError(CaptureError):
@@ -50,79 +46,61 @@ def writing(out: str, overwrite: bool) -> Iterator[None]:
     Raises OutputError if there is a set and not `overwrite`, if `out` cannot be written, or if
     another run holds the lock.
     """
-    _check_place(out, overwrite)
+    if not out.strip():
+        raise OutputError("--out is empty; it names the folder for the tables")
+    place = SetFolder(out)
+    _check_place(place, overwrite)
+    if place.is_remote:
+        _remove_leftovers(place)
+        with staging(out):  # a file can be written there
+            pass
+        yield
+        return
     with write_lock(out) as is_held:
         # again, because another run may have written there before the lock was held
-        _check_place(out, overwrite)
+        _check_place(place, overwrite)
         if is_held:
-            _remove_leftovers(out)
+            _remove_leftovers(place)
         yield
 
 
-def _check_place(out: str, overwrite: bool) -> None:
-    if is_remote(out):
-        object_table_set.check(out, MANIFEST, overwrite)
-        return
-    if not out.strip():
-        raise OutputError("--out is empty; it names the folder for the tables")
-    path = Path(out)
-    if path.exists() and not path.is_dir():
-        raise OutputError(f"{out}: is a file; --out names a folder")
-    if (path / MANIFEST).exists():
-        if not overwrite:
-            raise OutputError(f"{out}: holds a table set already; add --overwrite to replace it")
-    elif path.is_dir() and not _is_free(path):
-        raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
-
-
-def _is_free(root: Path) -> bool:
-    """Return whether the folder holds only leftovers of killed runs."""
-    return all(entry.name in FOLDERS for entry in root.iterdir()) and all(
-        is_by_a_run(path.relative_to(root).as_posix()) for path in root.rglob("*") if path.is_file()
-    )
-
-
-def _remove_leftovers(out: str) -> None:
+def _check_place(place: SetFolder, overwrite: bool) -> None:
+    out = place.out
     try:
-        listed = _listed(read_manifest(out)) if has_set(out) else set()
+        if place.is_file():
+            raise OutputError(f"{out}: is a file; --out names a folder")
+        if place.has([MANIFEST])[0]:
+            if not overwrite:
+                raise OutputError(
+                    f"{out}: holds a table set already; add --overwrite to replace it"
+                )
+        elif not place.is_free():
+            raise OutputError(f"{out}: is a folder with other files; name a new or an empty one")
+    except EnvironmentFailed as error:
+        reason = str(error).partition(": ")[2]
+        raise OutputError(f"{out}: cannot be written ({reason})") from None
+
+
+def _remove_leftovers(place: SetFolder) -> None:
+    try:
+        listed = _listed(read_manifest(place.out)) if has_set(place.out) else set()
     except CaptureError:
         return  # without a manifest it is unknown which files belong to the set
-    if is_remote(out):
-        object_table_set.remove_unlisted(object_table_set.StoreFolder(out), listed)
-    else:
-        remove_staged(Path(out) / STAGING)
-        _remove_unlisted(Path(out), listed)
+    place.remove_unlisted(listed, is_alone=True)
 
 
 @contextmanager
 def staging(out: str) -> Iterator[str]:
     """Yield the id of a new run; its staged files are removed at the end, also after an error."""
-    run_id = uuid.uuid4().hex[:12]
-    if is_remote(out):
-        object_table_set.begin(out, run_id)
-        try:
-            yield run_id
-        except BaseException:
-            with suppress(EnvironmentFailed):  # files that stay are in no manifest
-                object_table_set.end(out, run_id, _listed(_document(out)), is_failed=True)
-            raise
-        with suppress(EnvironmentFailed):
-            object_table_set.end(out, run_id, _listed(_document(out)))
-        return
-    root = Path(out) / STAGING
-    try:
-        (root / run_id).mkdir(parents=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
+    place, run_id, is_failed = SetFolder(out), uuid.uuid4().hex[:12], True
+    place.begin(run_id)
     try:
         yield run_id
+        is_failed = False
     finally:
-        shutil.rmtree(root / run_id, ignore_errors=True)
-        with suppress(OSError):  # not empty while the lock is there
-            root.rmdir()
-
-
-Entries = dict[str, dict[str, Any]]  # by table: row count and files
+        with suppress(EnvironmentFailed, CaptureError):  # files that stay are in no manifest
+            listed = _listed(read_manifest(out)) if has_set(out) else set()
+            place.end(run_id, listed, is_failed=is_failed)
 
 
 def commit(
@@ -132,7 +110,7 @@ def commit(
     manifest: dict[str, Any],
     kept: Entries | None = None,
 ) -> dict[str, Any]:
-    """Move the staged files into place, write the manifest and return it.
+    """Publish the staged files, write the manifest and return it.
 
     After the manifest is written nothing can fail; files that cannot be removed stay until the next
     run.
@@ -141,23 +119,15 @@ def commit(
     the new one. Files of "tables" with a leading underscore belong to the state, which `manifest`
     describes (`append`).
     """
-    if is_remote(out):
-        return _commit_far(out, run_id, files, manifest)
-    root = Path(out)
-    state = manifest.get("state", {})
+    place, state = SetFolder(out), manifest.get("state", {})
     tables: Entries = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
     final: Entries = {}
     for table, entry in (kept or {}).items():
         for entries in (tables, final):
             entries[table] = {"rows": entry["rows"], "files": list(entry["files"])}
-    for number, file in enumerate(sorted(files, key=lambda file: (file.table, file.path))):
-        is_state = file.table.startswith("_")
-        name = f"{file.table}/part-{number:05d}-{run_id}.parquet"
-        if is_state:
-            name = f"{file.table}-{number:05d}-{run_id}"
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(root / STAGING / run_id / file.path, root / name)
-        if is_state:
+    for file in sorted(files, key=lambda file: (file.table, file.path)):
+        name = place.publish(file.path)
+        if file.table.startswith("_"):
             _enter_state(state, file.table, name)
             continue
         for entries in (tables, final) if file.is_final else (tables,):
@@ -167,14 +137,25 @@ def commit(
     if "known" in state:
         state["final"] = final
     for name, schema in _empty_files(tables, run_id, manifest):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        _write_empty(root / name, schema)
-    document = _document_of(tables, manifest)
-    temporary = root / STAGING / run_id / MANIFEST
-    temporary.write_text(_text(document))
-    os.replace(temporary, root / MANIFEST)
-    with suppress(OSError):
-        _remove_unlisted(root, _listed(document))
+        buffer = pa.BufferOutputStream()
+        _write_empty(buffer, schema)
+        place.write(name, buffer.getvalue().to_pybytes())
+    document = {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+    listed = _listed(document)
+    # the manifest must not list a file that another run removed
+    if not place.is_open(run_id) or not all(place.has(sorted(listed))):
+        raise EnvironmentFailed(f"{out}: files of this run were removed by another one")
+    text = (json.dumps(document, indent=1) + "\n").encode()
+    staged = place.staged(run_id, "commit", MANIFEST)
+    try:
+        place.write(staged, text)
+        place.publish(staged)
+    except EnvironmentFailed:
+        # the write may have succeeded although its response was lost
+        if place.read(MANIFEST) != text:
+            raise
+    with suppress(EnvironmentFailed):
+        place.remove_unlisted(listed, is_alone=False)
     return document
 
 
@@ -186,37 +167,6 @@ def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
         state[kind] = name
 
 
-def _commit_far(
-    out: str, run_id: str, files: list[StagedFile], manifest: dict[str, Any]
-) -> dict[str, Any]:
-    """`commit` for an object store, in which files have their final names already."""
-    place = object_table_set.StoreFolder(out)
-    tables: dict[str, dict[str, Any]] = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
-    for file in sorted(files, key=lambda file: (file.table, file.path)):
-        entry = tables.setdefault(file.table, {"rows": 0, "files": []})
-        entry["rows"] += file.row_count
-        entry["files"].append(file.path)
-    for name, schema in _empty_files(tables, run_id, manifest):
-        buffer = pa.BufferOutputStream()
-        _write_empty(buffer, schema)
-        place.write(name, buffer.getvalue().to_pybytes())
-    document = _document_of(tables, manifest)
-    listed = _listed(document)
-    # The manifest must not list a file that another run removed.
-    if not object_table_set.is_open(place, run_id) or not all(place.has(sorted(listed))):
-        raise EnvironmentFailed(f"{out}: files of this run were removed by another one")
-    text = _text(document).encode()
-    try:
-        place.write(MANIFEST, text)
-    except EnvironmentFailed:
-        # the write may have succeeded although its response was lost
-        if place.read(MANIFEST) != text:
-            raise
-    with suppress(EnvironmentFailed):
-        object_table_set.remove_unlisted(place, listed)
-    return document
-
-
 def _empty_files(
     tables: dict[str, dict[str, Any]], run_id: str, manifest: dict[str, Any]
 ) -> Iterator[tuple[str, pa.Schema]]:
@@ -226,14 +176,6 @@ def _empty_files(
             name = f"{table}/part-00000-{run_id}.parquet"
             tables[table]["files"].append(name)
             yield name, schema
-
-
-def _document_of(tables: Entries, manifest: dict[str, Any]) -> dict[str, Any]:
-    return {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
-
-
-def _text(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=1) + "\n"
 
 
 def _listed(document: dict[str, Any] | None) -> set[str]:
@@ -255,24 +197,9 @@ def _write_empty(target: Any, schema: pa.Schema) -> None:
     )
 
 
-def _remove_unlisted(root: Path, listed: set[str]) -> None:
-    """Remove files of runs that are not `listed`, and empty folders; `_staging` stays."""
-    for path in sorted(root.rglob("*"), reverse=True):
-        name = path.relative_to(root).as_posix()
-        if name.startswith(STAGING):
-            continue
-        if path.is_dir():
-            with suppress(OSError):  # not empty
-                path.rmdir()
-        elif is_by_a_run(name) and name not in listed:
-            path.unlink(missing_ok=True)
-
-
 def has_set(out: str) -> bool:
     """Return whether there is a manifest of a table set at `out`."""
-    if is_remote(out):
-        return object_table_set.StoreFolder(out).read(MANIFEST) is not None
-    return (Path(out) / MANIFEST).exists()
+    return SetFolder(out).has([MANIFEST])[0]
 
 
 def absolute(out: str) -> str:
@@ -282,38 +209,13 @@ def absolute(out: str) -> str:
 
 def dataset(out: str, names: list[str]) -> pads.Dataset:
     """The rows of a table's files as a dataset. Raises CaptureError if a file is missing."""
-    files = [f"{out.rstrip('/')}/{name}" for name in names]
-    if not is_remote(out):
-        is_there = [os.path.exists(file) for file in files]
-        # absolute, so that processes in other folders can open them
-        paths = [os.path.abspath(file) for file in files]
-        store = None
-    else:
-        place = object_table_set.StoreFolder(out)
-        is_there = place.has(names)
-        paths = [place.path(name) for name in names]
-        store = place.store
-    if not all(is_there):
-        gone = files[is_there.index(False)]
-        raise CaptureError(f"{gone}: listed in the manifest, but not there")
-    return pads.dataset(paths, format="parquet", filesystem=store)
-
-
-def _document(out: str) -> dict[str, Any] | None:
-    """The manifest at a URL; None if there is no valid one."""
-    try:
-        return read_manifest(out)
-    except CaptureError:
-        return None
-
-
-def _manifest_text(out: str) -> str:
-    if not is_remote(out):
-        return (Path(out) / MANIFEST).read_text()
-    data = object_table_set.StoreFolder(out).read(MANIFEST)
-    if data is None:
-        raise FileNotFoundError
-    return data.decode()
+    place = SetFolder(out)
+    for name, is_there in zip(names, place.has(names), strict=True):
+        if not is_there:
+            gone = f"{out.rstrip('/')}/{name}"
+            raise CaptureError(f"{gone}: listed in the manifest, but not there")
+    paths = [place.path(name) for name in names]
+    return pads.dataset(paths, format="parquet", filesystem=place.store)
 
 
 def read_manifest(out: str) -> dict[str, Any]:
@@ -321,14 +223,15 @@ def read_manifest(out: str) -> dict[str, Any]:
 
     Raises NoTableSetError if there is none, CaptureError if it is not valid.
     """
-    path = f"{out.rstrip('/')}/{MANIFEST}"
+    place, path = SetFolder(out), f"{out.rstrip('/')}/{MANIFEST}"
+    data = place.read(MANIFEST)
+    if data is None and place.is_file():
+        raise NoTableSetError(f"{out}: is a file; a table set is a folder")
+    if data is None:
+        raise NoTableSetError(f"{out}: no table set ({MANIFEST} is missing)")
     try:
-        document = json.loads(_manifest_text(out))
-    except FileNotFoundError:
-        raise NoTableSetError(f"{out}: no table set ({MANIFEST} is missing)") from None
-    except NotADirectoryError:
-        raise NoTableSetError(f"{out}: is a file; a table set is a folder") from None
-    except (OSError, ValueError) as error:
+        document = json.loads(data)
+    except ValueError as error:
         raise CaptureError(f"{path}: not readable ({error})") from error
     if not isinstance(document, dict) or "tables" not in document:
         raise CaptureError(f"{path}: is no manifest of a table set")

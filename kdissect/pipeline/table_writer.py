@@ -1,27 +1,22 @@
 """Sinks for tables: in memory, or Parquet files staged by one task attempt.
 
-The files of an attempt have unique names under ``_staging`` and are invisible until `commit` moves
-those of successful attempts into place and writes the manifest. In an object store they get their
-final names at once, and only the manifest makes them visible (`object_table_set`).
+The files of an attempt have unique names; `table_set.commit` publishes those of attempts that
+succeeded.
 """
 
 from __future__ import annotations
 
 import base64
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kdissect.capture.object_store import is_remote
-from kdissect.errors import EnvironmentFailed
-from kdissect.pipeline.object_table_set import STAGING, StoreFolder, is_open
+from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, TABLE_OF
 from kdissect.tables.arrow_arrays import owned, plain
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
@@ -65,28 +60,25 @@ class MemorySink:
 class StagedFile:
     """A finished file of an attempt.
 
-    path: below the run's staging folder; in an object store, below the set's folder. is_final: no
-    later capture changes its rows.
+    path: where it lies below the set's folder. is_final: no later capture changes its rows.
     """
 
     table: str
     path: str
     row_count: int
-    byte_count: int
     is_final: bool = True
 
 
 class _Writer:
     """Writes one table's file of one attempt, and buffers rows into row groups.
 
-    path: of the file. open_far: opens it in an object store; then `path` is relative to the set's
-    folder.
+    open_file: opens the file at `path`.
     """
 
-    def __init__(self, name: str, path: str, open_far: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, name: str, path: str, open_file: Callable[[str], Any]) -> None:
         self.name = name
         self.path = path
-        self._open_far = open_far
+        self._open_file = open_file
         self._stream: Any = None
         self.row_count = 0
         self._pending: list[pa.Table] = []
@@ -110,8 +102,9 @@ class _Writer:
         if order is not None:
             table = table.sort_by(order)  # a stable sort
         if self._writer is None:
+            self._stream = self._open_file(self.path)
             self._writer = pq.ParquetWriter(
-                self._target(),
+                self._stream,
                 table.schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
@@ -127,26 +120,15 @@ class _Writer:
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self.row_count += table.num_rows
 
-    def _target(self) -> Any:
-        if self._open_far is not None:
-            self._stream = self._open_far(self.path)
-            return self._stream
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        return self.path
-
-    def close(self) -> int:
+    def close(self) -> None:
         if self._pending:
             self._flush()
         if self._writer is None:
-            return 0
+            return
         if TABLE_OF.get(self.name, self.name) in FIXED_TABLES:
             self._writer.add_key_value_metadata(_arrow_schema(self._writer.schema))
         self._writer.close()
-        if self._open_far is None:
-            return os.stat(self.path).st_size
-        size = int(self._stream.tell())
         self._stream.close()
-        return size
 
 
 def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
@@ -218,55 +200,36 @@ def _statistics_columns(schema: pa.Schema) -> bool | list[str]:
 
 
 class ParquetSink:
-    """Writes the files of one attempt.
-
-    In a folder: out/_staging/<run>/<attempt>/<table>/part-<attempt>.parquet. In an object store:
-    out/<table>/part-<attempt>-<run>.parquet.
-    """
+    """Writes the files of one attempt: <table>/part-<attempt>-<run>.parquet, staged as
+    `SetFolder.staged` says."""
 
     def __init__(self, out: str, run_id: str, label: str, is_final: bool = True) -> None:
-        self.label = label
         self.is_final = is_final
         self.run_id = run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
-        self.root = Path(out) / STAGING / run_id
-        self.place = StoreFolder(out) if is_remote(out) else None
-        # fails if the run is over and its staging folder removed, as it should
-        if self.place is None:
-            (self.root / self.attempt).mkdir()
-        else:
-            self._check_open()
+        self.place = SetFolder(out)
+        self.place.begin_attempt(run_id, self.attempt)
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
         if name not in self._writers:
-            open_far = None if self.place is None else self._open_far
-            self._writers[name] = _Writer(name, self._path(name), open_far)
+            kind = "part-open" if name in TABLE_OF else "part"  # an attempt may write both
+            folder = TABLE_OF.get(name, name)
+            file = f"{folder}/{kind}-{self.attempt}-{self.run_id}.parquet"
+            path = self.place.staged(self.run_id, self.attempt, file)
+            self._writers[name] = _Writer(name, path, self._open)
         self._writers[name].add(table)
 
-    def _check_open(self) -> None:
-        if self.place is not None and not is_open(self.place, self.run_id):
-            raise EnvironmentFailed(f"{self.place.out}: the run that this task belongs to is over")
-
-    def _open_far(self, path: str) -> Any:
-        assert self.place is not None
-        self._check_open()  # the task of an interrupted run may still be running
+    def _open(self, path: str) -> Any:
+        self.place.check_open(self.run_id)
         return self.place.open_output(path)
-
-    def _path(self, name: str) -> str:
-        if self.place is not None:
-            return f"{name}/part-{self.attempt}-{self.run_id}.parquet"
-        return str(self.root / self.attempt / name / f"part-{self.attempt}.parquet")
 
     def close(self) -> list[StagedFile]:
         files = []
         for name, writer in self._writers.items():
-            size = writer.close()
+            writer.close()
             if writer.row_count:
-                path = writer.path
-                if self.place is None:
-                    path = os.path.relpath(path, self.root)
                 is_final = self.is_final and name not in REWRITTEN
                 table = TABLE_OF.get(name, name)
-                files.append(StagedFile(table, path, writer.row_count, size, is_final))
+                files.append(StagedFile(table, writer.path, writer.row_count, is_final))
         return files

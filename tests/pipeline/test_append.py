@@ -12,10 +12,10 @@ import pytest
 import kdissect
 from kdissect import accounts
 from kdissect.errors import OutputError
-from kdissect.pipeline import plan
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.saved_state import read_state
+from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.table_set import MANIFEST
 from tests.builders.captures import Packet, pcap_bytes, split_capture
 from tests.builders.frames import request, response
@@ -60,10 +60,9 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
 
 @pytest.mark.heavy
 @pytest.mark.spark
-def test_many_tasks_append_what_one_does(spark, tmp_path, monkeypatch):
+def test_many_tasks_append_what_one_does(spark, tmp_path):
     """Appends on Spark with many splits and slots give the set of one run."""
     captures = rotated(CAPTURES / "java_2_0_1.pcap", 3, tmp_path / "parts")
-    monkeypatch.setattr(plan, "sized", lambda *_: (3, 20_000))
     out = tmp_path / "tables"
     for capture in captures:
         tables = kdissect.dissect(spark, capture, out, append=True, split_bytes=20_000)
@@ -343,17 +342,17 @@ def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
     """An interrupt before the manifest is replaced leaves the old rows."""
     captures, out = halves
     before = rows(kdissect.open(out))
-    real = os.replace
+    real = SetFolder.publish
 
-    def failing(source, target):
-        if str(target).endswith(MANIFEST):
+    def failing(place, staged):
+        if staged.endswith(MANIFEST):
             raise KeyboardInterrupt
-        real(source, target)
+        return real(place, staged)
 
-    monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(KeyboardInterrupt):
-        appended(out, captures[1])
-    monkeypatch.setattr(os, "replace", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(SetFolder, "publish", failing)
+        with pytest.raises(KeyboardInterrupt):
+            appended(out, captures[1])
     assert rows(kdissect.open(out)) == before
     tables = appended(out, captures[1])
     assert tables.manifest["append"] == {"read_again": None}

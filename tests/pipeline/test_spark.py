@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.pipeline.table_writer import STAGING
+from kdissect.pipeline.set_folder import STAGING
 from tests.builders.tables import all_rows
 
 pytestmark = pytest.mark.spark

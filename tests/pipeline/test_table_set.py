@@ -8,11 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import kdissect
 from kdissect import api
+from kdissect.cli import app
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline import table_set
+from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
 from kdissect.pipeline.table_set import (
     MANIFEST,
     check_out,
@@ -21,10 +24,10 @@ from kdissect.pipeline.table_set import (
     staging,
     writing,
 )
-from kdissect.pipeline.table_writer import STAGING, ParquetSink
-from kdissect.pipeline.write_lock import write_lock
+from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES
 from tests.builders.tables import set_files, topics_table, write_topics
+from tests.conftest import CAPTURES
 from tests.objects import object_store
 
 
@@ -139,6 +142,30 @@ def test_manifests_are_checked(tmp_path: Path) -> None:
         read_manifest(str(tmp_path))
 
 
+def test_a_listed_file_that_is_gone(place) -> None:
+    """The error names it."""
+    out, _ = place
+    write_topics(out, "a")
+    (gone,) = read_manifest(out)["tables"]["topics"]["files"]
+    SetFolder(out).remove([gone])
+    with pytest.raises(CaptureError, match="listed in the manifest, but not there"):
+        kdissect.open(out)
+
+
+def test_an_attempt_that_failed_is_no_part_of_a_set(place) -> None:
+    """Its files are removed with the run."""
+    out, files = place
+    with staging(out) as run_id:
+        for name in ("twice", "once"):
+            sink = ParquetSink(out, run_id, "t")
+            sink("topics", topics_table(name))
+            staged = sink.close()
+        commit(out, run_id, staged, {"inputs": []})
+    assert files() == set_files(out)
+    assert topics(out) == ["once"]
+    assert kdissect.open(out).exchanges.num_rows == 0
+
+
 def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --overwrite a run does not replace a set that appeared before its lock."""
     out = tmp_path / "set"
@@ -151,3 +178,45 @@ def test_the_quicker_of_two_runs_wins(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OutputError, match="holds a table set already"):
         api.Tables({}, {}).write(out)
     assert read_manifest(str(out))["tables"]["topics"]["rows"] == 1
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """The same set in a folder and in the store."""
+    # a capture with few tables: a verb sends requests for each of them
+    read = kdissect.read(CAPTURES / "tls13.pcap.gz", keylog=CAPTURES / "tls13.keylog")
+    here = str(tmp_path_factory.mktemp("verbs") / "set")
+    read.write(here)
+    with object_store("verbs") as store:
+        there = store.url("verbs/")
+        read.write(there)
+        yield here, there
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["sql", "{}", "select api_name, count(*) from exchanges group by all order by all"],
+        pytest.param(["readiness", "{}", "--target", "4.0", "--json"], marks=pytest.mark.heavy),
+        pytest.param(["diff", "{}", "{}", "--json"], marks=pytest.mark.heavy),
+    ],
+    ids=lambda verb: verb[0],
+)
+def test_verbs_print_the_same_for_a_set_in_a_store(places, verb):
+    """The output is that of the set in a folder."""
+    here, there = places
+    assert kdissect.open(there).names == kdissect.open(here).names
+    results = [
+        CliRunner().invoke(app, [word.format(place) for word in verb]) for place in (here, there)
+    ]
+    assert results[0].exit_code == results[1].exit_code
+    assert results[0].output.replace(here, there) == results[1].output
+
+
+@pytest.mark.heavy
+def test_a_set_in_a_store_has_a_report(places, tmp_path):
+    """The page names the capture."""
+    html = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["report", places[1], "--out", str(html), "--quiet"])
+    assert result.exit_code == 0, result.output
+    assert "tls13" in html.read_text()

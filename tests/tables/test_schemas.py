@@ -48,7 +48,7 @@ def test_meanings_travel_in_parquet(tmp_path: Path) -> None:
         for name in FIXED_TABLES:
             sink(name, tables[name].to_arrow())
         for file in sink.close():
-            stored = pq.read_schema(sink.root / file.path)
+            stored = pq.read_schema(tmp_path / file.path)
             schema = FIXED_TABLES[file.table]
             assert [field.name for field in stored] == schema.names
             assert list(map(meaning_of, stored)) == list(map(meaning_of, schema)), file.table

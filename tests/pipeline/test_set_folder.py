@@ -1,4 +1,4 @@
-"""One writer at a time, in a folder and in an object store; killed runs hold nothing."""
+"""One run at a time writes to a set; a killed one holds nothing, and the next one cleans up."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +21,17 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli import app
 from kdissect.cli import dissect as dissect_verb
-from kdissect.errors import EnvironmentFailed, OutputError
-from kdissect.pipeline import write_lock
-from kdissect.pipeline.object_table_set import StoreFolder
-from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging, writing
-from kdissect.pipeline.table_writer import STAGING, ParquetSink
+from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
+from kdissect.pipeline.table_set import (
+    MANIFEST,
+    check_out,
+    commit,
+    read_manifest,
+    staging,
+    writing,
+)
+from kdissect.pipeline.table_writer import ParquetSink
 from tests.builders.messages import exchange, write_capture
 from tests.builders.tables import set_files, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
@@ -54,7 +58,7 @@ ADDER = """
 import sys, time
 from pathlib import Path
 from kdissect.errors import OutputError
-from kdissect.pipeline.write_lock import write_lock
+from kdissect.pipeline.set_folder import write_lock
 
 out, number = sys.argv[1], Path(sys.argv[2])
 done = 0
@@ -74,14 +78,6 @@ while done < 25:
 def store() -> Iterator[Store]:
     with object_store("locks") as found:
         yield found
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewals and looks are frequent; a store's times are whole seconds."""
-    monkeypatch.setattr(write_lock, "RENEW_S", 0.3)
-    monkeypatch.setattr(write_lock, "LOOK_S", 0.3)
-    monkeypatch.setattr(write_lock, "DEAD_S", 3.0)
 
 
 @contextmanager
@@ -107,12 +103,17 @@ def write(out: str, *names: str, overwrite: bool = False) -> None:
         write_topics(out, *names)
 
 
-def manifest_files(out: str) -> set[str]:
-    return set(set_files(out))
+def files(folder: Path) -> list[str]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
-def files(folder: Path) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+def store_files(store: Store, prefix: str) -> list[str]:
+    return [name.removeprefix(f"{prefix}/") for name in store.names(prefix)]
+
+
+def topics(out: str) -> list[str]:
+    return kdissect.open(out).topics.to_arrow()["topic"].to_pylist()
 
 
 # -- folders ----------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ def test_a_folder_has_one_writer(
         first.wait()
     assert any(name.startswith(f"{STAGING}/") for name in files(out))
     write(str(out), "a")
-    assert files(out) == manifest_files(str(out))
+    assert files(out) == set_files(str(out))
     assert not (out / STAGING).exists()
 
 
@@ -154,11 +155,11 @@ def test_the_next_run_removes_leftovers_of_a_killed_commit(tmp_path: Path) -> No
     (out / "topics").mkdir(parents=True)
     (out / left).write_bytes(b"")
     write(str(out), "a")
-    assert files(out) == manifest_files(str(out))
+    assert files(out) == set_files(str(out))
     (out / left).write_bytes(b"")
     (out / "topics" / "mine.parquet").write_bytes(b"")
     write(str(out), "b", overwrite=True)
-    assert files(out) == manifest_files(str(out)) | {"topics/mine.parquet"}
+    assert set(files(out)) == {*set_files(str(out)), "topics/mine.parquet"}
 
 
 def test_a_run_that_is_refused_leaves_the_old_set(tmp_path: Path) -> None:
@@ -205,21 +206,9 @@ def test_an_interrupt_while_a_folder_is_locked(
 
     monkeypatch.setattr(fcntl, "flock", interrupted)
     out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt), write_lock.write_lock(str(out)):
+    with pytest.raises(KeyboardInterrupt), write_lock(str(out)):
         pass
     assert not out.exists()
-
-
-def test_a_late_release_leaves_the_next_lock(tmp_path: Path) -> None:
-    """A release that an interrupt cut is repeated; another run may have locked the folder since."""
-    out = str(tmp_path)
-    first = write_lock._FolderLock(out)
-    assert first.acquire()
-    first.path.unlink()  # as the first, cut release did
-    with write_lock.write_lock(out):
-        first.release()
-        with pytest.raises(OutputError, match="another run is writing"), write_lock.write_lock(out):
-            pass
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,98 +223,69 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     other.mkdir(parents=True)
     (other / "topics.parquet").write_bytes(b"")
     write(str(out), "a")
-    assert files(out) == manifest_files(str(out)) | {f"{STAGING}/0123456789ab/topics.parquet"}
+    assert set(files(out)) == {*set_files(str(out)), f"{STAGING}/0123456789ab/topics.parquet"}
 
 
 # -- object stores ----------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_prefix_has_one_writer(store: Store) -> None:
-    """A second writer to a prefix of a store is refused until the first one ends."""
-    out = store.url("one")
-    with writing(out, overwrite=False):
-        with pytest.raises(OutputError, match=rf"is writing there \(process {os.getpid()} on "):
-            write(out, "a")
-        assert len(store.names("one")) == 1
-    write(out, "a")
-    assert set(store.names("one")) == {f"one/{name}" for name in manifest_files(out)}
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_next_run_removes_leftovers_in_a_prefix(store: Store) -> None:
-    """Its lock is not renewed; after some seconds the next run takes it over."""
+def test_the_next_run_removes_leftovers_in_a_store(store: Store) -> None:
+    """A killed run has no manifest, and the next one need not wait."""
     out = store.url("killed")
     with writer(out) as killed:
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    left = store.names("killed")
-    assert len(left) == 3, "a lock, a mark, a file of rows"
+    assert len(store.names("killed")) == 2, "a mark, a file of rows"
+    with pytest.raises(CaptureError, match="no table set"):
+        kdissect.open(out)
     write(out, "a")
-    assert set(store.names("killed")) == {f"killed/{name}" for name in manifest_files(out)}
+    assert store_files(store, "killed") == set_files(out)
 
 
-@pytest.mark.usefixtures("quick")
-def test_runs_that_begin_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All write their locks before one of them lists; never do two hold the lock."""
-    out = store.url("at-once")
-    barrier = threading.Barrier(3)
-    locks = write_lock._StoreLock._locks
-    first: set[int] = set()
-
-    def together(lock: Any) -> Any:
-        if id(lock) not in first:
-            first.add(id(lock))
-            barrier.wait(30)
-        return locks(lock)
-
-    monkeypatch.setattr(write_lock._StoreLock, "_locks", together)
-    holding: list[int] = []
-    most: list[int] = []
-    outcomes: list[str] = []
-
-    def run(number: int) -> None:
-        try:
-            with write_lock.write_lock(out):
-                holding.append(number)
-                most.append(len(holding))
-                time.sleep(2)
-                holding.remove(number)
-            outcomes.append("held")
-        except OutputError:
-            outcomes.append("refused")
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(outcomes) == 3
-    assert outcomes.count("held") == len(most) >= 1
-    assert set(most) == {1}
-    assert not store.names("at-once")
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_lock_that_was_taken_over_is_not_renewed(store: Store) -> None:
-    """As after a long sleep of the machine: the run goes on, and fails before it commits."""
-    out = store.url("slept")
+def test_a_run_in_a_store_ends_the_one_before(store: Store) -> None:
+    """Its tasks start no file any more, and it publishes nothing."""
+    out = store.url("two")
 
     def lose() -> None:
         with writing(out, overwrite=False), staging(out) as run_id:
             sink = ParquetSink(out, run_id, "t")
             sink("topics", topics_table("slow"))
             staged = sink.close()
-            place = StoreFolder(out)
-            place.remove(name for name in place.names() if "/lock-" in name)
             write(out, "quick")
-            assert not place.modified(STAGING)
+            with pytest.raises(EnvironmentFailed, match="is over"):
+                ParquetSink(out, run_id, "t")
             commit(out, run_id, staged, {"inputs": []})
 
     with pytest.raises(EnvironmentFailed, match="removed by another"):
         lose()
-    assert read_manifest(out)["tables"]["topics"]["rows"] == 1
-    assert set(store.names("slept")) == {f"slept/{name}" for name in manifest_files(out)}
+    assert topics(out) == ["quick"]
+    assert store_files(store, "two") == set_files(out)
+
+
+def test_an_attempt_that_comes_too_late_does_not_start(store: Store, tmp_path: Path) -> None:
+    """A task of an ended run writes nothing."""
+    for out in (store.url("late"), str(tmp_path / "late")):
+        with staging(out) as run_id:
+            pass
+        with pytest.raises(EnvironmentFailed, match="is over"):
+            ParquetSink(out, run_id, "t")
+    assert not store.names("late")
+    assert not files(tmp_path)
+
+
+def test_existing_objects_are_not_overwritten(store: Store) -> None:
+    """Other objects at the place raise OutputError."""
+    store.put("other/notes.txt", b"mine")
+    with pytest.raises(OutputError, match="other files"):
+        check_out(store.url("other"), overwrite=True)
+    with pytest.raises(OutputError, match="is a file"):
+        check_out(store.url("other/notes.txt"), overwrite=False)
+    store.put("like/topics/part-of-mine.parquet", b"mine")
+    with pytest.raises(OutputError, match="other files"):
+        check_out(store.url("like"), overwrite=False)
+    with pytest.raises(OutputError, match="cannot be written"):
+        check_out("s3://no-such-bucket/set", overwrite=False)
+    assert STAGING not in "".join(store.names("other") + store.names("like"))
 
 
 # -- what comes after the manifest ------------------------------------------------------------
@@ -377,12 +337,10 @@ def test_a_set_is_written_once_its_manifest_is(store: Store, capture: Path) -> N
     finally:
         store.fault = None
     assert written.exchanges.num_rows == read.exchanges.num_rows
-    assert len(store.names("whole")) > len(manifest_files(out)), "files of the old set are there"
-    (lock,) = (name for name in store.names("whole") if "/lock-" in name)
-    store.filesystem.delete_file(f"{store.bucket}/{lock}")
+    assert len(store.names("whole")) > len(set_files(out)), "files of the old set are there"
     with writing(out, overwrite=True):
         pass
-    assert set(store.names("whole")) == {f"whole/{name}" for name in manifest_files(out)}
+    assert store_files(store, "whole") == set_files(out)
 
 
 @pytest.mark.usefixtures("single_attempts", "in_process")
@@ -406,14 +364,14 @@ def test_a_run_succeeds_once_the_manifest_is_written(
 
 def test_a_manifest_whose_answer_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store has it, the client does not know: it is read back."""
-    write_file = StoreFolder.write
+    write_file = SetFolder.write
 
-    def lost(place: StoreFolder, name: str, data: bytes) -> None:
+    def lost(place: SetFolder, name: str, data: bytes) -> None:
         write_file(place, name, data)
         if name == MANIFEST:
             raise EnvironmentFailed("connection reset")
 
-    monkeypatch.setattr(StoreFolder, "write", lost)
+    monkeypatch.setattr(SetFolder, "write", lost)
     write(store.url("lost"), "a")
     assert read_manifest(store.url("lost"))["tables"]["topics"]["rows"] == 1
 
@@ -425,15 +383,15 @@ def test_a_folder_is_written_once_its_manifest_is(
     out = tmp_path / "set"
     write(str(out), "old")
 
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    def refuse(*_: Any) -> None:
+        raise EnvironmentFailed("Permission denied")
 
     with writing(str(out), overwrite=True), staging(str(out)) as run_id:
         sink = ParquetSink(str(out), run_id, "t")
         sink("topics", topics_table("new", "newer"))
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", refuse)
+            patch.setattr(SetFolder, "remove", refuse)
             commit(str(out), run_id, sink.close(), {"inputs": []})
     assert read_manifest(str(out))["tables"]["topics"]["rows"] == 2
-    assert files(out) > manifest_files(str(out))
+    assert set(files(out)) > set(set_files(str(out)))
     assert isinstance(kdissect.open(out).topics.to_arrow(), pa.Table)
