@@ -68,7 +68,7 @@ def accounts(tables: Tables) -> Iterator[Account]:
     options = tables.manifest.get("options", {})
     selections = (options.get(name) for name in ("hosts", "time_from_ns", "time_to_ns"))
     is_whole = all(selection in (None, []) for selection in selections)
-    goes_on = "open" in (tables.manifest.get("state") or {})
+    goes_on = "tables" in (tables.manifest.get("state") or {})
     differs = "<" if goes_on else "<>"
     for direction in _DIRECTIONS:
         yield from _bytes(direction, is_whole, differs)

@@ -35,7 +35,7 @@ from kdissect.pipeline.limits import Limits
 from kdissect.pipeline.options import Options, PathLike, Time, paths_of
 from kdissect.pipeline.plan import Runner, manifest_inputs, planned
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.saved_state import StateFiles
+from kdissect.pipeline.step_rows import STATE_KNOWN
 from kdissect.pipeline.table_set import (
     absolute,
     commit,
@@ -743,12 +743,10 @@ class _Run:
                 files, result = on_spark.run(self.spark, plan, absolute(target), run_id)
             else:
                 files, result = local.staged_run(plan, absolute(target), run_id)
-            state: dict[str, Any] = {"missing": reason}
             if reason is None:
-                state, more = state_to_save(
-                    plan, result["state"], append, StateFiles(absolute(target), run_id)
-                )
-                files += more
+                sink = ParquetSink(absolute(target), run_id, "state")
+                sink(STATE_KNOWN, state_to_save(plan, result["state"], append))
+                files += sink.close()
             rows: dict[str, int] = {}
             kept = append.final if append else {}
             for table, entry in kept.items():
@@ -760,7 +758,7 @@ class _Run:
             inputs = manifest_inputs(plan, result["hashes"])
             before = append.manifest if append else None
             manifest = _manifest(plan, inputs, timings, rows, before)
-            manifest["state"] = state
+            manifest["state"] = {"missing": reason}  # the commit lists a saved one
             if append_entry is not None:
                 manifest["append"] = append_entry
             self.manifest = commit(target, run_id, files, manifest, kept)

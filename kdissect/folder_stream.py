@@ -78,16 +78,22 @@ from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.scan import bucket_of
 from kdissect.pipeline.segment_buffer import packed_parts
 from kdissect.pipeline.spark_session import use_this_python
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, RowKind
+from kdissect.pipeline.step_rows import (
+    ROW_BYTES_MAX,
+    STATE_OPEN,
+    RowKind,
+    packed_table,
+    unpacked_table,
+)
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
 from kdissect.resume.completion import Patience
 from kdissect.resume.next_window import payload as payload_of
 from kdissect.resume.open_connection import (
     NEVER,
     OpenConnection,
-    pack_connections,
+    from_table,
     rows_of,
-    unpack_connections,
+    to_table,
     with_sources,
 )
 from kdissect.show.reading import key_log_texts
@@ -314,7 +320,9 @@ class _Connections(StatefulProcessor):
             yield from self._parts(bucket, found, captures["capture_id"])
         yield from self._notes(bucket, carry.counts, faults)
         connections, used = with_sources(carry.connections(), len(captures), CAPTURES_KEPT)
-        self.state.update((pack_connections(connections), captures[used].tobytes()))
+        self.state.update(
+            (packed_table(STATE_OPEN, to_table(connections)), captures[used].tobytes())
+        )
         due = int(rows_of(connections)["due"].min(initial=NEVER))
         if due != NEVER:
             expiry_ms = -((late_ns - due) // 10**6)
@@ -334,7 +342,7 @@ class _Connections(StatefulProcessor):
             some = replace(assembly, anomalies=anomalies[stays])
             sources = found.sources.carrying(assembly.carried.data)
             for table in anomaly_tables(some, sources, capture_ids.tolist(), options):
-                yield _part(bucket, RowKind.TABLE, _table_bytes(table))
+                yield _part(bucket, RowKind.TABLE, packed_table(self.table, table))
         chosen = exchange_index.take(assembly, rows)
         sources = found.sources.carrying(chosen.carried.data)
         infer(chosen, sources)
@@ -355,13 +363,17 @@ class _Connections(StatefulProcessor):
         if limits:
             faults.append(AnomalyRow(Anomaly.CARRY_LIMIT, f"{limits} {COUNTS['carry_limits']}"))
         if faults:
-            data = _table_bytes(anomalies_table(faults)) if self.table == "anomalies" else b""
+            data = (
+                packed_table("anomalies", anomalies_table(faults))
+                if self.table == "anomalies"
+                else b""
+            )
             yield _part(bucket, RowKind.TABLE, data, late, limits)
 
 
 def _unpacked(data: bytes) -> list[OpenConnection]:
     try:
-        return unpack_connections(data)
+        return from_table(unpacked_table(data)[1])
     except ValueError as error:
         reason = "the checkpoint is another version's; begin with a new one"
         raise CaptureError(f"{reason} ({error})") from error
@@ -444,7 +456,7 @@ class _Messages(StatefulProcessor):
         names = topics.names()
         for data in exchanges:
             for table in self._decoded(data, names):
-                yield _part(key[0], RowKind.TABLE, _table_bytes(table))
+                yield _part(key[0], RowKind.TABLE, packed_table(self.table, table))
 
     def _decoded(self, data: bytes, names: TopicNames) -> list[pa.Table]:
         ids, packed = unpack(data, (np.dtype(np.int64), np.dtype(np.uint8)))
@@ -467,19 +479,12 @@ def _part(bucket: int, kind: int, data: bytes, late_packets: int = 0, carry_limi
                carry_limits=carry_limits)  # fmt: skip
 
 
-def _table_bytes(table: pa.Table) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(out.getvalue().to_pybytes())
-
-
 def _rows_stage(schema: pa.Schema) -> Callable[[Batches], Batches]:
     def stage(batches: Batches) -> Batches:
         for batch in batches:
             for data in batch.column("data").to_pylist():
                 if data:
-                    table = pa.ipc.open_stream(data).read_all()
+                    _, table = unpacked_table(data)
                     yield from plain(table, schema).to_batches(max_chunksize=65_536)
 
     return stage

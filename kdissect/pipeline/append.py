@@ -3,15 +3,21 @@
 Theory of operation
 -------------------
 A run with ``--append`` or ``--keep-state`` saves the state that the next append needs. The state
-lies beside the tables, in files of ``_state/`` that the manifest lists. It has the open connections
-(`resume.connection_state`), the events of groups, producers and fetch sessions, and one file with
-the rest: facts about topics and brokers, ids of the captures, and names that rows lack.
+consists of tables in ``_state/`` that the manifest lists apart: the open connections
+(`resume.open_connection`), the events of groups, producers and fetch sessions, and one row with the
+rest: facts about topics and brokers, ids of the captures, and names that rows lack.
 
-A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes.
-Requests and responses that are open at the end of a run become rows of a later one. Rows go to two
-kinds of files. *Final* files are never read or replaced by an append. The others are written anew
-by each append, which drops the earlier ones: the rows of connections that may continue, the tables
-built from all events (groups, transactions, fetch sessions), `topics` and `brokers`. So
+A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes. What
+becomes of a request that is open at the end of a run:
+
+    the run saves state         no row; the next append has it, with the response or still open
+    the run saves none          a row without response
+    no append follows           never a row; the run printed how many are open
+
+Late bytes of rows that are written are counted, not repaired (`saved_state.COUNTS`). Rows go to two
+kinds of files. *Final* files are never replaced by an append. The others are written anew by each
+append, which drops the earlier ones: the rows of connections that may continue, the tables built
+from all events (groups, transactions, fetch sessions), `topics` and `brokers`. So
 the cost of an append is that of the new captures, of the open connections, and of reading the
 events once.
 
@@ -20,8 +26,8 @@ Each file of open connections is a task of the scan, which sends every connectio
 bucket is one window of `resume.carry`. Bytes from captures that this run does not read travel with
 their exchanges (`kafka.assembly.Carried`).
 
-What comes late is counted and not repaired (`saved_state.COUNTS`). ``--read-again`` reads all
-captures of the set and saves no state: its rows are exactly those of one run over all.
+``--read-again`` reads all captures of the set and saves no state: its rows are exactly those of one
+run over all.
 
 If a set has no usable state, its captures are read again and must still be in place; the manifest's
 `append.read_again` gives the reason.
@@ -37,8 +43,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from kdissect import __version__
 from kdissect.capture.inputs import STDIN, InputFile, find_captures
@@ -50,9 +59,10 @@ from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import hashed, planned_inputs
 from kdissect.pipeline.run_plan import Before, RunPlan
-from kdissect.pipeline.saved_state import COUNTS, KNOWN_FILE, StateFiles, read_state
+from kdissect.pipeline.saved_state import COUNTS, read_state
+from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
-from kdissect.pipeline.table_writer import StagedFile
+from kdissect.stories.events import SCHEMAS
 from kdissect.tables.schemas import FORMAT_VERSION
 
 DISORDER_NS = 100_000_000  # a new capture may begin this long before the end of the set
@@ -127,12 +137,10 @@ class ReadAgainError(Exception):
 class AppendPlan:
     """An existing set, its saved state, and the inputs that are new to it.
 
-    state: `state` of the manifest. document: content of the state's file of facts and counts.
-    known: named paths that the set already contains.
+    document: the row of STATE_KNOWN. known: named paths that the set already contains.
     """
 
     manifest: dict[str, Any]
-    state: dict[str, Any]
     document: dict[str, Any]
     before: Before
     options: Options
@@ -142,7 +150,7 @@ class AppendPlan:
     @property
     def final(self) -> dict[str, dict[str, Any]]:
         """By table: row count and files that no append replaces."""
-        tables: dict[str, dict[str, Any]] = self.state["final"]
+        tables: dict[str, dict[str, Any]] = self.manifest["state"]["final"]
         return tables
 
 
@@ -176,24 +184,25 @@ def append_plan(
         raise ReadAgainError("the new captures come from standard input")
     if any(is_remote(path) for path in paths):
         raise ReadAgainError("the new captures are in an object store")
-    root = Path(absolute(out))
-    for name in (state["known"], *state["open"], *state["events"]):
-        if not (root / name).is_file():
-            raise ReadAgainError(f"{root / name} is gone")
-    document = json.loads(next(read_state(str(root / state["known"]))))
+    files = {
+        table: [os.path.join(absolute(out), name) for name in entry["files"]]
+        for table, entry in {**state["tables"], "connections": _open_rows(manifest)}.items()
+    }
+    for path in chain.from_iterable(files.values()):
+        if not os.path.isfile(path):
+            raise ReadAgainError(f"{path} is gone")
+    (known,) = files[STATE_KNOWN]
+    document = json.loads(read_state(known)["document"][0].as_py())
     append = AppendPlan(
         manifest,
-        state,
         document,
         Before(
             capture_ids=tuple(document["capture_ids"]),
-            open_files=tuple(str(root / name) for name in state["open"]),
-            event_files=tuple(str(root / name) for name in state["events"]),
-            connection_files=tuple(
-                str(root / name)
-                for name in manifest["tables"]["connections"]["files"]
-                if name not in state["final"].get("connections", {}).get("files", ())
+            open_files=tuple(files.get(STATE_OPEN, ())),
+            event_files=tuple(
+                path for name in SCHEMAS for path in files.get(f"{STATE}/{name}", ())
             ),
+            connection_files=tuple(files["connections"]),
             facts=document["facts"].encode(),
             names_used=json.dumps(document["names_used"]).encode(),
             end_ns=document["end_ns"],
@@ -216,6 +225,13 @@ def append_plan(
         else:
             append.known.append(item.path)
     return append
+
+
+def _open_rows(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The files of `connections` with the rows of those that may continue."""
+    final = manifest["state"]["final"].get("connections", {}).get("files", ())
+    names = manifest["tables"]["connections"]["files"]
+    return {"files": [name for name in names if name not in final]}
 
 
 def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -> bool:
@@ -295,10 +311,8 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
     return None
 
 
-def state_to_save(
-    plan: RunPlan, state: dict[str, Any], append: AppendPlan | None, files: StateFiles
-) -> tuple[dict[str, Any], list[StagedFile]]:
-    """(the `state` entry of the manifest, its files) of a run that saved state."""
+def state_to_save(plan: RunPlan, state: dict[str, Any], append: AppendPlan | None) -> pa.Table:
+    """The row of STATE_KNOWN of a run that saved state."""
     used = NamesUsed.from_json(state["names_used"])
     changed = {}
     if append is not None:
@@ -311,11 +325,7 @@ def state_to_save(
         "changed_ns": changed | _changed_ns(plan),
         "names_used": used.to_json(),
     }
-    known = files.write(KNOWN_FILE, [json.dumps(document).encode()])
-    staged = [StagedFile(**entry) for entry in [*state["files"], known]]
-    events = append.state["events"] if append is not None else []
-    # `table_set.commit` adds the names of the staged files
-    return {"known": None, "open": [], "events": events}, staged
+    return pa.table({"document": [json.dumps(document)]})
 
 
 def _changed_ns(plan: RunPlan) -> dict[str, int]:

@@ -8,6 +8,7 @@ makes rows.
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,21 +40,23 @@ from kdissect.pipeline.filters import (
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
-from kdissect.pipeline.saved_state import COUNTS, StateFiles, write_connections
+from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, packed_parts, parts
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
     ROW_BYTES_MAX,
     RUN,
+    STATE_OPEN,
     Row,
     RowKind,
     packed_table,
     sliced,
+    unpacked_table,
 )
 from kdissect.resume.carry import CarriedBytes, CompletedExchanges, ConnectionCarry
 from kdissect.resume.next_window import CarryLimits
-from kdissect.resume.open_connection import OpenConnection, rows_of, unpack_connections
+from kdissect.resume.open_connection import OpenConnection, from_table, rows_of, to_table
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -88,11 +91,8 @@ class AssembledBucket:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def assemble(
-    plan: RunPlan, sources: Sources, rows: Iterable[Row], files: StateFiles | None = None
-) -> Iterator[Row]:
-    """Turn all rows of one bucket, in order, into rows keyed by slot. files: receives the saved
-    state."""
+def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[Row]:
+    """Turn all rows of one bucket, in order, into rows keyed by slot."""
     began = time.perf_counter()
     gathered = Gathered()
     states: list[OpenConnection] = []
@@ -102,7 +102,7 @@ def assemble(
         if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
         elif row.kind == RowKind.STATES:
-            states += unpack_connections(row.data)
+            states += from_table(unpacked_table(row.data)[1])
         else:
             yield row._replace(key=row.order % plan.slot_count)
     batch, scratch = gathered.batch()
@@ -137,10 +137,8 @@ def assemble(
     for source, count in bucket.given_up.items():
         stats.tcp[source] -= count
         stats.ignored[source][NOT_FOLLOWED] += count
-    if files is not None and bucket.states:
-        stats.files.append(write_connections(files, bucket.states))
     stats.timings |= {"assemble_s": time.perf_counter() - began, "assemble_bytes": byte_count}
-    yield Row(RUN, RowKind.STATS, number, stats.to_json().encode())
+    yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
     yield Row(RUN, RowKind.FACTS, number, learnt.cluster.to_bytes())
 
 
@@ -281,8 +279,11 @@ def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:
 def _tables(
     plan: RunPlan, number: int, bucket: AssembledBucket, learnt: Learnt, has_exchange: Any
 ) -> Iterator[tuple[int, str, pa.Table]]:
-    """Rows of `connections` and `anomalies` by slot; with the key RUN those of connections that go
-    on from run to run. has_exchange: bool per anomaly, whether its exchange is written."""
+    """Rows of `connections`, `anomalies` and the saved state by slot; with the key RUN those of
+    connections that go on from run to run.
+
+    has_exchange: bool per anomaly, whether its exchange is written.
+    """
     assembly, options = bucket.assembly, plan.options
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
@@ -299,6 +300,7 @@ def _tables(
     for table in anomaly_tables(assembly, bucket.sources, list(plan.capture_ids), options):
         yield home, "anomalies", table
     yield home, "anomalies", anomalies_table(bucket.notes)
+    yield home, STATE_OPEN, to_table(bucket.states)
 
 
 def anomaly_tables(

@@ -22,16 +22,7 @@ from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter
 from kdissect.pipeline.message_tables import write_tables
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_plan import RunPlan
-from kdissect.pipeline.saved_state import (
-    EVENT_FILES,
-    StateFiles,
-)
-from kdissect.pipeline.step_rows import (
-    Row,
-    RowKind,
-    Sink,
-    unpacked_table,
-)
+from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink, unpacked_table
 from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector
 from kdissect.stories.fetch_messages import fetch_events
@@ -50,12 +41,11 @@ def decode(
     sources: Sources,
     rows: Iterable[Row],
     sink: Sink,
-    files: StateFiles | None = None,
 ) -> Iterator[Row]:
     """Write all rows of one slot to tables; yields events, and last a RESULT for the driver.
 
     facts: of the whole run. rows: all have the slot's number as their key, in the order of
-    `RowKind`. files: receives the events.
+    `RowKind`.
     """
     began = time.perf_counter()
     slot = 0
@@ -81,15 +71,13 @@ def decode(
     chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
     names = facts.topics.names()
     used.merge(decode_exchanges(output, sources, chunks, names, events))
-    kept = []
-    for packed in events.packed():
-        kept.append(packed.data)
-        yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
     state: dict[str, Any] = {}
-    if files is not None:
+    if plan.keeps:
         state = {"names_used": used.to_json()}
-        if kept:
-            state["files"] = [files.write(EVENT_FILES, kept)]
+        for name, table in events.tables().items():
+            sink(f"{STATE}/{name}", table)
+    for packed in events.packed():
+        yield Row(packed.key, RowKind.EVENTS, (slot << 20) + packed.number, packed.data)
     timings = {"decode_s": time.perf_counter() - began, "decode_bytes": byte_count}
     result = json.dumps({"timings": timings, "state": state}).encode()
     yield Row(slot % plan.event_key_count, RowKind.RESULT, slot, result)

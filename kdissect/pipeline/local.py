@@ -16,10 +16,11 @@ from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble, assembled
+from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.decode import decode
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
-from kdissect.pipeline.saved_state import StateFiles, event_pieces, merged
+from kdissect.pipeline.saved_state import earlier_events
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
@@ -28,13 +29,11 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 
-def run(
-    plan: RunPlan, sink: Sink, for_stories: Sink | None = None, files: StateFiles | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> dict[str, Any]:
     """Dissect the captures of a plan: one split, bucket, slot and event key at a time.
 
-    sink: receives tables. for_stories: receives those built from all events, if not `sink`. files:
-    receives the saved state. Returns the result of `summed`.
+    sink: receives tables. for_stories: receives those built from all events, if not `sink`. Returns
+    the result of `summed`.
     """
     sources = plan.sources()
     buckets, slots, events = _KeyedRows(), _KeyedRows(), _KeyedRows()
@@ -44,14 +43,14 @@ def run(
     slots.add(buckets.take(RUN))
     with logged_step(_log, "assemble", buckets=len(buckets)):
         for _, rows in buckets.drain():
-            slots.add(assemble(plan, sources, rows, files))
+            slots.add(assemble(plan, sources, rows))
     summary = RunSummary.of(slots.take(RUN))
     results = [write_run_tables(plan, summary, sink)]
     for number in range(len(plan.before.event_files) if plan.before else 0):
         events.add(earlier_events(plan, number))
     with logged_step(_log, "decode", slots=len(slots)):
         for _, rows in slots.drain():
-            events.add(decode(plan, summary.facts, sources, rows, sink, files))
+            events.add(decode(plan, summary.facts, sources, rows, sink))
     with logged_step(_log, "analyse", keys=len(events)):
         for _, rows in events.drain():
             results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
@@ -62,11 +61,10 @@ def run(
 
 def staged_run(plan: RunPlan, out: str, run_id: str) -> tuple[list[StagedFile], dict[str, Any]]:
     """Dissect the captures of a plan into files for the set at `out`: (these, result of `run`)."""
-    sinks, files = [ParquetSink(out, run_id, "s00000")], None
+    sinks = [ParquetSink(out, run_id, "s00000")]
     if plan.keeps:
         sinks.append(ParquetSink(out, run_id, "e", is_final=False))
-        files = StateFiles(out, run_id)
-    result = run(plan, sinks[0], sinks[-1], files)
+    result = run(plan, sinks[0], sinks[-1])
     return [file for sink in sinks for file in sink.close()], result
 
 
@@ -98,22 +96,20 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.kind, row.order))
 
 
-def earlier_events(plan: RunPlan, number: int) -> Iterator[Row]:
-    """The events in file `number` of the saved state, keyed for this run."""
-    assert plan.before is not None
-    for packed in event_pieces(plan.before.event_files[number], plan.event_key_count):
-        yield Row(packed.key, RowKind.EVENTS, -1, packed.data)
-
-
 def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge the results of all tasks: `timings` summed in seconds, `state` and `hashes` merged."""
     timings: dict[str, float] = defaultdict(float)
+    state: dict[str, Any] = {}
+    used = NamesUsed()
     for result in results:
         for name, value in result["timings"].items():
             timings[name] += value
+        of_task = result.get("state", {})
+        used.merge(NamesUsed.from_json(of_task.get("names_used", {})))
+        state |= of_task
     return {
         "timings": dict(timings),
-        "state": merged(result.get("state", {}) for result in results),
+        "state": state | {"names_used": used.to_json()},
         "hashes": [one for result in results for one in result.get("hashes", ())],
     }
 

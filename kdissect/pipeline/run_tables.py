@@ -9,6 +9,7 @@ decode task, because a fact that comes late applies to earlier rows as well.
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,11 +38,11 @@ LATE_NAMES_LISTED = 20
 
 @dataclass(slots=True)
 class RunStats:
-    """Counts of a run, or of a part of it; `+=` adds another part.
+    """Counts of a run, or of a part of it, picklable; `+=` adds another part.
 
     packets, tcp, duplicates: by source. ignored: by source and reason. counts: by name of
-    `saved_state.COUNTS`. timings: seconds and bytes by name. files: of the saved state, fields of
-    StagedFile. hashes: (number in the plan's `files`, size, sha256).
+    `saved_state.COUNTS`. timings: seconds and bytes by name. hashes: (number in the plan's `files`,
+    size, sha256).
     """
 
     packets: Counter[int] = field(default_factory=Counter)
@@ -50,7 +51,6 @@ class RunStats:
     ignored: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     counts: Counter[str] = field(default_factory=Counter)
     timings: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    files: list[dict[str, Any]] = field(default_factory=list)
     hashes: list[tuple[int, int, str]] = field(default_factory=list)
 
     def __iadd__(self, other: RunStats) -> RunStats:
@@ -60,30 +60,8 @@ class RunStats:
             self.ignored[source].update(reasons)
         for name, value in other.timings.items():
             self.timings[name] += value
-        self.files += other.files
         self.hashes += other.hashes
         return self
-
-    def to_json(self) -> str:
-        by_source = {"packets": self.packets, "tcp": self.tcp, "duplicates": self.duplicates}
-        return json.dumps({
-            **{name: list(counts.items()) for name, counts in by_source.items()},
-            "ignored": list(self.ignored.items()), "counts": self.counts,
-            "timings": self.timings, "files": self.files, "hashes": self.hashes,
-        })  # fmt: skip
-
-    @staticmethod
-    def from_json(text: str | bytes) -> RunStats:
-        document = json.loads(text)
-        packets, tcp, duplicates = (
-            Counter(dict(document[name])) for name in ("packets", "tcp", "duplicates")
-        )
-        return RunStats(
-            packets, tcp, duplicates,
-            defaultdict(Counter, {int(of): Counter(found) for of, found in document["ignored"]}),
-            Counter(document["counts"]), defaultdict(float, document["timings"]),
-            document["files"], [tuple(found) for found in document["hashes"]],
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -103,7 +81,7 @@ class RunSummary:
         for row in rows:
             assert row.key == RUN, row.key
             if row.kind == RowKind.STATS:
-                summary.stats += RunStats.from_json(row.data)
+                summary.stats += pickle.loads(row.data)
             elif row.kind == RowKind.FACTS:
                 summary.facts.merge(Cluster.from_bytes(row.data))
             else:
@@ -113,7 +91,7 @@ class RunSummary:
 
     def rows(self) -> Iterator[Row]:
         """The same in few rows."""
-        yield Row(RUN, RowKind.STATS, 0, self.stats.to_json().encode())
+        yield Row(RUN, RowKind.STATS, 0, pickle.dumps(self.stats))
         yield Row(RUN, RowKind.FACTS, 0, self.facts.to_bytes())
         for name, tables in self.connections.items():
             for table in tables:
@@ -140,7 +118,6 @@ def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> dict[str
     stats.counts["late_names"] = _late_names(plan, facts, sink)
     state = {
         "counts": stats.counts,
-        "files": stats.files,
         "facts": facts.to_bytes().decode(),
         "names_used": used.to_json(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,14 +17,23 @@ from kdissect.capture.ip_fragments import CONFLICT
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult
 from kdissect.capture.scan import scan as scan_packets
-from kdissect.capture.segments import SegmentBatch
+from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
 from kdissect.pipeline.plan import hashed_input
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
-from kdissect.pipeline.saved_state import connection_pieces
-from kdissect.pipeline.step_rows import ROW_BYTES_MAX, RUN, Row, RowKind, packed_table, sliced
+from kdissect.pipeline.saved_state import read_state
+from kdissect.pipeline.step_rows import (
+    ROW_BYTES_MAX,
+    RUN,
+    STATE_OPEN,
+    Row,
+    RowKind,
+    packed_table,
+    sliced,
+)
+from kdissect.resume.open_connection import endpoints_of
 from kdissect.tables.anomalies import (
     AnomalyRow,
     anomalies_table,
@@ -54,7 +64,7 @@ def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
         "scan_s": time.perf_counter() - began,
         "scan_bytes": split.end - split.pos,
     }
-    yield Row(RUN, RowKind.STATS, number, stats.to_json().encode())
+    yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
 
 
 def _other_unit(plan: RunPlan, number: int) -> Iterator[Row]:
@@ -63,13 +73,16 @@ def _other_unit(plan: RunPlan, number: int) -> Iterator[Row]:
         digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
         if digest is not None:
             stats = RunStats(hashes=[(number, *digest)])
-            yield Row(RUN, RowKind.STATS, number, stats.to_json().encode())
+            yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
         return
     assert plan.before is not None
-    path = plan.before.open_files[number - len(plan.files)]
-    pieces = connection_pieces(path, bucket_of, plan.bucket_count, ROW_BYTES_MAX)
-    for order, (bucket, data) in enumerate(pieces):
-        yield Row(bucket, RowKind.STATES, (number << 20) + order, data)
+    saved = read_state(plan.before.open_files[number - len(plan.files)])
+    batch = SegmentBatch(endpoints_of(saved), np.zeros(0, SEGMENT))
+    buckets, order = bucket_of(batch, plan.bucket_count), number << 20
+    for bucket in np.unique(buckets).tolist():
+        for part in sliced(saved.filter(pa.array(buckets == bucket))):
+            yield Row(bucket, RowKind.STATES, order, packed_table(STATE_OPEN, part))
+            order += 1
 
 
 def _scan_anomalies(plan: RunPlan, result: ScanResult, is_first: bool) -> pa.Table:

@@ -27,12 +27,13 @@ import pyarrow as pa
 
 from kdissect.capture import object_store
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
+from kdissect.pipeline.step_rows import STATE
 from kdissect.tables.schemas import FIXED_TABLES
 
 STAGING = "_staging"
 LOCK = f"{STAGING}/lock"
-FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", "_state", STAGING))
-_BY_A_RUN = re.compile(r"(.*/part|_state/\w+)-[\w-]+-[0-9a-f]{12}(\.parquet)?")
+FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", STATE, STAGING))
+_BY_A_RUN = re.compile(r".*/part-[\w-]+-[0-9a-f]{12}\.parquet")
 LAST_FILES_S = 10.0  # longest wait for objects that tasks of a failed run were writing
 _RACES_MAX = 1000  # attempts against owners that remove the folder while it is made
 _PAUSE_S, _QUIET_LISTINGS = 0.5, 3

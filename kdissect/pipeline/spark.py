@@ -41,7 +41,7 @@ from kdissect.pipeline.decode import decode
 from kdissect.pipeline.plan import Runner
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
-from kdissect.pipeline.saved_state import StateFiles
+from kdissect.pipeline.saved_state import earlier_events
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.spark_jobs import job_errors
 from kdissect.pipeline.step_rows import RUN, Row, RowKind
@@ -71,7 +71,7 @@ def run(
         whole = _mapped(spark.range(0, 1, 1, 1), _whole_stage(plan, out, run_id), RESULTS)
         results += _results(spark, plan, whole)
     else:
-        assembled = _assembled(spark, plan, out, run_id).persist()
+        assembled = _assembled(spark, plan).persist()
         try:
             with logged_step(_log, "scan and assemble"), job_errors(spark, plan):
                 collected = assembled.where(f"key = {RUN}").collect()
@@ -93,12 +93,12 @@ def _results(spark: SparkSession, plan: RunPlan, frame: DataFrame) -> list[dict[
         return [json.loads(row.result) for row in frame.collect()]
 
 
-def _assembled(spark: SparkSession, plan: RunPlan, out: str, run_id: str) -> DataFrame:
+def _assembled(spark: SparkSession, plan: RunPlan) -> DataFrame:
     """Rows of the assemble step."""
     scans = len(plan.scan_bounds) - 1
     scanned = _mapped(spark.range(0, scans, 1, scans), _scan_stage(plan), ROWS)
     buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, _assemble_stage(plan, StateFiles(out, run_id)), ROWS)
+    return _mapped(buckets, _assemble_stage(plan), ROWS)
 
 
 def _decoded(
@@ -133,7 +133,7 @@ def _scan_stage(plan: RunPlan) -> Stage:
     return stage
 
 
-def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
+def _assemble_stage(plan: RunPlan) -> Stage:
     def stage(batches: Batches) -> Batches:
         _enter("assemble")
         of_run: list[Row] = []
@@ -143,7 +143,7 @@ def _assemble_stage(plan: RunPlan, files: StateFiles) -> Stage:
                 continue
             # a mapping per bucket: a task may have many buckets, with bytes from all over the
             # captures
-            for row in assemble(plan, plan.sources(), group, files):
+            for row in assemble(plan, plan.sources(), group):
                 if row.key == RUN:
                     of_run.append(row)
                 else:
@@ -159,11 +159,10 @@ def _decode_stage(plan: RunPlan, facts: Cluster, out: str, run_id: str) -> Stage
         _enter("decode")
         results = []
         sink: ParquetSink | None = None
-        files = StateFiles(out, run_id) if plan.keeps else None
         row = None
         for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
             sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
-            for row in decode(plan, facts, plan.sources(), rows, sink, files):
+            for row in decode(plan, facts, plan.sources(), rows, sink):
                 if row.kind == RowKind.RESULT:
                     results.append(json.loads(row.data))
                 else:
@@ -183,7 +182,7 @@ def _events_stage(plan: RunPlan) -> Stage:
     def stage(batches: Batches) -> Batches:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from map(_batch, local.earlier_events(plan, number))
+                yield from map(_batch, earlier_events(plan, number))
 
     return stage
 

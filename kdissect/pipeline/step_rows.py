@@ -27,9 +27,13 @@ from kdissect.tables.schemas import FIXED_TABLES
 
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 
-# names of TABLE rows: connections that a later run may continue; that an earlier run began
+# names of TABLE rows: rows of connections that a later run may continue; that an earlier run began
 OPEN_CONNECTIONS, ENDED_CONNECTIONS = "open connections", "ended connections"
 TABLE_OF = dict.fromkeys((OPEN_CONNECTIONS, ENDED_CONNECTIONS), "connections")
+# Tables of a set's saved state, which `append` describes: connections as `open_connection` packs
+# them, the events of SCHEMAS, and one row with all else.
+STATE = "_state"  # readers of tables skip folders with a leading underscore
+STATE_OPEN, STATE_KNOWN = f"{STATE}/open", f"{STATE}/known"
 RUN = -1  # key of rows about the whole run
 ROW_BYTES_MAX = 4 * MB  # bytes of one shuffled row; Spark's Arrow batches hold several
 
@@ -65,10 +69,9 @@ def sliced(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def packed_table(name: str, table: pa.Table) -> bytes:
+    schema = FIXED_TABLES.get(TABLE_OF.get(name, name), table.schema)
+    table = plain(table, schema).replace_schema_metadata({"table": name})
     out = pa.BufferOutputStream()
-    table = plain(table, FIXED_TABLES[TABLE_OF.get(name, name)]).replace_schema_metadata(
-        {"table": name}
-    )
     with pa.ipc.new_stream(out, table.schema) as writer:
         writer.write_table(table)
     return bytes(out.getvalue().to_pybytes())

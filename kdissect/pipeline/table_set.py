@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import SetFolder, write_lock
+from kdissect.pipeline.step_rows import STATE
 from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, StagedFile
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
@@ -116,10 +117,10 @@ def commit(
     run.
     `manifest` gets `format_version` and `tables` here. Fixed tables without rows get an empty file,
     so that every reader finds their schema. kept: row counts and files of the old set that stay in
-    the new one. Files of "tables" with a leading underscore belong to the state, which `manifest`
-    describes (`append`).
+    the new one. Tables of a saved state (`append`) are listed apart, with the files of all tables
+    that the next append keeps.
     """
-    place, state = SetFolder(out), manifest.get("state", {})
+    place = SetFolder(out)
     tables: Entries = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
     final: Entries = {}
     for table, entry in (kept or {}).items():
@@ -127,15 +128,13 @@ def commit(
             entries[table] = {"rows": entry["rows"], "files": list(entry["files"])}
     for file in sorted(files, key=lambda file: (file.table, file.path)):
         name = place.publish(file.path)
-        if file.table.startswith("_"):
-            _enter_state(state, file.table, name)
-            continue
         for entries in (tables, final) if file.is_final else (tables,):
             entry = entries.setdefault(file.table, {"rows": 0, "files": []})
             entry["rows"] += file.row_count
             entry["files"].append(name)
-    if "known" in state:
-        state["final"] = final
+    state = {name: tables.pop(name) for name in list(tables) if name.startswith(STATE)}
+    if state:
+        manifest = {**manifest, "state": {"tables": state, "final": final}}
     for name, schema in _empty_files(tables, run_id, manifest):
         buffer = pa.BufferOutputStream()
         _write_empty(buffer, schema)
@@ -159,14 +158,6 @@ def commit(
     return document
 
 
-def _enter_state(state: dict[str, Any], table: str, name: str) -> None:
-    kind = table.rpartition("/")[2]
-    if isinstance(state[kind], list):
-        state[kind] = [*state[kind], name]
-    else:
-        state[kind] = name
-
-
 def _empty_files(
     tables: dict[str, dict[str, Any]], run_id: str, manifest: dict[str, Any]
 ) -> Iterator[tuple[str, pa.Schema]]:
@@ -182,10 +173,9 @@ def _listed(document: dict[str, Any] | None) -> set[str]:
     """The files that a manifest lists, including those of the state."""
     if not document:
         return set()
-    state = document.get("state") or {}
-    kept = [*state.get("open", ()), *state.get("events", ()), state.get("known")]
-    tables = [name for entry in document["tables"].values() for name in entry["files"]]
-    return {*tables, *(name for name in kept if name)}
+    state = (document.get("state") or {}).get("tables", {})
+    entries = [*document["tables"].values(), *state.values()]
+    return {name for entry in entries for name in entry["files"]}
 
 
 def _write_empty(target: Any, schema: pa.Schema) -> None:

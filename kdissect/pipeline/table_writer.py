@@ -7,6 +7,7 @@ succeeded.
 from __future__ import annotations
 
 import base64
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdissect.pipeline.set_folder import SetFolder
-from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, TABLE_OF
+from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, STATE, STATE_KNOWN, STATE_OPEN, TABLE_OF
 from kdissect.tables.arrow_arrays import owned, plain
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
 
@@ -29,7 +30,7 @@ COMPRESSION_LEVEL = 1
 # page starts with an empty window.
 PAGE_BYTES = 4 << 20
 # written anew by every run that adds to a set
-REWRITTEN = ("topics", "brokers", OPEN_CONNECTIONS)
+REWRITTEN = ("topics", "brokers", OPEN_CONNECTIONS, STATE_OPEN, STATE_KNOWN)
 # the rows of other tables arrive in the order of their exchanges' times
 ORDERED_BY = {"connections": "first_time", "group_events": "time", "transactions": "begin_time"}
 
@@ -222,7 +223,10 @@ class ParquetSink:
 
     def _open(self, path: str) -> Any:
         self.place.check_open(self.run_id)
-        return self.place.open_output(path)
+        stream = self.place.open_output(path)
+        if f"/{STATE}/" in path:  # captured bytes, which only the user may read
+            os.chmod(self.place.path(path), 0o600)
+        return stream
 
     def close(self) -> list[StagedFile]:
         files = []

@@ -1,12 +1,11 @@
 """An open connection between two windows: what is known of it, and the bytes of its open frames.
 
-`pack_connections` makes bytes of many, which a table set or a stream keeps. These hold captured
-payload: of TLS its ciphertext, never a secret.
+`to_table` makes rows of them, which a table set or a stream keeps. These hold captured payload: of
+TLS its ciphertext, never a secret.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assemble import EARLIER, EarlierState
@@ -153,52 +153,48 @@ def with_sources(
     return renumbered, np.flatnonzero(is_used)
 
 
-# -- as bytes -------------------------------------------------------------------------------
+# -- as rows of a table ---------------------------------------------------------------------
 
-_COUNTS = np.dtype([("segments", "<i8"), ("data", "<i8"), ("rtt", "<i8")])
-_WIDTHS = {"segments": SEGMENT.itemsize, "data": 1, "rtt": RTT_COUNT.itemsize}
-
-
-def pack_connections(connections: Sequence[OpenConnection]) -> bytes:
-    """Connections as bytes, for `unpack_connections`."""
-    counts = np.zeros(len(connections), _COUNTS)
-    segments, data, rtt = [], [], []
-    for row, one in zip(counts, connections, strict=True):
-        segments.append(b"".join(part for part, _ in one.parts))
-        data.append(b"".join(part for _, part in one.parts))
-        rtt.append(one.rtt.tobytes())
-        row["segments"] = len(segments[-1]) // SEGMENT.itemsize
-        row["data"], row["rtt"] = len(data[-1]), len(one.rtt)
-    tls = json.dumps([one.tls and one.tls.to_json() for one in connections]).encode()
-    blocks = [b"".join(block) for block in (segments, data, rtt)]
-    packed = [rows_of(connections).tobytes(), counts.tobytes(), *blocks, tls]
-    return b"".join([np.array([len(part) for part in packed], "<i8").tobytes(), *packed])
+OPEN_SCHEMA = pa.schema([
+    ("row", pa.binary(OPEN.itemsize)),
+    ("segments", pa.binary()),
+    ("data", pa.binary()),
+    ("rtt", pa.binary()),
+    ("tls", pa.string()),  # JSON
+])  # fmt: skip
 
 
-def unpack_connections(packed: bytes) -> list[OpenConnection]:
-    """The connections that `pack_connections` was given. Raises ValueError for other bytes."""
-    sizes = np.frombuffer(packed, "<i8", 6).tolist()
-    if min(sizes) < 0 or 48 + sum(sizes) != len(packed):
-        raise ValueError("open connections: their sizes are not those of the bytes")
-    bounds = np.cumsum([48, *sizes]).tolist()
-    parts = [packed[low:high] for low, high in itertools.pairwise(bounds)]
-    rows, counts = np.frombuffer(parts[0], OPEN), np.frombuffer(parts[1], _COUNTS)
-    blocks = []
-    for part, (name, width) in zip(parts[2:5], _WIDTHS.items(), strict=True):
-        ends = np.cumsum(counts[name]) * width
-        if (counts[name] < 0).any() or int(ends[-1] if len(ends) else 0) != len(part):
-            raise ValueError("open connections: their parts are not as long as they say")
-        starts = ends - counts[name] * width
-        blocks.append([part[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)])
-    tls = json.loads(parts[5])
-    if not isinstance(tls, list) or not len(tls) == len(rows) == len(counts):
-        raise ValueError("open connections: their parts are of different numbers of them")
+def to_table(connections: Sequence[OpenConnection]) -> pa.Table:
+    """A row for each connection, for `from_table`."""
+    columns = (
+        [one.row.tobytes() for one in connections],
+        [b"".join(part for part, _ in one.parts) for one in connections],
+        [b"".join(part for _, part in one.parts) for one in connections],
+        [one.rtt.tobytes() for one in connections],
+        [one.tls and json.dumps(one.tls.to_json()) for one in connections],
+    )
+    arrays = [pa.array(*pair) for pair in zip(columns, OPEN_SCHEMA.types, strict=True)]
+    return pa.table(arrays, schema=OPEN_SCHEMA)
+
+
+def endpoints_of(table: pa.Table) -> npt.NDArray[np.void]:
+    """ENDPOINTS[n] of the rows of a table of connections."""
+    rows = np.frombuffer(b"".join(table["row"].to_pylist()), OPEN)
+    return rows["endpoints"].copy()
+
+
+def from_table(table: pa.Table) -> list[OpenConnection]:
+    """The connections that `to_table` was given. Raises ValueError for another table."""
+    if not table.schema.equals(OPEN_SCHEMA):
+        raise ValueError("open connections: the columns are those of another version")
     return [
         OpenConnection(
-            rows[number : number + 1].copy(),
+            np.frombuffer(row, OPEN).copy(),
             ((segments, data),) if segments else (),
             np.frombuffer(rtt, RTT_COUNT),
-            None if saved is None else TlsState.from_json(saved),
+            None if tls is None else TlsState.from_json(json.loads(tls)),
         )
-        for number, (segments, data, rtt, saved) in enumerate(zip(*blocks, tls, strict=True))
+        for row, segments, data, rtt, tls in zip(
+            *(column.to_pylist() for column in table.columns), strict=True
+        )
     ]

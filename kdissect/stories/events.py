@@ -149,14 +149,15 @@ class Collector:
         if table.num_rows:
             self._tables[name].append(table)
 
+    def tables(self) -> dict[str, pa.Table]:
+        """All events by name, without names that have none."""
+        return {name: pa.concat_tables(some) for name, some in self._tables.items() if some}
+
     def packed(self) -> Iterator[Packed]:
         """Yield all events, packed by key."""
         number = 0
-        for name, parts in self._tables.items():
-            if not parts:
-                continue
-            table = pa.concat_tables(parts).combine_chunks()
-            parts.clear()
+        for name, collected in self.tables().items():
+            table = collected.combine_chunks()
             keys = self._keys(name, table)
             order = np.argsort(keys, kind="stable")
             bounds = np.flatnonzero(np.diff(keys[order])) + 1

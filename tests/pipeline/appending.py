@@ -9,6 +9,7 @@ from pathlib import Path
 from cramjam import zstd
 
 import kdissect
+from kdissect.pipeline.saved_state import read_state
 from tests.builders.captures import split_capture
 from tests.conftest import CAPTURES
 
@@ -72,6 +73,17 @@ def plain(path: Path, folder: Path) -> Path:
     plain = folder / path.stem
     plain.write_bytes(bytes(COMPRESSIONS[path.suffix].decompress(path.read_bytes())))
     return plain
+
+
+def saved_bytes(out: Path) -> bytes:
+    """All values of the state of a set, as bytes."""
+    tables = (read_state(str(file)) for file in (out / "_state").rglob("*.parquet"))
+    columns = (column.to_pylist() for table in tables for column in table.columns)
+    return b"".join(
+        value if isinstance(value, bytes) else str(value).encode()
+        for values in columns
+        for value in values
+    )
 
 
 def appended(out: Path, captures, **options) -> kdissect.Tables:

@@ -14,7 +14,6 @@ from kdissect import accounts
 from kdissect.errors import OutputError
 from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.table_set import MANIFEST
 from tests.builders.captures import Packet, pcap_bytes, split_capture
@@ -23,7 +22,16 @@ from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
-from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated, rows
+from tests.pipeline.appending import (
+    appended,
+    check,
+    check_cuts,
+    counted,
+    plain,
+    rotated,
+    rows,
+    saved_bytes,
+)
 
 ROTATED = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
 
@@ -86,8 +94,8 @@ def test_captures_that_are_gone_are_not_missed(name, tmp_path, in_process):
     check(kdissect.open(out), captures)
     manifest = json.loads((out / MANIFEST).read_text())
     listed = {name for entry in manifest["tables"].values() for name in entry["files"]}
-    state = manifest["state"]
-    listed |= {state["known"], *state["open"], *state["events"], MANIFEST}
+    state = manifest["state"]["tables"].values()
+    listed |= {MANIFEST, *(name for entry in state for name in entry["files"])}
     there = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert there == listed
     assert manifest["totals"]["bytes"] == sum(os.path.getsize(path) for path in captures)
@@ -316,7 +324,7 @@ def test_a_capture_that_is_gone_and_needed_is_named_with_the_reason(halves):
     captures, out = halves
     shutil.rmtree(out / "_state")
     os.unlink(captures[0])
-    with pytest.raises(kdissect.CaptureError, match=r"it is gone; it must be read again: .*known"):
+    with pytest.raises(kdissect.CaptureError, match=r"it is gone; it must be read again: .*_state"):
         appended(out, captures[1])
 
 
@@ -372,9 +380,7 @@ def test_secrets_are_not_kept(tmp_path, in_process):
         raw = Path(captures[0]).read_bytes()
         tokens = [word for word in (b"alice-secret", b"bob-secret") if word in raw]
         tokens += {raw[at - 40 : at] for at in _plain_tokens(raw)}
-        state = b"".join(
-            part for file in (out / "_state").glob("*") for part in read_state(str(file))
-        )
+        state = saved_bytes(out)
         assert state or "missing" in kdissect.open(out).manifest["state"]
         for token in tokens:
             assert token not in state

@@ -14,8 +14,9 @@ import pytest
 
 import kdissect
 from kdissect import folder_stream
+from kdissect.pipeline.step_rows import unpacked_table
 from kdissect.resume.next_window import CarryLimits
-from kdissect.resume.open_connection import unpack_connections
+from kdissect.resume.open_connection import from_table
 from tests.builders.captures import Blocks, pcap_bytes, split_capture
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
@@ -274,7 +275,7 @@ def test_a_closed_connection_leaves_no_state(folder):
         talk.close()
         (folder / f"{number}.pcap").write_bytes(pcap_bytes(talk.packets))
         query.batch()
-    saved = [unpack_connections(state.value[0]) for state in query.connections.values()]
+    saved = [from_table(unpacked_table(state.value[0])[1]) for state in query.connections.values()]
     ports = [int(one.row["endpoints"]["port_a"][0]) for some in saved for one in some]
     assert sorted(ports) == [40001, 40002]
 

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli import app
 from kdissect.errors import Error
-from kdissect.pipeline.saved_state import read_state
 from kdissect.protocol.api_keys import ApiKey
 from tests.builders.messages import Exchange, exchange, write_capture
 from tests.planted_secrets import (
@@ -88,8 +87,6 @@ def _contents(path: Path) -> Iterator[bytes]:
         yield _columns(pq.read_table(path))
     elif data.startswith(b"\x1f\x8b"):
         yield gzip.decompress(data)
-    elif path.parent.name == "_state":
-        yield from (bytes(part) for part in read_state(str(path)))
 
 
 def leaks(capture: Capture, data: bytes) -> list[bytes]:
