@@ -70,7 +70,8 @@ def _wanted(values: Sequence[str]) -> set[str]:
     for name in sorted(names):
         if name not in KINDS and name not in SEVERITIES:
             raise typer.BadParameter(
-                f"{name!r} is none of {', '.join((*SEVERITIES, *KINDS))}", param_hint="--fail-on"
+                f"{name!r} is none of {', '.join((*SEVERITIES, *sorted(KINDS)))}",
+                param_hint="--fail-on",
             )
     return names
 

@@ -1,4 +1,4 @@
-"""`broker_stall`: a broker sent no response on any connection while requests waited.
+"""A broker that sent no response on any connection while requests waited.
 
 A long garbage collection, a stopped process or a blocked disk looks like this: all connections are
 silent, then all responses come at once. If the capture ends before, the silence lasts until then.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, lasted_ms
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, Kind
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
 from kdissect.text import duration, plural
 
 # Shorter pauses are usual: a young collection takes 100 ms, a slow disk write some hundreds.
@@ -26,18 +26,17 @@ QUICK_APIS = (
     *("Fetch", "SaslHandshake", "SaslAuthenticate"),
 )
 
-KIND = Kind("broker_stall", "broker", "a broker answered no connection for a while", "latency")
 
 _END = {False: "the responses came at once after it", True: "the capture ends before a response"}
 POLLS = ("Fetch", "ShareFetch")
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
+@kind("broker", "a broker answered no connection for a while", "latency")
+def broker_stall(evidence: Evidence) -> Iterator[Incident]:
     """Yield the stalls of each broker.
 
     Waiting requests of two connections prove a stall, or those of one connection with a request of
-    QUICK_APIS. A long poll that ended in time proves nothing.
-    """
+    QUICK_APIS. A long poll that ended in time proves nothing."""
     polls = ", ".join(f"'{api}'" for api in POLLS)
     quick = ", ".join(f"'{api}'" for api in QUICK_APIS)
     rows = evidence.rows(
@@ -103,7 +102,6 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         length = duration(lasted_ms(row))
         yield evidence.incident(
             row,
-            KIND,
             BAD,
             row["broker"],
             f"{row['broker']} sent no response on any connection for {length}. "

@@ -1,4 +1,4 @@
-"""`consumer_stuck`: a consumer fetched the same offset again and again, though the log has more.
+"""A consumer that fetched the same offset again and again, though the log has more.
 
 Its position does not move, so the responses are of no use to it: a batch larger than it accepts, an
 error of the partition, or bytes that it cannot decode.
@@ -9,16 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import BROKERS, Evidence, Row, lasted_ms
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, Kind
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
 from kdissect.sql.partitions import fetch_answers, fetch_positions
 from kdissect.text import byte_size, duration, plural
-
-KIND = Kind(
-    "consumer_stuck",
-    "partition",
-    "a consumer fetched the same offset again and again, though the log has more",
-    "topics",
-)
 
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
 REPEATS_MIN = 4
@@ -28,7 +21,12 @@ LENGTH_MS = 5000
 PAUSE_MS = 30_000
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
+@kind(
+    "partition",
+    "a consumer fetched the same offset again and again, though the log has more",
+    "topics",
+)
+def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions in which a consumer does not advance."""
     positions = fetch_positions(evidence.database)
     answers = fetch_answers(
@@ -83,7 +81,6 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         partition = f"{row['topic']}-{row['partition']}"
         yield evidence.incident(
             row,
-            KIND,
             BAD,
             partition,
             f"{row['client']} asked {plural(row['requests'], 'time')} in {duration(length_ms)} for "

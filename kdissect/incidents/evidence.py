@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from kdissect.incidents.incident import EVIDENCE_MAX, Incident, Kind
+from kdissect.incidents.incident import EVIDENCE_MAX, Incident
 from kdissect.sql import Database
 from kdissect.sql.requests import endpoint, quantile
 from kdissect.text import shell_word
@@ -19,13 +19,6 @@ Row = dict[str, Any]
 # A broker holds back the responses of these until records or members arrive, so that a request
 # without a response is no sign of a fault until its time is over.
 HELD_APIS = "('Fetch', 'ShareFetch', 'JoinGroup', 'SyncGroup')"
-# SQL of packets with known times: the first of each request and response
-PACKETS = """
-  SELECT request_capture_id AS capture_id, request_packet AS packet, request_time AS time
-  FROM exchanges WHERE request_packet IS NOT NULL
-  UNION ALL SELECT response_capture_id, response_packet, response_time
-  FROM exchanges WHERE response_packet IS NOT NULL
-"""
 # SQL of the columns that `Evidence.incident` takes, over rows of requests
 CONNECTION_IDS = (
     f"list(DISTINCT connection_id ORDER BY connection_id)[:{EVIDENCE_MAX}] AS connection_ids"
@@ -77,9 +70,7 @@ class Evidence:
         """Return SQL of a quantile."""
         return quantile(self.database, column, share)
 
-    def incident(
-        self, row: Row, kind: Kind, severity: str, subject: str, text: str, **fields: Any
-    ) -> Incident:
+    def incident(self, row: Row, severity: str, subject: str, text: str, **fields: Any) -> Incident:
         """Return an incident with the times, counts, ids and brokers of a row.
 
         row: `start`, `stop`, and each of `requests`, `lost_ms`, `exchange_ids`, `connection_ids`,
@@ -88,7 +79,6 @@ class Evidence:
         ids = row.get("connection_ids") or []
         brokers = row["brokers"] if "brokers" in row else filter(None, [row.get("broker")])
         incident = Incident(
-            kind.name,
             severity,
             row["start"],
             row["stop"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -36,27 +36,13 @@ _SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of incident: docs/incidents.md has a section for each.
-
-    subject: what its incidents are of. section: of the report's page, with the details.
-    """
-
-    name: str
-    subject: str
-    meaning: str
-    section: str
-
-
-@dataclass(frozen=True, slots=True)
 class Incident:
-    """A row of `incidents`.
+    """A row of `incidents`; its finder leaves `kind` empty.
 
     brokers, client: addresses of the brokers and the client that it explains, for the search for
     causes.
     """
 
-    kind: str
     severity: str
     start: datetime
     end: datetime
@@ -69,6 +55,39 @@ class Incident:
     next_command: str = ""
     brokers: frozenset[str] = frozenset()
     client: str = ""
+    kind: str = ""
+
+
+# yields the incidents that the evidence (`Evidence`) establishes
+Finder = Callable[[Any], Iterator[Incident]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of incident: docs/incidents.md has a section for each.
+
+    subject: what its incidents are of. section: of the report's page, with the details.
+    """
+
+    name: str
+    subject: str
+    meaning: str
+    section: str
+    find: Finder
+
+
+KINDS: dict[str, Kind] = {}
+
+
+def kind(subject: str, meaning: str, section: str) -> Callable[[Finder], Finder]:
+    """Return a decorator that registers a finder as the kind of its name."""
+
+    def register(find: Finder) -> Finder:
+        name = find.__name__
+        KINDS[name] = Kind(name, subject, meaning, section, find)
+        return find
+
+    return register
 
 
 def incident_table(incidents: Iterable[Incident]) -> pa.Table:

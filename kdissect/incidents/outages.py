@@ -1,5 +1,6 @@
-"""The table `outages`: attempts to connect to an address that failed, without any that worked.
+"""Brokers and addresses that clients could not connect to.
 
+The table `outages` has the attempts to connect to an address that failed, without any that worked.
 A row has `first_failed` and `last_failed`, `back` (the next attempt that worked, or null), `era`
 (how many had worked before), and the counts `attempts`, `syns` and `refusals`. `start` is when the
 broker closed its connections, or an earlier request that it ignored; `stop` is `back`, or the last
@@ -13,10 +14,22 @@ the broker, before the first attempt failed.
 
 from __future__ import annotations
 
-from kdissect.incidents.evidence import HELD_APIS, Evidence
-from kdissect.incidents.incident import EVIDENCE_MAX
-from kdissect.incidents.leaders import make_leaders
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, Row, lasted_ms
+from kdissect.incidents.incident import (
+    BAD,
+    EVIDENCE_MAX,
+    INFO,
+    SEVERITIES,
+    WARN,
+    Incident,
+    kind,
+)
+from kdissect.incidents.leader_changes import make_leaders
 from kdissect.sql.requests import endpoint
+from kdissect.text import duration, plural
 
 # A node that announced its shutdown takes so long at most (controlled shutdown and log flushes).
 SHUTDOWN_S = 60
@@ -141,3 +154,228 @@ def make_outages(evidence: Evidence) -> None:
         """
     )
     evidence.run(_OUTAGES)
+
+
+# A client that starts early or races with a restart fails once or twice, then succeeds.
+ATTEMPTS_MIN = 3
+LENGTH_MIN_MS = 1000
+# Listeners of one node close within so long of each other.
+ONE_NODE = timedelta(milliseconds=250)
+
+
+@kind("broker", "connection attempts to a broker failed", "network")
+def broker_unreachable(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the outages, those of one node's listeners together."""
+    make_outages(evidence)
+    nodes: list[list[Row]] = []
+    for row in evidence.rows(
+        "FROM outages WHERE era > 0 OR back IS NOT NULL OR NOT is_advertised ORDER BY start, broker"
+    ):
+        if severity := _severity(row):
+            near = nodes[-1][0] if nodes else None
+            if near and row["start"] - near["start"] <= ONE_NODE and _ip(near) == _ip(row):
+                nodes[-1].append({**row, "severity": severity})
+            else:
+                nodes.append([{**row, "severity": severity}])
+    for listeners in nodes:
+        yield _outage(evidence, listeners)
+
+
+def _severity(row: Row) -> str | None:
+    """Return the severity of an outage; None if it is too short to matter.
+
+    It follows from what the clients lost: nothing, if other brokers led the node's partitions,
+    served its clients meanwhile, and no request was lost that a broker answers at once.
+    """
+    is_single = row["attempts"] < ATTEMPTS_MIN and row["syns"] < ATTEMPTS_MIN
+    if not row["requests"] and (is_single or lasted_ms(row) < LENGTH_MIN_MS):
+        return None
+    if not row["era"]:
+        return WARN if row["back"] is None else INFO
+    # a controller's listener, which no client uses
+    is_internal = row["is_brokers"] and not row["is_advertised"]
+    return INFO if _lost_nothing(row) or is_internal or not row["is_clients"] else BAD
+
+
+def _lost_nothing(row: Row) -> bool:
+    has_left = row["is_announced"] or row["has_moved"]
+    return bool(has_left and row["is_served"] and not row["lost"])
+
+
+def _ip(row: Row) -> str:
+    address: str = row["broker"]
+    return address.rpartition(":")[0]
+
+
+def _outage(evidence: Evidence, listeners: list[Row]) -> Incident:
+    """Return the incident of a node: its subject is the listener of its clients."""
+    start = min(row["start"] for row in listeners)
+    listeners = [{**row, "start": start} for row in listeners]
+    listeners.sort(key=lambda row: (SEVERITIES.index(row["severity"]), -row["requests"]))
+    first, *others = listeners
+    requests = sum(row["requests"] for row in listeners)
+    ids = [number for row in listeners for number in (*row["closed_ids"], *row["failed_ids"])]
+    sentences = [f"{first['broker']} {_beginning(first)}."]
+    if first["closed_connections"]:
+        closed = plural(first["closed_connections"], "connection")
+        sentences.append(f"It closed {closed} at the beginning.")
+    if first["is_announced"]:
+        sentences.append("It had announced its shutdown.")
+    elif _lost_nothing(first):
+        sentences.append("Metadata named other leaders for its partitions before.")
+    if first["is_served"]:
+        sentences.append("Other brokers served its clients meanwhile.")
+    if requests:
+        sentences.append(f"{plural(requests, 'request')} had no response.")
+    sentences.append(f"It {_ending(first)}.")
+    sentences += [f"{row['broker']} of the same machine {_ending(row)}." for row in others]
+    return evidence.incident(
+        first,
+        first["severity"],
+        first["broker"],
+        " ".join(sentences),
+        request_count=requests,
+        time_lost_ms=lasted_ms(first),
+        exchange_ids=[number for row in listeners for number in row["exchange_ids"] or ()],
+        connection_ids=ids,
+        next_command=evidence.follow(ids),
+        brokers=frozenset(row["broker"] for row in listeners),
+    )
+
+
+def _beginning(row: Row) -> str:
+    kind = "refused" if row["refusals"] == row["attempts"] else "unanswered"
+    attempts = plural(row["attempts"], f"{kind} connection attempt")
+    was_up, comes_back = row["era"] > 0, row["back"] is not None
+    return f"was not up yet: {attempts}" if comes_back and not was_up else f"had {attempts}"
+
+
+def _ending(row: Row) -> str:
+    return (
+        "was not reached again"
+        if row["back"] is None
+        else f"was back after {duration(lasted_ms(row))}"
+    )
+
+
+# A client connects to the brokers that Metadata named within so long of its own start.
+METADATA_BEFORE = timedelta(seconds=5)
+# Java's clients repeat Metadata each retry.backoff.ms; some requests may be of a client's start.
+METADATA_MIN = 3
+# What a client sends to a bootstrap address before it connects to the advertised ones.
+_BOOTSTRAP_APIS = (
+    *("ApiVersions", "Metadata", "SaslHandshake", "SaslAuthenticate", "DescribeCluster"),
+    "FindCoordinator",
+)
+
+
+@kind("address", "an address that Metadata advertised was never reached", "network")
+def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the addresses with failed attempts only, then those that clients never tried.
+
+    Clients reach the bootstrap address and nothing else. It is the cluster's mistake, or a name
+    that clients cannot resolve.
+    """
+    make_outages(evidence)
+    rows = evidence.rows(
+        f"""
+        FROM outages WHERE era = 0 AND back IS NULL AND is_advertised
+          AND greatest(syns, attempts) >= {ATTEMPTS_MIN} ORDER BY start, broker
+        """
+    )
+    for row in rows:
+        kind = "refused" if row["refusals"] else "not answered"
+        address = row["broker"]
+        yield _wrong_address(
+            evidence,
+            {
+                "start": _connected_at(evidence, row["first_failed"]),
+                "stop": row["last_failed"],
+                "connection_ids": row["failed_ids"],
+            },
+            address,
+            f"Metadata names {address} as the address of a broker. "
+            f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none "
+            "worked. Check advertised.listeners of that broker.",
+        )
+    yield from _unseen(evidence)
+
+
+def _connected_at(evidence: Evidence, first_failed: datetime) -> datetime:
+    """Return when the client that last read Metadata before the first attempt had connected."""
+    (row,) = evidence.rows(
+        f"""
+        SELECT max_by(s.first_time, r.response_time) AS connected
+        FROM requests r JOIN sessions s USING (connection_id)
+        WHERE r.api = 'Metadata' AND r.response_time <= TIMESTAMPTZ '{first_failed.isoformat()}'
+        """
+    )
+    connected: datetime | None = row["connected"]
+    # a connection that is older had another reason
+    if connected is None or first_failed - connected > METADATA_BEFORE:
+        return first_failed
+    return connected
+
+
+def _unseen(evidence: Evidence) -> Iterator[Incident]:
+    """Yield advertised addresses that clients never used, though no attempt to connect was seen.
+
+    The evidence: a client asks for Metadata of its topics again and again and never goes on, and
+    no client does anything else at an advertised address. A client that cannot resolve a host name
+    sends no SYN, and the bootstrap address may have the same port.
+    """
+    if not evidence.has_field("api_metadata", "request", "topics"):
+        return
+    rows = evidence.rows(
+        f"""
+        WITH used AS (
+          SELECT DISTINCT broker FROM requests WHERE NOT is_broker AND api NOT IN {_BOOTSTRAP_APIS}
+        ), wrong AS (
+          SELECT array_to_string(list_sort(list(DISTINCT host || ':' || port)), ', ') AS hosts
+          FROM brokers WHERE host IS NOT NULL
+          HAVING count(*) > 0
+            AND count(*) FILTER ({endpoint("coalesce(ip, host)", "port")} IN (FROM used)) = 0
+            AND count(*) FILTER ({endpoint("host", "port")} IN (
+              SELECT broker FROM sessions WHERE NOT is_broker)) = 0
+        ), stuck AS (
+          SELECT r.client, min(s.first_time) AS start, max(r.time) AS stop,
+            count(*) FILTER (len(m.request.topics) > 0 AND NOT r.failed) AS refreshes,
+            list(DISTINCT r.broker) AS brokers,
+            {CONNECTION_IDS}
+          FROM requests r JOIN sessions s USING (connection_id)
+          LEFT JOIN api_metadata m USING (exchange_id)
+          WHERE NOT r.is_broker GROUP BY r.client
+          HAVING refreshes >= {METADATA_MIN}
+            AND stop - start >= INTERVAL {LENGTH_MIN_MS} MILLISECONDS
+            AND count(*) FILTER (r.api NOT IN {_BOOTSTRAP_APIS}) = 0
+        )
+        SELECT * FROM stuck, wrong ORDER BY start
+        """
+    )
+    for row in rows:
+        yield _wrong_address(
+            evidence,
+            row,
+            row["hosts"],
+            f"Metadata names {row['hosts']} as addresses of brokers. {row['client']} sent "
+            f"{plural(row['refreshes'], 'Metadata request')} for its topics and never went on, and "
+            "no client used such an address. Check advertised.listeners, and whether the client "
+            "resolves the host.",
+            row["client"],
+        )
+
+
+def _wrong_address(
+    evidence: Evidence, row: Row, address: str, text: str, client: str = ""
+) -> Incident:
+    """Return the incident of an advertised address. row: as for `Evidence.incident`."""
+    return evidence.incident(
+        row,
+        BAD,
+        address,
+        text,
+        time_lost_ms=lasted_ms(row),
+        next_command=evidence.command("sql", "from brokers"),
+        brokers=frozenset((address, *row.get("brokers", ()))),
+        client=client,
+    )

@@ -70,7 +70,7 @@ def test_fail_on_decides_the_exit_code(folder: Path, options: str, code: int) ->
 def test_an_unknown_kind_is_a_users_mistake(folder: Path) -> None:
     """Exit code 2, with the known kinds."""
     text = run_here('kdissect incidents tables --fail-on bda 2>&1; echo "exit $?"', folder)
-    assert "'bda' is none of bad, warn, info, broker_unreachable" in text
+    assert "'bda' is none of bad, warn, info, advertised_address_unreachable" in text
     assert text.endswith("exit 2\n")
 
 

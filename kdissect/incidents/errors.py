@@ -1,8 +1,8 @@
-"""`request_errors`: responses with an error that is no routine step, and that passes.
+"""Responses with an error that is no routine step of the protocol.
 
 Clients send requests with a retriable error again, so the time until the next success tells what it
-cost. Any other error is `refused_requests`, unless a later request succeeded that a broker sent:
-brokers repeat their own requests whatever the code.
+cost. Any other error does not pass, unless a later request succeeded that a broker sent: brokers
+repeat their own requests whatever the code.
 """
 
 from __future__ import annotations
@@ -10,36 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import IDS, Evidence, Row
-from kdissect.incidents.incident import INFO, Incident, Kind
+from kdissect.incidents.incident import INFO, Incident, kind
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS
 from kdissect.protocol.error_codes import RETRIABLE, error_name, routine_reason
 from kdissect.text import duration, plural
 
-KIND = Kind("request_errors", "API", "requests failed with an error that passes", "errors")
 PASSING_MS = 1000  # an error that ends sooner is of an election or a start
 CLIENTS_MAX = 3  # that a text names
 _BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
+@kind("API", "requests failed with an error that passes", "errors")
+def request_errors(evidence: Evidence) -> Iterator[Incident]:
     """Yield the errors of each API that pass."""
-    for row in api_errors(evidence):
+    for row in _api_errors(evidence):
         longest_ms = row["longest_ms"]
-        if is_passing(row) and (longest_ms is None or longest_ms >= PASSING_MS):
+        if _is_passing(row) and (longest_ms is None or longest_ms >= PASSING_MS):
             passed = f"A request without it followed within {duration(longest_ms)}."
             then = "Clients may try again." if longest_ms is None else passed
-            yield error_incident(evidence, KIND, row, then)
+            yield _incident(evidence, row, then)
 
 
-def is_passing(row: Row) -> bool:
+@kind("API", "requests were refused for good", "errors")
+def refused_requests(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the errors of each API with which trying again does not help."""
+    for row in _api_errors(evidence):
+        if not _is_passing(row):
+            yield _incident(evidence, {**row, "lost_ms": None}, "Trying again does not help.")
+
+
+def _is_passing(row: Row) -> bool:
     """Return whether clients succeed after an error, or may."""
     return row["code"] in RETRIABLE or (
         row["api"] in _BROKERS_APIS and row["longest_ms"] is not None
     )
 
 
-def api_errors(evidence: Evidence) -> list[Row]:
+def _api_errors(evidence: Evidence) -> list[Row]:
     """Return a row for each API and error.
 
     longest_ms, lost_ms: the longest time, and the sum of the times, from the first error of a run
@@ -71,13 +79,12 @@ def api_errors(evidence: Evidence) -> list[Row]:
     return [row for row in rows if not routine_reason(row["api"], error_name(row["code"]))]
 
 
-def error_incident(evidence: Evidence, kind: Kind, row: Row, then: str) -> Incident:
+def _incident(evidence: Evidence, row: Row, then: str) -> Incident:
     """Return the incident of an API's error. then: a sentence about what follows."""
     more = row["clients"] - len(row["client_names"])
     names = ", ".join(row["client_names"]) + (f" and {more:,} more" if more else "")
     return evidence.incident(
         row,
-        kind,
         INFO,
         row["api"],
         f"{plural(row['requests'], 'response')} with {error_name(row['code'])} to {names}. {then}",

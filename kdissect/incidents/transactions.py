@@ -1,24 +1,13 @@
-"""`transaction_open`: a transaction that did not end kept records from read_committed readers.
-
-A broker gives such readers the records below the last stable offset (LSO, KIP-98): the first offset
-of an open transaction. Fetch responses show it below the high watermark, and at the same value.
-"""
+"""Transactions that blocked readers, or that did not commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, Evidence, lasted_ms
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, Kind
+from kdissect.incidents.evidence import BROKERS, CONNECTION_IDS, IDS, Evidence, lasted_ms
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
 from kdissect.sql.partitions import fetch_answers
 from kdissect.text import duration, plural
-
-KIND = Kind(
-    "transaction_open",
-    "transactional ID",
-    "an open transaction kept records from readers",
-    "transactions",
-)
 
 # Kafka Streams ends a transaction each 100 ms, connectors each few seconds.
 BLOCKED_S = 5
@@ -26,8 +15,14 @@ LONG_S = 10
 _READ_COMMITTED = 1
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the transactions that blocked readers, or the partitions if none was captured."""
+@kind("transactional ID", "an open transaction kept records from readers", "transactions")
+def transaction_open(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the transactions that blocked readers, or the partitions if none was captured.
+
+    A broker gives read_committed readers the records below the last stable offset (LSO, KIP-98):
+    the first offset of an open transaction. Fetch responses show it below the high watermark, and
+    at the same value.
+    """
     answers = fetch_answers(evidence.database, f"request.isolation_level = {_READ_COMMITTED}")
     if answers is None or not evidence.has_field("api_fetch", "request", "isolation_level"):
         return
@@ -92,11 +87,43 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         state = "was still open at the end" if row["is_open"] else "ended"
         yield evidence.incident(
             row,
-            KIND,
             BAD if length_ms >= LONG_S * 1000 else WARN,
             subject,
             f"{cause} {state} after {duration(length_ms)}. Until then "
             f"{', '.join(row['clients'][:3])} could not read beyond offset {row['stable']:,} of "
             f"{where}, though {plural(row['waiting'], 'offset')} followed. "
             "kafka-transactions.sh find-hanging shows such transactions, abort ends them.",
+        )
+
+
+_WORDS = {"abort": "aborted", "fenced": "fenced", "open": "without an end in the capture"}
+
+
+@kind("transactional ID", "transactions did not commit", "transactions")
+def failed_transactions(evidence: Evidence) -> Iterator[Incident]:
+    """Yield one incident of all producers, which names the one with most such transactions."""
+    counts = ", ".join(f"count(*) FILTER (outcome = '{name}') AS {name}" for name in _WORDS)
+    for row in evidence.rows(
+        f"""
+        SELECT count(*) AS failed, min(time) AS start, max(until) AS stop, {counts},
+          (SELECT count(*) FROM transactions) AS transactions,
+          mode(transactional_id ORDER BY transactional_id) AS subject,
+          count(DISTINCT transactional_id) AS producers, {IDS}
+        FROM (
+          SELECT transactional_id, outcome, exchange_ids[1] AS exchange_id,
+            coalesce(begin_time, end_time) AS time, coalesce(end_time, begin_time) AS until
+          FROM transactions WHERE outcome <> 'commit')
+        LEFT JOIN (SELECT exchange_id, connection_id FROM requests) USING (exchange_id)
+        HAVING start IS NOT NULL
+        """
+    ):
+        said = ", ".join(f"{row[name]:,} {word}" for name, word in _WORDS.items() if row[name])
+        more = f" and {row['producers'] - 1:,} more" if row["producers"] > 1 else ""
+        yield evidence.incident(
+            row,
+            INFO,
+            f"{row['subject'] or '(none)'}{more}",
+            f"{row['failed']:,} of {plural(row['transactions'], 'transaction')} did not commit: "
+            f"{said}.",
+            next_command=evidence.command("sql", "from transactions where outcome <> 'commit'"),
         )

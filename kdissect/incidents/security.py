@@ -1,29 +1,67 @@
-"""`tls_failure`: TLS handshakes failed, one side spoke no TLS, or a certificate expires.
-
-The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
-8446, 6): then it does not show whether a certificate has expired or its authority is unknown. A
-certificate outside its validity (RFC 5280, 4.1.2.5) explains the alert, if the capture shows it.
-"""
+"""Logins and TLS handshakes that failed, and certificates that expire."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import Evidence, lasted_ms, runs
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, Kind
-from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, certificates
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.sql.sessions import EXPIRED, EXPIRES_SOON, NOT_YET, REFUSALS, certificates
 from kdissect.text import duration, plural
 
-KIND = Kind(
-    "tls_failure",
-    "broker",
-    "TLS handshakes failed, one side spoke no TLS, or a certificate expires",
-    "security",
-)
-
-# One failure may be a scanner, or a client that goes away; a program tries again.
+# A user who mistypes a password tries again once or twice, and one failed handshake may be that of
+# a scanner or of a client that goes away; a program goes on.
 LOOP_MIN = 3
+# Failures farther apart are separate incidents: clients retry within seconds (back-off 1 s).
 PAUSE_MS = 60_000
+
+
+@kind("client", "SASL logins were refused", "errors")
+def login_failures(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the failed logins of each client at each broker."""
+    codes = ", ".join(f"{code:d}" for code in REFUSALS)
+    rows = evidence.rows(
+        f"""
+        WITH logins AS (
+          SELECT connection_id, time AS began FROM requests WHERE api = 'SaslHandshake'
+        ), refusals AS (
+          FROM requests WHERE api IN ('SaslAuthenticate', 'SaslHandshake')
+            AND error_code IN ({codes})
+          -- before KIP-152 a broker closes the connection instead of an answer to a token
+          UNION ALL SELECT r.* REPLACE (s.last_time AS response_time, s.client AS client)
+          FROM requests r JOIN sessions s USING (connection_id)
+          WHERE r.api = 'SaslToken' AND r.status = 'connection_closed' AND s.closed_by = 'broker'
+        ), refused AS (
+          SELECT r.*, s.principal, s.sasl_mechanism, coalesce(l.began, r.time) AS began
+          FROM refusals r JOIN sessions s USING (connection_id)
+          ASOF LEFT JOIN logins l ON l.connection_id = r.connection_id AND l.began <= r.time
+        )
+        SELECT client, broker, min(began) AS start, max(response_time) AS stop,
+          count(*) AS requests, count(DISTINCT connection_id) AS connections,
+          list(DISTINCT principal ORDER BY principal) FILTER (principal IS NOT NULL) AS principals,
+          list(DISTINCT sasl_mechanism ORDER BY sasl_mechanism)
+            FILTER (sasl_mechanism IS NOT NULL) AS mechanisms,
+          mode(error_name ORDER BY error_name) AS error, sum(duration_ms) AS lost_ms,
+          list(exchange_id ORDER BY time)[:{EVIDENCE_MAX}] AS exchange_ids,
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM ({runs("refused", "client, broker", PAUSE_MS)})
+        GROUP BY client, broker, run ORDER BY start, client
+        """
+    )
+    for row in rows:
+        seconds = (row["stop"] - row["start"]).total_seconds()
+        pace = f" in {seconds:,.0f} s" if seconds >= 1 else ""
+        user = ", ".join(row["principals"] or []) or "an unknown principal"
+        mechanism = ", ".join(row["mechanisms"] or []) or "SASL"
+        yield evidence.incident(
+            row,
+            BAD if row["requests"] >= LOOP_MIN else INFO,
+            row["client"],
+            f"{row['broker']} refused {plural(row['requests'], 'login')}{pace} "
+            f"of {user} by {mechanism}: {row['error'] or 'it closed the connection'}.",
+        )
+
+
 _DAY = "%Y-%m-%d %H:%M UTC"
 
 _TEXTS = {
@@ -38,8 +76,17 @@ _TEXTS = {
 }
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the failed handshakes, then the certificates that are not valid or expire soon."""
+@kind(
+    "broker", "TLS handshakes failed, one side spoke no TLS, or a certificate expires", "security"
+)
+def tls_failure(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the failed handshakes, then the certificates that are not valid or expire soon.
+
+    The evidence is an alert, or the absence of TLS. A client may encrypt its alert in TLS 1.3 (RFC
+    8446, 6): then it does not show whether a certificate has expired or its authority is unknown.
+    A certificate outside its validity (RFC 5280, 4.1.2.5) explains the alert, if the capture shows
+    it.
+    """
     yield from _failures(evidence)
     yield from _certificates(evidence)
 
@@ -78,7 +125,6 @@ def _failures(evidence: Evidence) -> Iterator[Incident]:
         length_ms = lasted_ms(row)
         yield evidence.incident(
             row,
-            KIND,
             BAD if row["connections"] >= LOOP_MIN else WARN,
             row["broker"],
             f"{plural(row['connections'], 'connection')} from {row['client_ip']} to "
@@ -116,7 +162,6 @@ def _certificates(evidence: Evidence) -> Iterator[Incident]:
         left = f"{plural(int(row['days_left']), 'day')} left at the last connection: renew it."
         yield evidence.incident(
             {"start": row["first_time"], "stop": row["last_time"], **row},
-            KIND,
             INFO if is_valid else WARN,
             row["address"],
             f"{plural(row['connections'], 'connection')} with the {row['side']}'s certificate "

@@ -1,23 +1,12 @@
-"""`idle_connection_cut`: a connection was dead when its client used it again after a pause.
-
-Load balancers and firewalls forget idle connections. Some send RST at the next segment, others drop
-it: then the client waits for its request timeout. Kafka's own limit is connections.max.idle.ms.
-"""
+"""Connections that died while idle, closed too early, or needed TCP to send much again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kdissect.incidents.evidence import Evidence
-from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, Kind
-from kdissect.text import duration, plural
-
-KIND = Kind(
-    "idle_connection_cut",
-    "client",
-    "an idle connection was dead when its client used it",
-    "network",
-)
+from kdissect.incidents.evidence import BROKERS, HELD_APIS, IDS, Evidence
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.text import duration, plural, share
 
 # Shorter than the idle limit of any load balancer, and longer than a client's usual pauses:
 # heartbeats follow each 3 s, long polls each 0.5 s.
@@ -27,11 +16,17 @@ SILENCE_S = 2
 # The broker's other connections prove that it is alive.
 PROOF_S = 60
 # A broker holds these back for other members or share groups. Fetch says how long it may wait.
-_HELD_APIS = ("ShareFetch", "JoinGroup", "SyncGroup")
+_HELD_FOR_OTHERS = ("ShareFetch", "JoinGroup", "SyncGroup")
 
 
-def find(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the connections that died while they were idle, for each client and broker."""
+@kind("client", "an idle connection was dead when its client used it", "network")
+def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the connections that died while they were idle, for each client and broker.
+
+    Load balancers and firewalls forget idle connections. Some send RST at the next segment, others
+    drop it: then the client waits for its request timeout. Kafka's own limit is
+    connections.max.idle.ms.
+    """
     has_wait = evidence.has_field("api_fetch", "request", "max_wait_ms")
     waits = "SELECT exchange_id, request.max_wait_ms AS wait_ms FROM api_fetch"
     if not has_wait:
@@ -48,7 +43,7 @@ def find(evidence: Evidence) -> Iterator[Incident]:
           FROM requests r JOIN alive a USING (connection_id)
           LEFT JOIN ({waits}) w USING (exchange_id)
           WHERE r.status IN ('response_missing', 'connection_closed')
-            AND r.request_time > a.answered AND r.api NOT IN {_HELD_APIS}
+            AND r.request_time > a.answered AND r.api NOT IN {_HELD_FOR_OTHERS}
           GROUP BY ALL
         ), dead AS (
           SELECT q.*, s.client, s.broker, s.last_time,
@@ -81,10 +76,65 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         )
         yield evidence.incident(
             row,
-            KIND,
             WARN if row["is_reset"] else BAD,
             row["client"],
             f"{plural(row['connections'], 'connection')} of {row['client']} to {row['broker']} "
             f"died while idle for {duration(row['idle_ms'])}. {how} Compare the idle limits of "
             "load balancers and firewalls with connections.max.idle.ms of the client.",
+        )
+
+
+@kind("client", "a connection closed before a response", "errors")
+def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the requests of each client whose connection closed before the response.
+
+    A Fetch that waits for records when its client closes is none, nor is a request without a
+    response at the end of the capture: it may have come later.
+    """
+    rows = evidence.rows(
+        f"""
+        SELECT r.client, min(r.time) AS start, max(s.last_time) AS stop, count(*) AS requests,
+          sum(epoch_us(s.last_time - r.time)) / 1e3 AS lost_ms,
+          list(DISTINCT api ORDER BY api) AS apis, {BROKERS}, {IDS}
+        FROM requests r JOIN (SELECT connection_id, last_time FROM sessions) s
+          USING (connection_id)
+        WHERE r.status = 'connection_closed' AND r.is_unanswered AND r.api NOT IN {HELD_APIS}
+        GROUP BY r.client ORDER BY start, r.client
+        """
+    )
+    for row in rows:
+        yield evidence.incident(
+            row,
+            INFO,
+            row["client"],
+            f"{plural(row['requests'], 'request')} ({', '.join(row['apis'])}) had no response "
+            "before the connection was closed. Counted as lost: the time until then.",
+            next_command=evidence.command("show", "--where", "status = 'connection_closed'"),
+        )
+
+
+AGAIN_SHARE_MIN = 0.01
+_AGAIN = "(request_retransmitted_segment_count + response_retransmitted_segment_count)"
+_ALL = "(request_segment_count + response_segment_count)"
+
+
+@kind("capture", "TCP sent many segments again", "network")
+def retransmissions(evidence: Evidence) -> Iterator[Incident]:
+    """Yield one incident of all connections, which names the worst."""
+    for row in evidence.rows(
+        f"""
+        SELECT sum({_AGAIN})::BIGINT AS again, again / sum({_ALL}) AS part,
+          min(first_time) AS start, max(last_time) AS stop,
+          arg_max(client_address || ' to ' || broker, {_AGAIN}) AS worst,
+          arg_max(client, {_AGAIN}) AS client, max({_AGAIN}) AS worst_again,
+          [arg_max(connection_id, {_AGAIN})] AS connection_ids
+        FROM sessions WHERE is_kafka HAVING again >= {AGAIN_SHARE_MIN} * sum({_ALL}) AND again > 0
+        """
+    ):
+        yield evidence.incident(
+            row,
+            INFO,
+            evidence.captures,
+            f"{plural(row['again'], 'segment')} ({share(row['part'])}) were sent again, "
+            f"{row['worst_again']:,} of them on {row['worst']} ({row['client']}).",
         )

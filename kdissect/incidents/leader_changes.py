@@ -1,6 +1,8 @@
-"""`leader_change`: another broker became the leader of partitions.
+"""Leaders of partitions, and their changes.
 
-Clients find out by an error of the old leader, and then by Metadata: the first sign is the start.
+The table `leaders` has the leaders of partitions as Metadata responses named them. A row is a
+partition with a leader (its node id) and an epoch, and the first response that had them: `time`,
+`exchange_id`, `connection_id`. Until version 7 Metadata has no epoch; it is -1 then.
 """
 
 from __future__ import annotations
@@ -8,13 +10,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kdissect.incidents.evidence import Evidence, lasted_ms, runs
-from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN, Incident, Kind
-from kdissect.incidents.leaders import make_leaders
-from kdissect.incidents.produced import make_produced
+from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.incidents.produced_records import make_produced
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.partitions import fetch_answers
 from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
+
+_PARTITION = ("api_metadata", "response", "topics", "partitions")
+
+
+def make_leaders(evidence: Evidence) -> None:
+    """Create the table, once; it has no rows if no response names a leader."""
+    if not evidence.has_field(*_PARTITION, "leader_id"):
+        evidence.run(
+            "CREATE TEMP TABLE IF NOT EXISTS leaders (topic VARCHAR, partition INTEGER, "
+            "leader INTEGER, epoch INTEGER, time TIMESTAMPTZ, exchange_id BIGINT, "
+            "connection_id BIGINT)"
+        )
+        return
+    has_epoch = evidence.has_field(*_PARTITION, "leader_epoch")
+    epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
+    evidence.run(
+        f"""
+        CREATE TEMP TABLE IF NOT EXISTS leaders AS
+        WITH topics AS (
+          SELECT exchange_id, connection_id, response_time AS time, unnest(response.topics) AS t
+          FROM api_metadata WHERE response_time IS NOT NULL
+        ), partitions AS (
+          SELECT exchange_id, connection_id, time, t.name AS topic, unnest(t.partitions) AS p
+          FROM topics WHERE t.name IS NOT NULL
+        )
+        SELECT topic, p.partition_index AS partition, p.leader_id AS leader, {epoch} AS epoch,
+          min(time) AS time, arg_min(exchange_id, time) AS exchange_id,
+          arg_min(connection_id, time) AS connection_id
+        FROM partitions WHERE p.leader_id >= 0 GROUP BY ALL
+        """
+    )
+
 
 # Partitions whose leaders change within this time changed for one reason.
 TOGETHER_MS = 2000
@@ -31,11 +64,14 @@ _SIGNS = (
     ErrorCode.LEADER_NOT_AVAILABLE,
 )
 
-KIND = Kind("leader_change", "partition", "the leader of partitions changed", "errors")
 
+@kind("partition", "the leader of partitions changed", "errors")
+def leader_change(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the changes of leaders, those of one moment together.
 
-def find(evidence: Evidence) -> Iterator[Incident]:
-    """Yield the changes of leaders, those of one moment together."""
+    Clients find out by an error of the old leader, and then by Metadata: the first sign is the
+    start.
+    """
     make_leaders(evidence)
     codes = ", ".join(f"{code:d}" for code in _SIGNS)
     _make_refusals(evidence, codes)
@@ -91,7 +127,6 @@ def find(evidence: Evidence) -> Iterator[Incident]:
         )
         yield evidence.incident(
             row,
-            KIND,
             WARN if length_ms >= LONG_MS and row["requests"] else INFO,
             ", ".join(names) + (f" and {more} more" if more else ""),
             f"{plural(len(row['partitions']), 'partition')} moved from node {row['old_leader']} "

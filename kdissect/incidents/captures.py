@@ -1,0 +1,298 @@
+"""Faults of a capture itself: lost packets, a clock that jumped, parts that say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kdissect.incidents.evidence import CONNECTION_IDS, IDS, Evidence
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.sql.sessions import UNREAD_TLS
+from kdissect.text import byte_size, duration, plural, share
+
+# SQL of packets with known times: the first of each request and response
+PACKETS = """
+  SELECT request_capture_id AS capture_id, request_packet AS packet, request_time AS time
+  FROM exchanges WHERE request_packet IS NOT NULL
+  UNION ALL SELECT response_capture_id, response_packet, response_time
+  FROM exchanges WHERE response_packet IS NOT NULL
+"""
+# A larger share of missing bytes makes counts and latencies wrong, not only some rows.
+SHARE_BAD = 0.001
+_TCPDUMP = "tcpdump -i any -s 0 -B 65536 -w trace.pcap 'tcp port 9092'"
+# The known bytes of each stream with a gap: packet `packet` has the byte before `pos`, at `time`.
+# A broker answers in order, so a response is no older than a request that directly follows the
+# previous request.
+_ENDS = """
+    SELECT connection_id, 'request' AS direction, request_capture_id AS capture_id,
+      request_packet AS packet, request_pos + 1 AS pos, request_time AS time
+    FROM near WHERE request_pos IS NOT NULL
+    UNION ALL SELECT connection_id, 'request', request_capture_id, request_packet,
+      request_pos + 4 + request_size, request_end_time
+    FROM near WHERE request_end_time IS NOT NULL
+    UNION ALL SELECT connection_id, 'response', response_capture_id, response_packet,
+      response_pos + 1, response_time
+    FROM near WHERE response_pos IS NOT NULL
+    UNION ALL SELECT connection_id, 'response', response_capture_id, response_packet,
+      response_pos + 4 + response_size, greatest(response_end_time, next_request_time)
+    FROM near WHERE response_end_time IS NOT NULL
+"""
+# Each gap's packets were sent after `before` and before `after`. The packet of a gap follows it; at
+# the end of a stream there is none, and FIN or RST shows the gap.
+_BOUNDS = f"""
+    WITH near AS (
+      SELECT *, CASE WHEN lead(request_pos) OVER w = request_pos + 4 + request_size
+        THEN lead(request_time) OVER w END AS next_request_time
+      FROM exchanges WHERE connection_id IN (SELECT connection_id FROM gaps)
+      WINDOW w AS (PARTITION BY connection_id ORDER BY request_pos)
+    ), ends AS ({_ENDS}
+    ), packets AS ({PACKETS}
+    ), placed AS (
+      SELECT g.*, e.time AS before,
+        coalesce(e.capture_id = g.capture_id AND e.packet >= g.packet, false) AS is_last
+      FROM gaps g ASOF LEFT JOIN ends e
+        ON e.connection_id = g.connection_id AND e.direction = g.direction AND e.pos <= g.pos
+    ), bounded AS (
+      SELECT g.* EXCLUDE (before), coalesce(g.before, s.first_time) AS before,
+        CASE WHEN NOT is_last AND p.time IS NOT NULL THEN p.time ELSE s.last_time END AS after
+      FROM placed g ASOF LEFT JOIN packets p
+        ON g.capture_id = p.capture_id AND p.packet >= g.packet
+      LEFT JOIN sessions s USING (connection_id)
+    )
+    -- a response whose request is missing was sent after that request
+    SELECT b.* EXCLUDE (after), least(b.after, (SELECT min(r.response_time) FROM near r
+      WHERE r.connection_id = b.connection_id AND b.direction = 'request'
+        AND r.status = 'request_missing' AND r.response_time BETWEEN b.before AND b.after
+      )) AS after
+    FROM bounded b
+"""
+
+
+@kind("capture", "the capture lacks packets that were sent", "overview")
+def capture_loss(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the captures that lack bytes of Kafka connections between captured ones.
+
+    It begins when the first gap was over at the latest. It ends in the middle of the bounds of the
+    last gap. Gaps that may be from one moment begin and end with the bounds that they share."""
+    evidence.run(
+        """
+        CREATE TEMP TABLE gaps AS
+        SELECT capture_id, packet, connection_id, direction, pos, byte_count FROM anomalies
+        WHERE kind = 'gap' AND byte_count > 0
+        """
+    )
+    if not evidence.rows("FROM gaps LIMIT 1"):
+        return
+    rows = evidence.rows(
+        f"""
+        WITH timed AS ({_BOUNDS}
+        ), totals AS (
+          SELECT sum(request_byte_count + response_byte_count) AS bytes,
+            sum(request_missing_byte_count + response_missing_byte_count) AS missing
+          FROM connections WHERE is_kafka
+        )
+        SELECT c.path, c.capture_id,
+          min(t.after) AS first_after, max(t.before) AS last_before,
+          coalesce(least(last_before, first_after), c.first_time) AS start,
+          CASE WHEN last_before <= first_after THEN first_after
+            ELSE coalesce(last_before + (arg_max(t.after, t.before) - last_before) / 2,
+              c.last_time) END AS stop,
+          count(*) AS gaps,
+          sum(t.byte_count)::BIGINT AS missing, count(DISTINCT t.connection_id) AS connections,
+          any_value(totals.missing / (totals.missing + totals.bytes))::DOUBLE AS part,
+          c.truncated_packet_count AS truncated,
+          (SELECT count(*) FROM requests WHERE may_be_lost) AS unjudged,
+          list(DISTINCT t.connection_id ORDER BY t.connection_id)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM timed t JOIN captures c USING (capture_id), totals
+        GROUP BY c.path, c.capture_id, c.first_time, c.last_time, c.truncated_packet_count
+        ORDER BY start, path
+        """
+    )
+    for row in rows:
+        cut = plural(row["truncated"] or 0, "packet")
+        reason = (
+            f"The snap length cut {cut}: capture with -s 0."
+            if row["truncated"]
+            else "Check tcpdump's count of packets dropped by kernel, and give it a larger buffer."
+        )
+        unjudged = (
+            f"{plural(row['unjudged'], 'request')} without an answer could not be judged. "
+            if row["unjudged"]
+            else ""
+        )
+        yield evidence.incident(
+            row,
+            BAD if row["part"] >= SHARE_BAD else WARN,
+            row["path"],
+            f"{byte_size(row['missing'])} ({share(row['part'])}) are missing in "
+            f"{plural(row['gaps'], 'gap')} of {plural(row['connections'], 'connection')}. Counts "
+            f"and latencies near them are lower bounds. {unjudged}{reason}",
+            next_command=_TCPDUMP,
+        )
+
+
+# NTP slews smaller offsets, and packets of several CPUs may be out of order by milliseconds.
+STEP_MIN_MS = 200
+# Batches of a producer on each side of a step. A busy producer delays some, but not so many.
+BATCHES_MIN = 10
+# Share of a step for which the capture must have no packet: the jump itself is such a time.
+SILENT_SHARE = 0.9
+_SILENCE_MIN_MS = STEP_MIN_MS * SILENT_SHARE
+# Pauses of the capture, and packets that are earlier than the one before them. Packet numbers have
+# the order of arrival. `packet` is the first one after the pause.
+_JUMPS = f"""
+    CREATE TEMP TABLE clock_jumps AS
+    SELECT capture_id, packet, previous, time, ms_between(previous, time) AS jump_ms
+    FROM (
+      SELECT *, lag(time) OVER (PARTITION BY capture_id ORDER BY packet) AS previous
+      FROM ({PACKETS})
+    ) WHERE jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS}
+"""
+
+
+@kind("capture", "the clock of the capturing machine jumped", "overview")
+def clock_step(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the steps back of each capture, as packets show them, and its steps forward."""
+    evidence.run(_JUMPS)
+    yield from _clock_steps(evidence, _STEPS_BACK, "back")
+    yield from _clock_steps(evidence, _STEPS_FORWARD, "forward")
+
+
+_STEPS_BACK = f"""
+    SELECT capture_id, packet, previous AS before_time, time AS after_time, -jump_ms AS step_ms
+    FROM clock_jumps WHERE jump_ms <= -{STEP_MIN_MS}
+"""
+# Steps of packet times against the timestamps of produced records. The smallest difference of both
+# clocks stays the same, whatever delays some batches. If it is larger from a pause on, and the
+# pause is as long, then the capture's clock stepped. Batches queue at a producer that a quota or a
+# slow upload holds up: it proves nothing.
+_STEPS_FORWARD = f"""
+    WITH stamped AS (
+      SELECT e.request_capture_id AS capture_id, e.request_packet AS packet, e.client_ip,
+        epoch_us(e.request_time) / 1e3 - b.max_timestamp_ms AS offset_ms
+      FROM record_batches b JOIN exchanges e USING (exchange_id)
+      WHERE b.source = 'produce' AND b.max_timestamp_ms > 0 AND e.request_packet IS NOT NULL
+        AND e.connection_id NOT IN (SELECT connection_id FROM exchanges
+          WHERE throttle_time_ms > 0 OR upload_ms >= {STEP_MIN_MS})
+    ), sections AS (
+      SELECT s.capture_id, s.client_ip, coalesce(j.packet, 0) AS section,
+        min(s.offset_ms) AS offset_ms, count(DISTINCT s.packet) AS batches
+      FROM stamped s ASOF LEFT JOIN clock_jumps j
+        ON j.capture_id = s.capture_id AND j.packet <= s.packet
+      GROUP BY ALL
+    ), from_here AS (
+      SELECT *, min(offset_ms) OVER w AS least_ms, sum(batches) OVER w AS batches_after,
+        sum(batches) OVER (PARTITION BY capture_id, client_ip) - batches_after AS batches_before
+      FROM sections
+      WINDOW w AS (PARTITION BY capture_id, client_ip ORDER BY section DESC)
+    ), sides AS (
+      SELECT *, lag(section) OVER w AS previous_section,
+        least_ms - lag(least_ms) OVER w AS step_ms
+      FROM from_here WINDOW w AS (PARTITION BY capture_id, client_ip ORDER BY section)
+    )
+    SELECT s.capture_id, max_by(j.packet, j.jump_ms) AS packet,
+      max_by(j.previous, j.jump_ms) AS before_time,
+      max_by(j.time, j.jump_ms) AS after_time, s.step_ms
+    FROM sides s JOIN clock_jumps j ON j.capture_id = s.capture_id
+      AND j.packet > s.previous_section AND j.packet <= s.section
+    WHERE s.step_ms >= {STEP_MIN_MS} AND s.batches_before >= {BATCHES_MIN}
+      AND s.batches_after >= {BATCHES_MIN}
+    GROUP BY s.capture_id, s.client_ip, s.section, s.step_ms
+    HAVING max(j.jump_ms) >= {SILENT_SHARE} * s.step_ms
+"""
+
+
+def _clock_steps(evidence: Evidence, steps: str, direction: str) -> Iterator[Incident]:
+    """Yield one incident for the steps of a capture, however many it has."""
+    rows = evidence.rows(
+        f"""
+        WITH steps AS (
+          SELECT capture_id, packet, before_time, after_time, max(step_ms) AS step_ms
+          FROM ({steps}) GROUP BY ALL
+        )
+        SELECT c.path, c.capture_id, arg_min(s.before_time, s.packet) AS start,
+          greatest(start, arg_max(s.after_time, s.packet)) AS stop, count(*) AS steps,
+          max(s.step_ms) AS step_ms
+        FROM steps s JOIN captures c USING (capture_id)
+        GROUP BY c.path, c.capture_id ORDER BY start, c.path
+        """
+    )
+    for row in rows:
+        size = duration(row["step_ms"])
+        steps_taken = f"by {size}"
+        if row["steps"] > 1:
+            steps_taken = f"{plural(row['steps'], 'time')}, by {size} at most"
+        yield evidence.incident(
+            row,
+            WARN,
+            row["path"],
+            f"The clock of the capture went {direction} {steps_taken}. "
+            "Durations across a step are wrong.",
+            next_command=evidence.command(
+                "show", "--from", row["start"].isoformat(), capture_id=row["capture_id"]
+            ),
+        )
+
+
+@kind("capture", "parts of the capture could not be read", "overview")
+def capture_unread(evidence: Evidence) -> Iterator[Incident]:
+    """Yield each reason for which parts of the capture say nothing, once.
+
+    A damaged file, connections whose TLS was not decrypted, connections of which one direction was
+    captured, and captures without any Kafka.
+    """
+    for row in evidence.rows(
+        """
+        SELECT path, error, first_time AS start, last_time AS stop FROM captures
+        WHERE error IS NOT NULL AND format <> 'unknown' AND first_time IS NOT NULL
+        ORDER BY start, path
+        """
+    ):
+        yield evidence.incident(
+            row, WARN, row["path"], f"The file could not be read to its end: {row['error']}"
+        )
+    halves = "least(request_segment_count, response_segment_count) = 0"
+    # a connection that carries bytes was acknowledged: those packets were not captured
+    one_way = f"is_kafka AND {halves} AND request_segment_count + response_segment_count > 0"
+    reasons = (
+        (UNREAD_TLS, INFO, "with TLS that was not decrypted: only their handshakes are known. A "
+         "key log decrypts them (--keylog FILE)."),
+        (one_way, WARN, "captured in one direction: latency is unknown, and so are errors without "
+         "responses."),
+        ("NOT EXISTS (FROM sessions WHERE is_kafka OR is_tls)", INFO, "without any Kafka traffic."),
+    )  # fmt: skip
+    for condition, severity, reason in reasons:
+        for row in evidence.rows(
+            f"""
+            SELECT count(*) AS connections, min(first_time) AS start, max(last_time) AS stop,
+              {CONNECTION_IDS}
+            FROM sessions WHERE {condition} HAVING start IS NOT NULL
+            """
+        ):
+            text = f"{plural(row['connections'], 'connection')} {reason}"
+            yield evidence.incident(row, severity, evidence.captures, text)
+
+
+@kind("capture", "data breaks the rules of the protocol", "anomalies")
+def malformed_data(evidence: Evidence) -> Iterator[Incident]:
+    """Yield one incident of the serious anomalies, if there are any but missing bytes."""
+    for row in evidence.rows(
+        f"""
+        SELECT list(DISTINCT kind ORDER BY kind) AS kinds, count(*) AS anomalies,
+          count(DISTINCT exchange_id) AS requests, min(coalesce(time, first_time)) AS start,
+          max(coalesce(time, last_time)) AS stop, {IDS}
+        FROM (SELECT kind, exchange_id, connection_id FROM anomalies
+          WHERE severity = 'error' AND kind <> 'gap')
+        LEFT JOIN (SELECT exchange_id, time FROM requests) USING (exchange_id)
+        LEFT JOIN (SELECT connection_id, first_time, last_time FROM sessions)
+          USING (connection_id)
+        HAVING start IS NOT NULL
+        """
+    ):
+        count = plural(row["anomalies"], "serious anomaly", "serious anomalies")
+        yield evidence.incident(
+            row,
+            INFO,
+            evidence.captures,
+            f"{count}: {', '.join(row['kinds'])}.",
+            next_command=evidence.command("sql", "from anomalies where severity = 'error'"),
+        )

@@ -1,0 +1,136 @@
+"""Storms: clients that connect, ask for metadata or repeat a failing request without a pause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kdissect.incidents.evidence import BROKERS, IDS, Evidence, Row, lasted_ms, runs
+from kdissect.incidents.incident import BAD, EVIDENCE_MAX, WARN, Incident, kind
+from kdissect.text import byte_size, duration, plural
+
+SHORT_S = 5  # connections of pooled clients live for minutes (connections.max.idle.ms: 9 min)
+
+
+class Storm(NamedTuple):
+    """The least count, length and rate of events that follow one another without a pause."""
+
+    count_min: int
+    pause_ms: int
+    length_ms: int
+    rate: int  # a second
+
+    def found(self, count: str) -> str:
+        """Return SQL of the condition for a group of rows. count: its column."""
+        return f"""
+          {count} >= {self.count_min} AND stop - min(time) >= INTERVAL {self.length_ms} MILLISECONDS
+          AND {count} >= {self.rate} * epoch(stop - start)
+        """
+
+
+# Clients open a few connections to each broker when they start; a test program that starts
+# several clients opened 21 within a second. Many clients that start at once are no storm.
+CONNECTIONS = Storm(30, pause_ms=2000, length_ms=2000, rate=2)
+# A client that starts sends up to 17 Metadata requests within seconds. Waiting for a new topic or
+# leader, it sends one each retry.backoff.ms: 100 ms, and up to 1 s apart (KIP-580). Monitors ask
+# once a second or, if they are eager, twice.
+METADATA = Storm(30, pause_ms=1000, length_ms=3000, rate=3)
+# With Kafka's defaults a client repeats a request after 100 ms, 200 ms, ... 1 s (KIP-580): 8 times
+# in 5 s. An election of a leader takes less than that.
+RETRIES = Storm(20, pause_ms=1000, length_ms=2000, rate=3)
+
+
+@kind("client", "a client opened many short connections", "network")
+def connection_storm(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the storms of each client, such as a producer per record.
+
+    Each connection costs the broker a thread's time, handshakes of TLS and SASL, and a Metadata
+    response.
+    """
+    opened = f"""(
+      SELECT *, first_time AS time FROM sessions
+      WHERE handshake_seen AND (is_kafka OR is_tls) AND NOT is_broker
+        AND last_time - first_time < INTERVAL {SHORT_S} SECONDS
+    )"""
+    rows = evidence.rows(
+        f"""
+        SELECT client, broker, run, min(time) AS start, max(time) AS stop,
+          count(*) AS connections,
+          list(connection_id ORDER BY time)[:{EVIDENCE_MAX}] AS connection_ids
+        FROM ({runs(opened, "client, broker", CONNECTIONS.pause_ms)})
+        GROUP BY ALL HAVING {CONNECTIONS.found("connections")} ORDER BY start, client
+        """
+    )
+    for row in rows:
+        yield evidence.incident(
+            row,
+            WARN,
+            row["client"],
+            f"{row['client']} opened {plural(row['connections'], 'connection')} to "
+            f"{row['broker']} in {_pace(row, row['connections'])}, "
+            f"none open for {SHORT_S} s. An application should keep one client and share it.",
+        )
+
+
+@kind("client", "a client sent Metadata requests without need", "traffic")
+def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the storms of each client.
+
+    It needs them when it starts, after an error, and every metadata.max.age.ms (5 minutes).
+    """
+    asked = "(SELECT * FROM requests WHERE api = 'Metadata' AND NOT coalesce(is_broker, false))"
+    rows = evidence.rows(
+        f"""
+        SELECT client, run, min(time) AS start, max(coalesce(response_time, time)) AS stop,
+          count(*) AS requests, sum(request_size) + sum(response_size) AS bytes,
+          mode(error_name ORDER BY error_name) FILTER (failed) AS error,
+          sum(duration_ms) AS lost_ms, {BROKERS}, {IDS}
+        FROM ({runs(asked, "client", METADATA.pause_ms)})
+        GROUP BY client, run HAVING {METADATA.found("requests")} ORDER BY start, client
+        """
+    )
+    for row in rows:
+        error = f" Their most frequent error: {row['error']}." if row["error"] else ""
+        yield evidence.incident(
+            row,
+            WARN,
+            row["client"],
+            f"{row['client']} sent {plural(row['requests'], 'Metadata request')} in "
+            f"{_pace(row, row['requests'])}; requests and responses have "
+            f"{byte_size(row['bytes'])}.{error}",
+        )
+
+
+@kind("client", "a client repeated a failing request", "errors")
+def retry_storm(evidence: Evidence) -> Iterator[Incident]:
+    """Yield the storms of each client, API and error."""
+    # by the times of the errors: requests that wait in a queue are no answer to them
+    failing = """(
+      SELECT * REPLACE (response_time AS time) FROM requests
+      WHERE failed AND response_time IS NOT NULL AND NOT coalesce(is_broker, false)
+    )"""
+    rows = evidence.rows(
+        f"""
+        SELECT client, api, error_name AS error, run, min(request_time) AS start,
+          max(time) AS stop, count(*) AS requests,
+          sum(request_size) AS bytes, sum(duration_ms) AS lost_ms, {BROKERS}, {IDS}
+        FROM ({runs(failing, "client, api, error_name", RETRIES.pause_ms)})
+        WHERE api NOT IN ('SaslHandshake', 'SaslAuthenticate', 'Metadata')
+        GROUP BY ALL HAVING {RETRIES.found("requests")} ORDER BY start, client, api
+        """
+    )
+    for row in rows:
+        yield evidence.incident(
+            row,
+            BAD,
+            row["client"],
+            f"{row['client']} sent {plural(row['requests'], row['api'] + ' request')} "
+            f"({byte_size(row['bytes'])}) in {_pace(row, row['requests'])}; "
+            f"{', '.join(row['brokers'])} answered each with {row['error']}.",
+        )
+
+
+def _pace(row: Row, count: int) -> str:
+    """Return the length of a storm and its rate: 3.01 s, 12.0 a second"""
+    length_ms = lasted_ms(row)
+    return f"{duration(length_ms)}, {count / (length_ms / 1000):,.1f} a second"
