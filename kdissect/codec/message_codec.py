@@ -315,13 +315,6 @@ assert [ENCODING[kind] for kind in _CODECS] == list(range(0, 2 * len(_CODECS), 2
 _READERS, _WRITERS = zip(*(pair for pairs in _CODECS.values() for pair in pairs), strict=True)
 
 
-def read_value(slot: Slot, data: Bytes, pos: int) -> tuple[Any, int]:
-    """The value of a field that is neither a struct nor an array."""
-    if slot.is_sized:
-        return _READERS[slot.encoding](data, pos, slot.nullable)
-    return _READERS[slot.encoding](data, pos)
-
-
 # Decoding
 
 
@@ -334,7 +327,7 @@ def decode(
     """
     struct_layout = layout(definition, version)
     try:
-        return _read_struct(struct_layout, memoryview(data), pos)
+        return _READER.struct(struct_layout, memoryview(data), pos)
     except DecodeError as error:
         raise DecodeError(
             error.reason, path=error.path, pos=error.pos, message=f"{definition.name} v{version}"
@@ -348,91 +341,112 @@ def _within(error: DecodeError, step: str) -> DecodeError:
     return DecodeError(error.reason, path=step + joint + inner, pos=error.pos)
 
 
-def _read_struct(struct_layout: Layout, data: memoryview, pos: int) -> tuple[dict[str, Any], int]:
-    values: dict[str, Any] = {}
-    for slot in struct_layout.plain:
-        try:
-            values[slot.name], pos = _read_field(slot, data, pos)
-        except DecodeError as error:
-            raise _within(error, slot.name) from None
-    if not struct_layout.flexible:
-        return values, pos
-    tags, unknown, pos = _read_tags(struct_layout, data, pos)
-    for tag, slot in struct_layout.tagged.items():
-        values[slot.name] = tags[tag] if tag in tags else slot.default()
-    if unknown:
-        values[UNKNOWN_TAGS] = unknown
-    return values, pos
+class Reader:
+    """Reads structs field by field; a subclass can note where each value begins and ends."""
 
-
-def _read_field(slot: Slot, data: memoryview, pos: int) -> tuple[Any, int]:
-    if slot.field.is_array:
-        return _read_array(slot, data, pos)
-    if slot.is_sized:
-        return _READERS[slot.encoding](data, pos, slot.nullable)
-    if slot.inner is None:
-        return _READERS[slot.encoding](data, pos)
-    if slot.nullable:
-        present, pos = read_presence(data, pos, slot.is_tagged)
-        if not present:
-            return None, pos
-    return _read_struct(slot.inner, data, pos)
-
-
-def _read_array(slot: Slot, data: memoryview, pos: int) -> tuple[list[Any] | None, int]:
-    count, pos = read_count(
-        data, pos, slot.element_size_min, compact=slot.compact, nullable=slot.nullable
-    )
-    if count is None:
-        return None, pos
-    elements = []
-    read = _READERS[slot.encoding]
-    for index in range(count):
-        try:
-            if slot.inner is None:
-                element, pos = read(data, pos)
-            else:
-                element, pos = _read_struct(slot.inner, data, pos)
-        except DecodeError as error:
-            raise _within(error, f"[{index}]") from None
-        elements.append(element)
-    return elements, pos
-
-
-def _read_tags(
-    struct_layout: Layout, data: memoryview, pos: int
-) -> tuple[dict[int, Any], dict[int, bytes], int]:
-    """(values of known tags, bytes of unknown tags, position after the section)."""
-    values: dict[int, Any] = {}
-    unknown: dict[int, bytes] = {}
-    start = pos
-    count, pos = read_uvarint(data, pos)
-    if count * _TAG_SIZE_MIN > len(data) - pos:
-        raise _fault(Status.COUNT_IMPOSSIBLE, start)
-    last = -1
-    for _ in range(count):
-        start = pos
-        tag, pos = read_uvarint(data, pos)
-        if tag <= last:
-            raise _fault(Status.DUPLICATE_TAG, start)
-        last = tag
-        slot = struct_layout.tagged.get(tag)
-        start = pos
-        size, pos = read_uvarint(data, pos)
-        if size > len(data) - pos:
-            raise _fault(Status.TRUNCATED, start)
-        end = pos + size
-        if slot is None:
-            unknown[tag] = bytes(data[pos:end])
-        else:
+    def struct(self, of: Layout, data: memoryview, pos: int) -> tuple[dict[str, Any], int]:
+        values: dict[str, Any] = {}
+        for slot in of.plain:
             try:
-                values[tag], pos = _read_field(slot, data[:end], pos)
-                if pos != end:
-                    raise _fault(Status.TAG_SIZE_MISMATCH, pos)
+                values[slot.name], pos = self.field(slot, data, pos)
             except DecodeError as error:
                 raise _within(error, slot.name) from None
-        pos = end
-    return values, unknown, pos
+        if not of.flexible:
+            return values, pos
+        tags, unknown, pos = self.tags(of, data, pos)
+        for tag, slot in of.tagged.items():
+            values[slot.name] = tags[tag] if tag in tags else slot.default()
+        if unknown:
+            values[UNKNOWN_TAGS] = unknown
+        return values, pos
+
+    def field(self, slot: Slot, data: memoryview, pos: int) -> tuple[Any, int]:
+        if slot.field.is_array:
+            return self._array(slot, data, pos)
+        if slot.is_sized:
+            return _READERS[slot.encoding](data, pos, slot.nullable)
+        if slot.inner is None:
+            return _READERS[slot.encoding](data, pos)
+        if slot.nullable:
+            present, pos = read_presence(data, pos, slot.is_tagged)
+            if not present:
+                return None, pos
+        return self.struct(slot.inner, data, pos)
+
+    def _array(self, slot: Slot, data: memoryview, pos: int) -> tuple[list[Any] | None, int]:
+        count, pos = self.count(slot, data, pos)
+        if count is None:
+            return None, pos
+        elements = []
+        read = _READERS[slot.encoding]
+        for index in range(count):
+            try:
+                if slot.inner is None:
+                    element, pos = read(data, pos)
+                else:
+                    element, pos = self.element(slot.inner, index, data, pos)
+            except DecodeError as error:
+                raise _within(error, f"[{index}]") from None
+            elements.append(element)
+        return elements, pos
+
+    def count(self, slot: Slot, data: memoryview, pos: int) -> tuple[int | None, int]:
+        """Read the number of elements of an array."""
+        return read_count(
+            data, pos, slot.element_size_min, compact=slot.compact, nullable=slot.nullable
+        )
+
+    def element(
+        self, of: Layout, index: int, data: memoryview, pos: int
+    ) -> tuple[dict[str, Any], int]:
+        """Read a struct of an array."""
+        return self.struct(of, data, pos)
+
+    def tags(
+        self, of: Layout, data: memoryview, pos: int
+    ) -> tuple[dict[int, Any], dict[int, bytes], int]:
+        """(values of known tags, bytes of unknown tags, position after the section)."""
+        values: dict[int, Any] = {}
+        unknown: dict[int, bytes] = {}
+        start = pos
+        count, pos = read_uvarint(data, pos)
+        if count * _TAG_SIZE_MIN > len(data) - pos:
+            raise _fault(Status.COUNT_IMPOSSIBLE, start)
+        last = -1
+        for _ in range(count):
+            first = pos
+            tag, pos = read_uvarint(data, pos)
+            if tag <= last:
+                raise _fault(Status.DUPLICATE_TAG, first)
+            last = tag
+            start = pos
+            size, pos = read_uvarint(data, pos)
+            if size > len(data) - pos:
+                raise _fault(Status.TRUNCATED, start)
+            end = pos + size
+            slot = of.tagged.get(tag)
+            if slot is None:
+                unknown[tag] = self.unknown_tag(tag, data[:end], first, pos)
+            else:
+                try:
+                    values[tag] = self.tag(slot, data[:end], first, pos)
+                except DecodeError as error:
+                    raise _within(error, slot.name) from None
+            pos = end
+        return values, unknown, pos
+
+    def tag(self, slot: Slot, data: memoryview, start: int, pos: int) -> Any:
+        """Read a tagged field: its tag is at `start`, its value at `pos`; it ends with `data`."""
+        value, after = self.field(slot, data, pos)
+        if after != len(data):
+            raise _fault(Status.TAG_SIZE_MISMATCH, after)
+        return value
+
+    def unknown_tag(self, tag: int, data: memoryview, start: int, pos: int) -> bytes:
+        return bytes(data[pos:])
+
+
+_READER = Reader()
 
 
 # Encoding

@@ -1,25 +1,18 @@
 """A message as a tree whose nodes know their bytes, also as far as a faulty one can be read.
 
-The walk follows `codec.message_codec` field by field, with its readers, and notes where each began
-and ended. A fault ends the walk: the nodes before it stay.
+A fault ends the walk: the nodes before it stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from kdissect.codec.message_codec import (
-    UNKNOWN_TAGS,
-    read_count,
-    read_presence,
-    read_uvarint,
-    read_value,
-)
+from kdissect.codec.message_codec import UNKNOWN_TAGS, Reader, read_uvarint
 from kdissect.errors import DecodeError
 from kdissect.protocol.layout import Layout, Slot, layout
-from kdissect.protocol.model import Definition, Field, Type
+from kdissect.protocol.model import Definition, Type
 
 Path = tuple[str | int, ...]
 TAG_COUNT = "tagged fields"  # what stands in front of them
@@ -30,7 +23,7 @@ class Node:
     """A field: `path` from the message's start (names and indices), its bytes [start, end), and
     its value where it is no struct and no list of structs.
 
-    is_default: a tagged field that is not there. count: of a list or map; None for others.
+    is_default: a tagged field that is not there. count: of a list; None for others.
     """
 
     path: Path
@@ -41,7 +34,6 @@ class Node:
     is_default: bool = False
     count: int | None = None
     is_records: bool = False
-    definition: Field | None = None  # of the field, where it has one of its own
 
     @property
     def name(self) -> str:
@@ -53,133 +45,77 @@ class Node:
         return len(self.path)
 
 
-@dataclass(slots=True)
-class ByteTree:
+class ByteTree(Reader):
     """nodes in the order of their bytes; error: where it ended, if it did not reach the end."""
 
-    data: memoryview
-    nodes: list[Node] = field(default_factory=list)
-    error: DecodeError | None = None
+    def __init__(self, data: memoryview) -> None:
+        self.nodes: list[Node] = []
+        self.error: DecodeError | None = None
+        self._data = data
+        self._path: Path = ()
 
-    def message(
-        self, name: str, definition: Definition, version: int, pos: int
-    ) -> tuple[dict[str, Any], int]:
-        """Walk one definition as the member `name`; its values (what there is) and the end."""
-        values: dict[str, Any] = {}
-        node = self._open((name,), pos)
-        if self.error is None:
-            try:
-                pos = self._struct(layout(definition, version), values, (name,), pos)
-            except DecodeError as error:
-                self.error = error
-                pos = error.pos if error.pos is not None else pos
-        node.end = pos
-        return values, pos
+    def message(self, name: str, definition: Definition, version: int, pos: int) -> int:
+        """Walk one definition as the member `name`; return its end, or the position of a fault."""
+        self._path = ()
+        node = self._open(name, pos)
+        try:
+            _, node.end = self.struct(layout(definition, version), self._data, pos)
+        except DecodeError as error:
+            self.error = error
+            node.end = pos if error.pos is None else error.pos
+        return node.end
 
-    def _open(self, path: Path, pos: int, count: int | None = None) -> Node:
-        node = Node(path, pos, pos, count=count)
+    def _open(self, step: str | int, pos: int) -> Node:
+        self._path = (*self._path, step)
+        node = Node(self._path, pos, pos)
         self.nodes.append(node)
         return node
 
-    def _struct(self, made: Layout, values: dict[str, Any], path: Path, pos: int) -> int:
-        for slot in made.plain:
-            values[slot.name], pos = self._field(slot, (*path, slot.name), pos, values)
-        if not made.flexible:
-            return pos
-        return self._tags(made, values, path, pos)
+    def field(self, slot: Slot, data: memoryview, pos: int) -> tuple[Any, int]:
+        node = self._open(slot.name, pos)
+        value, node.end = super().field(slot, data, pos)
+        self._path = node.path[:-1]
+        node.is_records = slot.field.type is Type.RECORDS
+        node.is_leaf = slot.inner is None or value is None
+        node.value = value if node.is_leaf else None
+        return value, node.end
 
-    def _field(
-        self, slot: Slot, path: Path, pos: int, owner: dict[str, Any], tagged_end: int | None = None
-    ) -> tuple[Any, int]:
-        data = self.data if tagged_end is None else self.data[:tagged_end]
-        if slot.field.is_array:
-            return self._array(slot, path, pos, data, owner)
-        if slot.inner is None:
-            start = pos
-            value, pos = read_value(slot, data, pos)
-            is_records = slot.field.type is Type.RECORDS
-            node = Node(path, start, pos, value, True, False, None, is_records, slot.field)
-            self.nodes.append(node)
-            return value, pos
-        node = self._open(path, pos)
-        if slot.nullable:
-            present, pos = read_presence(data, pos, slot.is_tagged)
-            if not present:
-                node.end, node.is_leaf = pos, True
-                return None, pos
-        values: dict[str, Any] = {}
-        owner[slot.name] = values
-        pos = self._struct(slot.inner, values, path, pos)
-        node.end = pos
-        return values, pos
+    def count(self, slot: Slot, data: memoryview, pos: int) -> tuple[int | None, int]:
+        self.nodes[-1].count, after = super().count(slot, data, pos)
+        return self.nodes[-1].count, after
 
-    def _array(
-        self, slot: Slot, path: Path, pos: int, data: memoryview, owner: dict[str, Any]
-    ) -> tuple[list[Any] | None, int]:
-        node = self._open(path, pos)
-        count, pos = read_count(
-            data, pos, slot.element_size_min, compact=slot.compact, nullable=slot.nullable
-        )
-        if count is None:
-            node.end, node.is_leaf = pos, True
-            return None, pos
-        node.count = count
-        elements: list[Any] = []
-        owner[slot.name] = elements
-        if slot.inner is None:
-            for _ in range(count):
-                element, pos = read_value(slot, data, pos)
-                elements.append(element)
-            node.value, node.is_leaf, node.definition = elements, True, slot.field
-            node.end = pos
-            return elements, pos
-        for index in range(count):
-            inner = self._open((*path, index), pos)
-            values: dict[str, Any] = {}
-            elements.append(values)
-            pos = self._struct(slot.inner, values, (*path, index), pos)
-            inner.end = pos
-        node.end = pos
-        return elements, pos
+    def element(
+        self, of: Layout, index: int, data: memoryview, pos: int
+    ) -> tuple[dict[str, Any], int]:
+        node = self._open(index, pos)
+        values, node.end = super().element(of, index, data, pos)
+        self._path = node.path[:-1]
+        return values, node.end
 
-    def _tags(self, made: Layout, values: dict[str, Any], path: Path, pos: int) -> int:
-        start = pos
-        count, pos = read_uvarint(self.data, pos)
-        self.nodes.append(Node((*path, TAG_COUNT), start, pos, count, is_leaf=True))
-        last = -1
-        unknown: dict[int, bytes] = {}
-        met = set()
-        for _ in range(count):
-            start = pos
-            tag, pos = read_uvarint(self.data, pos)
-            size, pos = read_uvarint(self.data, pos)
-            if tag <= last or size > len(self.data) - pos:
-                raise DecodeError("tagged fields are out of order or too long", path="", pos=start)
-            last = tag
-            end = pos + size
-            slot = made.tagged.get(tag)
-            if slot is None:
-                unknown[tag] = bytes(self.data[pos:end])
-                where = (*path, f"{UNKNOWN_TAGS}[{tag}]")
-                self.nodes.append(Node(where, start, end, unknown[tag], is_leaf=True))
-            else:
-                met.add(tag)
-                first = len(self.nodes)
-                values[slot.name], after = self._field(slot, (*path, slot.name), pos, values, end)
-                if after != end:
-                    raise DecodeError("a tagged field has another size", path="", pos=after)
-                self.nodes[first].start = start
-            pos = end
-        for tag, slot in made.tagged.items():
-            if tag not in met:
-                value = slot.default()
-                values[slot.name] = value
-                self.nodes.append(
-                    Node((*path, slot.name), pos, pos, value, is_leaf=True, is_default=True)
-                )
-        if unknown:
-            values[UNKNOWN_TAGS] = unknown
-        return pos
+    def tags(
+        self, of: Layout, data: memoryview, pos: int
+    ) -> tuple[dict[int, Any], dict[int, bytes], int]:
+        count, after = read_uvarint(data, pos)
+        self.nodes.append(Node((*self._path, TAG_COUNT), pos, after, count, is_leaf=True))
+        values, unknown, end = super().tags(of, data, pos)
+        self.nodes += [
+            Node((*self._path, slot.name), end, end, slot.default(), is_leaf=True, is_default=True)
+            for tag, slot in of.tagged.items()
+            if tag not in values
+        ]
+        return values, unknown, end
+
+    def tag(self, slot: Slot, data: memoryview, start: int, pos: int) -> Any:
+        first = len(self.nodes)
+        value = super().tag(slot, data, start, pos)
+        self.nodes[first].start = start
+        return value
+
+    def unknown_tag(self, tag: int, data: memoryview, start: int, pos: int) -> bytes:
+        value = super().unknown_tag(tag, data, start, pos)
+        where = (*self._path, f"{UNKNOWN_TAGS}[{tag}]")
+        self.nodes.append(Node(where, start, len(data), value, is_leaf=True))
+        return value
 
 
 def value_at(values: Any, path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -213,7 +214,7 @@ class _MessageView:
         self._is_whole = is_whole
         self._inside = inside
         self._holds_metadata = METADATA_TOPIC in topics
-        self._values: dict[str, Any] | None = None
+        self._structs: dict[Path, dict[str, Any]] = defaultdict(dict)  # their plain values
         self._is_faulty = False
 
     def nodes(self) -> list[Node]:
@@ -222,17 +223,17 @@ class _MessageView:
             return [Node(("token",), 0, len(data), bytes(data), is_leaf=True)]
         walk = ByteTree(data)
         header, version, body = self._definitions()
-        pos = 0
-        if header is not None:
-            _, pos = walk.message("header", header, version, 0)
+        pos = walk.message("header", header, version, 0)
         if body is not None and walk.error is None:
-            self._values, pos = walk.message("body", body, self.api_version, pos)
+            pos = walk.message("body", body, self.api_version, pos)
         self._is_faulty = walk.error is not None
         if pos < len(data) or walk.error is not None or not self._is_whole:
             walk.nodes.append(self._rest(walk, pos, body is not None))
+        for node in walk.nodes:
+            self._structs[node.path[:-1]][node.name] = node.value
         return walk.nodes
 
-    def _definitions(self) -> tuple[Definition | None, int, Definition | None]:
+    def _definitions(self) -> tuple[Definition, int, Definition | None]:
         """(header's definition and version, body's definition)."""
         api = catalog.apis().get(self._api_key)
         is_request = self._side == 0
@@ -267,12 +268,9 @@ class _MessageView:
             return may_hold_secrets(self._api_key, self._side)
         if node.path[0] == "header" or node.is_default or not isinstance(node.value, (str, bytes)):
             return False
-        holder = value_at(self._values, node.path[1:-1])
-        if not isinstance(holder, dict):
-            return False
         # a response that is cut behind the value does not say whether the config is sensitive
         is_flagged = self._is_faulty and self._side == RESPONSE and node.name == "value"
-        return is_secret(node.name, {"is_sensitive": is_flagged, **holder})
+        return is_secret(node.name, {"is_sensitive": is_flagged, **self._structs[node.path[:-1]]})
 
     def hides_raw(self, node: Node) -> bool:
         """Return whether the bytes may hold a secret, or records that are not to be shown."""
