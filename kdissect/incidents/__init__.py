@@ -34,8 +34,8 @@ def find_incidents(database: Database) -> pa.Table:
     """Return the table `incidents` of a table set. database: with the tables of `make_requests`."""
     evidence = Evidence(database)
     found = [
-        replace(incident, kind=kind.name)
-        for kind in KINDS.values()
+        replace(incident, kind=name)
+        for name, kind in KINDS.items()
         for incident in kind.find(evidence)
     ]
     return incident_table(without_consequences(found))

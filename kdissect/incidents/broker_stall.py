@@ -31,7 +31,7 @@ _END = {False: "the responses came at once after it", True: "the capture ends be
 POLLS = ("Fetch", "ShareFetch")
 
 
-@kind("broker", "a broker answered no connection for a while", "latency")
+@kind("latency")
 def broker_stall(evidence: Evidence) -> Iterator[Incident]:
     """Yield the stalls of each broker.
 

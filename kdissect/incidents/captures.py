@@ -67,7 +67,7 @@ _BOUNDS = f"""
 """
 
 
-@kind("capture", "the capture lacks packets that were sent", "overview")
+@kind("overview")
 def capture_loss(evidence: Evidence) -> Iterator[Incident]:
     """Yield the captures that lack bytes of Kafka connections between captured ones.
 
@@ -149,7 +149,7 @@ _JUMPS = f"""
 """
 
 
-@kind("capture", "the clock of the capturing machine jumped", "overview")
+@kind("overview")
 def clock_step(evidence: Evidence) -> Iterator[Incident]:
     """Yield the steps back of each capture, as packets show them, and its steps forward."""
     evidence.run(_JUMPS)
@@ -233,7 +233,7 @@ def _clock_steps(evidence: Evidence, steps: str, direction: str) -> Iterator[Inc
         )
 
 
-@kind("capture", "parts of the capture could not be read", "overview")
+@kind("overview")
 def capture_unread(evidence: Evidence) -> Iterator[Incident]:
     """Yield each reason for which parts of the capture say nothing, once.
 
@@ -272,7 +272,7 @@ def capture_unread(evidence: Evidence) -> Iterator[Incident]:
             yield evidence.incident(row, severity, evidence.captures, text)
 
 
-@kind("capture", "data breaks the rules of the protocol", "anomalies")
+@kind("anomalies")
 def malformed_data(evidence: Evidence) -> Iterator[Incident]:
     """Yield one incident of the serious anomalies, if there are any but missing bytes."""
     for row in evidence.rows(

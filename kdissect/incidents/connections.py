@@ -19,7 +19,7 @@ PROOF_S = 60
 _HELD_FOR_OTHERS = ("ShareFetch", "JoinGroup", "SyncGroup")
 
 
-@kind("client", "an idle connection was dead when its client used it", "network")
+@kind("network")
 def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
     """Yield the connections that died while they were idle, for each client and broker.
 
@@ -84,7 +84,7 @@ def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("client", "a connection closed before a response", "errors")
+@kind("errors")
 def unanswered_requests(evidence: Evidence) -> Iterator[Incident]:
     """Yield the requests of each client whose connection closed before the response.
 
@@ -118,7 +118,7 @@ _AGAIN = "(request_retransmitted_segment_count + response_retransmitted_segment_
 _ALL = "(request_segment_count + response_segment_count)"
 
 
-@kind("capture", "TCP sent many segments again", "network")
+@kind("network")
 def retransmissions(evidence: Evidence) -> Iterator[Incident]:
     """Yield one incident of all connections, which names the worst."""
     for row in evidence.rows(

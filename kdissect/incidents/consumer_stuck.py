@@ -21,11 +21,7 @@ LENGTH_MS = 5000
 PAUSE_MS = 30_000
 
 
-@kind(
-    "partition",
-    "a consumer fetched the same offset again and again, though the log has more",
-    "topics",
-)
+@kind("topics")
 def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions in which a consumer does not advance."""
     positions = fetch_positions(evidence.database)

@@ -21,7 +21,7 @@ CLIENTS_MAX = 3  # that a text names
 _BROKERS_APIS = frozenset(catalog.apis()[key].name for key in INTER_BROKER_APIS)
 
 
-@kind("API", "requests failed with an error that passes", "errors")
+@kind("errors")
 def request_errors(evidence: Evidence) -> Iterator[Incident]:
     """Yield the errors of each API that pass."""
     for row in _api_errors(evidence):
@@ -32,7 +32,7 @@ def request_errors(evidence: Evidence) -> Iterator[Incident]:
             yield _incident(evidence, row, then)
 
 
-@kind("API", "requests were refused for good", "errors")
+@kind("errors")
 def refused_requests(evidence: Evidence) -> Iterator[Incident]:
     """Yield the errors of each API with which trying again does not help."""
     for row in _api_errors(evidence):

@@ -18,7 +18,7 @@ LOOP_PAUSE_MS = 60_000
 _CAUSE_MAX = 160  # characters
 
 
-@kind("group", "a group rebalanced again and again", "groups")
+@kind("groups")
 def rebalance_loop(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups with a member that left and joined again several times.
 
@@ -118,7 +118,7 @@ STAYS_MS = 1000
 LATE_PAUSE_MS = 600_000  # twice the default of max.poll.interval.ms
 
 
-@kind("group", "a member left its group because it polled too late", "groups")
+@kind("groups")
 def member_too_slow(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups whose members polled too late.
 
@@ -198,7 +198,7 @@ def _late_text(row: Row) -> str:
 LONG_REBALANCE_MS = 3000
 
 
-@kind("group", "a group stood still while it rebalanced", "groups")
+@kind("groups")
 def long_rebalance(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups with a long rebalance.
 

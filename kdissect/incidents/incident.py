@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -62,16 +62,12 @@ class Incident:
 Finder = Callable[[Any], Iterator[Incident]]
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of incident: docs/incidents.md has a section for each.
+class Kind(NamedTuple):
+    """A kind of incident; docs/incidents.md explains each.
 
-    subject: what its incidents are of. section: of the report's page, with the details.
+    section: of the report's page, with the details.
     """
 
-    name: str
-    subject: str
-    meaning: str
     section: str
     find: Finder
 
@@ -79,12 +75,11 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 
 
-def kind(subject: str, meaning: str, section: str) -> Callable[[Finder], Finder]:
+def kind(section: str) -> Callable[[Finder], Finder]:
     """Return a decorator that registers a finder as the kind of its name."""
 
     def register(find: Finder) -> Finder:
-        name = find.__name__
-        KINDS[name] = Kind(name, subject, meaning, section, find)
+        KINDS[find.__name__] = Kind(section, find)
         return find
 
     return register

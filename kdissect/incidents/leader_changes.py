@@ -65,7 +65,7 @@ _SIGNS = (
 )
 
 
-@kind("partition", "the leader of partitions changed", "errors")
+@kind("errors")
 def leader_change(evidence: Evidence) -> Iterator[Incident]:
     """Yield the changes of leaders, those of one moment together.
 

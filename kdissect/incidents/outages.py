@@ -163,7 +163,7 @@ LENGTH_MIN_MS = 1000
 ONE_NODE = timedelta(milliseconds=250)
 
 
-@kind("broker", "connection attempts to a broker failed", "network")
+@kind("network")
 def broker_unreachable(evidence: Evidence) -> Iterator[Incident]:
     """Yield the outages, those of one node's listeners together."""
     make_outages(evidence)
@@ -269,7 +269,7 @@ _BOOTSTRAP_APIS = (
 )
 
 
-@kind("address", "an address that Metadata advertised was never reached", "network")
+@kind("network")
 def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
     """Yield the addresses with failed attempts only, then those that clients never tried.
 

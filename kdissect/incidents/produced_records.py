@@ -82,7 +82,7 @@ def make_produced(evidence: Evidence) -> bool:
 AGAIN_S = 300
 
 
-@kind("partition", "the same records were written twice", "topics")
+@kind("topics")
 def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions with batches that were written twice.
 
@@ -148,7 +148,7 @@ _EARLY = "e.exchange_id AS early_id, e.first_offset AS early_offset"
 _COLUMNS = "l.exchange_id, l.first_id, l.topic, l.partition, l.records, l.first_offset"
 
 
-@kind("partition", "records were written in another order than they were sent", "topics")
+@kind("topics")
 def out_of_order_records(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions with batches that lie in another order than they were sent.
 
@@ -300,7 +300,7 @@ PLAIN_BYTES_MIN = 1_000_000
 SMALL_RECORDS, SMALL_BATCHES_MIN = 2, 1000
 
 
-@kind("client", "a producer wrote small or plain batches", "topics")
+@kind("topics")
 def inefficient_batches(evidence: Evidence) -> Iterator[Incident]:
     """Yield the producers that write many bytes in batches of single records, or uncompressed.
 

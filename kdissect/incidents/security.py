@@ -16,7 +16,7 @@ LOOP_MIN = 3
 PAUSE_MS = 60_000
 
 
-@kind("client", "SASL logins were refused", "errors")
+@kind("errors")
 def login_failures(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failed logins of each client at each broker."""
     codes = ", ".join(f"{code:d}" for code in REFUSALS)
@@ -76,9 +76,7 @@ _TEXTS = {
 }
 
 
-@kind(
-    "broker", "TLS handshakes failed, one side spoke no TLS, or a certificate expires", "security"
-)
+@kind("security")
 def tls_failure(evidence: Evidence) -> Iterator[Incident]:
     """Yield the failed handshakes, then the certificates that are not valid or expire soon.
 

@@ -17,7 +17,7 @@ _MOMENT_MS, _CHANCE = 100, 0.01
 _ANSWERS = "(FROM requests WHERE wait = 'answer' AND service_ms IS NOT NULL AND NOT is_broker)"
 
 
-@kind("API", "the responses of an API take long", "latency")
+@kind("latency")
 def slow_api(evidence: Evidence) -> Iterator[Incident]:
     """Yield the slow APIs."""
     rows = evidence.rows(
@@ -47,7 +47,7 @@ def slow_api(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("client", "a client waits longer than others at one API", "latency")
+@kind("latency")
 def slow_client(evidence: Evidence) -> Iterator[Incident]:
     """Yield the clients for which an API's responses take much longer than for its other clients.
 
@@ -119,7 +119,7 @@ SHARE_MIN = 0.5
 SHORT_PAUSE_MS = 2000
 
 
-@kind("client", "requests took long to arrive", "latency")
+@kind("latency")
 def slow_upload(evidence: Evidence) -> Iterator[Incident]:
     """Yield the slow uploads of each client to each broker.
 
@@ -192,7 +192,7 @@ QUOTA_WAIT_MS = 1000
 _QUOTAS = {("Produce",): "of bytes written ", ("Fetch",): "of bytes read "}
 
 
-@kind("client", "a quota made a client wait", "throttling")
+@kind("throttling")
 def throttled(evidence: Evidence) -> Iterator[Incident]:
     """Yield the waits of each client for a quota, with the quota that its APIs suggest.
 

@@ -40,7 +40,7 @@ METADATA = Storm(30, pause_ms=1000, length_ms=3000, rate=3)
 RETRIES = Storm(20, pause_ms=1000, length_ms=2000, rate=3)
 
 
-@kind("client", "a client opened many short connections", "network")
+@kind("network")
 def connection_storm(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client, such as a producer per record.
 
@@ -72,7 +72,7 @@ def connection_storm(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("client", "a client sent Metadata requests without need", "traffic")
+@kind("traffic")
 def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client.
 
@@ -101,7 +101,7 @@ def metadata_storm(evidence: Evidence) -> Iterator[Incident]:
         )
 
 
-@kind("client", "a client repeated a failing request", "errors")
+@kind("errors")
 def retry_storm(evidence: Evidence) -> Iterator[Incident]:
     """Yield the storms of each client, API and error."""
     # by the times of the errors: requests that wait in a queue are no answer to them

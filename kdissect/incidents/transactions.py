@@ -15,7 +15,7 @@ LONG_S = 10
 _READ_COMMITTED = 1
 
 
-@kind("transactional ID", "an open transaction kept records from readers", "transactions")
+@kind("transactions")
 def transaction_open(evidence: Evidence) -> Iterator[Incident]:
     """Yield the transactions that blocked readers, or the partitions if none was captured.
 
@@ -99,7 +99,7 @@ def transaction_open(evidence: Evidence) -> Iterator[Incident]:
 _WORDS = {"abort": "aborted", "fenced": "fenced", "open": "without an end in the capture"}
 
 
-@kind("transactional ID", "transactions did not commit", "transactions")
+@kind("transactions")
 def failed_transactions(evidence: Evidence) -> Iterator[Incident]:
     """Yield one incident of all producers, which names the one with most such transactions."""
     counts = ", ".join(f"count(*) FILTER (outcome = '{name}') AS {name}" for name in _WORDS)

@@ -10,6 +10,8 @@ import vl_convert
 
 import kdissect
 from kdissect.charts import Chart, mark_incidents
+from kdissect.incidents import KINDS
+from kdissect.report import _SECTIONS
 from kdissect.report.page_tables import chart_word
 from kdissect.report.sections import latency, overview, traffic
 from tests.report.documents import document_of
@@ -23,6 +25,11 @@ def _charts(blocks: Any) -> Iterator[Chart]:
             yield block
         elif isinstance(block, list | tuple):
             yield from _charts(block)
+
+
+def test_each_kind_has_a_section_of_the_page() -> None:
+    """Its incidents link to that section."""
+    assert {kind.section for kind in KINDS.values()} <= set(_SECTIONS)
 
 
 def test_incidents_mark_the_charts(captures: Path) -> None:
