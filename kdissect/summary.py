@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import pyarrow.compute as pc
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as TextTable
@@ -17,36 +17,36 @@ from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import plural, unread, visible
 
 _LISTED_MAX = 12
+_VIEWS = ("captures", "connections", "exchanges", "record_batches", "anomalies")
+
+Row = dict[str, Any]
 
 
 def summarise(tables: Tables, out: str | None = None) -> dict[str, Any]:
-    """Return the summary as one JSON document; `out` is the folder of a table set just written."""
-    totals = dict(tables.manifest["totals"])
-    names = ("connections", "exchanges", "record_batches", "anomalies")
-    with Database({name: tables[name].dataset for name in names}) as database:
-        apis, clients, topics, expiring = (
-            database.rows(query) for query in (_APIS, _CLIENTS, _TOPICS, _CERTIFICATES)
-        )
-        anomalies = {row["kind"]: row["count"] for row in database.rows(_ANOMALIES)}
-    return {
-        "format_version": FORMAT_VERSION,
-        "out": out,
-        "totals": totals,
-        "timings": tables.manifest["timings"],
-        "kafka_connections": _kafka_connections(tables),
-        "apis": apis,
-        "clients": clients,
-        "topics": topics,
-        "anomalies": anomalies,
-        "expiring_certificates": expiring,
-        **_unread(tables),
-        "unread_connections": _unread_connections(tables),
-    }
+    """Return the summary as one JSON document; `out` is the folder of a table set just written.
+
+    damaged: captures that could not be read to their end. skipped: files that are no captures.
+    """
+    with Database({name: tables[name].dataset for name in _VIEWS}) as database:
+        return {
+            "format_version": FORMAT_VERSION,
+            "out": out,
+            "totals": dict(tables.manifest["totals"]),
+            "timings": tables.manifest["timings"],
+            "kafka_connections": database.value("select count(*) from connections where is_kafka"),
+            "apis": database.rows(_APIS),
+            "clients": database.rows(_CLIENTS),
+            "topics": database.rows(_TOPICS),
+            "anomalies": _counts(database, _ANOMALIES),
+            "expiring_certificates": database.rows(_CERTIFICATES),
+            "damaged": database.rows(f"{_FAILED} and format <> 'unknown'"),
+            "skipped": database.rows(f"{_FAILED} and format = 'unknown'"),
+            "unread_connections": _counts(database, _UNREAD),
+        }
 
 
-def _kafka_connections(tables: Tables) -> int:
-    kafka = tables.connections.to_arrow(["is_kafka"])["is_kafka"]
-    return int(pc.sum(kafka).as_py() or 0)
+def _counts(database: Database, query: str) -> dict[str, int]:
+    return {row["name"]: row["count"] for row in database.rows(query)}
 
 
 # Errors are faults: routine steps of the protocol do not count, as in the report.
@@ -71,26 +71,14 @@ _CERTIFICATES = f"""
     select side, address, subject, strftime(not_after, '%Y-%m-%dT%H:%M:%SZ') as not_after, state
     from ({certificates()}) where state <> '{VALID}' order by not_after, address, subject
 """
-_ANOMALIES = "select kind, count(*) as count from anomalies group by all order by count desc, kind"
-
-
-def _unread(tables: Tables) -> dict[str, list[dict[str, str]]]:
-    """Return captures not read to their end (`damaged`) and files that are no captures
-    (`skipped`)."""
-    rows = tables.captures.to_arrow(["path", "format", "error"]).to_pylist()
-    failed = [row for row in rows if row["error"] is not None]
-    by_kind: dict[str, list[dict[str, str]]] = {"damaged": [], "skipped": []}
-    for row in failed:
-        kind = "skipped" if row["format"] == "unknown" else "damaged"
-        by_kind[kind].append({"path": row["path"], "error": row["error"]})
-    return by_kind
-
-
-def _unread_connections(tables: Tables) -> dict[str, int]:
-    """Return the numbers of connections not read as Kafka, by protocol."""
-    rows = tables.connections.to_arrow(["protocol", "is_kafka"])
-    counts = rows.filter(pc.invert(rows["is_kafka"]))["protocol"].value_counts().to_pylist()
-    return {row["values"]: row["counts"] for row in counts}
+_ANOMALIES = """
+    select kind as name, count(*) as count from anomalies group by all order by count desc, name
+"""
+_FAILED = "select path, error from captures where error is not null"
+_UNREAD = """
+    select protocol as name, count(*) as count from connections where not is_kafka
+    group by all order by name
+"""
 
 
 def print_summary(document: dict[str, Any], console: Console) -> None:
@@ -105,31 +93,9 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         f"[bold]{totals['records']:,}[/] records, "
         f"{plural(totals['anomalies'], 'anomaly', 'anomalies')}"
     )
-    _print_list(
-        console,
-        "APIs",
-        document["apis"],
-        _api_row,
-        ("api", "versions", "exchanges", "errors", "service ms", "max ms"),
-    )
-    _print_list(
-        console, "Clients", document["clients"], _client_row, ("client id", "address", "exchanges")
-    )
-    _print_list(
-        console,
-        "Record data",
-        document["topics"],
-        _topic_row,
-        ("topic", "source", "codec", "batches", "records", "bytes"),
-    )
-    anomalies = [{"kind": kind, "count": n} for kind, n in document["anomalies"].items()]
-    _print_list(
-        console,
-        "Anomalies",
-        anomalies,
-        lambda row: (row["kind"], f"{row['count']:,}"),
-        ("kind", "rows"),
-    )
+    for title, (name, columns) in _LISTS.items():
+        rows = document[name]
+        _print_list(console, title, rows.items() if name == "anomalies" else rows, columns)
     console.print()
     for row in document["skipped"]:
         console.print(f"Skipped {row['path']}: {row['error']}", markup=False)
@@ -150,57 +116,35 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
         )
 
 
-def _print_list(console: Console, title: str, rows: list[Any], cells: Any, names: Any) -> None:
+def _print_list(console: Console, title: str, listed: Any, columns: Columns) -> None:
+    rows = list(listed)
     if not rows:
         return
     text = TextTable(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
     )
-    for index, name in enumerate(names):
+    for index, name in enumerate(columns):
         text.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows[:_LISTED_MAX]:
-        text.add_row(*(_plain(cell) for cell in cells(row)))
+        # a capture's text without control characters and markup
+        text.add_row(*(escape(visible(shown(row))) for shown in columns.values()))
     console.print()
     console.print(text)
     if len(rows) > _LISTED_MAX:
         console.print(f"... and {len(rows) - _LISTED_MAX} more", style="dim")
 
 
-def _plain(cell: str) -> str:
-    """Return a capture's text for a terminal, without control characters and markup."""
-    return escape(visible(cell))
-
-
-def _api_row(row: dict[str, Any]) -> tuple[str, ...]:
+def _versions(row: Row) -> str:
     low, high = row["versions"]
-    versions = "" if low is None else f"v{low}" if low == high else f"v{low}-{high}"
-    return (
-        row["api"] or "(unknown)",
-        versions,
-        f"{row['exchanges']:,}",
-        f"{row['errors'] or 0:,}",
-        _ms(row["service_ms_median"]),
-        _ms(row["service_ms_max"]),
-    )
+    return "" if low is None else f"v{low}" if low == high else f"v{low}-{high}"
 
 
-def _client_row(row: dict[str, Any]) -> tuple[str, ...]:
-    return (row["client_id"] or "(none)", row["ip"], f"{row['exchanges']:,}")
+def _count(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[name] or 0:,}"
 
 
-def _topic_row(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["topic"] or "(unknown)",
-        row["source"],
-        row["codec"] or "",
-        f"{row['batches']:,}",
-        f"{row['records'] or 0:,}",
-        _size(row["bytes"]),
-    )
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:,.2f}"
+def _ms(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row[name] is None else f"{row[name]:,.2f}"
 
 
 def _size(count: int) -> str:
@@ -210,3 +154,43 @@ def _size(count: int) -> str:
             return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
         value /= 1000
     raise AssertionError
+
+
+Columns = dict[str, Callable[[Any], str]]
+# Title -> a list of the document, and the text of each column
+_LISTS: dict[str, tuple[str, Columns]] = {
+    "APIs": (
+        "apis",
+        {
+            "api": lambda row: row["api"] or "(unknown)",
+            "versions": _versions,
+            "exchanges": _count("exchanges"),
+            "errors": _count("errors"),
+            "service ms": _ms("service_ms_median"),
+            "max ms": _ms("service_ms_max"),
+        },
+    ),
+    "Clients": (
+        "clients",
+        {
+            "client id": lambda row: row["client_id"] or "(none)",
+            "address": lambda row: row["ip"],
+            "exchanges": _count("exchanges"),
+        },
+    ),
+    "Record data": (
+        "topics",
+        {
+            "topic": lambda row: row["topic"] or "(unknown)",
+            "source": lambda row: row["source"],
+            "codec": lambda row: row["codec"] or "",
+            "batches": _count("batches"),
+            "records": _count("records"),
+            "bytes": lambda row: _size(row["bytes"]),
+        },
+    ),
+    "Anomalies": (
+        "anomalies",
+        {"kind": lambda item: item[0], "rows": lambda item: f"{item[1]:,}"},
+    ),
+}
