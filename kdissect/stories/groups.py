@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
@@ -27,6 +27,8 @@ from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.stories.events import NO_TIME
 from kdissect.stories.group_messages import EPOCH_HEARTBEATS, Places, places
 from kdissect.tables.schemas import GROUP_EVENTS, table_of_rows
+
+Row = dict[str, Any]  # of `group_events`; time in nanoseconds since 1970
 
 CLASSIC = "classic"
 TYPES: dict[int, str] = {
@@ -45,7 +47,7 @@ _FOLLOWS = ("group is already rebalancing", "need to re-join with the given memb
 
 @dataclass(slots=True)
 class _Event:
-    """An event with its JSON parsed; error is None without a response."""
+    """An event with its JSON parsed; error_code is None without a response."""
 
     group_id: str
     api_key: int
@@ -55,7 +57,7 @@ class _Event:
     client_id: str | None
     member_id: str | None
     generation: int | None
-    error: int | None
+    error_code: int | None
     data: dict[str, Any]
 
     @property
@@ -64,27 +66,11 @@ class _Event:
 
     @property
     def is_good(self) -> bool:
-        return self.error == 0
+        return self.error_code == 0
 
     @property
     def waited_ms(self) -> float | None:
         return (self.end_ns - self.time_ns) / 1e6 if self.end_ns != NO_TIME else None
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row of `group_events`; time in nanoseconds since 1970."""
-
-    group_id: str
-    group_type: str
-    time: int
-    event: str
-    member_id: str | None
-    client_id: str | None
-    generation: int | None
-    duration_ms: float | None
-    exchange_id: int
-    detail: str
 
 
 @dataclass(slots=True)
@@ -119,29 +105,42 @@ class _Generation:
 
 def group_events_table(events: pa.Table) -> pa.Table:
     """`group_events` from GROUP_STEPS in order of time."""
-    read = [
-        _Event(
-            row["group_id"],
-            row["api_key"],
-            row["time_ns"],
-            row["end_ns"],
-            row["exchange_id"],
-            row["client_id"],
-            row["member_id"],
-            row["generation"],
-            row["error_code"],
-            json.loads(row["data"]),
-        )
-        for row in events.to_pylist()
-    ]
+    columns: list[Iterable[Any]] = [events[column.name].to_pylist() for column in fields(_Event)]
+    columns[-1] = map(json.loads, columns[-1])
+    read = [_Event(*values) for values in zip(*columns, strict=True)]
     read.sort(key=lambda event: event.group_id)  # a stable sort, so events stay in order of time
-    rows: list[_Row] = []
+    rows: list[Row] = []
     for _, group in groupby(read, key=lambda event: event.group_id):
         rows += _group_rows(list(group))
     return table_of_rows(GROUP_EVENTS, rows)
 
 
-def _group_rows(events: list[_Event]) -> Iterator[_Row]:
+def _row(event: _Event, group_type: str, name: str, parts: list[str], **others: Any) -> Row:
+    """Return a row about an event. others: columns with other values than the event has."""
+    return {
+        "group_id": event.group_id,
+        "group_type": group_type,
+        "time": event.time_ns,
+        "event": name,
+        "member_id": event.member_id,
+        "client_id": event.client_id,
+        "generation": event.generation,
+        "exchange_id": event.exchange_id,
+        "detail": "; ".join(part for part in parts if part),
+        **others,
+    }
+
+
+def _whole(
+    event: _Event, group_type: str, time_ns: int, name: str, number: int, parts: list[str],
+    duration_ms: float | None = None,
+) -> Row:  # fmt: skip
+    """Return a row about the whole group, derived from an event of one member."""
+    values = {"time": time_ns, "generation": number, "duration_ms": duration_ms}
+    return _row(event, group_type, name, parts, member_id=None, client_id=None, **values)
+
+
+def _group_rows(events: list[_Event]) -> Iterator[Row]:
     types = _types(events)
     for event, group_type in zip(events, types, strict=True):
         yield from _own_rows(event, group_type)
@@ -159,7 +158,7 @@ def _types(events: list[_Event]) -> list[str]:
     groups that only commit.
     """
     by_member: dict[str | None, str] = {}
-    first = "consumer" if any(event.error in _EPOCH_ERRORS for event in events) else CLASSIC
+    first = "consumer" if any(event.error_code in _EPOCH_ERRORS for event in events) else CLASSIC
     for event in reversed(events):
         own_type = TYPES.get(event.api_key) or (CLASSIC if event.api_key in _CLASSIC_APIS else None)
         if own_type:
@@ -174,20 +173,9 @@ def _types(events: list[_Event]) -> list[str]:
 # -- rows of single events --------------------------------------------------------------------
 
 
-def _own_rows(event: _Event, group_type: str) -> Iterator[_Row]:
-    def row(name: str, parts: list[str], duration_ms: float | None = None) -> _Row:
-        return _Row(
-            event.group_id,
-            group_type,
-            event.time_ns,
-            name,
-            event.member_id,
-            event.client_id,
-            event.generation,
-            duration_ms,
-            event.exchange_id,
-            "; ".join(part for part in parts if part),
-        )
+def _own_rows(event: _Event, group_type: str) -> Iterator[Row]:
+    def row(name: str, parts: list[str], duration_ms: float | None = None) -> Row:
+        return _row(event, group_type, name, parts, duration_ms=duration_ms)
 
     data = event.data
     if event.api_key == ApiKey.JOIN_GROUP:
@@ -207,7 +195,7 @@ def _own_rows(event: _Event, group_type: str) -> Iterator[_Row]:
         yield row("commit_error", [data["refused"] or _error(event)])
 
 
-def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
+def _heartbeat_rows(event: _Event, row: Any) -> Iterator[Row]:
     data = event.data
     refused = [_error(event), data.get("message") or ""]
     if data["epoch"] == 0:
@@ -218,7 +206,7 @@ def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
     elif data["epoch"] < 0:
         why = "a static member, to come back" if data["epoch"] == STATIC_LEAVE else ""
         yield row("leave", [*refused, why, _instance(event)])
-    elif not event.is_good and event.error is not None:
+    elif not event.is_good and event.error_code is not None:
         yield row("heartbeat_error", refused)
     if event.is_good and "given" in data:
         yield row("sync", [f"assigned {places(data['given'])}"], event.waited_ms)
@@ -227,7 +215,7 @@ def _heartbeat_rows(event: _Event, row: Any) -> Iterator[_Row]:
 def _join_detail(event: _Event) -> list[str]:
     data = event.data
     parts = [_error(event)]
-    if event.error == ErrorCode.MEMBER_ID_REQUIRED:
+    if event.error_code == ErrorCode.MEMBER_ID_REQUIRED:
         parts.append("got its member id, to join again")
     if event.is_good:
         role = "leads" if data["leader"] == event.member_id else f"led by {data['leader']}"
@@ -248,15 +236,15 @@ def _instance(event: _Event) -> str:
 
 
 def _error(event: _Event) -> str:
-    if event.error is None:
+    if event.error_code is None:
         return "not answered"
-    return error_name(event.error) if event.error else ""
+    return error_name(event.error_code) if event.error_code else ""
 
 
 # -- classic groups -----------------------------------------------------------------------------
 
 
-def _classic_rebalances(events: list[_Event]) -> Iterator[_Row]:
+def _classic_rebalances(events: list[_Event]) -> Iterator[Row]:
     generations = _generations(events)
     leaves = deque(
         event for event in events if event.api_key == ApiKey.LEAVE_GROUP and event.is_good
@@ -311,7 +299,7 @@ def _generations(events: list[_Event]) -> list[_Generation]:
 
 def _generation_rows(
     generation: _Generation, before: _Generation | None, left: list[_Event], is_last: bool
-) -> Iterator[_Row]:
+) -> Iterator[Row]:
     good = [sync for sync in generation.syncs if sync.is_good]
     ended = max((good or generation.syncs), key=lambda sync: sync.answer_ns, default=None)
     if generation.joins:
@@ -327,9 +315,7 @@ def _generation_rows(
         ]
         if not good:
             parts.append("no sync was captured" if is_last else "did not become stable")
-        row = _row_of(first, CLASSIC, first.time_ns, "rebalance", generation.number, parts)
-        row.duration_ms = duration
-        yield row
+        yield _whole(first, CLASSIC, first.time_ns, "rebalance", generation.number, parts, duration)
     if good and ended is not None:
         synced = {sync.member_id or "": sync.data.get("assigned", "") for sync in good}
         shares = [f"{member}: {assigned}" for member, assigned in sorted(synced.items())]
@@ -337,7 +323,7 @@ def _generation_rows(
         parts = ["; ".join(shares)]
         if missing:
             parts.append(f"without a sync: {', '.join(missing)}")
-        yield _row_of(ended, CLASSIC, ended.answer_ns, "stable", generation.number, parts)
+        yield _whole(ended, CLASSIC, ended.answer_ns, "stable", generation.number, parts)
 
 
 def _count(members: list[str]) -> str:
@@ -400,7 +386,7 @@ class _Epoch:
     shares: dict[str, Places | None] = field(default_factory=dict)
 
 
-def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[_Row]:
+def _epoch_rebalances(events: list[_Event], group_type: str) -> Iterator[Row]:
     """Yield a row for each new epoch, and one when all known members have it.
 
     KIP-848: members give up partitions while they have the old epoch. They get more partitions with
@@ -457,36 +443,17 @@ def _gains(before: Places, after: Places) -> bool:
     return any(set(parts) - set(before.get(name, ())) for name, parts in after.items())
 
 
-def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[_Row]:
+def _epoch_rows(epoch: _Epoch, group_type: str) -> Iterator[Row]:
     reasons = [f"{member} joined" for member in epoch.joined]
     reasons += [f"{member} left" for member in epoch.left]
     first, last = epoch.first, epoch.last
     who = _count(list(epoch.shares)) if last is not None else "not all known members got it"
     parts = [f"epoch {epoch.number}", who, f"why: {', '.join(reasons) or 'unknown'}"]
-    row = _row_of(first, group_type, first.time_ns, "rebalance", epoch.number, parts)
+    duration = None if last is None else (last.answer_ns - first.time_ns) / 1e6
     if last is not None:
-        row.duration_ms = (last.answer_ns - first.time_ns) / 1e6
         shares = [
             f"{name}: {'unknown' if given is None else places(given)}"
             for name, given in sorted(epoch.shares.items())
         ]
-        yield _row_of(last, group_type, last.answer_ns, "stable", epoch.number, shares)
-    yield row
-
-
-def _row_of(
-    event: _Event, group_type: str, time_ns: int, name: str, number: int, parts: list[str]
-) -> _Row:
-    """A row about the whole group, derived from an event of one member."""
-    return _Row(
-        event.group_id,
-        group_type,
-        time_ns,
-        name,
-        None,
-        None,
-        number,
-        None,
-        event.exchange_id,
-        "; ".join(parts),
-    )
+        yield _whole(last, group_type, last.answer_ns, "stable", epoch.number, shares)
+    yield _whole(first, group_type, first.time_ns, "rebalance", epoch.number, parts, duration)
