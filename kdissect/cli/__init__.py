@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 # Importing a command's module registers it; each imports its own needs when it runs.
-from kdissect.cli import (
+from kdissect.cli import (  # noqa: F401
     check,
     completion,
     definitions,
@@ -36,23 +36,7 @@ from kdissect.interrupts import is_interrupt
 
 _log = logging.getLogger(__name__)
 
-__all__ = [
-    "app",
-    "check",
-    "completion",
-    "definitions",
-    "diff",
-    "dissect",
-    "extract",
-    "incidents",
-    "main",
-    "readiness",
-    "replay",
-    "report",
-    "show",
-    "sql",
-    "summary",
-]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

@@ -16,10 +16,7 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 CHECK_EXAMPLES = """
-Examples:
-
   kdissect check tables/
-
   kdissect check tables/ --json
 """
 

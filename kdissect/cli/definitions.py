@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -11,14 +12,9 @@ from kdissect.cli.options import AsJson
 from kdissect.cli.verbs import verb
 
 DEFINITIONS_EXAMPLES = """
-Examples:
-
   kdissect definitions
-
   kdissect definitions Fetch
-
   kdissect definitions 1 12 --json
-
   kdissect definitions fetch 12 13
 """
 
@@ -64,13 +60,12 @@ def _is_api(name: int | str) -> bool:
     """Return True for an API, and for unknown names (whose error suggests similar ones)."""
     from kdissect.protocol import catalog
 
-    try:
+    if isinstance(name, int):
+        return True
+    with suppress(ValueError):
         catalog.api(name)
-    except ValueError:
-        if isinstance(name, str):
-            try:
-                catalog.definition(name)
-            except ValueError:
-                return True
-            return False
+        return True
+    with suppress(ValueError):
+        catalog.definition(name)
+        return False
     return True

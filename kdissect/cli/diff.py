@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.messages import EXIT_FINDING, put
+from kdissect.cli.messages import EXIT_FINDING, put, shown
 from kdissect.cli.options import AsJson, Quiet, SourceOptions
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
@@ -19,14 +19,9 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 DIFF_EXAMPLES = """
-Examples:
-
   kdissect diff before/ after/
-
   kdissect diff before.pcap after.pcap
-
   kdissect diff before/ after/ --fail-on errors,latency
-
   kdissect diff before/ after/ --json > changes.json
 """
 
@@ -56,7 +51,7 @@ def diff_command(
     quiet: Quiet = False,
 ) -> None:
     """Compare two captures: versions, clients, errors, latency, sizes and settings."""
-    from kdissect.diff import compare, failing, parse_kinds
+    from kdissect.diff.compare import compare, failing, parse_kinds
 
     kinds = parse_kinds(fail_on)
     tables = open_source([a], capture), open_source([b], capture)
@@ -73,7 +68,7 @@ def diff_command(
 
 
 def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
-    from kdissect.diff import OPEN
+    from kdissect.diff.compare import OPEN
 
     for name, path in (("a", a), ("b", b)):
         totals = document[name]
@@ -99,7 +94,10 @@ def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
         counts = Counter(row["change"] if row["change"] in OPEN else "changed" for row in changes)
         words = [f"{counts[word]:,} {word}" for word in ("changed", *OPEN) if counts[word]]
         yield f"{kind}: {', '.join(words)}"
-        yield from _SHOW[kind](changes)
+        if kind in _DISTRIBUTIONS:
+            yield from _distributions(changes, kind)
+        else:
+            yield from _SHOW[kind](changes)
     if same:
         yield ""
         yield f"No change found in {', '.join(same)}"
@@ -112,13 +110,12 @@ _SIGN = {"added": "+", "removed": "-", "changed": "~"}
 
 
 def _apis(changes: list[dict[str, Any]]) -> Iterator[str]:
+    from kdissect.text import plural
+
     yield from _aligned(
-        (f"  {_SIGN[row['change']]} {row['api_name']}", _exchanges(_either(row))) for row in changes
+        (f"  {_SIGN[row['change']]} {row['api_name']}", plural(_either(row), "exchange"))
+        for row in changes
     )
-
-
-def _exchanges(count: int) -> str:
-    return f"{count:,} exchange" + ("" if count == 1 else "s")
 
 
 def _either(row: dict[str, Any]) -> int:
@@ -197,37 +194,26 @@ def _certainty(row: dict[str, Any]) -> str:
 _WAITS = {"answer": "", "long_poll": " (long poll)", "group": " (waits for members)"}
 
 
-def _latency(changes: list[dict[str, Any]]) -> Iterator[str]:
-    yield from _distributions(changes, lambda row: f"{row['api']}{_WAITS[row['wait']]}", "ms")
+def _batches_of(row: dict[str, Any]) -> str:
+    if row["part"] == "batch":
+        return f"batches of {_text(row['topic'])}"
+    return f"{row['api']} {row['part']}"
 
 
-def _transfers(changes: list[dict[str, Any]]) -> Iterator[str]:
-    yield from _distributions(changes, lambda row: f"{row['api']} {row['part']}", "ms")
-
-
-def _round_trips(changes: list[dict[str, Any]]) -> Iterator[str]:
-    yield from _distributions(
-        changes,
+# Kinds with two distributions -> the name of a row, and the unit of its values
+_DISTRIBUTIONS: dict[str, tuple[Callable[[dict[str, Any]], str], str]] = {
+    "latency": (lambda row: f"{row['api']}{_WAITS[row['wait']]}", "ms"),
+    "transfers": (lambda row: f"{row['api']} {row['part']}", "ms"),
+    "round_trips": (
         lambda row: f"{row['percentile']} of {_text(row['client_id'])}, {row['end_point']}'s side",
         "ms",
-    )
+    ),
+    "sizes": (_batches_of, "bytes"),
+}
 
 
-def _sizes(changes: list[dict[str, Any]]) -> Iterator[str]:
-    yield from _distributions(
-        changes,
-        lambda row: (
-            f"batches of {_text(row['topic'])}"
-            if row["part"] == "batch"
-            else f"{row['api']} {row['part']}"
-        ),
-        "bytes",
-    )
-
-
-def _distributions(
-    changes: list[dict[str, Any]], name: Callable[[dict[str, Any]], str], unit: str
-) -> Iterator[str]:
+def _distributions(changes: list[dict[str, Any]], kind: str) -> Iterator[str]:
+    name, unit = _DISTRIBUTIONS[kind]
     yield from _aligned(
         (
             f"  {_mark(row)} {name(row)}",
@@ -263,10 +249,6 @@ _SHOW: dict[str, Callable[[list[dict[str, Any]]], Iterator[str]]] = {
     "versions": _versions,
     "clients": _clients,
     "errors": _errors,
-    "latency": _latency,
-    "transfers": _transfers,
-    "round_trips": _round_trips,
-    "sizes": _sizes,
     "configs": _configs,
 }
 
@@ -280,7 +262,4 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _text(value: str | None, missing: str = "(none)") -> str:
-    """Return a capture's text without control characters."""
-    from kdissect.text import visible
-
-    return missing if value is None else visible(value) or '""'
+    return shown(value, missing)

@@ -35,18 +35,11 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 DISSECT_EXAMPLES = """
-Examples:
-
   kdissect dissect trace.pcap --out tables/
-
   kdissect dissect '/data/dump-*.pcap.gz' --out tables/ --overwrite
-
   kdissect dissect trace.pcap --out tables/ --host 10.0.0.7 --from 2026-11-21T07:30:00Z
-
   kdissect dissect trace.pcap --out tables/ --keep-state
-
   kdissect dissect '/data/dump-*.pcap' --out tables/ --append
-
   kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
 """
 

@@ -12,14 +12,9 @@ from kdissect.cli.options import AsJson, Captures, Quiet, ReadingOptions, Select
 from kdissect.cli.verbs import verb
 
 _EXAMPLES = """
-Examples:
-
   kdissect extract trace.pcap --exchange 4611686018427387905 --out one.pcapng
-
   kdissect extract '/data/dump-*.pcap.gz' --client orders-7 --topic payments --out payments.pcapng
-
   kdissect extract trace.pcap --group billing --anonymize --out to-share.pcapng
-
   kdissect extract trace.pcap --connection 10.0.0.7:51234 --out connection.pcapng
 """
 

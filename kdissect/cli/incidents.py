@@ -16,14 +16,9 @@ from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import examples, verb
 
 INCIDENTS_EXAMPLES = """
-Examples:
-
   kdissect incidents trace.pcap
-
   kdissect incidents tables/ --json
-
   kdissect incidents 'trace-*.pcap' --keylog keys.log --fail-on bad
-
   kdissect incidents tables/ --fail-on broker_stall,login_failures
 """
 _FORMAT_VERSION = 1

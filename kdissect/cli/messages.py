@@ -36,6 +36,13 @@ def some_of(names: Sequence[str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
+def shown(value: str | None, missing: str) -> str:
+    """Return a capture's text without control characters."""
+    from kdissect.text import visible
+
+    return missing if value is None else visible(value) or '""'
+
+
 def put(lines: Iterable[str]) -> None:
     """Write lines to stdout; a reader that closes the pipe early is no error."""
     try:

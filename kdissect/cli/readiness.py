@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kdissect.cli.inventory import write_inventory
-from kdissect.cli.messages import EXIT_FINDING, put, say, say_notes, some_of
+from kdissect.cli.messages import EXIT_FINDING, put, say, say_notes, shown, some_of
 from kdissect.cli.options import AsJson, InventoryOptions, Quiet, SourceOptions, Sources
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
@@ -21,16 +21,10 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 READINESS_EXAMPLES = """
-Examples:
-
   kdissect readiness tables/ --target 4.0
-
   kdissect readiness 'trace-*.pcap' --target 4.0
-
   kdissect readiness tables/ --target 4.0 --fail-on unknown
-
   kdissect readiness tables/ --target 4.0 --json > readiness.json
-
   kdissect readiness before/ after/ --target 3.9 --inventory clients.csv
 """
 
@@ -89,7 +83,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     counts = document["counts"]
     exact = "" if document["target"] == document["release"] else f" (as of {document['release']})"
     yield (
-        f"Kafka {document['target']}{exact}: {_clients(counts['breaks'])} would break, "
+        f"Kafka {document['target']}{exact}: {plural(counts['breaks'], 'client')} would break, "
         f"{counts['unknown']} unknown, {counts['ok']} ok"
     )
     yield _established(document)
@@ -121,26 +115,21 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
 
 def _established(document: dict[str, Any]) -> str:
     """Return how much of the traffic the verdicts rest on."""
+    from kdissect.text import plural
+
     counts, unseen = document["counts"], document["unseen"]
     seen = counts["breaks"] + counts["ok"]
-    left_out = [
-        f"{count:,} {what}{'' if count == 1 else 's'}"
-        for count, what in (
-            (unseen["tls_connection_count"], "TLS connection"),
-            (unseen["undetermined_exchange_count"], "request of uncertain version"),
-        )
-        if count
-    ]
+    left_out = []
+    if count := unseen["tls_connection_count"]:
+        left_out.append(plural(count, "TLS connection"))
+    if count := unseen["undetermined_exchange_count"]:
+        left_out.append(plural(count, "request of uncertain version"))
     without = f"; without {' and '.join(left_out)}" if left_out else ""
     return (
-        f"Established for {seen:,} of {_clients(sum(counts.values()))}, "
+        f"Established for {seen:,} of {plural(sum(counts.values()), 'client')}, "
         f"{document['established_request_count']:,} of {document['request_count']:,} requests"
         f"{without}"
     )
-
-
-def _clients(count: int) -> str:
-    return f"{count:,} client" + ("" if count == 1 else "s")
 
 
 def _client_lines(client: dict[str, Any], target: str) -> Iterator[str]:
@@ -181,7 +170,4 @@ def _span(versions: list[int]) -> str:
 
 
 def _text(value: str | None) -> str:
-    """Return a capture's text without control characters."""
-    from kdissect.text import visible
-
-    return "(no client id)" if value is None else visible(value) or '""'
+    return shown(value, "(no client id)")

@@ -27,16 +27,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 REPLAY_EXAMPLES = """
-Examples:
-
   kdissect replay orders.pcapng --to localhost:9092 --dry-run
-
   kdissect replay orders.pcapng --to candidate:9092 --junit replay.xml --html replay.html
-
   kdissect replay orders.pcapng --to new:9092 --allow produce,groups,transactions,admin --pace max
-
   kdissect replay orders.pcapng --save orders.replay
-
   kdissect replay orders.replay --to new:9092 --against old:9092 --fail-on different,error
 """
 

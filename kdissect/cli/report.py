@@ -26,16 +26,10 @@ from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 
 REPORT_EXAMPLES = """
-Examples:
-
   kdissect report tables/
-
   kdissect report trace.pcap --keylog keys.log
-
   kdissect report tables/ --out monday.html --no-csv
-
   kdissect report tables/ --target 4.3 --json
-
   kdissect report before/ after/ --inventory clients.csv --since 2026-11-21T07:30:00Z
 """
 

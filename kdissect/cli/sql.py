@@ -19,20 +19,12 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 SQL_EXAMPLES = """
-Examples:
-
   kdissect sql tables/ "select api_name, count(*) n from exchanges group by all order by n desc"
-
   kdissect sql tables/ "select request.acks, count(*) from api_produce group by all" --format csv
-
   kdissect sql tables/ - --out slow.parquet < slow.sql
-
   kdissect sql trace.pcap "from exchanges where error_code != 0"
-
   kdissect sql tables/ "from exchanges where wait = 'answer'" --format ndjson | jq .latency_ms
-
   kdissect sql tables/ "show tables"
-
   kdissect sql tables/ "describe exchanges"
 """
 

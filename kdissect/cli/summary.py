@@ -16,10 +16,7 @@ from kdissect.step_log import logged_step
 _log = logging.getLogger(__name__)
 
 SUMMARY_EXAMPLES = """
-Examples:
-
   kdissect summary trace.pcap
-
   kdissect summary tables/ --json
 """
 

@@ -74,7 +74,8 @@ def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], Group
 
         def format_help(self, ctx: Any, formatter: Any) -> None:
             super().format_help(ctx, formatter)
-            typer.echo(textwrap.indent(examples(help_examples), " ") + "\n")
+            text = f"Examples:\n\n{examples(help_examples)}"
+            typer.echo(textwrap.indent(text, " ") + "\n")
 
         def invoke(self, ctx: Any) -> Any:
             debug_log.log_options(ctx)
@@ -136,12 +137,11 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
 
 
 def examples(text: str) -> str:
-    """Break a command's examples into lines that can be copied from its help.
+    """Break a command's examples, a line each, into lines that can be copied from its help.
 
     A line that is too long continues after a backslash, or inside quotes on the next line.
     """
-    parts = text.strip().split("\n\n")
-    return "\n\n".join(_in_lines(part.strip()) for part in parts)
+    return "\n\n".join(_in_lines(line.strip()) for line in text.strip().splitlines())
 
 
 def _in_lines(example: str) -> str:
