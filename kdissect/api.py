@@ -387,7 +387,7 @@ class Tables(Mapping[str, Table]):
             after: the later set.
             memory_limit: DuckDB's, for example "2GB".
         """
-        from kdissect.diff import compare
+        from kdissect.diff.compare import compare
 
         return compare(self, after, memory_limit=memory_limit)
 

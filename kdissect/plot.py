@@ -156,21 +156,14 @@ class Plots:
             f"""
             SELECT coalesce(nullif(member_id, ''), client_id, '(group)') AS lane, event,
               epoch_us(time) / 1e3 AS t, t + coalesce(duration_ms, 0) AS t_end,
-              duration_ms AS ms, generation, detail
+              duration_ms, generation, detail
             FROM group_events WHERE group_id = ? ORDER BY time LIMIT {EVENTS_MAX}
             """,
             [group_id],
         )
-        for row in rows:
-            row["event"] = charts.EVENT_NAMES.get(row["event"], row["event"])
-            row["detail"] = charts.event_detail(row["generation"], row["detail"])
-        data = columns_of(rows, "lane", "event", "t", "t_end", "ms", "detail")
         count = counts[group_id]
         part = f" (first {EVENTS_MAX} of {count} events)" if count > EVENTS_MAX else ""
-        names = dict.fromkeys(charts.EVENT_NAMES.values())
-        return _altair(
-            charts.events("group", f"group {group_id}{part}", "", data, names, lane_title="member")
-        )
+        return _altair(charts.group_events("group", f"group {group_id}{part}", "", rows))
 
     def sequence(self, connection_id: int | None = None, start: int = 0) -> alt.Chart:
         """The exchanges of a connection as a sequence diagram: client left, broker right.

@@ -64,7 +64,7 @@ class Chart:
 
     text: a description of the picture for readers who cannot see it.
     height: in pixels.
-    series: the legend, in the order of colours.
+    series: the legend, in the order of colours. by: the column with their names.
     choose: a column that a menu narrows to one value.
     labels: the headings of the columns in the table of the chart's data.
     meanings: of columns, if the number means something else here than in other charts.
@@ -83,6 +83,7 @@ class Chart:
     labels: dict[str, str] = field(default_factory=dict)
     meanings: dict[str, str] = field(default_factory=dict)
     colours: dict[str, str] = field(default_factory=dict)
+    by: str = "series"
 
     def __post_init__(self) -> None:
         self.data = {
@@ -97,7 +98,7 @@ class Chart:
 
     def to_json(self, word: Callable[[str], str]) -> dict[str, Any]:
         """The values from which the page's script draws the chart. word: what a column means."""
-        present = set().union(*(self.data.get(name, ()) for name in ("series", "event", "group")))
+        present = set(self.data.get(self.by, ()))
         legend = [
             [name, self.colours.get(name, number)]
             for number, name in enumerate(self.series)
@@ -155,12 +156,6 @@ def slice_width_us(span_us: int) -> int:
         if span_us <= width * SLICES_MAX:
             return width
     return -(-span_us // SLICES_MAX)
-
-
-def event_detail(generation: int | None, detail: str | None) -> str:
-    """The tooltip of a group's event."""
-    parts = ["" if generation is None else f"generation {generation}", detail or ""]
-    return ", ".join(part for part in parts if part)
 
 
 def stack_over_time(
@@ -328,7 +323,28 @@ def events(
         colours=own,
         labels={"lane": lane_title, "ms": "took, ms", **(labels or {})},
         meanings=meanings or {},
+        by="event",
     )
+
+
+def group_events(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
+    """Rows of `group_events` with t, t_end and their lane: the group or a member."""
+    data = {
+        "lane": [row["lane"] for row in rows],
+        "event": [EVENT_NAMES.get(row["event"], row["event"]) for row in rows],
+        "t": [row["t"] for row in rows],
+        "t_end": [row["t_end"] for row in rows],
+        "ms": [row["duration_ms"] for row in rows],
+        "detail": [_event_detail(row["generation"], row["detail"]) for row in rows],
+    }
+    colours = dict.fromkeys(EVENT_NAMES.values())
+    return events(id_, title, text, data, colours, lane_title="member")
+
+
+def _event_detail(generation: int | None, detail: str | None) -> str:
+    """The tooltip of a group's event."""
+    parts = ["" if generation is None else f"generation {generation}", detail or ""]
+    return ", ".join(part for part in parts if part)
 
 
 def incidents_over_time(
@@ -401,6 +417,7 @@ def lag_over_time(id_: str, title: str, text: str, data: Columns) -> Chart:
         load("lag"),
         series=list(dict.fromkeys(visible(group, 300) for group in data["group"])),
         labels={"t": "at (UTC)", "lag": "records behind"},
+        by="group",
     )
 
 

@@ -26,7 +26,7 @@ from kdissect.diff.sample_tests import FALSE_ALARM_RATE, SampleTest, SampleTests
 from kdissect.errors import Error
 from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
-from kdissect.sql.views import literal
+from kdissect.sql.database import literal
 from kdissect.text import rfc3339
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def parse_kinds(text: str | None) -> list[str]:
 
 
 def _side(database: Database, side: str) -> dict[str, Any]:
-    (row,) = database.rows(
+    row = database.row(
         f"""
         select count(*) exchange_count, count(distinct connection_id) connection_count,
             count(distinct (client_ip, client_id)) filter (status <> 'request_missing')
@@ -107,14 +107,14 @@ def _side(database: Database, side: str) -> dict[str, Any]:
         from {side}_exchanges
         """
     )
-    (missing,) = database.rows(
+    missing = database.row(
         f"""
         select coalesce(sum(request_missing_byte_count + response_missing_byte_count), 0)::bigint
             missing_byte_count
         from {side}_connections where is_kafka
         """
     )
-    (unjudged,) = database.rows(
+    unjudged = database.row(
         f"select count(*) unjudged_count from x where side = '{side}' and may_be_lost"
     )
     seconds = None
@@ -137,11 +137,12 @@ def _apis(database: Database) -> list[Change]:
         order by api_name
         """
     )
-    return [{**row, "change": _presence(row["count_a"]), "is_worse": False} for row in rows]
+    return [_presence(row, row["count_a"]) for row in rows]
 
 
-def _presence(in_a: Any) -> str:
-    return "removed" if in_a else "added"
+def _presence(row: Change, in_a: Any) -> Change:
+    """Return the row as a change: something that only one side has."""
+    return {**row, "change": "removed" if in_a else "added", "is_worse": False}
 
 
 def _versions(database: Database) -> list[Change]:
@@ -157,23 +158,13 @@ def _versions(database: Database) -> list[Change]:
                 bool_or(status <> 'request_missing') is_certain
             from x where api_version is not null group by all
         )
-        select *, sum(count_a) over (partition by api_name) > 0
-            and sum(count_b) over (partition by api_name) > 0 as in_both
-        from counted qualify in_both and (count_a = 0 or count_b = 0) and is_certain
+        select * exclude is_certain from counted qualify is_certain
+            and (count_a = 0 or count_b = 0) and sum(count_a) over (partition by api_name) > 0
+            and sum(count_b) over (partition by api_name) > 0
         order by api_name, api_version
         """
     )
-    return [
-        {
-            "api_name": row["api_name"],
-            "api_version": row["api_version"],
-            "count_a": row["count_a"],
-            "count_b": row["count_b"],
-            "change": _presence(row["count_a"]),
-            "is_worse": False,
-        }
-        for row in rows
-    ]
+    return [_presence(row, row["count_a"]) for row in rows]
 
 
 _CLIENT_FIELDS = ("software", "principals", "addresses")
@@ -214,9 +205,7 @@ def _clients(database: Database) -> list[Change]:
             if changed:
                 changes.append({**row, "change": "changed", "fields": changed, "is_worse": False})
         else:
-            changes.append(
-                {**row, "change": _presence(row["count_a"]), "fields": [], "is_worse": False}
-            )
+            changes.append({**_presence(row, row["count_a"]), "fields": []})
     return changes
 
 
@@ -249,17 +238,17 @@ def _configs(database: Database) -> list[Change]:
         both = row["null_a"] is not None and row["null_b"] is not None
         if not both and row["apis_a"] != row["apis_b"] and not _comparable(database, row):
             continue
-        changes.append(
-            {
-                "resource_type": RESOURCES.get(row["resource_type"], str(row["resource_type"])),
-                "resource_name": row["resource_name"],
-                "config": row["config"],
-                "value_a": None if row["null_a"] else row["value_a"],
-                "value_b": None if row["null_b"] else row["value_b"],
-                "change": "changed" if both else _presence(row["null_a"] is not None),
-                "is_worse": False,
-            }
-        )
+        shown = {
+            "resource_type": RESOURCES.get(row["resource_type"], str(row["resource_type"])),
+            "resource_name": row["resource_name"],
+            "config": row["config"],
+            "value_a": None if row["null_a"] else row["value_a"],
+            "value_b": None if row["null_b"] else row["value_b"],
+        }
+        if both:
+            changes.append({**shown, "change": "changed", "is_worse": False})
+        else:
+            changes.append(_presence(shown, row["null_a"] is not None))
     return changes
 
 
@@ -268,15 +257,15 @@ def _comparable(database: Database, row: dict[str, Any]) -> bool:
     side = "b" if row["apis_b"] is None else "a"
     apis = row["apis_a"] or row["apis_b"]
     listed = ", ".join(map(literal, apis))
-    (counted,) = database.rows(
+    count = database.value(
         f"""
-        select count(*) n from configs where side = '{side}'
+        select count(*) from configs where side = '{side}'
             and resource_type = {row["resource_type"]}
             and resource_name = {literal(row["resource_name"])}
             and list_has_any(apis, [{listed}])
         """
     )
-    return bool(counted["n"])
+    return bool(count)
 
 
 # More or less frequent, slower, or larger

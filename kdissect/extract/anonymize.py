@@ -2,7 +2,7 @@
 
 By default every string, id and byte of a message is replaced. The tables below list the fields that
 stay, since their values belong to Kafka and not to its users: protocols, assignors, mechanisms,
-features, names of settings, states. Numbers stay. Secrets become ``[redacted]``, as in tables.
+features, names of settings, states. Numbers stay. Secret bytes become ``[redacted]``, as in tables.
 """
 
 from __future__ import annotations

@@ -153,12 +153,10 @@ def _clients(database: Database, release: str) -> list[dict[str, Any]]:
             """
         )
     ]
+    names = ("address", "client_id", "software_name", "principal")
     return sorted(
         clients,
-        key=lambda each: (
-            VERDICTS.index(each["verdict"]),
-            *(each[name] or "" for name in ("address", "client_id", "software_name", "principal")),
-        ),
+        key=lambda each: (VERDICTS.index(each["verdict"]), *(each[name] or "" for name in names)),
     )
 
 
@@ -291,17 +289,16 @@ def _judged_version(
     row: dict[str, Any], behaviour: Behaviour | None, taken: VersionRange
 ) -> tuple[str, str]:
     software = Software(row["software_name"], row["software_version"])
-    title = f"{software.name} {software.release}"
     enough = software.speaks_enough(row["api_key"], taken)
     if enough is False:
-        return BREAKS, f"{title} speaks none that the target takes"
+        return BREAKS, f"{software} speaks none that the target takes"
     if row["is_whole"] and not row["is_negotiating"]:
         return BREAKS, "it never asks which versions a broker offers"
     lasts = row["offered_lasts"]
     if lasts and row["api_version"] not in lasts:
         return BREAKS, f"its broker offered up to {max(lasts)}"
     if enough:
-        return OK, f"{title} speaks newer ones"
+        return OK, f"{software} speaks newer ones"
     why = (
         "its broker offered no higher one" if lasts else "what its broker offered was not captured"
     )
@@ -335,10 +332,9 @@ def _never_seen(
     for key, taken in missing.items():
         role, enough = needs[key], software.speaks_enough(key, taken)
         verdict = {True: OK, False: BREAKS, None: UNKNOWN}[enough]
-        title = f"{software.name} {software.release}"
         why = {
-            OK: f"{title} speaks what the target takes",
-            BREAKS: f"{title} speaks none that the target takes",
+            OK: f"{software} speaks what the target takes",
+            BREAKS: f"{software} speaks none that the target takes",
             UNKNOWN: f"needed by a {role}{hint}"
             if role
             else "no role was seen, and it may need them",
@@ -494,7 +490,7 @@ def _internal(database: Database, release: str) -> list[dict[str, Any]]:
 
 def _unseen(database: Database) -> dict[str, Any]:
     """Traffic without evidence: TLS without secrets, requests that were not captured."""
-    (row,) = database.rows(
+    return database.row(
         """
         select
             (select count(*) from connections where is_tls and not is_kafka) tls_connection_count,
@@ -503,4 +499,3 @@ def _unseen(database: Database) -> dict[str, Any]:
             (select count(*) from asked where not is_sure) undetermined_exchange_count
         """
     )
-    return row

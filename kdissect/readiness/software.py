@@ -25,6 +25,9 @@ class Software:
     name: str | None
     release: str | None
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.release}"
+
     def spoken(self) -> dict[int, VersionRange] | None:
         """API key -> versions that it supports, known for Java clients; None for others."""
         number = re.match(r"\d+\.\d+(\.\d+)*", self.release or "")
@@ -43,8 +46,7 @@ class Software:
         if supported is not None:
             own = supported.get(api_key)
             return own is not None and own.last >= taken.first
-        title = f"{self.name} {self.release}" if self.name else ""
-        if (match := _LIBRDKAFKA.search(title)) is not None:
+        if self.name and (match := _LIBRDKAFKA.search(str(self))) is not None:
             number = tuple(int(part) for part in match.groups())
             return True if number >= _LIBRDKAFKA_READY else None
         return None

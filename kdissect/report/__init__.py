@@ -24,10 +24,8 @@ from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
 from kdissect.incidents import find_incidents, json_rows
 from kdissect.report import page
-from kdissect.report.blocks import Document
-from kdissect.report.document import Options, plain
+from kdissect.report.document import Document, Options, plain
 from kdissect.report.sections import errors, overview, readiness, traffic
-from kdissect.report.vega import vega_script
 from kdissect.sql import Database
 from kdissect.sql.requests import make_requests
 from kdissect.step_log import logged_step
@@ -118,7 +116,7 @@ def build(
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
-    library = Background(vega_script)
+    library = Background(page.vega_script)
     with tables.database(memory_limit=MEMORY_LIMIT) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import resources
+from importlib.metadata import version
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
+from kdissect import kernel_cache
 from kdissect import text as f
-from kdissect.charts import Chart, mark_incidents
+from kdissect.atomic_file import atomic_write
+from kdissect.charts import VEGA_LITE, Chart, mark_incidents
 from kdissect.incidents import KINDS
-from kdissect.report.blocks import Block, Document, Listing, Section, Story
+from kdissect.report.document import Block, Document, Listing, Section, Story
 from kdissect.report.page_tables import chart_word
 from kdissect.report.sections import overview
 from kdissect.report.table_view import View, view
@@ -122,6 +127,33 @@ def _inline(script: str) -> str:
     lowered = script.lower()
     if "</script" in lowered or "<!--" in lowered:
         raise AssertionError("a script would end its own element")
+    return script
+
+
+def vega_script() -> str:
+    """Vega, Vega-Lite and their embedder as one script that sets `window.vegaEmbed`.
+
+    Bundling takes seconds, so the script is kept beside the compiled kernels.
+    """
+    import vl_convert
+
+    folder = kernel_cache.folder()
+    file = folder and folder / f"vega-embed-{VEGA_LITE}-{version('vl-convert-python')}.js"
+    if file is not None:
+        with suppress(OSError, UnicodeDecodeError):
+            return file.read_text("utf-8")
+    script: str = vl_convert.javascript_bundle(
+        "window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE
+    )
+    # of an editor, of a tracker in an error message, of a schema: none is used, none stays
+    script = re.sub(r"https://(github\.com|vega\.github\.io)", "about:blank#", script)
+    if file is not None:
+        with (
+            suppress(OSError),
+            atomic_write(file) as part,
+            open(part, "w", encoding="utf-8") as out,
+        ):
+            out.write(script)
     return script
 
 

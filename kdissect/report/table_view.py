@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdissect import text as f
-from kdissect.report.blocks import Listing
+from kdissect.report.document import Listing
 from kdissect.report.page_tables import TIMES, Column
 from kdissect.text import visible
 

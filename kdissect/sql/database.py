@@ -31,7 +31,7 @@ from kdissect.atomic_file import atomic_write
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import interrupts
-from kdissect.sql.views import connect, literal, make_views, view_name
+from kdissect.protocol.model import snake_case
 
 MEMORY_LIMIT = "1GiB"
 BATCH_ROWS, BLOB_BATCH_ROWS = 8192, 2048  # fewer rows for blobs: values of records may be long
@@ -50,6 +50,7 @@ _NOT_CODE = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(r"explain\b(\s*\([^)]*\)|\s+analyze\b|\s+(?:verbose)\b)*", re.IGNORECASE)
 _OUT_OF_MEMORY = "Out of Memory Error"
 # text of pyarrow's errors of reading
+_PREFIXES = {"apis/": "api_", "internal/": "internal_"}
 STORE_ERROR = re.compile(r"registered as '[^']*' failed: (?:IOError|OSError)")
 _READS = (
     "a query is one statement that reads (SELECT, FROM, WITH, SUMMARIZE, DESCRIBE, SHOW, EXPLAIN)"
@@ -87,12 +88,12 @@ class Database:
             settings["threads"] = threads
         try:
             limit = memory_limit or MEMORY_LIMIT
-            self._connection = connect(":memory:", self._spill, limit, **settings)
+            self._connection = _connect(self._spill, limit, **settings)
         except duckdb.Error as error:
             self.close()
             raise QueryError(f"memory limit {memory_limit}: {one_line(error)}") from error
         try:
-            self._fence(make_views(self._connection, tables))
+            self._fence(_make_views(self._connection, tables))
         except duckdb.Error as error:
             self.close()
             raise QueryError(one_line(error)) from error
@@ -341,3 +342,73 @@ def one_line(error: Exception) -> str:
     if place is not None and int(place[1]) > 1:
         words = f"{words} (line {place[1]})"
     return words
+
+
+def view_name(table: str) -> str:
+    """Return the view of a table: ``exchanges``, ``api_fetch`` for ``apis/Fetch``,
+    ``internal_...``."""
+    for prefix, short in _PREFIXES.items():
+        if table.startswith(prefix):
+            return short + snake_case(table.removeprefix(prefix))
+    return table
+
+
+@interrupts()
+def _connect(spill: str, memory_limit: str, **settings: Any) -> Any:
+    """Open a database that loads no extensions; data beyond `memory_limit` go to `spill`."""
+    connection = duckdb.connect(
+        ":memory:",
+        config={
+            "temp_directory": spill,
+            "memory_limit": memory_limit,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            **settings,
+        },
+    )
+    connection.execute("set TimeZone = 'UTC'")
+    # The progress bar would appear on stdout among the rows, after two seconds. In a notebook
+    # without ipywidgets it is off, and DuckDB refuses to set it at all.
+    if connection.execute("select current_setting('enable_progress_bar')").fetchall()[0][0]:
+        connection.execute("set enable_progress_bar = false")
+    return connection
+
+
+@interrupts()
+def _make_views(connection: Any, tables: Mapping[str, pads.Dataset]) -> list[str]:
+    """Create the views; return the files that they read.
+
+    DuckDB reads Parquet files of this machine itself, other datasets through pyarrow.
+    """
+    files: list[str] = []
+    for name, dataset in tables.items():
+        view = view_name(name)
+        paths = _parquet_files(dataset)
+        if paths:
+            patterns = [_glob_escaped(path) for path in paths]
+            files += {*paths, *patterns}  # DuckDB checks both
+            listed = ", ".join(map(literal, patterns))
+            connection.execute(f'create view "{view}" as select * from read_parquet([{listed}])')
+        else:
+            connection.register(view, dataset)
+    return files
+
+
+def _parquet_files(dataset: pads.Dataset) -> list[str]:
+    files = getattr(dataset, "files", None)
+    if dataset._scan_options:
+        return []  # a filter: the files have more rows
+    if files is None or getattr(dataset.format, "default_extname", "") != "parquet":
+        return []
+    if dataset.filesystem.type_name != "local":
+        return []  # in an object store, which pyarrow reads
+    return [os.path.abspath(path) for path in files]
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _glob_escaped(path: str) -> str:
+    """Return a pattern that matches only this path."""
+    return re.sub(r"([*?\[])", r"[\1]", path)

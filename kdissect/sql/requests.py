@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
-from kdissect.sql.database import Database
+from kdissect.sql.database import Database, view_name
 from kdissect.sql.unanswered import unanswered
-from kdissect.sql.views import view_name
 from kdissect.tables.topics import names_sql
 
 EXACT_MAX = 20_000_000  # above this many exchanges quantiles are t-digests: bounded memory

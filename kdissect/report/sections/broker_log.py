@@ -29,8 +29,7 @@ import pyarrow as pa
 from kdissect import text as f
 from kdissect.charts import Chart, columns_of, histogram, logarithmic_edges, times_beside
 from kdissect.errors import CaptureError
-from kdissect.report.blocks import Block, Document, Listing
-from kdissect.report.document import Options
+from kdissect.report.document import Block, Document, Listing, Options
 from kdissect.sql import Database
 
 _SLOW_MS = 20.0

@@ -8,20 +8,14 @@ error are looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from kdissect.protocol.error_codes import (
-    RETRIABLE,
-    error_name,
-    routine_reason,
-)
-from kdissect.report.blocks import Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.protocol.error_codes import RETRIABLE, error_name, routine_reason
+from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.report.sections.traffic import errors_over_time
-from kdissect.sql import Database
-from kdissect.sql.views import view_name
+from kdissect.sql import Database, view_name
 
 # What a struct around an error code says of it: its field, and the word to say it with.
 _SUBJECTS = {
@@ -43,64 +37,49 @@ _MESSAGES = ("error_message", "message")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """An error code in a response: the lists to unnest, and the fields of the structs around it."""
+class _Struct:
+    """A struct of a response, and the lists to unnest on the way to it."""
 
-    path: str  # responses[].partitions[].error_code
-    lists: tuple[str, ...]  # SQL of each list, `e0`, `e1`, ... being the elements around it
-    code: str
-    subjects: tuple[tuple[str, str], ...] = ()  # (word, SQL)
+    sql: str
+    path: str = ""  # responses[].partitions[].
+    lists: tuple[str, ...] = ()  # SQL of each list, `e0`, `e1`, ... being the elements around it
+    subjects: tuple[tuple[str, str], ...] = ()  # (word, SQL) of the fields around
     topic_ids: tuple[str, ...] = ()
     message: str | None = None
 
 
-@dataclass(slots=True)
-class _Level:
-    """A struct on the way to an error code."""
-
-    sql: str
-    path: str
-    lists: tuple[str, ...] = ()
-    subjects: tuple[tuple[str, str], ...] = ()
-    topic_ids: tuple[str, ...] = ()
-    names: list[str] = field(default_factory=list)
+def error_places(response: pa.DataType) -> list[tuple[_Struct, str]]:
+    """Every error code in a response: the struct around it, and its field."""
+    return list(_walk(response, _Struct("r"), ""))
 
 
-def error_places(response: pa.DataType) -> list[_Place]:
-    """Every error code in a response's struct."""
-    return list(_walk(response, _Level("r", ""), ""))
-
-
-def _walk(kind: pa.DataType, level: _Level, list_name: str) -> Iterator[_Place]:
+def _walk(kind: pa.DataType, at: _Struct, list_name: str) -> Iterator[tuple[_Struct, str]]:
     names = [kind.field(i).name for i in range(kind.num_fields)]
-    subjects, topic_ids = list(level.subjects), list(level.topic_ids)
+    subjects, topic_ids = list(at.subjects), list(at.topic_ids)
     for name in names:
-        value = kind.field(name).type
-        if pa.types.is_nested(value):
+        if pa.types.is_nested(kind.field(name).type):
             continue
         word = _SUBJECTS.get(name)
         if name in ("name", "index") and list_name:
             word = _word_of(list_name, name)
         if word:
-            subjects.append((word, f"{level.sql}.{_quoted(name)}"))
+            subjects.append((word, f'{at.sql}."{name}"'))
         elif name == "topic_id":
-            topic_ids.append(f"{level.sql}.topic_id")
-    message = next((f"{level.sql}.{name}" for name in _MESSAGES if name in names), None)
+            topic_ids.append(f"{at.sql}.topic_id")
+    message = next((f"{at.sql}.{name}" for name in _MESSAGES if name in names), None)
+    at = replace(at, subjects=tuple(subjects), topic_ids=tuple(topic_ids), message=message)
     for name in names:
         value = kind.field(name).type
-        sql, path = f"{level.sql}.{_quoted(name)}", f"{level.path}{name}"
+        sql, path = f'{at.sql}."{name}"', f"{at.path}{name}"
         if name.endswith("error_code") and pa.types.is_integer(value):
-            yield _Place(path, level.lists, sql, tuple(subjects), tuple(topic_ids), message)
+            yield at, name
         elif name.endswith("_decoded"):
             continue  # Envelope's inner answer and the like have places of their own
         elif pa.types.is_struct(value):
-            inner = _Level(sql, f"{path}.", level.lists, tuple(subjects), tuple(topic_ids))
-            yield from _walk(value, inner, "")
+            yield from _walk(value, replace(at, sql=sql, path=f"{path}."), "")
         elif pa.types.is_list(value) and pa.types.is_struct(value.value_type):
-            element = f"e{len(level.lists)}"
-            inner = _Level(
-                element, f"{path}[].", (*level.lists, sql), tuple(subjects), tuple(topic_ids)
-            )
+            element, lists = f"e{len(at.lists)}", (*at.lists, sql)
+            inner = replace(at, sql=element, path=f"{path}[].", lists=lists)
             yield from _walk(value.value_type, inner, name)
 
 
@@ -113,29 +92,26 @@ def _word_of(list_name: str, name: str) -> str | None:
     return "name"
 
 
-def _quoted(name: str) -> str:
-    return f'"{name}"'
-
-
-def _query(view: str, place: _Place) -> str:
-    """SQL of the error codes of one place, one row each."""
+def _query(view: str, at: _Struct, name: str) -> str:
+    """SQL of the error codes in a field of a struct, one row each."""
+    place, code = f"{at.path}{name}", f'{at.sql}."{name}"'
     inner = (
         f"SELECT a.exchange_id, a.response AS r FROM {view} a "
         "SEMI JOIN failed_exchanges USING (exchange_id)"
     )
-    for depth, sql in enumerate(place.lists):
+    for depth, sql in enumerate(at.lists):
         inner = (
             f"SELECT *, unnest({sql}) AS e{depth}, "
             f"unnest(range(len({sql}))) AS i{depth} FROM ({inner})"
         )
-    pieces = place.path.split("[]")
+    pieces = place.split("[]")
     path = f"'{pieces[0]}'"
     for depth, piece in enumerate(pieces[1:]):
         path += f" || '[' || i{depth} || ']{piece}'"
     by_word: dict[str, list[str]] = {}
-    for word, sql in place.subjects:
+    for word, sql in at.subjects:
         by_word.setdefault(word, []).append(f"{sql}::VARCHAR")
-    topic_id = f"coalesce({', '.join(place.topic_ids)})" if place.topic_ids else "NULL::VARCHAR"
+    topic_id = f"coalesce({', '.join(at.topic_ids)})" if at.topic_ids else "NULL::VARCHAR"
     topics = [f"nullif({sql}, '')" for sql in by_word.pop("topic", [])]
     topic = f"coalesce({', '.join(reversed(topics))}, NULL::VARCHAR)" if topics else "NULL::VARCHAR"
     partitions = by_word.pop("partition", [])
@@ -143,10 +119,10 @@ def _query(view: str, place: _Place) -> str:
     about = [f"'{word} ' || {values[-1]}" for word, values in sorted(by_word.items())]
     subject = f"nullif(concat_ws(', ', {', '.join(about)}), '')" if about else "NULL::VARCHAR"
     return (
-        f"SELECT exchange_id, '{place.path}' AS place, {path} AS path, {place.code} AS code, "
+        f"SELECT exchange_id, '{place}' AS place, {path} AS path, {code} AS code, "
         f"{topic} AS topic, {topic_id} AS topic_id, {partition} AS partition, "
-        f"{subject} AS subject, {place.message or 'NULL::VARCHAR'} AS message "
-        f"FROM ({inner}) WHERE {place.code} <> 0"
+        f"{subject} AS subject, {at.message or 'NULL::VARCHAR'} AS message "
+        f"FROM ({inner}) WHERE {code} <> 0"
     )
 
 
@@ -168,8 +144,8 @@ def prepare(database: Database) -> None:
         response = database.schema(view).field("response").type
         if not pa.types.is_struct(response):
             continue
-        for place in error_places(response):
-            database.run(f"INSERT INTO found_errors {_query(view, place)}")
+        for at, name in error_places(response):
+            database.run(f"INSERT INTO found_errors {_query(view, at, name)}")
     _make_names(database)
     # an exchange whose body has no row in apis/* still has its codes: the place is not known then
     database.run(
@@ -225,13 +201,10 @@ def collect(database: Database, _: Options) -> Document:
           arg_min(path, time) AS path, arg_min(message, time) AS message,
           arg_min(coalesce(response_packet, request_packet), time) AS packet,
           arg_min(capture_id, time) AS capture_id, arg_min(exchange_id, time) AS exchange_id
-        FROM (FROM errors)
-        GROUP BY ALL
+        FROM errors GROUP BY ALL
         """
     )
     places = listed(database, "error_places", "count DESC, api, error, place, topic, subject")
-    for row in places["rows"]:
-        row["routine"] = routine_reason(row["api"], row["error"])
     codes = database.rows(
         """
         SELECT api, error, code, bool_or(is_retriable) AS is_retriable, count(*) AS count,
@@ -243,7 +216,7 @@ def collect(database: Database, _: Options) -> Document:
         FROM errors GROUP BY api, error, code ORDER BY count DESC, api, error
         """
     )
-    for row in codes:
+    for row in (*places["rows"], *codes):
         row["routine"] = routine_reason(row["api"], row["error"])
     unanswered = database.rows(
         """

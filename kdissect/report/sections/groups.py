@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect import text as f
-from kdissect.charts import EVENT_NAMES, Chart, event_detail, events
-from kdissect.report.blocks import Block, Document, Listing, Section, Story
-from kdissect.report.document import Options, Row, listed
+from kdissect.charts import Chart, group_events
+from kdissect.report.document import Block, Document, Listing, Options, Row, Section, Story, listed
 from kdissect.sql import Database
 from kdissect.text import visible
 
@@ -172,18 +171,9 @@ def _chart(timeline: dict[str, Any], number: int) -> Chart:
     rows = sorted(timeline["events"], key=lambda event: event["lane"] != "group")
     members = len({event["lane"] for event in rows} - {"group"})
     rebalances = sum(event["event"] == "rebalance" for event in rows)
-    return events(
+    return group_events(
         f"group-{number}",
         f"Timeline of {visible(timeline['group_id'], 300)}",
         f"{f.plural(members, 'member')}, {f.plural(rebalances, 'rebalance')}.",
-        {
-            "lane": [event["lane"] for event in rows],
-            "event": [EVENT_NAMES.get(event["event"], event["event"]) for event in rows],
-            "t": [event["t"] for event in rows],
-            "t_end": [event["t_end"] for event in rows],
-            "ms": [event["duration_ms"] for event in rows],
-            "detail": [event_detail(event["generation"], event["detail"]) for event in rows],
-        },
-        dict.fromkeys(EVENT_NAMES.values()),
-        lane_title="member",
+        rows,
     )

@@ -20,12 +20,10 @@ from typing import Any
 from kdissect import text as f
 from kdissect.charts import Chart, Columns, columns_of, lag_over_time
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.report.blocks import Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
-from kdissect.sql.lost_exchanges import lost_exchanges
 from kdissect.sql.partitions import fetch_answers, produce_answers
-from kdissect.sql.unanswered import HOLES
+from kdissect.sql.unanswered import HOLES, lost_exchanges
 
 _SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end

@@ -17,8 +17,7 @@ from kdissect.charts import (
     logarithmic_edges,
     percentile_ranges,
 )
-from kdissect.report.blocks import Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.report.sections import broker_log
 from kdissect.sql import Database
 from kdissect.sql.requests import quantile, quantiles

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kdissect import text as f
 from kdissect.protocol.model import SIDES
-from kdissect.report.blocks import Block, Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.report.document import Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 
 

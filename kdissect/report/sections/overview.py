@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kdissect import text as f
 from kdissect.charts import Chart, incidents_over_time
-from kdissect.report.blocks import Document, Listing, Section
-from kdissect.report.document import Options
+from kdissect.report.document import Document, Listing, Options, Section
 from kdissect.sql import Database
 from kdissect.sql.sessions import UNREAD_TLS
 

@@ -7,11 +7,8 @@ from typing import Any
 from kdissect import text as f
 from kdissect.protocol.releases import find_release, first_release_with, release_number
 from kdissect.readiness.assessment import BREAKS, OK, ReadinessError, assess
-from kdissect.report.blocks import Block, Document, Listing, Section
-from kdissect.report.document import LISTED_MAX, Options
+from kdissect.report.document import LISTED_MAX, Block, Document, Listing, Options, Section
 from kdissect.sql import Database
-
-DEFAULT_TARGET = "4.0"
 
 
 def check_target(target: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kdissect.report.blocks import Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kdissect import text as f
 from kdissect.charts import DIRECTION_NAMES, Chart, Columns, columns_of, heat_map, histogram
-from kdissect.report.blocks import Block, Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.report.document import Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantile
 

@@ -12,8 +12,7 @@ from kdissect.charts import (
     slice_width_us,
     stack_over_time,
 )
-from kdissect.report.blocks import Document, Section
-from kdissect.report.document import Options
+from kdissect.report.document import Document, Options, Section
 from kdissect.sql import Database
 from kdissect.sql.requests import quantiles
 

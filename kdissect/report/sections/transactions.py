@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kdissect import text as f
 from kdissect.charts import Chart, Columns, columns_of, events
-from kdissect.report.blocks import Document, Listing, Section
-from kdissect.report.document import Options, listed
+from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantiles
 
