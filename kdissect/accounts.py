@@ -7,7 +7,7 @@ streams, anomalies and exchanges from framing, records from decoding, the manife
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kdissect.api import Tables
@@ -42,20 +42,10 @@ _EPOCH_GROUPS = {"Consumer": "consumer", "Share": "share", "Streams": "streams"}
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An equality that must hold, and SQL for its faults: `place`, `left_value`, `right_value`."""
+    """An equality that must hold, and SQL for its faults: a place, and the unequal values there."""
 
     name: str
     sql: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A place where an account does not add up: `left` should equal `right`."""
-
-    account: str
-    place: str
-    left: int
-    right: int
 
 
 def accounts(tables: Tables) -> Iterator[Account]:
@@ -439,22 +429,22 @@ def _belongs(table: str, parent: str, key: str) -> Account:
 
 def check(tables: Tables) -> dict[str, Any]:
     """Return all accounts as one JSON document: their names, and at most 20 faults of each."""
-    faults = [asdict(fault) for fault in _manifest(tables)]
+    faults = list(_manifest(tables))
     names = {_MANIFEST: None}  # in order, once each
     datasets = {name: tables[name].dataset for name in tables.names}
     with Database(datasets) as database:
         for account in accounts(tables):
             names[account.name] = None
             rows = database.rows(
-                f"from ({account.sql}) faults (place, left_value, right_value) "
+                f'from ({account.sql}) faults (place, "left", "right") '
                 f"order by all limit {_LISTED_MAX}"
             )
-            faults += [asdict(Fault(account.name, *row.values())) for row in rows]
+            faults += [{"account": account.name, **row} for row in rows]
     return {"format_version": _FORMAT_VERSION, "accounts": list(names), "faults": faults}
 
 
-def _manifest(tables: Tables) -> Iterator[Fault]:
+def _manifest(tables: Tables) -> Iterator[dict[str, Any]]:
     for name, entry in tables.manifest.get("tables", {}).items():
         rows = tables[name].num_rows
         if rows != entry["rows"]:
-            yield Fault(_MANIFEST, name, rows, entry["rows"])
+            yield {"account": _MANIFEST, "place": name, "left": rows, "right": entry["rows"]}
