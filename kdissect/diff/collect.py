@@ -23,6 +23,12 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 BLOCKS = 20  # of equal time, per side
 TAILS = {"tenth": 0.9, "tail": 0.95}  # shares of both samples together at which tails begin
 
+_ALTERED = """
+    select resource_type, resource_name, c.name config, VALUE as value, time from (
+        select r.resource_type, r.resource_name, unnest(r.configs) c, time
+        from (select unnest(request.resources) r, request_time time from {view}
+            where not coalesce(request.validate_only, false)))
+"""
 _CONFIG_SOURCES = {
     "DescribeConfigs": (
         "api_describe_configs",
@@ -47,24 +53,10 @@ _CONFIG_SOURCES = {
                 where not coalesce(request.validate_only, false)))
         """,
     ),
-    "AlterConfigs": (
-        "api_alter_configs",
-        """
-        select resource_type, resource_name, c.name config, c.value, time from (
-            select r.resource_type, r.resource_name, unnest(r.configs) c, time
-            from (select unnest(request.resources) r, request_time time from {view}
-                where not coalesce(request.validate_only, false)))
-        """,
-    ),
+    "AlterConfigs": ("api_alter_configs", _ALTERED.replace("VALUE", "c.value")),
     "IncrementalAlterConfigs": (
         "api_incremental_alter_configs",
-        """
-        select resource_type, resource_name, c.name config,
-            case when c.config_operation = 1 then null else c.value end value, time from (
-            select r.resource_type, r.resource_name, unnest(r.configs) c, time
-            from (select unnest(request.resources) r, request_time time from {view}
-                where not coalesce(request.validate_only, false)))
-        """,
+        _ALTERED.replace("VALUE", "case when c.config_operation = 1 then null else c.value end"),
     ),
 }
 

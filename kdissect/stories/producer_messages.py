@@ -1,4 +1,7 @@
-"""Events of producers from decoded messages, with array operations only."""
+"""Events of producers from decoded messages.
+
+Array operations make all but the partitions and offsets that a client adds to its transaction.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from kdissect.arrays import Ints, Rows
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.stories.events import ProducerStep, story
+from kdissect.stories.events import PRODUCER_STEPS, ProducerStep, story
 from kdissect.stories.messages import Messages, flattened
 from kdissect.tables.message_marks import first_match
 from kdissect.tables.records import FROM_PRODUCE
@@ -151,102 +154,69 @@ def _offsets(requests: pa.StructArray, responses: pa.StructArray | None) -> pa.A
 
 def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
     """One event per requested partition, with the result for that partition."""
-    rows = messages.rows(ApiKey.ADD_PARTITIONS_TO_TXN)
-    body = messages.body(ApiKey.ADD_PARTITIONS_TO_TXN, REQUEST, rows)
+    api_key = ApiKey.ADD_PARTITIONS_TO_TXN
+    rows = messages.rows(api_key)
+    body = messages.body(api_key, REQUEST, rows)
     if body is None or not len(rows):
         return
-    old = pa.StructArray.from_arrays(
-        [
-            body.field(f"v3_and_below_{name}")
-            for name in ("transactional_id", "producer_id", "producer_epoch", "topics")
-        ],
-        ["transactional_id", "producer_id", "producer_epoch", "topics"],
-    )
-    new, new_row = flattened(body.field("transactions"))
-    answers = _partition_answers(messages, rows)
-    for transactions, owner, is_new in ((old, np.arange(len(rows)), False), (new, new_row, True)):
-        topics, in_transaction = flattened(transactions.field("topics"))
-        partitions, in_topic = flattened(topics.field("partitions"))
-        if not len(partitions):
-            continue
-        transaction = in_transaction[in_topic]
-        row = owner[transaction]
-        via = pa.array(transaction)
-        ids = transactions.field("transactional_id").take(via)
-        requested = pa.table(
-            {
-                "number": np.arange(len(partitions)),
-                "row": row,
-                "id": ids if is_new else pa.array([""] * len(partitions), pa.string()),
-                "topic": topics.field("name").take(pa.array(in_topic)),
-                "partition": partitions,
-            }
-        )
-        keys = ["row", "id", "topic", "partition"]
-        joined = requested.join(answers, keys, join_type="left outer", use_threads=False)
-        joined = joined.sort_by("number")
-        step = _constant(ProducerStep.ADD, len(partitions))
-        if is_new:
-            verified = transactions.field("verify_only").take(via)
-            step = pc.if_else(verified, _constant(ProducerStep.VERIFY, len(partitions)), step)
-        yield story(
-            "producers",
-            **messages.place(rows[row], np.arange(len(partitions))),
-            producer_id=transactions.field("producer_id").take(via),
-            producer_epoch=transactions.field("producer_epoch").take(via),
-            step=step,
-            transactional_id=ids,
-            topic=requested["topic"].combine_chunks(),
-            partition=partitions,
+    responses = messages.body(api_key, RESPONSE, rows)
+    answers = responses.to_pylist() if responses is not None else [None] * len(rows)
+    whole = messages.errors(api_key, rows).to_pylist()
+    picked: list[int] = []
+    order: list[int] = []
+    added: list[dict[str, Any]] = []
+    for at, (request, answer) in enumerate(zip(body.to_pylist(), answers, strict=True)):
+        errors = _partition_errors(answer)
+        for number, event in enumerate(_added(request)):
             # version 4 and later can refuse the request as a whole
-            error_code=pc.coalesce(
-                joined["error"].combine_chunks(),
-                messages.errors(ApiKey.ADD_PARTITIONS_TO_TXN, rows[row]),
-            ),
-        )
-
-
-def _partition_answers(messages: Messages, rows: Ints) -> pa.Table:
-    """(row, id, topic, partition) -> error, each key once; id is "" before version 4."""
-    empty = pa.schema(
-        [
-            ("row", pa.int64()),
-            ("id", pa.string()),
-            ("topic", pa.string()),
-            ("partition", pa.int32()),
-            ("error", pa.int16()),
-        ]
-    ).empty_table()
-    body = messages.body(ApiKey.ADD_PARTITIONS_TO_TXN, RESPONSE, rows)
-    if body is None:
-        return empty
-    results, result_row = flattened(body.field("results_by_transaction"))
-    topics, in_result = flattened(results.field("topic_results"))
-    parts = [empty]
-    ids = results.field("transactional_id").take(pa.array(in_result))
-    parts.append(_answers(topics, result_row[in_result], ids))
-    topics, row = flattened(body.field("results_by_topic_v3_and_below"))
-    parts.append(_answers(topics, row, pa.array([""] * len(row), pa.string())))
-    results_of_all = pa.concat_tables(parts)
-    keys = ["row", "id", "topic", "partition"]
-    grouped = results_of_all.group_by(keys, use_threads=False).aggregate([("error", "max")])
-    return grouped.rename_columns(
-        ["error" if name == "error_max" else name for name in grouped.column_names]
-    ).select(empty.column_names)
-
-
-def _answers(topics: pa.StructArray, row: Ints, ids: pa.Array) -> pa.Table:
-    partitions, in_topic = flattened(topics.field("results_by_partition"))
-    via = pa.array(in_topic)
-    return pa.table(
-        {
-            "row": pa.array(row[in_topic], pa.int64()),
-            "id": ids.take(via),
-            "topic": topics.field("name").take(via),
-            "partition": partitions.field("partition_index"),
-            "error": partitions.field("partition_error_code"),
+            event["error_code"] = errors.get(event.pop("key"), whole[at])
+            picked.append(at)
+            order.append(number)
+            added.append(event)
+    if added:
+        kinds = {column.name: column.type for column in PRODUCER_STEPS}
+        columns = {
+            name: pa.array([event[name] for event in added], kinds[name]) for name in added[0]
         }
-    )
+        place = messages.place(rows[np.array(picked, np.int64)], np.array(order, np.int64))
+        yield story("producers", **place, **columns)
+
+
+def _added(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the partitions of a request, each with its `key` in the response."""
+    old = {
+        name: request[f"v3_and_below_{name}"]
+        for name in ("transactional_id", "producer_id", "producer_epoch", "topics")
+    }
+    for transaction in (old, *(request["transactions"] or ())):
+        is_asked = transaction.get("verify_only")
+        ident = "" if transaction is old else transaction["transactional_id"]
+        for topic in transaction["topics"] or ():
+            for partition in topic["partitions"] or ():
+                yield {
+                    "producer_id": transaction["producer_id"],
+                    "producer_epoch": transaction["producer_epoch"],
+                    "step": int(ProducerStep.VERIFY if is_asked else ProducerStep.ADD),
+                    "transactional_id": transaction["transactional_id"],
+                    "topic": topic["name"],
+                    "partition": partition,
+                    "key": (ident, topic["name"], partition),
+                }
+
+
+def _partition_errors(answer: dict[str, Any] | None) -> dict[tuple[str, str, int], int]:
+    """(transactional id, topic, partition) -> error of a response; no id before version 4."""
+    if answer is None:
+        return {}
+    results = [("", answer["results_by_topic_v3_and_below"])]
+    for result in answer["results_by_transaction"] or ():
+        results.append((result["transactional_id"], result["topic_results"]))
+    return {
+        (ident, topic["name"], partition["partition_index"]): partition["partition_error_code"]
+        for ident, topics in results
+        for topic in topics or ()
+        for partition in topic["results_by_partition"] or ()
+    }
 
 
 def _markers(messages: Messages) -> Iterator[pa.Table]:
