@@ -36,7 +36,8 @@ def broker_stall(evidence: Evidence) -> Iterator[Incident]:
     """Yield the stalls of each broker.
 
     Waiting requests of two connections prove a stall, or those of one connection with a request of
-    QUICK_APIS. A long poll that ended in time proves nothing."""
+    QUICK_APIS. A long poll that ended in time proves nothing.
+    """
     polls = ", ".join(f"'{api}'" for api in POLLS)
     quick = ", ".join(f"'{api}'" for api in QUICK_APIS)
     rows = evidence.rows(

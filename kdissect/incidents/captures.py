@@ -10,7 +10,7 @@ from kdissect.sql.sessions import UNREAD_TLS
 from kdissect.text import byte_size, duration, plural, share
 
 # SQL of packets with known times: the first of each request and response
-PACKETS = """
+_PACKETS = """
   SELECT request_capture_id AS capture_id, request_packet AS packet, request_time AS time
   FROM exchanges WHERE request_packet IS NOT NULL
   UNION ALL SELECT response_capture_id, response_packet, response_time
@@ -45,7 +45,7 @@ _BOUNDS = f"""
       FROM exchanges WHERE connection_id IN (SELECT connection_id FROM gaps)
       WINDOW w AS (PARTITION BY connection_id ORDER BY request_pos)
     ), ends AS ({_ENDS}
-    ), packets AS ({PACKETS}
+    ), packets AS ({_PACKETS}
     ), placed AS (
       SELECT g.*, e.time AS before,
         coalesce(e.capture_id = g.capture_id AND e.packet >= g.packet, false) AS is_last
@@ -72,7 +72,8 @@ def capture_loss(evidence: Evidence) -> Iterator[Incident]:
     """Yield the captures that lack bytes of Kafka connections between captured ones.
 
     It begins when the first gap was over at the latest. It ends in the middle of the bounds of the
-    last gap. Gaps that may be from one moment begin and end with the bounds that they share."""
+    last gap. Gaps that may be from one moment begin and end with the bounds that they share.
+    """
     evidence.run(
         """
         CREATE TEMP TABLE gaps AS
@@ -144,7 +145,7 @@ _JUMPS = f"""
     SELECT capture_id, packet, previous, time, ms_between(previous, time) AS jump_ms
     FROM (
       SELECT *, lag(time) OVER (PARTITION BY capture_id ORDER BY packet) AS previous
-      FROM ({PACKETS})
+      FROM ({_PACKETS})
     ) WHERE jump_ms >= {_SILENCE_MIN_MS} OR jump_ms <= -{STEP_MIN_MS}
 """
 

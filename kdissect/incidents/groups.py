@@ -22,7 +22,8 @@ _CAUSE_MAX = 160  # characters
 def rebalance_loop(evidence: Evidence) -> Iterator[Incident]:
     """Yield the groups with a member that left and joined again several times.
 
-    Without such a member, many more rebalances than the members' starts and ends explain count."""
+    Without such a member, many more rebalances than the members' starts and ends explain count.
+    """
     events = "(SELECT * FROM group_events WHERE event IN ('join', 'leave', 'rebalance'))"
     rows = evidence.rows(
         f"""
