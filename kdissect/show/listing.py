@@ -15,7 +15,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.cluster import learn_topics
 from kdissect.pipeline.decode import decode_exchanges
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import decode_messages
 from kdissect.pipeline.message_tables import write_exchanges
@@ -95,12 +95,14 @@ class Lister:
             parts.setdefault(name, []).append(table)
 
         output = TableOutput(assembly, self.capture_ids, self.options, keep)
-        chunks = _chunks(assembly.exchanges, rows, self.options.chunk_bytes)
+        sides = (assembly.exchanges[side] for side in SIDES)
+        sizes = sum(np.where(side["is_whole"] != 0, side["size"], 0) for side in sides)
+        parts_of_rows = chunks(rows, sizes, self.options.chunk_bytes)
         names = TopicNames(self.names, SeenTopics().names().id_of)
         if self.detail == "records":
-            decode_exchanges(output, sources, chunks, names, Collector(1))
+            decode_exchanges(output, sources, parts_of_rows, names, Collector(1))
         else:
-            for some in chunks:
+            for some in parts_of_rows:
                 frames = FrameBuffer.gather(assembly, sources, some)
                 elements_max = self.options.limits.array_elements
                 write_exchanges(decode_messages(frames, names, elements_max), output)
@@ -129,15 +131,3 @@ def _by_completion(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     request, response = exchanges["request"], exchanges["response"]
     time = np.where(response["size"] >= 0, response["end_time_ns"], request["end_time_ns"])
     return np.lexsort((exchanges["exchange_id"], time))
-
-
-def _chunks(
-    exchanges: npt.NDArray[np.void], rows: npt.NDArray[np.int64], chunk_bytes: int
-) -> list[npt.NDArray[np.int64]]:
-    """The rows, in their order, by chunks of about so many bytes of frames."""
-    sizes = np.zeros(len(rows), np.int64)
-    for side in SIDES:
-        column = exchanges[side][rows]
-        sizes += np.where(column["is_whole"] != 0, column["size"], 64)
-    number = (np.cumsum(sizes) - sizes) // chunk_bytes
-    return np.split(rows, np.flatnonzero(np.diff(number)) + 1)
