@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.replay.model import (
     Connection,
-    DroppedField,
     Exchange,
     Outcome,
     PlanOptions,
@@ -23,6 +22,8 @@ from kdissect.replay.model import (
     Workload,
     WorkloadFacts,
 )
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.translator import Translator
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 MS = 1_000_000
@@ -96,36 +97,14 @@ class PlanMaker:
         return ReplayPlan(workload, PlanOptions(), self.steps, lanes)
 
 
-class Counting:
+class Counting(Translator):
     """A translator that changes nothing and logs its calls in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, maker: PlanMaker | None = None) -> None:
+        super().__init__(IdMap((maker or PlanMaker()).plan()))
         self.said: list[tuple[str, int]] = []
         self.retries: dict[int, int] = {}
         self.refused: dict[int, Skipped] = {}
-
-    def learn_metadata(self, body: Mapping[str, Any]) -> None: ...
-
-    def wants_metadata(self, step: Step) -> list[str]:
-        return []
-
-    def topics(self, step: Step) -> list[str]:
-        return []
-
-    def coordinators(self, step: Step) -> list[tuple[int, str]]:
-        return []
-
-    def target_node(self, step: Step) -> int | None:
-        return 1
-
-    def nodes(self, step: Step) -> list[int | None]:
-        return [self.target_node(step)]
-
-    def parts(self, step: Step, frame: bytes) -> list[tuple[int | None, bytes]]:
-        return [(self.target_node(step), frame)]
-
-    def merged(self, step: Step, answers: list[bytes]) -> bytes:
-        return answers[0]
 
     def request(self, step: Step) -> bytes | Skipped:
         if step.number in self.refused:
@@ -134,12 +113,6 @@ class Counting:
         frame = step.exchange.request
         assert frame is not None
         return frame
-
-    def api_version(self, step: Step) -> int:
-        return step.exchange.api_version
-
-    def dropped_fields(self, step: Step) -> Sequence[DroppedField]:
-        return ()
 
     def unready(self, step: Step, response: bytes) -> dict[Any, str]:
         left = self.retries.get(step.number, 0)

@@ -240,7 +240,7 @@ def replay(
     plan = make_plan(workload, plan_options or everything())
     ids = IdMap(plan, options)
     translator = Translator(ids)
-    translator.learn_metadata(cluster.metadata())
+    translator.ids.target.learn_metadata(cluster.metadata())
     done = Replayed(plan, translator)
     for is_request, step in events(plan):
         if is_request:

@@ -25,9 +25,8 @@ from kdissect.replay.comparison.records import RecordLedger, digest_of, rows_of,
 from kdissect.replay.comparison.terms import CapturedTerms, TargetTerms, Terms
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
 from kdissect.replay.model import Difference, Judgement, Outcome, SkipCode, Step, Verdict
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.translation.producers import Producer
 from kdissect.replay.workload.messages import entries, request_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})

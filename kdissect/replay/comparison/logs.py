@@ -35,9 +35,9 @@ from kdissect.replay.comparison.records import (
     whole_batches,
 )
 from kdissect.replay.model import Difference, Outcome
-from kdissect.replay.translation.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
+from kdissect.replay.translation.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from kdissect.replay.workload.messages import decoded, entries, response_of
 
 LAG_NS = 5_000_000_000  # until every broker shows a change

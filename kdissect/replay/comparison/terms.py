@@ -15,10 +15,8 @@ from uuid import UUID
 from kdissect.codec import message_codec
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.translation.producers import Producer
-from kdissect.replay.translation.target_facts import ZERO_UUID
 from kdissect.replay.workload.messages import entries
 
 A_BROKER = "a broker"
@@ -54,7 +52,7 @@ class CapturedTerms:
 
     def __init__(self, ids: IdMap) -> None:
         self.ids = ids
-        self._members = ids.groups.member_ids
+        self._members = ids.groups.members
         self._first: dict[tuple[str, str], str] = {}
         for (group, captured), target in self._members.items():
             self._first.setdefault((group, target), captured)
@@ -120,10 +118,10 @@ class TargetTerms:
         }
         self._topics = {target: captured for captured, target in ids.topic_ids.items()}
         self._members: dict[tuple[str, str], str] = {}
-        for (group, captured), target in ids.groups.member_ids.items():
+        for (group, captured), target in ids.groups.members.items():
             self._members.setdefault((group, target), captured)
         self._producers: dict[int, list[tuple[Producer, Producer]]] = {}
-        for captured_one, target_one in ids.producers.learnt.items():
+        for captured_one, target_one in ids.producers.targets.items():
             self._producers.setdefault(target_one.producer_id, []).append(
                 (captured_one, target_one)
             )

@@ -30,6 +30,7 @@ from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
 from kdissect.replay.running.lanes import Lane
 from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
@@ -206,7 +207,7 @@ class Members:
 
     async def _join_again(self, member: Member, joined: _Joined, syncs: bool = True) -> None:
         """syncs: whether a SyncGroup follows; if not, the member's lane sends it."""
-        translator, node = self._translator, self._translator.nodes(joined.join)[0]
+        translator, node = self._translator, self._node(joined.join)
         attempt = await self._ask(joined.lane, node, translator.member_join(joined.join))
         translator.learn(joined.join, attempt.answer)
         if syncs and joined.sync is not None and self._members.get(member) is joined:
@@ -215,8 +216,8 @@ class Members:
                 await self._ask(joined.lane, node, frame)
 
     async def _keep_session(self, joined: _Joined) -> None:
-        [node, *_] = self._translator.nodes(joined.join)
-        await self._ask(joined.lane, node, self._translator.member_heartbeat(joined.join))
+        frame = self._translator.member_heartbeat(joined.join)
+        await self._ask(joined.lane, self._node(joined.join), frame)
 
     async def _heartbeat(self, member: Member, joined: _Joined) -> None:
         """A heartbeat of a member whose partitions the broker assigns."""
@@ -228,9 +229,13 @@ class Members:
     async def _ask_assigned(self, joined: _Joined, frame: bytes) -> int:
         """Return the error code of the answer."""
         last = joined.last
-        attempt = await self._ask(joined.lane, self._translator.nodes(last.step)[0], frame)
+        attempt = await self._ask(joined.lane, self._node(last.step), frame)
         last.followed = [*last.followed, attempt]
         return self._translator.learn_member(last.step, attempt.answer)
+
+    def _node(self, step: Step) -> int | None:
+        """The group's coordinator."""
+        return nodes_of(self._translator.ids, step)[0]
 
 
 def _seen_ns(step: Step) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
+from kdissect.protocol.releases import taken
 from kdissect.replay.comparison.end_state import Claims
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions
 from kdissect.replay.output.baseline import read_baseline
@@ -41,6 +42,7 @@ from kdissect.replay.target.preparation import (
     used_state,
 )
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.nodes import coordinators_of_plan
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.starting_state import starting_state
 
@@ -238,25 +240,23 @@ async def _run(
     watch: Watch | None,
 ) -> FinishedRun:
     target, translate = planned.target, planned.translate
-    ids = IdMap(plan, translate)
-    translator = Translator(ids)
-    translator.learn_versions(target.versions)
-    if DELETE_EXISTING not in plan.options.allow:
-        translator.keep(existing)
+    ids = IdMap(plan, translate, () if DELETE_EXISTING in plan.options.allow else existing)
+    ids.target.ranges = taken(target.versions)
     prepared: list[Prepared] = []
     try:
         if options.makes_topics:
             prepared = await create_topics(plan, target, _topic_renames(translate))
-        translator.learn_metadata(target.metadata)
-        translator.learn_log_starts(await target.log_offsets(target.topic_names(), EARLIEST))
-        coordinators = await target.find_coordinators(translator.coordinator_keys())
-        translator.learn_metadata(await target.learn_metadata(None))  # with internal topics
+        ids.target.learn_metadata(target.metadata)
+        starts = await target.log_offsets(target.topic_names(), EARLIEST)
+        for (name, partition), start in starts.items():
+            ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
+        # so that a fresh target makes its internal topics before the first request
+        ids.target.coordinators |= await target.find_coordinators(coordinators_of_plan(ids))
+        ids.target.learn_metadata(await target.learn_metadata(None))
     except (ConnectFailed, EnvironmentFailed) as error:
         reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
         return FinishedRun(not_begun(plan, reason, time.time_ns()), prepared=prepared)
-    for (key_type, key), node_id in coordinators.items():
-        translator.learn_coordinator(key_type, key, node_id)
-    runner = Runner(plan, translator, target, options.run)
+    runner = Runner(plan, Translator(ids), target, options.run)
     with _stopped_by_signals(runner):
         if watch is not None:
             watch(runner)

@@ -42,6 +42,7 @@ from kdissect.replay.running.settled import Settled
 from kdissect.replay.running.waits import PAUSES_S, Patience, StepStates
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Answer, ConnectFailed, Link, allow_many_files
+from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.translation.unready import Place
 from kdissect.text import plural
@@ -70,7 +71,7 @@ class Runner:
         self._lanes = [Lane(numbers) for numbers in plan.lanes]
         self._connections = Connections(target)
         self._patience = Patience()
-        self._settled = Settled(target, translator, self._patience)
+        self._settled = Settled(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._exchanges: dict[asyncio.Task[None], Outcome] = {}
         self._in_flight_bytes = self._timeouts = self._held = 0
@@ -228,9 +229,8 @@ class Runner:
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
         try:
-            if names := self.translator.wants_metadata(step):
-                await self._settled.learn_topics(names)
-            for node_id in self.translator.nodes(step):
+            await self._settled.learn_topics(step)
+            for node_id in nodes_of(self.translator.ids, step):
                 await self._connections.of(lane, node_id)
             await self._until(due_ns)
             if step.awaits:
@@ -308,7 +308,7 @@ class Runner:
             return []
         latency_s = max(step.exchange.latency_ns, 0) / 1e9 if step.blocks else 0.0
         limit_s = self.options.answer_timeout_s + latency_s
-        parts = self.translator.parts(step, frame)
+        parts = parts_of(self.translator.ids, step, frame)
         posted = []
         for node_id, part in parts:
             link = await self._connections.of(lane, node_id)
@@ -323,8 +323,8 @@ class Runner:
         outcome.sent = posted[0].attempt.sent if len(parts) == 1 else frame
         outcome.node_id = parts[0][0] if len(parts) == 1 else None
         outcome.sent_ns = posted[0].attempt.sent_ns
-        outcome.api_version = self.translator.api_version(step)
-        outcome.dropped = self.translator.dropped_fields(step)
+        outcome.api_version = self.translator.ids.api_version(step)
+        outcome.dropped = self.translator.dropped.get(step.number, ())
         self.outcomes[step.number] = outcome
         return posted
 
@@ -413,7 +413,8 @@ class Runner:
         attempts = await self._arrived(posted)
         self._timeouts = lane.timeouts = 0
         outcome.answered_ns = max(attempt.answered_ns for attempt in attempts)
-        return self.translator.merged(outcome.step, [attempt.answer for attempt in attempts])
+        answers = [attempt.answer for attempt in attempts]
+        return merged(self.translator.ids, outcome.step, answers)
 
     def _keep(self, outcome: Outcome, answer: bytes, reason: str) -> None:
         """An answer that is not final stays in the outcome."""

@@ -22,7 +22,8 @@ from kdissect.replay.target.settling import (
     await_partitions,
     await_transaction,
 )
-from kdissect.replay.translation.translator import Translator
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.nodes import coordinators_of, topics_of
 from kdissect.replay.workload.messages import NOT_MADE_YET, decoded, entries
 
 # parts of a broker that have metadata of their own, beside the image that all others use
@@ -32,34 +33,34 @@ _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
 class Settled:
     """The requests of the replay's own around those of the workload."""
 
-    def __init__(self, target: Target, translator: Translator, patience: Patience) -> None:
-        self._target, self._translator, self._patience = target, translator, patience
+    def __init__(self, target: Target, ids: IdMap, patience: Patience) -> None:
+        self._target, self._ids, self._patience = target, ids, patience
         self._asked: set[str] = set()  # topics that Metadata was requested for
 
-    async def learn_topics(self, names: list[str]) -> None:
+    async def learn_topics(self, step: Step) -> None:
         """Learn leaders and ids of topics that a request needs and nothing is known of."""
+        names = {name for name in topics_of(self._ids, step) if not self._ids.target.is_known(name)}
         if not self._asked.issuperset(names):
-            self._asked.update(names)
-            await self._learn_metadata(names)
+            self._asked |= names
+            await self._learn_metadata(sorted(names))
 
     async def look_up(self, step: Step) -> None:
         """Learn leaders and coordinators anew, as clients do before they send a request again."""
-        if names := self._translator.topics(step):
+        if names := topics_of(self._ids, step):
             await self._learn_metadata(names)
-        for key_type, name in self._translator.coordinators(step):
+        for key in coordinators_of(self._ids, step):
             with suppress(ConnectFailed):
-                node_id = await self._target.coordinator(key_type, name, 0.0)
-                if node_id is not None:
-                    self._translator.learn_coordinator(key_type, name, node_id)
+                if (node_id := await self._target.coordinator(*key, wait_s=0.0)) is not None:
+                    self._ids.target.coordinators[key] = node_id
 
     async def _learn_metadata(self, names: list[str]) -> None:
         with suppress(ConnectFailed):
-            self._translator.learn_metadata(await self._target.learn_metadata(names))
+            self._ids.target.learn_metadata(await self._target.learn_metadata(names))
 
     async def before(self, step: Step) -> None:
         """Wait until groups are empty and transactions over that had run out of time then."""
         for (kind, captured), limit_ns in step.awaits:
-            limit_s, name = limit_ns / 1e9, self._translator.name(kind, captured)
+            limit_s, name = limit_ns / 1e9, self._ids.name(kind, captured)
             if kind == "group":
                 await await_empty_group(self._target, name, limit_s)
             else:
@@ -69,12 +70,12 @@ class Settled:
         """Wait until the target shows everywhere what a request has changed."""
         step = outcome.step
         if step.exchange.api_key == ApiKey.END_TXN:
-            for _, name in self._translator.coordinators(step):
+            for _, name in coordinators_of(self._ids, step):
                 await self._within(partial(await_transaction, self._target, name, is_ending=True))
         if step.creates:
             if made := made_partitions(outcome):
                 await self._within(partial(await_partitions, self._target, made))
-                self._translator.learn_metadata(self._target.metadata)
+                self._ids.target.learn_metadata(self._target.metadata)
         elif step.changes_metadata:
             changed = {resource[0] for resource, mode in step.accesses if mode is Mode.WRITE}
             all_parts = bool(changed & _APPLIED_LATER)

@@ -9,11 +9,10 @@ from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import Exchange, Step
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.translation.producers import Producer
-from kdissect.replay.translation.share_sessions import AcquiredOffsets
+from kdissect.replay.translation.sessions import AcquiredOffsets
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     MEMBER_HEARTBEATS,
@@ -37,34 +36,36 @@ def from_capture(ids: IdMap, exchange: Exchange) -> None:
 
     These are log start offsets, fetched offsets, assignments, and partitions in transactions.
     """
-    ids.groups.add_captured(exchange)
+    if exchange.api_key not in (ApiKey.SYNC_GROUP, ApiKey.FETCH, ApiKey.PRODUCE):
+        return
+    request, response = request_of(exchange), response_of(exchange)
+    if exchange.api_key == ApiKey.SYNC_GROUP:
+        if request is not None:
+            ids.groups.add_captured(request.body)
+        return
+    for log, entry in ids.names.logs(response.body if response is not None else {}):
+        ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
+    if request is None:
+        return
     if exchange.api_key == ApiKey.FETCH:
-        request, response = request_of(exchange), response_of(exchange)
-        for log, entry in ids.names.logs(request.body if request is not None else {}):
+        for log, entry in ids.names.logs(request.body):
             ids.offsets.add_captured(log, fetched=entry["fetch_offset"])
-        for log, entry in ids.names.logs(response.body if response is not None else {}):
-            ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
-    elif exchange.api_key == ApiKey.PRODUCE:
-        request, response = request_of(exchange), response_of(exchange)
-        if request is not None and request.body.get("transactional_id") is not None:
-            ids.marked.update(log for log, _ in ids.names.logs(request.body))
-        for log, entry in ids.names.logs(response.body if response is not None else {}):
-            ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
+    elif request.body.get("transactional_id") is not None:
+        ids.marked.update(log for log, _ in ids.names.logs(request.body))
 
 
 # -- during the run -------------------------------------------------------------------------------
 
 
-def from_answer(ids: IdMap, step: Step, answer: Message) -> None:
+def from_answer(ids: IdMap, step: Step, response: bytes) -> None:
     """Learn from a final answer."""
     learner = _LEARNERS.get(step.exchange.api_key)
-    if learner is not None:
+    if learner is None:
+        return
+    if (answer := ids.answer_of(step, response)) is None:
+        from_failure(ids, step)
+    else:
         learner(ids, step, response_of(step.exchange), answer)
-
-
-def teaches(step: Step) -> bool:
-    """Return whether `from_answer` learns anything from answers of the step's API."""
-    return step.exchange.api_key in _LEARNERS
 
 
 def from_failure(ids: IdMap, step: Step) -> None:
@@ -100,7 +101,9 @@ def _bind_topics(ids: IdMap, captured: Message | None, answer: Message) -> None:
     }
     for entry in entries(captured.body.get("topics")):
         if entry.get("name"):
-            ids.bind_topic(entry.get("topic_id"), ids_by_name.get(ids.topic(entry["name"])))
+            mine, other = entry.get("topic_id"), ids_by_name.get(ids.topic(entry["name"]))
+            if mine and other and ZERO_UUID not in (mine, other):
+                ids.topic_ids[mine] = other
 
 
 def _create_topics(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
@@ -133,10 +136,10 @@ def _find_coordinator(ids: IdMap, step: Step, captured: Message | None, answer: 
     if "coordinators" in answer.body:
         for found in entries(answer.body["coordinators"]):
             if found["error_code"] == 0:
-                ids.learn_coordinator(key_type, found["key"], found["node_id"])
+                ids.target.coordinators[key_type, found["key"]] = found["node_id"]
     elif answer.body["error_code"] == 0 and request.body.get("key"):
-        rename = ids.group if key_type == GROUP_KEY else ids.transactional_id
-        ids.learn_coordinator(key_type, rename(request.body["key"]), answer.body["node_id"])
+        name = ids.name("group" if key_type == GROUP_KEY else "txn", request.body["key"])
+        ids.target.coordinators[key_type, name] = answer.body["node_id"]
 
 
 def _produce(ids: IdMap, step: Step, captured: Message | None, answer: Message) -> None:
@@ -242,20 +245,20 @@ def _share(ids: IdMap, step: Step, captured: Message | None, answer: Message) ->
     if request is None:
         return
     body, node = request.body, nodes_of(ids, step)[0]
-    session = ids.share.answered(ids.broker(step), step.number, node, body, answer.body)
-    if not ids.share.is_acknowledged(step.number):
+    session = ids.share.answered(ids.broker(step), node, body, answer.body)
+    if step.number not in ids.share.acknowledged:
         _acknowledge(ids, session.held, body)
     if step.exchange.api_key == ApiKey.SHARE_FETCH:
         for log, first, last in acquired(ids, answer, is_captured=False):
             session.held.add(log, first, last)
-    ids.share.finished(step.number)
+    ids.share.acknowledged.discard(step.number)
 
 
 def note_share(ids: IdMap, step: Step, captured: Message, answer: Message) -> None:
     """The target has taken a request that is sent again: what it acknowledged and got, and that its
     session has come one request further."""
     _share(ids, step, captured, answer)
-    ids.share.sent_again(step.number)
+    ids.share.acknowledged.add(step.number)
 
 
 def _acknowledge(ids: IdMap, held: AcquiredOffsets, body: Body) -> None:
@@ -279,25 +282,19 @@ def held_after(ids: IdMap, step: Step, body: Body) -> AcquiredOffsets:
 def acquired(ids: IdMap, response: Message, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
     """(log by the capture's name, the target's first and last offset) of records that a ShareFetch
     got."""
-    for log, partition in _share_partitions(ids, response, is_captured=is_captured):
+    for topic, number, partition in partitions(response.body):
+        topic_id = topic["topic_id"]
+        if not is_captured:
+            topic_id = ids.captured_topic_id(topic_id)
+        name = ids.topic_name("", topic_id)
+        if topic_id not in ids.names and not is_captured:
+            name = ids.captured_topic_name(ids.target.names.get(topic_id, name))
+        log = name, number
         for batch in entries(partition["acquired_records"]):
             first, last = batch["first_offset"], batch["last_offset"]
             if is_captured:
                 first, last = (ids.offsets.to_target(log, each) for each in (first, last))
             yield log, first, last
-
-
-def _share_partitions(
-    ids: IdMap, response: Message, *, is_captured: bool
-) -> Iterator[tuple[Log, Body]]:
-    """(log by the capture's name, partition's struct) of a ShareFetch response."""
-    back = {} if is_captured else {target: mine for mine, target in ids.topic_ids.items()}
-    for topic, number, partition in partitions(response.body):
-        topic_id = back.get(topic["topic_id"]) or topic["topic_id"]
-        name = ids.topic_name("", topic_id)
-        if topic_id not in ids.names and not is_captured:
-            name = ids.captured_topic_name(ids.target.names.get(topic_id, name))
-        yield (name, number), partition
 
 
 def _opaque(*names: str) -> Any:

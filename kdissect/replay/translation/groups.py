@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Exchange
-from kdissect.replay.workload.messages import entries, request_of
+from kdissect.replay.workload.messages import entries
 
 Body = dict[str, Any]
 # Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
@@ -20,37 +17,26 @@ class Groups:
     """Keys are the capture's groups, members, generations and epochs; values the target's."""
 
     def __init__(self) -> None:
-        self._members: dict[tuple[str, str], str] = {}
+        self.members: dict[tuple[str, str], str] = {}  # (group, member id) -> member id
         self._generations: dict[tuple[str, int], int] = {}
-        self._leaders: dict[tuple[str, int], tuple[str, str]] = {}  # captured, target
+        self._leaders: dict[tuple[str, int], str] = {}
         self._assignments: dict[tuple[str, int], list[Body]] = {}
         self._epochs: dict[tuple[str, str, int], int] = {}
         self._last_epoch: dict[tuple[str, str], tuple[int, int]] = {}
         self._assigned: dict[tuple[str, str], tuple[Assigned, Assigned]] = {}
         self._endpoint_epochs: dict[tuple[str, int], int] = {}
 
-    # -- from the capture -----------------------------------------------------------------------
-
-    def add_captured(self, exchange: Exchange) -> None:
-        """Remember the assignments that the captured leaders made."""
-        if exchange.api_key != ApiKey.SYNC_GROUP:
-            return
-        request = request_of(exchange)
-        if request is not None and request.body["assignments"]:
-            key = (request.body["group_id"], request.body["generation_id"])
-            self._assignments[key] = request.body["assignments"]
+    def add_captured(self, sync: Body) -> None:
+        """Remember the assignments of a captured SyncGroup, if it is the leader's."""
+        if sync["assignments"]:
+            self._assignments[sync["group_id"], sync["generation_id"]] = sync["assignments"]
 
     # -- to the target --------------------------------------------------------------------------
 
     def member(self, group: str, captured: str) -> str:
         """The target's id of a member. Without one from an answer, the client chose the id itself
         (KIP-1082), and it stays as captured."""
-        return self._members.get((group, captured), captured)
-
-    @property
-    def member_ids(self) -> Mapping[tuple[str, str], str]:
-        """(captured group, captured member id) -> the target's member id."""
-        return self._members
+        return self.members.get((group, captured), captured)
 
     def generation(self, group: str, member: str, captured: int) -> int:
         """The target's generation of a classic group, or epoch of a member.
@@ -75,14 +61,12 @@ class Groups:
 
         They are the captured leader's if the member leads the group at the target, else none.
         """
-        leaders = self._leaders.get((group, generation))
-        if leaders is None:
+        leader = self._leaders.get((group, generation))
+        if leader is None:
             return given
-        captured_leader, target_leader = leaders
-        mine = self.member(group, member)
-        if mine == target_leader:
-            return given or self._assignments.get((group, generation), [])
-        return [] if member != captured_leader or mine != target_leader else given
+        if self.member(group, member) != leader:
+            return []
+        return given or self._assignments.get((group, generation), [])
 
     def owned(self, group: str, member: str, request: Body) -> Assigned:
         """The fields of a member's heartbeat that report its partitions or tasks, at the target.
@@ -116,20 +100,19 @@ class Groups:
             return
         group = request["group_id"]
         if captured["member_id"] and answer["member_id"]:
-            self._members[group, captured["member_id"]] = answer["member_id"]
+            self.members[group, captured["member_id"]] = answer["member_id"]
         if captured["error_code"] == 0 and answer["error_code"] == 0:
             generation = captured["generation_id"]
             self._generations[group, generation] = answer["generation_id"]
-            self._leaders[group, generation] = (captured["leader"], answer["leader"])
+            self._leaders[group, generation] = answer["leader"]
             named = {
                 each["group_instance_id"]: each["member_id"]
                 for each in entries(answer["members"])
                 if each.get("group_instance_id")
             }
             for each in entries(captured["members"]):
-                found = named.get(each.get("group_instance_id"))
-                if found:
-                    self._members[group, each["member_id"]] = found
+                if found := named.get(each.get("group_instance_id")):
+                    self.members[group, each["member_id"]] = found
 
     def heartbeat(self, request: Body, captured: Body | None, answer: Body) -> None:
         """A heartbeat of a consumer, share or streams group was answered."""
@@ -138,7 +121,7 @@ class Groups:
         group = request["group_id"]
         member = captured["member_id"] or request["member_id"]
         if answer["member_id"] and member:
-            self._members[group, member] = answer["member_id"]
+            self.members[group, member] = answer["member_id"]
         if "endpoint_information_epoch" in captured:
             epoch = captured["endpoint_information_epoch"]
             self._endpoint_epochs[group, epoch] = answer["endpoint_information_epoch"]

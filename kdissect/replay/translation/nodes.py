@@ -36,9 +36,9 @@ _PARTITIONS: dict[int, tuple[str, str, str]] = {
     ApiKey.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
 }
 _BY_LEADER = frozenset(_PARTITIONS) | SHARE_APIS
-# Requests to coordinators -> the array of groups or transactional ids, and the name in an element
-# ("" a plain name); None if they name only one.
-_BY_GROUP: dict[int, tuple[str, str] | None] = {
+# Requests to the coordinators of several groups or transactions -> their array, and the name in an
+# element ("" a plain name).
+_NAMES: dict[int, tuple[str, str]] = {
     ApiKey.DESCRIBE_GROUPS: ("groups", ""),
     ApiKey.DELETE_GROUPS: ("groups_names", ""),
     ApiKey.OFFSET_FETCH: ("groups", "group_id"),
@@ -46,24 +46,20 @@ _BY_GROUP: dict[int, tuple[str, str] | None] = {
     ApiKey.SHARE_GROUP_DESCRIBE: ("group_ids", ""),
     ApiKey.STREAMS_GROUP_DESCRIBE: ("group_ids", ""),
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id"),
-    **dict.fromkeys(
-        (
-            ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
-            ApiKey.SYNC_GROUP, ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT,
-            ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
-            ApiKey.STREAMS_GROUP_HEARTBEAT, ApiKey.ALTER_SHARE_GROUP_OFFSETS,
-            ApiKey.DELETE_SHARE_GROUP_OFFSETS,
-        )
-    ),
-}  # fmt: skip
-_BY_TRANSACTION: dict[int, tuple[str, str] | None] = {
     ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", ""),
-    **dict.fromkeys(
-        (
-            ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
-            ApiKey.END_TXN,
-        )
-    ),
+}
+# Requests to the coordinator of a transaction, and of a group.
+_BY_TRANSACTION = frozenset(
+    {
+        ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN,
+        ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN,
+    }
+)  # fmt: skip
+_BY_GROUP = (frozenset(_NAMES) - _BY_TRANSACTION) | {
+    ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
+    ApiKey.SYNC_GROUP, ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS,
 }  # fmt: skip
 # Requests whose translation needs leaders and ids of topics on the target.
 _NEEDS_TOPICS = _BY_LEADER | {
@@ -72,11 +68,11 @@ _NEEDS_TOPICS = _BY_LEADER | {
 }  # fmt: skip
 
 
-def topics_of(step: Step) -> tuple[str, ...]:
-    """The captured names of the topics whose leaders and ids a request needs."""
+def topics_of(ids: IdMap, step: Step) -> list[str]:
+    """The target's names of the topics whose leaders and ids a request needs."""
     if step.exchange.api_key not in _NEEDS_TOPICS:
-        return ()
-    return tuple(resource[1] for resource, _ in step.accesses if resource[0] == "topic")
+        return []
+    return [ids.topic(resource[1]) for resource, _ in step.accesses if resource[0] == "topic"]
 
 
 def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
@@ -90,6 +86,12 @@ def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
         elif resource[0] == "txn" and api_key in _BY_TRANSACTION:
             found.append((TRANSACTION_KEY, ids.transactional_id(resource[1])))
     return [key for key in found if key[1]]
+
+
+def coordinators_of_plan(ids: IdMap) -> list[tuple[int, str]]:
+    """The same of all requests that are sent."""
+    steps = [step for step in ids.plan.steps if step.skipped is None]
+    return list(dict.fromkeys(key for step in steps for key in coordinators_of(ids, step)))
 
 
 def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
@@ -109,10 +111,9 @@ def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
 
 def _is_cut(step: Step) -> bool:
     """Return whether each node may get a part of the request."""
-    api_key = step.exchange.api_key
-    arrays = _PARTITIONS.get(api_key) or _BY_GROUP.get(api_key) or _BY_TRANSACTION.get(api_key)
-    request = request_of(step.exchange)
-    return arrays is not None and request is not None and arrays[0] in request.body
+    api_key, request = step.exchange.api_key, request_of(step.exchange)
+    arrays: tuple[str, ...] = _PARTITIONS.get(api_key) or _NAMES.get(api_key) or ()
+    return request is not None and bool(arrays) and arrays[0] in request.body
 
 
 def _spread(ids: IdMap, step: Step) -> Counter[int]:
@@ -194,9 +195,8 @@ def _cut_partitions(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body
 
 def _cut_names(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> str:
     """Return the array that was cut."""
-    by_group = _BY_GROUP.get(whole.api_key)
-    key_type = TRANSACTION_KEY if by_group is None else GROUP_KEY
-    array, name = by_group or _BY_TRANSACTION[whole.api_key] or ("", "")
+    key_type = GROUP_KEY if whole.api_key in _BY_GROUP else TRANSACTION_KEY
+    array, name = _NAMES[whole.api_key]
     first = next(iter(bodies))
     for body in bodies.values():
         body[array] = []
@@ -210,15 +210,16 @@ def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
     """One frame with what all answers say; one that cannot be decoded stands for all."""
     if len(answers) == 1:
         return answers[0]
+    api_key, api_version = step.exchange.api_key, ids.api_version(step)
     messages = []
     for frame in answers:
-        api_key, api_version = step.exchange.api_key, ids.api_version(step)
         try:
-            messages.append(
-                decode_message(frame, side="response", api_key=api_key, api_version=api_version)
+            message = decode_message(
+                frame, side="response", api_key=api_key, api_version=api_version
             )
         except (DecodeError, ValueError):
             return frame
+        messages.append(message)
     whole = messages[0]
     for other in messages[1:]:
         for name, value in other.body.items():

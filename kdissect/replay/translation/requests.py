@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.codec import message_codec
-from kdissect.codec.message import Message
+from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -19,10 +19,9 @@ from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patc
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import Step
 from kdissect.replay.translation import answers
-from kdissect.replay.translation.fetch_sessions import NoSession
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
-from kdissect.replay.translation.producers import Producer
+from kdissect.replay.translation.sessions import NoSession
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TRANSACTION_KEY,
@@ -34,8 +33,10 @@ from kdissect.replay.workload.messages import (
 )
 
 Body = dict[str, Any]
-_TOPIC, _GROUP, _BROKER, _TRANSACTIONAL_ID, _BROKER_LOGGER = 2, 3, 4, 5, 8  # resource types
-_GROUP_CONFIG = 32
+# Types of resources with names that the target may call otherwise (ResourceType and
+# ConfigResource.Type of Kafka's clients).
+_ACL_NAMES = {2: "topic", 3: "group", 5: "txn"}
+_CONFIG_NAMES = {2: "topic", 4: "broker", 8: "broker", 32: "group"}  # 8: a broker's loggers
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
 _ACL_APIS = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 
@@ -128,9 +129,11 @@ def _generation(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
 
 
 def _leader_epoch(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    """The target's leader epoch of the partition; -1 if unknown."""
     if value < 0:
         return value
-    return ids.leader_epoch(*_log(ids, ref))
+    name, partition = _log(ids, ref)
+    return ids.target.leaders.get((ids.topic(name), partition), (-1, -1))[1]
 
 
 def _offset(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
@@ -168,73 +171,50 @@ def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
 
 
 def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
-    """A consumer's subscription or assignment; other clients of groups have other protocols."""
+    """A consumer's subscription or assignment with renamed topics; other clients of groups have
+    other protocols."""
     is_join = step.exchange.api_key == ApiKey.JOIN_GROUP
     request = request_of(step.exchange)
     of = None if request is None else request.body.get("protocol_type", "consumer")
-    if of not in (None, "consumer") or not ids.has_topic_renames:
+    if of not in (None, "consumer") or not ids.renames["topic"]:
         return value
-    name = "ConsumerProtocolSubscription" if is_join else "ConsumerProtocolAssignment"
-    return renamed_protocol(ids, name, value)
-
-
-def renamed_protocol(ids: IdMap, name: str, data: bytes) -> bytes:
-    """A consumer's subscription or assignment with renamed topics; bytes of other clients'
-    protocols stay as they are."""
-    definition = catalog.definition(name)
+    definition = catalog.definition(
+        "ConsumerProtocolSubscription" if is_join else "ConsumerProtocolAssignment"
+    )
     try:
-        format_version, pos = message_codec.read_int16(data, 0)
+        format_version, pos = message_codec.read_int16(value, 0)
         version = min(format_version, definition.versions.last)
-        values, pos = message_codec.decode(definition, version, data, pos)
+        values, pos = message_codec.decode(definition, version, value, pos)
     except (DecodeError, ValueError):
-        return data
+        return value
     if "topics" in values:
         values["topics"] = [ids.topic(each) for each in entries(values["topics"])]
     for holder in ("owned_partitions", "assigned_partitions"):
         for each in entries(values.get(holder)):
             each["topic"] = ids.topic(each["topic"])
     try:
-        return data[:2] + message_codec.encode(definition, version, values) + data[pos:]
+        return value[:2] + message_codec.encode(definition, version, values) + value[pos:]
     except EncodeError:
-        return data
+        return value
 
 
 def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
+    """The target's name of the resource of an ACL or a config: of a topic, a group and so on."""
     number = ref.holder.get("resource_type", ref.holder.get("resource_type_filter", 0))
-    if step.exchange.api_key in _ACL_APIS:
-        return acl_resource(ids, number, value) or value
-    return config_resource(ids, number, value)
-
-
-def config_resource(ids: IdMap, resource_type: int, name: str) -> str:
-    """The target's name of a config's resource."""
-    if resource_type == _TOPIC:
-        return ids.topic(name)
-    if resource_type == _GROUP_CONFIG:
-        return ids.group(name)
-    if resource_type in (_BROKER, _BROKER_LOGGER) and name.isascii() and name.isdigit():
-        return str(ids.node(int(name)))
-    return name
-
-
-def acl_resource(ids: IdMap, resource_type: int, name: str | None) -> str | None:
-    """The target's name of an ACL's resource."""
-    if name is None:
-        return None
-    if resource_type == _TOPIC:
-        return ids.topic(name)
-    if resource_type == _GROUP:
-        return ids.group(name)
-    return ids.transactional_id(name) if resource_type == _TRANSACTIONAL_ID else name
+    is_acl = step.exchange.api_key in _ACL_APIS
+    named = (_ACL_NAMES if is_acl else _CONFIG_NAMES).get(number)
+    if named is None or not value:
+        return value
+    if named == "broker":
+        return str(ids.node(int(value))) if value.isascii() and value.isdigit() else value
+    return ids.name(named, value)
 
 
 def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
-    key_type = ref.holder.get("key_type", GROUP_KEY)
-    if key_type == GROUP_KEY:
-        return ids.group(value)
-    if key_type == TRANSACTION_KEY:
-        return ids.transactional_id(value)
-    raise Untranslatable("only brokers look for the coordinator of a share group's state")
+    named = {GROUP_KEY: "group", TRANSACTION_KEY: "txn"}.get(ref.holder.get("key_type", GROUP_KEY))
+    if named is None:
+        raise Untranslatable("only brokers look for the coordinator of a share group's state")
+    return ids.name(named, value)
 
 
 _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
@@ -342,15 +322,11 @@ def _sync_group(ids: IdMap, step: Step, body: Body) -> Body:
 
 def _heartbeat(ids: IdMap, step: Step, body: Body) -> Body:
     """A member reports what the target assigned to it, if it reported its captured assignment."""
-    back = {target: captured for captured, target in ids.topic_ids.items()}
     for name, assigned in ids.groups.owned(body["group_id"], body["member_id"], body).items():
-        # `translate` goes from the capture's ids to the target's
-        body[name] = [
-            {**each, "topic_id": back.get(each["topic_id"], each["topic_id"])}
-            if "topic_id" in each
-            else each
-            for each in assigned
-        ]
+        body[name] = [dict(each) for each in assigned]
+        for each in body[name]:
+            if "topic_id" in each:  # `translate` goes from the capture's ids to the target's
+                each["topic_id"] = ids.captured_topic_id(each["topic_id"])
     if "endpoint_information_epoch" in body:
         epoch = ids.groups.endpoint_epoch(body["group_id"], body["endpoint_information_epoch"])
         body["endpoint_information_epoch"] = epoch
@@ -393,11 +369,7 @@ _SPECIAL: dict[int, Callable[[IdMap, Step, Body], Body]] = {
 
 
 def member_heartbeat(ids: IdMap, last: Step) -> Message:
-    """A heartbeat by the state of a member at the target.
-
-    last: its JoinGroup (then it is a Heartbeat v1), or the last answered heartbeat of a member
-    whose partitions the broker assigns.
-    """
+    """See `Translator.member_heartbeat`."""
     exchange, response = last.exchange, response_of(last.exchange)
     group, member = member_of(exchange)
     captured = {} if response is None else response.body
@@ -417,10 +389,12 @@ def member_heartbeat(ids: IdMap, last: Step) -> Message:
     return Message(exchange.api_key, ids.api_version(last), "request", header, body)
 
 
-def member_join(ids: IdMap, join: Step, request: Message) -> None:
-    """Change the request with which a member joined, so that it joins with its id at the target."""
+def member_join(ids: IdMap, join: Step) -> Message:
+    """The request with which a member joined, with its id at the target."""
+    request = decode_message(join.exchange.request or b"", side="request")
     response = response_of(join.exchange)
     captured = {} if response is None else response.body
     group = request.body["group_id"]
     translate(ids, join, request)
     request.body["member_id"] = ids.groups.member(group, captured.get("member_id", ""))
+    return request

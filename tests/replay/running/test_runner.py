@@ -12,7 +12,7 @@ import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.schedule import Pace
-from kdissect.replay.running import lanes
+from kdissect.replay.running import lanes, runner
 from kdissect.replay.running.result import RunOptions, RunResult
 from kdissect.replay.running.runner import NOT_WAITED, Runner
 from kdissect.replay.target.cluster import Target
@@ -60,20 +60,17 @@ def most_open(said: Counting) -> int:
     return most
 
 
-class Nodes(Counting):
-    """The steps of a connection go to the node of its number."""
-
-    def target_node(self, step: Any) -> int:
-        return int(step.connection)
-
-
 def play_on_nodes(
-    maker: PlanMaker, servers: list[FakeBroker], translator: Nodes, **options: Any
+    maker: PlanMaker, servers: list[FakeBroker], translator: Counting, **options: Any
 ) -> RunResult:
-    """Each server is a node of the target, all of them run while this does."""
+    """Each server is a node of the target, all of them run while this does. The steps of a
+    connection go to the node of its number, or to the last one."""
+    for connection in maker.connections:
+        connection.node_id = min(connection.number, len(servers) - 1)
 
     async def run() -> RunResult:
         nodes = {number: ("127.0.0.1", server.port) for number, server in enumerate(servers)}
+        translator.ids.target.nodes |= nodes
         target = Target("127.0.0.1", servers[0].port, nodes=nodes)
         runner = Runner(maker.plan(), translator, target, RunOptions(MAX, **options))
         return await asyncio.wait_for(runner.run(), 30)
@@ -358,10 +355,7 @@ def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.Monkey
         maker.add(connection, after=(large,), member_id="m" * 1000)
     going, staying = FakeBroker(), FakeBroker(lambda number, frame: 0.05 if number > 1 else 0.0)
 
-    class NotYet(Nodes):
-        def target_node(self, step: Any) -> int:
-            return min(int(step.connection), 1)
-
+    class NotYet(Counting):
         def unready(self, step: Any, response: bytes) -> dict[Any, str]:
             if step.number != large:
                 return {}
@@ -369,28 +363,23 @@ def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.Monkey
             time.sleep(0.1)  # the connection has ended before the request could be sent again
             return {"a place": "not yet"}
 
-    said = NotYet()
+    said = NotYet(maker)
     result = play_on_nodes(maker, [going, staying], said, in_flight_bytes=2500)
     assert verdicts(result) == ["failed", *["answered"] * 9]
     del said.said[: said.said.index(("failed", large)) + 1]
     assert most_open(said) == 3
 
 
-def test_parts_are_in_flight_too() -> None:
+def test_parts_are_in_flight_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts for several nodes count as requests in flight."""
     maker = PlanMaker()
     for number in range(8):
         maker.add(number, member_id="m" * 1000)
 
-    class Split(Counting):
-        def nodes(self, step: Any) -> list[int | None]:
-            return [1, 2]
-
-        def parts(self, step: Any, frame: bytes) -> list[tuple[int | None, bytes]]:
-            return [(1, frame), (2, frame)]
-
+    monkeypatch.setattr(runner, "nodes_of", lambda ids, step: [1, 2])
+    monkeypatch.setattr(runner, "parts_of", lambda ids, step, frame: [(1, frame), (2, frame)])
     with FakeBroker(lambda number, frame: 0.05).running() as server:
-        result, said = play(maker, server, translator=Split(), in_flight_bytes=2500)
+        result, said = play(maker, server, in_flight_bytes=2500)
     assert verdicts(result) == ["answered"] * 8
     assert most_open(said) == 2  # 2 kB each
 
@@ -437,7 +426,7 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
         return 60.0
 
     silent, other = FakeBroker(answer), FakeBroker(lambda number, frame: 0.05)
-    result = play_on_nodes(maker, [silent, other], Nodes(), answer_timeout_s=0.4)
+    result = play_on_nodes(maker, [silent, other], Counting(maker), answer_timeout_s=0.4)
     assert not result.ended
     assert verdicts(result) == [*["failed"] * 5, *["answered"] * 40]
 

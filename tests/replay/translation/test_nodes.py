@@ -9,6 +9,7 @@ from kdissect.replay.batch_headers import headers
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation import nodes
 from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY
 from tests.builders.workloads import MS, exchange, produce, workload
@@ -23,7 +24,7 @@ def world(*requests: tuple[Message, Message | None]) -> Translator:
         for at, (request, answer) in enumerate(requests)
     ]
     t = Translator(IdMap(make_plan(workload(exchanges), everything())))
-    t.learn_metadata(
+    t.ids.target.learn_metadata(
         {
             "brokers": [{"node_id": node, "host": "h", "port": 9000 + node} for node in (1, 2)],
             "topics": [
@@ -39,18 +40,21 @@ def world(*requests: tuple[Message, Message | None]) -> Translator:
             ],
         }
     )
-    t.learn_coordinator(GROUP_KEY, "a", 1)
-    t.learn_coordinator(GROUP_KEY, "b", 2)
+    t.ids.target.coordinators[GROUP_KEY, "a"] = 1
+    t.ids.target.coordinators[GROUP_KEY, "b"] = 2
     return t
 
 
 def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
     """node -> the body that it is sent."""
     step = t.ids.plan.steps[number]
-    assert len(t.nodes(step)) > 1
+    assert len(nodes_of(t.ids, step)) > 1
     frame = t.request(step)
     assert isinstance(frame, bytes)
-    return {node: decode_message(part, side="request").body for node, part in t.parts(step, frame)}
+    return {
+        node: decode_message(part, side="request").body
+        for node, part in parts_of(t.ids, step, frame)
+    }
 
 
 def list_offsets(*partitions: int) -> Message:
@@ -77,19 +81,19 @@ def test_each_leader_is_asked_for_its_own() -> None:
         for node, body in found.items()
     }
     assert told == {1: [0, 2], 2: [1]}
-    assert len(t.nodes(t.ids.plan.steps[1])) == 1
-    assert t.nodes(t.ids.plan.steps[1]) == [1]
+    assert len(nodes_of(t.ids, t.ids.plan.steps[1])) == 1
+    assert nodes_of(t.ids, t.ids.plan.steps[1]) == [1]
 
 
 def test_answers_become_one() -> None:
     """Partitions of a topic are together again; an answer that is no message stands for all."""
     t = world((list_offsets(0, 1, 2), None))
     step = t.ids.plan.steps[0]
-    whole = t.merged(step, [offsets_of(0, 2), offsets_of(1)])
+    whole = merged(t.ids, step, [offsets_of(0, 2), offsets_of(1)])
     body = decode_message(whole, side="response", api_key=ApiKey.LIST_OFFSETS, api_version=1).body
     [topic] = body["topics"]
     assert [each["partition_index"] for each in topic["partitions"]] == [0, 2, 1]
-    assert t.merged(step, [offsets_of(0), b"\0\0\0\0\xff"]) == b"\0\0\0\0\xff"
+    assert merged(t.ids, step, [offsets_of(0), b"\0\0\0\0\xff"]) == b"\0\0\0\0\xff"
 
 
 def test_batches_go_to_their_leaders() -> None:
@@ -142,7 +146,7 @@ def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
     step = t.ids.plan.steps[0]
     assert step.exchange.latency_ns == 5 * MS
     parts = [encode_message(with_data(0, number)) for number in (0, 1)]
-    t.learn(step, t.merged(step, parts))
+    t.learn(step, merged(t.ids, step, parts))
     second = cut(t, 1)
     for node, number in ((1, 0), (2, 1)):
         body = second[node]
@@ -154,7 +158,5 @@ def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
 
 def test_every_api_that_is_split_names_its_arrays() -> None:
     """The tables are about fields that the definitions have."""
-    tables = (nodes._PARTITIONS, nodes._BY_GROUP, nodes._BY_TRANSACTION)
-    for key, arrays in ((key, each) for table in tables for key, each in table.items()):
-        fields = {one.name for one in catalog.api(key).request.fields}
-        assert arrays is None or arrays[0] in fields, (key, arrays)
+    for key, arrays in (*nodes._PARTITIONS.items(), *nodes._NAMES.items()):
+        assert arrays[0] in {one.name for one in catalog.api(key).request.fields}, (key, arrays)
