@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kdissect.replay.model import PlanOptions, ReplayPlan, Workload
     from kdissect.replay.output.results import Results
     from kdissect.replay.planning.schedule import Pace
-    from kdissect.replay.running.replay import SessionOptions
+    from kdissect.replay.running.session import SessionOptions
     from kdissect.replay.target.cluster import Target
     from kdissect.replay.target.connection import Access
 
@@ -95,7 +95,7 @@ def _session_options(
     guard: opt.GuardOptions, speed: opt.SpeedOptions, compared: opt.ComparisonOptions
 ) -> SessionOptions:
     from kdissect.replay.output.results import FailOn, parse_fail_on
-    from kdissect.replay.running.replay import SessionOptions
+    from kdissect.replay.running.session import SessionOptions
     from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
 
     return SessionOptions(
@@ -190,7 +190,7 @@ def _run(
     import asyncio
 
     from kdissect.replay.output.console import ReplayProgress
-    from kdissect.replay.running.replay import replay
+    from kdissect.replay.running.session import replay
     from kdissect.replay.target.guard import check_address
 
     for broker in (target, reference):

@@ -341,12 +341,12 @@ class AccessOptions:
 
     def access(self, timeout_s: float) -> Access:
         """Return the way to log in; raises an error for a file that is unusable."""
-        from kdissect.replay.target.auth import TlsOptions, sasl_from
+        from kdissect.replay.target.auth import TlsOptions, sasl_from, tls_context
         from kdissect.replay.target.connection import Access
 
         tls = None
         if self.tls or self.tls_ca or self.tls_cert or self.tls_no_verify:
             tls = TlsOptions(self.tls_ca, self.tls_cert, verify=not self.tls_no_verify)
-            tls.context()  # raises now if a file is unusable
+            tls_context(tls)  # raises now if a file is unusable
         sasl = sasl_from(self.sasl, self.sasl_user) if self.sasl else None
         return Access(tls, sasl, min(timeout_s, Access.connect_timeout))

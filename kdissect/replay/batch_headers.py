@@ -11,14 +11,12 @@ import crc32c
 _ENTRY = struct.Struct(">qi")  # base offset, length of what follows
 _MAGIC_AT = 16
 _CRC_AT, _CRC_FROM = 17, 21
-_SPAN_AT, _SPAN = 21, struct.Struct(">hi")  # attributes, last offset delta
 _PRODUCER_AT = 43
 _PRODUCER = struct.Struct(">qhi")  # producer id, epoch, base sequence
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 BATCH_HEADER_SIZE = _HEADER.size  # 61
 _LENGTH_MIN = 14
-_LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 8, 16, 32
-_MAX_TIMESTAMP_AT, _TIMESTAMP = 35, struct.Struct(">q")
+_TRANSACTIONAL, _CONTROL = 16, 32
 
 
 class BatchHeader(NamedTuple):
@@ -68,45 +66,10 @@ def headers(data: bytes) -> Iterator[BatchHeader]:
         pos += size
 
 
-def max_timestamp(batch: bytes) -> int:
-    """The latest time of a batch's records (magic 2)."""
-    time: int = _TIMESTAMP.unpack_from(batch, _MAX_TIMESTAMP_AT)[0]
-    return time
-
-
-def has_append_time(batch: bytes) -> bool:
-    """Return whether the broker set the times of a batch (magic 2)."""
-    return bool(batch[_SPAN_AT + 1] & _LOG_APPEND_TIME)
-
-
 def last_data(data: bytes) -> int:
     """The last offset of batches that are whole and no markers; -1 where there are none."""
-    pos, last, size = 0, -1, len(data)
-    while pos + _MAGIC_AT < size:
-        base_offset, length = _ENTRY.unpack_from(data, pos)
-        end = pos + length + _ENTRY.size
-        if length < _LENGTH_MIN or end > size:
-            break
-        if data[pos + _MAGIC_AT] != 2:
-            last = max(last, base_offset)
-        elif end - pos >= BATCH_HEADER_SIZE:
-            attributes, delta = _SPAN.unpack_from(data, pos + _SPAN_AT)
-            if not attributes & _CONTROL:
-                last = max(last, base_offset + delta)
-        pos = end
-    return last
-
-
-def has_producer(data: bytes) -> bool:
-    """Return whether a batch has a producer id. True as well if a quick look cannot exclude
-    that."""
-    pos, size = 0, len(data)
-    while pos + BATCH_HEADER_SIZE <= size:
-        _, length = _ENTRY.unpack_from(data, pos)
-        if length < _LENGTH_MIN or data[pos + _MAGIC_AT] != 2 or data[pos + _PRODUCER_AT] < 0x80:
-            return True
-        pos += length + _ENTRY.size
-    return pos < size
+    whole = (each for each in headers(data) if not each.is_partial and not each.is_control)
+    return max((each.last_offset for each in whole), default=-1)
 
 
 def patch_producer(
@@ -121,16 +84,15 @@ def patch_producer(
     """Give the batch another producer, and the CRC-32C that goes with it (`seal`)."""
     _PRODUCER.pack_into(data, header.pos + _PRODUCER_AT, producer_id, epoch, base_sequence)
     if seal:
-        _seal(data, header)
-
-
-def _seal(data: bytearray, header: BatchHeader) -> None:
-    covered = memoryview(data)[header.pos + _CRC_FROM : header.pos + header.size]
-    struct.pack_into(">I", data, header.pos + _CRC_AT, crc32c.crc32c(covered))
+        struct.pack_into(">I", data, header.pos + _CRC_AT, _checksum(data, header))
 
 
 def is_sealed(data: bytes, header: BatchHeader) -> bool:
     """Return whether the CRC-32C of a whole batch of magic 2 is right."""
     stored = int.from_bytes(data[header.pos + _CRC_AT : header.pos + _CRC_FROM], "big")
+    return _checksum(data, header) == stored
+
+
+def _checksum(data: bytes | bytearray, header: BatchHeader) -> int:
     covered = memoryview(data)[header.pos + _CRC_FROM : header.pos + header.size]
-    return bool(crc32c.crc32c(covered) == stored)
+    return int(crc32c.crc32c(covered))

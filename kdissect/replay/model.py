@@ -120,20 +120,6 @@ class WorkloadFacts:
 
 
 @dataclass(slots=True)
-class StartingState:
-    """The state that a capture began with, as far as its answers show it.
-
-    topics: existing ones -> partition count, 0 unknown. logs: (topic, partition) -> first offset
-    and end of records that answers bring and no captured request wrote. commits: (group, topic,
-    partition) -> committed offset.
-    """
-
-    topics: dict[str, int] = field(default_factory=dict)
-    logs: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    commits: dict[tuple[str, str, int], int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class Workload:
     """Captured connections, by the time of their first request or start, and facts about all.
 
@@ -252,7 +238,7 @@ class PlanOptions:
     """Options of a plan: which requests of a workload to replay, and how strictly in order.
 
     allow: writing classes that may be sent. apis: when not empty, only these API keys (-1: raw SASL
-        tokens). topics, groups, client_ids: when not empty, only these names, or what patterns with
+        tokens). topics, groups: when not empty, only these names, or what patterns with
         * and ? match.
     principal: of the replay at the target; "" if unknown.
     wait_for_data: a Fetch waits until the requests that produced what it returned are answered,
@@ -263,7 +249,6 @@ class PlanOptions:
     apis: frozenset[int] = frozenset()
     topics: frozenset[str] = frozenset()
     groups: frozenset[str] = frozenset()
-    client_ids: frozenset[str] = frozenset()
     principal: str = ""
     wait_for_data: bool = False
 

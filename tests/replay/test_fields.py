@@ -15,7 +15,8 @@ from kdissect.replay.fields import (
     parse_rules,
     path_pattern,
 )
-from kdissect.replay.workload.messages import INTERNAL_APIS, TARGET_OWN_APIS
+from kdissect.replay.workload.captured_cluster import INTERNAL_APIS
+from kdissect.replay.workload.messages import TARGET_OWN_APIS
 from tests.conftest import ROOT
 from tests.oracles.message_fields import FIELDS
 

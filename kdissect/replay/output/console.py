@@ -24,8 +24,7 @@ from kdissect.replay.output.text import (
 from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.guard import Effects, not_allowed
-from kdissect.replay.target.preparation import described, used_state
-from kdissect.replay.workload.starting_state import starting_state
+from kdissect.replay.target.starting_state import used_state
 from kdissect.text import plural, visible
 
 _SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
@@ -111,7 +110,7 @@ def _print_effects(effects: Effects, console: Console) -> None:
 
 def _print_start(plan: ReplayPlan, console: Console) -> None:
     """Print the state that the capture began with, which the target has to have."""
-    lines = described(used_state(plan, starting_state(plan.workload)))
+    lines = used_state(plan).lines()
     for line in lines[:_SHOWN_GROUPS]:
         console.print(f"  the capture began with {clean(line)}", highlight=False)
     if len(lines) > _SHOWN_GROUPS:

@@ -1,23 +1,40 @@
 """Makes a plan of a workload: steps to send, skipped requests with reasons, and dependencies.
 
-Steps are in the order of captured times. `skips` has the requests that are not sent, `resources`
-what each of them reads and changes, `ordering` which steps wait for each other, and `timeouts` what
-has to run out of time before.
+Steps are in the order of captured times. `resources` has what each of them reads and changes,
+`ordering` which steps wait for each other, and what has to run out of time before.
+
+Skipped are traffic among brokers and controllers, logins, writing classes that `--allow` does not
+name, requests that were not captured whole, and those that the user's filters leave out.
+
+Besides, a client repeats a request that its broker refused with "not yet" or "not here". A target
+that is ready would take the first attempt as well, and so have everything twice: all later offsets
+of a partition would differ. So the replay leaves out requests that were refused as a whole, and the
+refused batches of a Produce that has others. It also leaves out requests that were refused to a
+principal which the replay has not: the target may permit them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kdissect.codec.message import Message, encode_message
+from kdissect.kafka.assembly import NO_API
+from kdissect.pipeline.filters import fits
+from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import (
-    DELETE_EXISTING,
     PRODUCE,
+    READ,
     TRANSACTIONS,
-    WRITING_CLASSES,
     Exchange,
     Mode,
     PlanOptions,
     ReplayPlan,
     Resource,
+    ResourceAccess,
     SkipCode,
     Skipped,
     Step,
@@ -25,26 +42,39 @@ from kdissect.replay.model import (
     WorkloadFacts,
 )
 from kdissect.replay.planning.ordering import order_steps
-from kdissect.replay.planning.resources import ResourceAccesses
-from kdissect.replay.planning.skips import is_chosen, skip_of, without_refused
-from kdissect.replay.planning.timeouts import mark_timeouts
-from kdissect.replay.workload import messages as api
-from kdissect.replay.workload.messages import request_of
+from kdissect.replay.planning.resources import ResourceAccesses, class_of
+from kdissect.replay.workload.messages import (
+    TARGET_OWN_APIS,
+    Body,
+    api_name,
+    entries,
+    error_codes,
+    partitions,
+    request_of,
+    response_body,
+    response_of,
+)
+from kdissect.replay.workload.transient import are_refusals
 from kdissect.text import plural
 
 # resources that brokers know from the metadata log
 _METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
+# The answer may wait for what others send.
+_BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
+# The principal of the client must not do that.
+_NOT_PERMITTED = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    }
+)  # fmt: skip
 
 
 def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayPlan:
-    """The plan of a workload. Raises ValueError for a class that --allow does not know."""
     options = options or PlanOptions()
-    for name in options.allow:
-        if name not in (*WRITING_CLASSES, DELETE_EXISTING):
-            raise ValueError(
-                f"allow: {name!r} is none of {', '.join((*WRITING_CLASSES, DELETE_EXISTING))}"
-            )
     times = _times(workload)
     order = sorted(
         workload.exchanges(),
@@ -56,7 +86,7 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
     accesses = ResourceAccesses(workload.facts)
     refused = 0
     for number, captured in enumerate(order):
-        exchange, count = without_refused(captured)
+        exchange, count = _without_refused(captured)
         refused += count
         at_ns = times[exchange.connection][exchange.index] - start_ns
         plan.steps.append(_step(plan, number, exchange, at_ns, accesses))
@@ -67,7 +97,6 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
             "captured broker refused without effect, and that clients sent again"
         )
     order_steps(plan, start_ns)
-    mark_timeouts(plan.steps)
     return plan
 
 
@@ -87,39 +116,30 @@ def _times(workload: Workload) -> list[list[int]]:
 def _step(
     plan: ReplayPlan, number: int, exchange: Exchange, at_ns: int, accesses: ResourceAccesses
 ) -> Step:
-    workload, step_class = plan.workload, _class_of(exchange)
+    workload, step_class = plan.workload, class_of(exchange)
     principal = workload.connections[exchange.connection].principal
     found = () if exchange.internal_reason else accesses.of(exchange)
-    skipped = skip_of(exchange, step_class, principal, plan.options)
-    is_selected = workload.chosen is None or exchange.exchange_id in workload.chosen
-    if skipped is None and not (is_selected and is_chosen(exchange, found, plan.options)):
-        skipped = Skipped(SkipCode.FILTERED, "the options choose other requests")
+    skipped = (
+        _not_a_clients(exchange)
+        or _not_allowed(exchange, step_class, plan.options)
+        or _refused(exchange, step_class, principal, plan.options.principal)
+        or _filtered(exchange, found, plan)
+    )
     changed = [each for each, mode in found if mode in (Mode.WRITE, Mode.COMMUTING_WRITE)]
     return Step(
         number=number,
         connection=exchange.connection,
         exchange=exchange,
-        api_name=api.api_name(exchange.api_key),
+        api_name=api_name(exchange.api_key),
         step_class=step_class,
         at_ns=at_ns,
         expects_response=exchange.expects_response,
-        blocks=exchange.api_key in api.BLOCKING_APIS,
+        blocks=exchange.api_key in _BLOCKING_APIS,
         creates=skipped is None and _creates(exchange, changed, workload.facts),
         changes_metadata=skipped is None and any(each[0] in _METADATA for each in changed),
         skipped=skipped,
         accesses=found,
     )
-
-
-def _class_of(exchange: Exchange) -> str:
-    name, request = api.step_class(exchange.api_key), request_of(exchange)
-    if request is None:
-        return name
-    if exchange.api_key == ApiKey.INIT_PRODUCER_ID and request.body["transactional_id"] is None:
-        return PRODUCE  # the id of an idempotent producer
-    if exchange.api_key == ApiKey.PRODUCE and request.body.get("transactional_id") is not None:
-        return TRANSACTIONS
-    return name
 
 
 def _creates(exchange: Exchange, changed: list[Resource], facts: WorkloadFacts) -> bool:
@@ -128,3 +148,126 @@ def _creates(exchange: Exchange, changed: list[Resource], facts: WorkloadFacts) 
         return False
     topics = [facts.topics.get(each[1]) for each in changed if each[0] == "topic"]
     return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)
+
+
+# -- requests that are not sent -------------------------------------------------------------------
+
+
+def _not_a_clients(exchange: Exchange) -> Skipped | None:
+    """A request that no client could send, or that is not there."""
+    if exchange.internal_reason:
+        return Skipped(SkipCode.INTERNAL, exchange.internal_reason)
+    if exchange.api_key == NO_API:
+        if exchange.request is None and exchange.request_missing:
+            return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
+        return Skipped(SkipCode.TARGET_OWN, "SASL tokens are the target's own")
+    if exchange.api_key in TARGET_OWN_APIS:
+        return Skipped(SkipCode.TARGET_OWN, "authentication is the target's own")
+    if exchange.request is None:
+        return Skipped(SkipCode.NOT_CAPTURED, exchange.request_missing)
+    if request_of(exchange) is None and exchange.api_key != ApiKey.API_VERSIONS:
+        if catalog.has_version(exchange.api_key, exchange.api_version):
+            return Skipped(SkipCode.NOT_CAPTURED, "the request cannot be decoded")
+        where = f"{api_name(exchange.api_key)} v{exchange.api_version}"
+        return Skipped(SkipCode.UNKNOWN_API, f"nothing is known of {where}")
+    return None
+
+
+def _not_allowed(exchange: Exchange, step_class: str, options: PlanOptions) -> Skipped | None:
+    needed = [] if step_class == READ else [step_class]
+    if step_class == TRANSACTIONS and exchange.api_key == ApiKey.PRODUCE:
+        needed = [PRODUCE, TRANSACTIONS]
+    missing = [each for each in needed if each not in options.allow]
+    if missing:
+        return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {','.join(missing)}")
+    return None
+
+
+def _refused(exchange: Exchange, step_class: str, principal: str, own: str) -> Skipped | None:
+    """own: the principal of the replay at the target, "" unknown."""
+    response = response_body(exchange)
+    if step_class != READ and are_refusals(exchange.api_key, set(error_codes(response))):
+        reason = "the captured broker was not ready, and the client asked again"
+        return Skipped(SkipCode.NOT_READY, reason)
+    if not principal or own in ("", principal):
+        return None
+    codes = set(_codes_of_elements(response)) or {response.get("error_code", 0)}
+    if not codes <= _NOT_PERMITTED:
+        return None
+    reason = f"the captured broker refused it to {principal}, and the replay is {own}"
+    return Skipped(SkipCode.OTHER_PRINCIPAL, reason)
+
+
+def _codes_of_elements(body: Mapping[str, Any]) -> Iterator[int]:
+    """The ``error_code`` of each element in the arrays of a response, without those of fields: a
+    created topic may lack its configs (KIP-525)."""
+    for value in body.values():
+        for element in value if isinstance(value, list) else ():
+            if isinstance(element, dict):
+                if "error_code" in element:
+                    yield element["error_code"]
+                yield from _codes_of_elements(element)
+
+
+def _filtered(
+    exchange: Exchange, accesses: tuple[ResourceAccess, ...], plan: ReplayPlan
+) -> Skipped | None:
+    """A request that the user's filters leave out; one that names no topic or group passes
+    those."""
+    chosen, options = plan.workload.chosen, plan.options
+    is_left_out = (
+        (chosen is not None and exchange.exchange_id not in chosen)
+        or (options.apis and exchange.api_key not in options.apis)
+        or not _has_names(accesses, ("topic", "log"), options.topics)
+        or not _has_names(accesses, ("group",), options.groups)
+    )
+    reason = "the options choose other requests"
+    return Skipped(SkipCode.FILTERED, reason) if is_left_out else None
+
+
+def _has_names(
+    accesses: tuple[ResourceAccess, ...], kinds: tuple[str, ...], wanted: frozenset[str]
+) -> bool:
+    named = {resource[1] for resource, _ in accesses if resource[0] in kinds} if wanted else set()
+    return not named or any(fits(name, wanted) for name in named)
+
+
+def _without_refused(exchange: Exchange) -> tuple[Exchange, int]:
+    """A Produce exchange without its refused batches, and how many those are; others as they
+    are."""
+    if exchange.api_key != ApiKey.PRODUCE:
+        return exchange, 0
+    request, response = request_of(exchange), response_of(exchange)
+    if request is None or response is None:
+        return exchange, 0
+    answered = {
+        (_topic(topic), number): partition["error_code"]
+        for topic, number, partition in partitions(response.body)
+    }
+    refused = {log for log, code in answered.items() if are_refusals(ApiKey.PRODUCE, [code])}
+    if not refused or len(refused) == len(answered):
+        return exchange, 0
+
+    def is_kept(topic: Body, number: int) -> bool:
+        return (_topic(topic), number) not in refused
+
+    return replace(
+        exchange,
+        request=_shorter(request, "topic_data", "partition_data", is_kept),
+        response=_shorter(response, "responses", "partition_responses", is_kept),
+    ), len(refused)
+
+
+def _shorter(
+    message: Message, topics: str, array: str, is_kept: Callable[[Body, int], bool]
+) -> bytes:
+    """The frame of a Produce message with only some partitions, and topics that have any."""
+    shorter = []
+    for topic in entries(message.body[topics]):
+        kept = [each for each in entries(topic[array]) if is_kept(topic, each["index"])]
+        shorter += [{**topic, array: kept}] if kept else []
+    return encode_message(replace(message, body={**message.body, topics: shorter}))
+
+
+def _topic(topic: Body) -> Any:
+    return topic.get("name") or topic.get("topic_id")

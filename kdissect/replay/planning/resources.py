@@ -1,4 +1,4 @@
-"""The resources of a broker that a request reads and changes.
+"""The class of a request, and the resources of a broker that it reads and changes.
 
 The plan sends a request after those on which its effect depends; a run also asks by resources which
 node a request goes to, and what it writes to.
@@ -19,83 +19,110 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.fields import FieldKind, iter_fields
-from kdissect.replay.model import Exchange, Mode, Resource, ResourceAccess, WorkloadFacts
+from kdissect.replay.model import (
+    ADMIN,
+    GROUPS,
+    PRODUCE,
+    READ,
+    TRANSACTIONS,
+    Exchange,
+    Mode,
+    Resource,
+    ResourceAccess,
+    WorkloadFacts,
+)
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     NOT_MADE_YET,
     TOPIC_RESOURCE,
+    Body,
     TopicNames,
     entries,
     partitions,
+    request_body,
     request_of,
-    response_of,
+    response_body,
 )
 
-# What requests of an API read and change, beside the topics that they name, which they read.
+# By class of API: what its requests read and change, beside the topics that they name, which they
+# read. An API that is not here is ADMIN.
 # log, start: of each partition; topic, group, commits, share, txn: of each that the request names.
 # peek: a read that no write waits for; add: a write that commutes with other such writes.
-_ACCESSES: dict[str, str] = {
-    "Produce": "log write, start peek, txn read",
-    "Fetch": "log peek, start read",  # the response has the start; it never waits for DeleteRecords
-    "ListOffsets": "log read",
-    "OffsetForLeaderEpoch": "log read",
-    "DescribeProducers": "log read",
-    "DeleteRecords": "log write, start write",
-    "CreateTopics": "topic write, topics add",
-    "DeleteTopics": "topic write, topics add",
-    "CreatePartitions": "topic write, topics add",
-    "ElectLeaders": "topic write, topics add",
-    "AlterPartitionReassignments": "topic write, topics add",
-    "ListPartitionReassignments": "topics read",
-    "DescribeLogDirs": "logdirs read, topics read",
-    "AlterReplicaLogDirs": "logdirs write",
-    "JoinGroup": "group write, groups add",
-    "SyncGroup": "group write, groups add",
-    "LeaveGroup": "group write, groups add",
-    "ConsumerGroupHeartbeat": "group write, groups add",
-    "ShareGroupHeartbeat": "group write, groups add",
-    "StreamsGroupHeartbeat": "group write, groups add",
-    "DeleteGroups": "group write, groups add, commits write",
-    "OffsetDelete": "group write, groups add, commits write",
-    "AlterShareGroupOffsets": "group write, groups add, share write",
-    "DeleteShareGroupOffsets": "group write, groups add, share write",
-    "Heartbeat": "group read",
-    "DescribeGroups": "group read",
-    "ConsumerGroupDescribe": "group read",
-    "ShareGroupDescribe": "group read",
-    "StreamsGroupDescribe": "group read",
-    "DescribeShareGroupOffsets": "group read",
-    "ListGroups": "groups read",
-    "OffsetCommit": "group read, commits write, groups add",
-    "OffsetFetch": "group read, commits read",
-    "ShareFetch": "group read, share write, log peek",
-    "ShareAcknowledge": "group read, share write, log peek",
-    "InitProducerId": "txn write",
-    "AddPartitionsToTxn": "txn write",
-    "AddOffsetsToTxn": "txn write",
-    "EndTxn": "txn write",
-    "TxnOffsetCommit": "txn write, group read, commits write, groups add",
-    "DescribeTransactions": "txn read, txns read",
-    "ListTransactions": "txns read",
-    "DescribeAcls": "acls read",
-    "CreateAcls": "acls write",
-    "DeleteAcls": "acls write",
-    "DescribeDelegationToken": "tokens read",
-    "CreateDelegationToken": "tokens write",
-    "RenewDelegationToken": "tokens write",
-    "ExpireDelegationToken": "tokens write",
-    "DescribeClientQuotas": "quotas read",
-    "AlterClientQuotas": "quotas write",
-    "DescribeUserScramCredentials": "scram read",
-    "AlterUserScramCredentials": "scram write",
-    "DescribeCluster": "cluster read",
-    "ApiVersions": "cluster read",
-    "UnregisterBroker": "cluster write",
-    "UpdateFeatures": "cluster write",
-    "ListConfigResources": "config-names read",
-    "GetTelemetrySubscriptions": "config-names read",
-    "AlterConfigs": "config-names write",
-    "IncrementalAlterConfigs": "config-names write",
+_ACCESSES: dict[str, dict[str, str]] = {
+    READ: {
+        "Fetch": "log peek, start read",  # the response has the start; no wait for DeleteRecords
+        "ListOffsets": "log read",
+        "OffsetForLeaderEpoch": "log read",
+        "Metadata": "",
+        "DescribeTopicPartitions": "",
+        "FindCoordinator": "",
+        "ApiVersions": "cluster read",
+        "DescribeCluster": "cluster read",
+        "DescribeQuorum": "",
+        "DescribeConfigs": "",
+        "ListConfigResources": "config-names read",
+        "GetTelemetrySubscriptions": "config-names read",
+        "DescribeLogDirs": "logdirs read, topics read",
+        "ListPartitionReassignments": "topics read",
+        "OffsetFetch": "group read, commits read",
+        "ListGroups": "groups read",
+        "DescribeGroups": "group read",
+        "ConsumerGroupDescribe": "group read",
+        "ShareGroupDescribe": "group read",
+        "StreamsGroupDescribe": "group read",
+        "DescribeShareGroupOffsets": "group read",
+        "DescribeProducers": "log read",
+        "DescribeTransactions": "txn read, txns read",
+        "ListTransactions": "txns read",
+        "DescribeAcls": "acls read",
+        "DescribeDelegationToken": "tokens read",
+        "DescribeClientQuotas": "quotas read",
+        "DescribeUserScramCredentials": "scram read",
+    },
+    PRODUCE: {"Produce": "log write, start peek, txn read"},
+    GROUPS: {
+        "JoinGroup": "group write, groups add",
+        "SyncGroup": "group write, groups add",
+        "LeaveGroup": "group write, groups add",
+        "Heartbeat": "group read",
+        "ConsumerGroupHeartbeat": "group write, groups add",
+        "ShareGroupHeartbeat": "group write, groups add",
+        "StreamsGroupHeartbeat": "group write, groups add",
+        "OffsetCommit": "group read, commits write, groups add",
+        "ShareFetch": "group read, share write, log peek",
+        "ShareAcknowledge": "group read, share write, log peek",
+    },
+    TRANSACTIONS: {
+        "InitProducerId": "txn write",
+        "AddPartitionsToTxn": "txn write",
+        "AddOffsetsToTxn": "txn write",
+        "EndTxn": "txn write",
+        "TxnOffsetCommit": "txn write, group read, commits write, groups add",
+    },
+    ADMIN: {
+        "DeleteRecords": "log write, start write",
+        "CreateTopics": "topic write, topics add",
+        "DeleteTopics": "topic write, topics add",
+        "CreatePartitions": "topic write, topics add",
+        "ElectLeaders": "topic write, topics add",
+        "AlterPartitionReassignments": "topic write, topics add",
+        "AlterReplicaLogDirs": "logdirs write",
+        "DeleteGroups": "group write, groups add, commits write",
+        "OffsetDelete": "group write, groups add, commits write",
+        "AlterShareGroupOffsets": "group write, groups add, share write",
+        "DeleteShareGroupOffsets": "group write, groups add, share write",
+        "CreateAcls": "acls write",
+        "DeleteAcls": "acls write",
+        "CreateDelegationToken": "tokens write",
+        "RenewDelegationToken": "tokens write",
+        "ExpireDelegationToken": "tokens write",
+        "AlterClientQuotas": "quotas write",
+        "AlterUserScramCredentials": "scram write",
+        "UnregisterBroker": "cluster write",
+        "UpdateFeatures": "cluster write",
+        "AlterConfigs": "config-names write",
+        "IncrementalAlterConfigs": "config-names write",
+    },
 }
 _CONFIG_APIS = frozenset(
     {ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
@@ -104,10 +131,27 @@ _MODES = {
     "read": Mode.READ, "peek": Mode.READ_NO_BLOCK, "write": Mode.WRITE,
     "add": Mode.COMMUTING_WRITE,
 }  # fmt: skip
-_RULES: dict[int, list[tuple[str, Mode]]] = {
-    catalog.api(name).key: [(what, _MODES[mode]) for what, mode in map(str.split, text.split(", "))]
-    for name, text in _ACCESSES.items()
+_CLASSES: dict[int, str] = {
+    catalog.api(name).key: class_name for class_name, apis in _ACCESSES.items() for name in apis
 }
+_RULES: dict[int, list[tuple[str, Mode]]] = {
+    catalog.api(name).key: [
+        (what, _MODES[mode]) for what, mode in map(str.split, filter(None, text.split(", ")))
+    ]
+    for apis in _ACCESSES.values()
+    for name, text in apis.items()
+}
+
+
+def class_of(exchange: Exchange) -> str:
+    """The class of a request, which `--allow` names."""
+    if exchange.api_key == ApiKey.INIT_PRODUCER_ID:
+        if request_body(exchange).get("transactional_id", "") is None:
+            return PRODUCE  # the id of an idempotent producer
+    elif exchange.api_key == ApiKey.PRODUCE:
+        if request_body(exchange).get("transactional_id") is not None:
+            return TRANSACTIONS
+    return _CLASSES.get(exchange.api_key, ADMIN)
 
 
 class ResourceAccesses:
@@ -148,7 +192,7 @@ class ResourceAccesses:
             for name in named.get(what, [()]):
                 yield (what, *name), mode
             self._has_acls |= what == "acls" and mode is Mode.WRITE
-        yield from self._more(exchange, request, named)
+        yield from self._more(exchange, request.body, named)
 
     def _named(self, exchange: Exchange, request: Message) -> dict[str, list[tuple[Any, ...]]]:
         """The rest of the tuple of each topic, log, group and so on that a request names."""
@@ -173,11 +217,9 @@ class ResourceAccesses:
         if exchange.api_key == ApiKey.DESCRIBE_GROUPS:
             groups = dict.fromkeys((each,) for each in entries(request.body["groups"]))
         if exchange.api_key == ApiKey.FETCH:
-            response = response_of(exchange)
-            logs |= dict.fromkeys(
-                log for log, _ in self._names.logs(response.body if response else {})
-            )
-            topics |= dict.fromkeys(self._session_topics(request, response, list(topics)))
+            response = response_body(exchange)
+            logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
+            topics |= dict.fromkeys(self._session_topics(request.body, response, list(topics)))
         by_group = list(groups)
         return {
             "topic": list(topics), "log": list(logs), "start": list(logs),
@@ -185,21 +227,21 @@ class ResourceAccesses:
         }  # fmt: skip
 
     def _session_topics(
-        self, request: Message, response: Message | None, topics: list[tuple[str]]
+        self, request: Body, response: Body, topics: list[tuple[str]]
     ) -> set[tuple[str]]:
         """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
-        session = 0 if response is None else response.body.get("session_id", 0)
-        is_new = request.body.get("session_id", 0) != session
+        session = response.get("session_id", 0)
+        is_new = request.get("session_id", 0) != session
         known = set() if is_new else self._in_session.get(session, set())
         if session and not known.issuperset(topics):
             self._in_session[session] = known.union(topics)
         return known
 
     def _more(
-        self, exchange: Exchange, request: Message, named: Mapping[str, list[tuple[Any, ...]]]
+        self, exchange: Exchange, body: Body, named: Mapping[str, list[tuple[Any, ...]]]
     ) -> Iterator[ResourceAccess]:
         """Accesses that depend on more than the names in a request."""
-        key, body, response = exchange.api_key, request.body, response_of(exchange)
+        key = exchange.api_key
         if key == ApiKey.PRODUCE:
             for _, _, partition in partitions(body):
                 for header in headers(partition["records"] or b""):
@@ -208,7 +250,7 @@ class ResourceAccesses:
         elif key == ApiKey.METADATA:
             if not named["topic"]:
                 yield ("topics",), Mode.READ
-            for entry in entries(response.body["topics"]) if response is not None else []:
+            for entry in entries(response_body(exchange).get("topics")):
                 name = entry.get("name")
                 if (name,) not in named["topic"]:
                     continue
@@ -218,9 +260,8 @@ class ResourceAccesses:
                     yield from self._topic_made(name)
                 (self._awaited.add if is_awaited else self._awaited.discard)(name)
         elif key == ApiKey.STREAMS_GROUP_HEARTBEAT and body["topology"] is not None:
-            for part in entries(
-                body["topology"]["subtopologies"]
-            ):  # the broker makes them (KIP-1071)
+            # the broker makes its internal topics (KIP-1071)
+            for part in entries(body["topology"]["subtopologies"]):
                 for topic in (*part["repartition_source_topics"], *part["state_changelog_topics"]):
                     yield from self._topic_made(topic["name"])
         elif key == ApiKey.CONSUMER_GROUP_HEARTBEAT and body.get("subscribed_topic_regex"):
@@ -235,8 +276,8 @@ class ResourceAccesses:
             what = "group" if body.get("key_type", GROUP_KEY) == GROUP_KEY else "txn"
             for name in body.get("coordinator_keys") or [body.get("key")]:
                 yield (what, name), Mode.READ_NO_BLOCK
-        elif key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN) and response is not None:
-            if (producer_id := response.body.get("producer_id", -1)) >= 0:
+        elif key in (ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN):
+            if (producer_id := response_body(exchange).get("producer_id", -1)) >= 0:
                 yield ("pid", producer_id), Mode.WRITE
         if key not in (ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS):
             for name in named["txn"]:

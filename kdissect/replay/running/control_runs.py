@@ -11,17 +11,15 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.replay.model import ReplayPlan, RunFinding, TranslateOptions
-from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState
-from kdissect.replay.target.guard import Effects, effects_of, topics_to_make
-from kdissect.replay.target.preparation import Prepared
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.target.guard import Effects, Name, effects_of, topics_to_make
+from kdissect.replay.target.preparation import delete_names
 from kdissect.replay.workload.messages import request_of
 from kdissect.text import visible
 
@@ -34,17 +32,22 @@ class ControlRunError(Error, ValueError):
     """Control runs of a plan cannot be kept apart; the text says which option helps."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlannedRun:
-    """One of the runs of a replay. suffix: of the names that it writes to. command: resets the
-    cluster before the run, "" none."""
+    """One of the runs of a replay.
+
+    effects: the names that it writes to. suffix: of these names. command: resets the cluster before
+    the run, "" none. existing: names of `effects` that were there before the run, with their data.
+    """
 
     target: Target
     name: str
     translate: TranslateOptions
+    effects: Effects
     is_control: bool = False
     suffix: str = ""
     command: str = ""
+    existing: dict[Name, str] = field(default_factory=dict)
 
     async def reset(self) -> None:
         """Run the user's command to its end. Raises EnvironmentFailed if it fails."""
@@ -64,6 +67,14 @@ class PlannedRun:
             text = f"--reset ended with exit code {code} before {self.name}"
             raise EnvironmentFailed(f"{text}: {said}" if said else text)
 
+    async def delete_made(self) -> list[str]:
+        """Delete what a run with a suffix has created; return a line for each that is still
+        there."""
+        if not self.suffix:
+            return []
+        made = [name for name in self.effects.all() if name not in self.existing]
+        return [f"{self.name}: {line}" for line in await delete_names(self.target, made)]
+
     def finding_in_capture_terms(self, finding: RunFinding) -> RunFinding:
         """The finding with the run's suffix removed from its subject."""
         if not self.suffix:
@@ -74,18 +85,6 @@ class PlannedRun:
         """The end state by the capture's names."""
         old_names = {(kind, new): old for kind, old, new in self.translate.renames}
         return state.renamed(old_names)
-
-
-@dataclass
-class FinishedRun:
-    """A run with the state of the target after it, in the capture's terms. ids: None if it never
-    began."""
-
-    result: RunResult
-    ids: IdMap | None = None
-    prepared: list[Prepared] = field(default_factory=list)
-    state: EndState | None = None
-    findings: list[RunFinding] = field(default_factory=list)
 
 
 def plan_runs(
@@ -104,32 +103,35 @@ def plan_runs(
     names = [f"control run {number} of {count}" for number in range(1, count + 1)]
     if not control_runs:
         names = [f"the run against {against}"] * count
-    runs = [PlannedRun(reference, name, translate, True, command=command) for name in names]
-    runs.insert((count + 1) // 2, PlannedRun(target, "the run", translate, command=command))
+    effects = effects_of(plan, makes_topics=makes_topics, renames=translate.renames)
+    runs = [
+        PlannedRun(reference, name, translate, effects, True, command=command) for name in names
+    ]
+    run = PlannedRun(target, "the run", translate, effects, command=command)
+    runs.insert((count + 1) // 2, run)
     if control_runs and not command:
-        return list(_kept_apart(plan, runs, makes_topics))
+        _keep_apart(plan, runs, makes_topics)
     return runs
 
 
-def _kept_apart(
-    plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
-) -> Iterator[PlannedRun]:
-    """The runs with another suffix each for the names that the plan writes to."""
+def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool) -> None:
+    """Give each run another suffix for the names that the plan writes to."""
     effects = effects_of(plan, makes_topics=makes_topics)
     _check_names(plan, effects, makes_topics)
     started = f"{int(time.time()):x}"
     for number, run in enumerate(runs, 1):
-        suffix = f"-{started}-{number}"
+        run.suffix = f"-{started}-{number}"
         renames = {(kind, old): new for kind, old, new in run.translate.renames}
-        for kind, name in effects.made | effects.written | effects.deleted:
-            new = f"{renames.get((kind, name), name)}{suffix}"
+        for kind, name in effects.all():
+            new = f"{renames.get((kind, name), name)}{run.suffix}"
             if kind == "topic" and len(new) > TOPIC_NAME_MAX:
                 raise ControlRunError(
                     f"topic {visible(name)}: too long for a suffix in each run; give --reset"
                 )
             renames[kind, name] = new
         changed = tuple((kind, old, new) for (kind, old), new in renames.items())
-        yield replace(run, suffix=suffix, translate=replace(run.translate, renames=changed))
+        run.translate = replace(run.translate, renames=changed)
+        run.effects = effects_of(plan, makes_topics=makes_topics, renames=changed)
 
 
 def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:

@@ -1,7 +1,7 @@
 """Captured connections during the run, and their connections to the target.
 
 A `Lane` is a captured connection: its steps, and one connection to each node of the target that
-its requests go to. `Lanes` opens these connections.
+its requests go to. `Connections` opens them.
 """
 
 from __future__ import annotations

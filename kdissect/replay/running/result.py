@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
-from kdissect.replay.model import Attempt, Outcome, ReplayPlan
+from kdissect.replay.model import Attempt, Outcome, ReplayPlan, RunFinding
 from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.target.end_state import EndState
+from kdissect.replay.target.preparation import Prepared
+from kdissect.replay.translation.id_map import IdMap
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,13 @@ class LinkRecord:
 
 @dataclass
 class RunResult:
-    """Outcomes and connections of a run.
+    """Outcomes and connections of a run, and the state of the target after it.
 
     outcomes: by step number.
     attempts: all requests that were sent, also those of the replay's own to members of groups.
     ended: why the run ended early, else "". is_interrupted: the user ended the run.
     start_time_ns: wall clock at the run's start.
+    ids: None if the run never began. state, findings: in the capture's terms.
     """
 
     outcomes: list[Outcome]
@@ -51,9 +56,13 @@ class RunResult:
     ended: str = ""
     is_interrupted: bool = False
     reconnects: int = 0
+    ids: IdMap | None = None
+    prepared: list[Prepared] = field(default_factory=list)
+    state: EndState | None = None
+    findings: list[RunFinding] = field(default_factory=list)
 
 
-def not_begun(plan: ReplayPlan, reason: str, start_time_ns: int) -> RunResult:
+def not_begun(plan: ReplayPlan, reason: str) -> RunResult:
     """The result of a run that never began: every step that would have been sent has an error."""
     outcomes = [
         Outcome(step, skipped=step.skipped)
@@ -61,4 +70,4 @@ def not_begun(plan: ReplayPlan, reason: str, start_time_ns: int) -> RunResult:
         else Outcome(step, error=f"not sent: {reason}")
         for step in plan.steps
     ]
-    return RunResult(outcomes, [], [], start_time_ns, ended=reason)
+    return RunResult(outcomes, [], [], time.time_ns(), ended=reason)

@@ -2,7 +2,7 @@
 
 Each captured connection is a task (`_play`). It takes its steps in order: a step waits for the
 steps that the plan names, for its time, and for a connection to its node. Then its request is
-translated and sent. A second task (`_exchange`) waits for the answer, sends the request again while
+translated and sent. A second task (`_finish`) waits for the answer, sends the request again while
 the target is not ready, teaches the answer to the translation, and completes the step. So the
 requests of a connection stay pipelined as far as the plan allows.
 
@@ -38,8 +38,7 @@ from kdissect.replay.planning.schedule import schedule
 from kdissect.replay.running.lanes import Connections, Lane
 from kdissect.replay.running.members import Members
 from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
-from kdissect.replay.running.settled import Settled
-from kdissect.replay.running.waits import PAUSES_S, Patience, StepStates
+from kdissect.replay.running.waits import PAUSES_S, Patience, Settled, StepStates
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Answer, ConnectFailed, Link, allow_many_files
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
@@ -73,8 +72,8 @@ class Runner:
         self._patience = Patience()
         self._settled = Settled(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
-        self._exchanges: dict[asyncio.Task[None], Outcome] = {}
-        self._in_flight_bytes = self._timeouts = self._held = 0
+        self._open: dict[asyncio.Task[None], Outcome] = {}
+        self._in_flight_bytes = self._timeouts = 0
         self._ended, self._is_interrupted = "", False
         self._began_ns = 0
 
@@ -89,7 +88,7 @@ class Runner:
         if not self.left or self._over.is_set():
             return f"{where}: comparing {plural(len(self.outcomes), 'answer')}"
         text = f"{where}: {self.sent_count} sent, {self.answered_count} answered, {self.left} left"
-        waiting = [each for each in tuple(self._exchanges.values()) if each.answer is None]
+        waiting = [each for each in tuple(self._open.values()) if each.answer is None]
         if waiting:
             oldest = min(waiting, key=lambda each: each.sent_ns)
             waits_s = (self._now() - oldest.sent_ns) / 1e9
@@ -120,8 +119,13 @@ class Runner:
             gc.unfreeze()
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
         assert len(outcomes) == len(self.plan.steps)
+        began = self._began_ns
+        links = [
+            LinkRecord(*link.addresses(), link.opened_ns - began, link.lost_ns - began)
+            for link in self._connections.opened
+        ]
         return RunResult(
-            outcomes, self._attempts, self._link_records(), start_time_ns, elapsed_ns,
+            outcomes, self._attempts, links, start_time_ns, elapsed_ns,
             self._ended, self._is_interrupted, self._connections.reconnects,
         )  # fmt: skip
 
@@ -152,7 +156,7 @@ class Runner:
         return task
 
     def _check(self, task: asyncio.Task[None]) -> None:
-        self._exchanges.pop(task, None)
+        self._open.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
             self._stop(f"an error of kdissect's own: {task.exception()!r}")
 
@@ -163,13 +167,13 @@ class Runner:
     async def _end(self) -> None:
         """Close all connections, and give an outcome to each step that has none."""
         self._over.set()
-        if self._exchanges:  # answers that are on their way still count
-            await asyncio.wait(list(self._exchanges), timeout=GRACE_S)
+        if self._open:  # answers that are on their way still count
+            await asyncio.wait(list(self._open), timeout=GRACE_S)
         for link in self._connections.live:
             link.close(f"{self._ended or 'the run ended'} before the answer came")
-        if self._exchanges:
-            await asyncio.wait(list(self._exchanges), timeout=GRACE_S)
-        for task in list(self._exchanges):
+        if self._open:
+            await asyncio.wait(list(self._open), timeout=GRACE_S)
+        for task in list(self._open):
             task.cancel()
         for step in self.plan.steps:
             if self._states.is_complete[step.number]:
@@ -186,25 +190,11 @@ class Runner:
         self.target.close()
         await asyncio.sleep(0)  # transports close in the loop's next round
 
-    def _link_records(self) -> list[LinkRecord]:
-        began = self._began_ns
-        return [
-            LinkRecord(*link.addresses(), link.opened_ns - began, link.lost_ns - began)
-            for link in self._connections.opened
-        ]
-
     async def _sweep(self) -> None:
-        """Look for answers that are overdue, and for a run that cannot go on."""
-        idle = 0
+        """Look for answers that are overdue."""
         while True:
             await asyncio.sleep(SWEEP_S)
             self._connections.give_up_overdue()
-            is_idle = not self._exchanges and self._held == sum(
-                not lane.is_over for lane in self._lanes
-            )
-            idle = idle + 1 if is_idle else 0
-            if idle * SWEEP_S > GRACE_S:
-                self._stop(f"{self.left} steps wait for each other")
 
     def _now(self) -> int:
         """Nanoseconds since the run's start."""
@@ -223,7 +213,7 @@ class Runner:
 
     async def _send(self, lane: Lane, outcome: Outcome) -> None:
         """Send a request when all that it waits for is there; its exchange goes on by itself."""
-        step, posted = outcome.step, list[_Posted]()
+        step, posted = outcome.step, list[_Sent]()
         await self._wait_for_others(step)
         due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)
@@ -239,7 +229,7 @@ class Runner:
             if lane.timeouts >= LANE_TIMEOUTS:
                 outcome.error = "not sent: answers before on this connection did not come"
             else:
-                posted = await self._post(lane, outcome)
+                posted = await self._send_parts(lane, outcome)
         except ConnectFailed as error:
             outcome.error = str(error)
             if not self._connections.live:
@@ -251,17 +241,15 @@ class Runner:
             if not self.options.pace.is_max:
                 outcome.lag_ns = max(outcome.sent_ns - due_ns, 0)
                 outcome.own_lag_ns = max(outcome.sent_ns - max(due_ns, ready_ns), 0)
-        lane.last = self._task(self._exchange(lane, outcome, posted, lane.last))
-        self._exchanges[lane.last] = outcome
+        lane.last = self._task(self._finish(lane, outcome, posted, lane.last))
+        self._open[lane.last] = outcome
 
     async def _wait_for_others(self, step: Step) -> None:
         """Wait for the steps that the plan names."""
-        self._held += 1
         for other in step.depends_on:
             await self._states.until_complete(other)
         for other in step.follows:
             await self._states.until_sent(other)
-        self._held -= 1
 
     async def _until(self, at_ns: int) -> None:
         wait_ns = at_ns - self._now()
@@ -295,7 +283,7 @@ class Runner:
 
     # -- a request and its answer ---------------------------------------------------------------
 
-    async def _post(self, lane: Lane, outcome: Outcome) -> list[_Posted]:
+    async def _send_parts(self, lane: Lane, outcome: Outcome) -> list[_Sent]:
         """Send what the translation makes of a request by now: to each node its part. Nothing was
         sent if the outcome is skipped then."""
         step = outcome.step
@@ -313,13 +301,13 @@ class Runner:
         for node_id, part in parts:
             link = await self._connections.of(lane, node_id)
             if step.expects_response:
-                posted.append(self._posted(link, *link.post(part, limit_s)))
+                posted.append(self._note_sent(link, *link.post(part, limit_s)))
             else:
                 # brokers take the requests of a connection in order: after the answer to the fence
                 # the step is done
                 sent = link.send(part)
                 fence = link.post(_FENCE, limit_s)[1] if step.needs_fence else None
-                posted.append(self._posted(link, sent, fence)._replace(is_fence=True))
+                posted.append(self._note_sent(link, sent, fence)._replace(is_fence=True))
         outcome.sent = posted[0].attempt.sent if len(parts) == 1 else frame
         outcome.node_id = parts[0][0] if len(parts) == 1 else None
         outcome.sent_ns = posted[0].attempt.sent_ns
@@ -328,13 +316,13 @@ class Runner:
         self.outcomes[step.number] = outcome
         return posted
 
-    def _posted(self, link: Link, sent: bytes, answer: asyncio.Future[Answer] | None) -> _Posted:
+    def _note_sent(self, link: Link, sent: bytes, answer: asyncio.Future[Answer] | None) -> _Sent:
         attempt = Attempt(self._connections.number(link), sent, self._now())
         self._attempts.append(attempt)
         self._in_flight_bytes += len(sent)
-        return _Posted(attempt, answer)
+        return _Sent(attempt, answer)
 
-    async def _arrived(self, posted: Sequence[_Posted]) -> list[Attempt]:
+    async def _answers_to(self, posted: Sequence[_Sent]) -> list[Attempt]:
         """Wait for the answers of all parts. Raises ConnectFailed."""
         try:
             for attempt, answer, is_fence in posted:
@@ -352,24 +340,24 @@ class Runner:
     async def _ask(self, lane: Lane, node_id: int | None, frame: bytes) -> Attempt:
         """A request of the replay's own and its answer. Raises ConnectFailed."""
         link = await self._connections.of(lane, node_id)
-        posted = self._posted(link, *link.post(frame, self.options.answer_timeout_s))
-        return (await self._arrived([posted]))[0]
+        posted = self._note_sent(link, *link.post(frame, self.options.answer_timeout_s))
+        return (await self._answers_to([posted]))[0]
 
-    async def _exchange(
+    async def _finish(
         self,
         lane: Lane,
         outcome: Outcome,
-        posted: Sequence[_Posted],
+        posted: Sequence[_Sent],
         before: asyncio.Task[None] | None,
     ) -> None:
         """From a request that was sent to its complete step. before: the lane's last exchange."""
         step = outcome.step
         try:
             if posted and step.expects_response:
-                await self._answer(lane, outcome, posted)
+                await self._await_final(lane, outcome, posted)
             elif posted:
                 with suppress(ConnectFailed):  # the step has done what it can
-                    await self._arrived(posted)
+                    await self._answers_to(posted)
             if outcome.answer is not None:
                 await self._settled.after(outcome)
         except ConnectFailed as error:
@@ -382,21 +370,21 @@ class Runner:
             await asyncio.wait([before])
         self._complete(outcome)
 
-    async def _answer(self, lane: Lane, outcome: Outcome, posted: Sequence[_Posted]) -> None:
+    async def _await_final(self, lane: Lane, outcome: Outcome, posted: Sequence[_Sent]) -> None:
         """Wait for the answer, send the request again while it says that the target is not ready,
         and learn from the final one. Raises ConnectFailed."""
         step, awaited = outcome.step, set[Place]()
-        answer = await self._merged(lane, outcome, posted)
+        answer = await self._whole_answer(lane, outcome, posted)
         unready = self.translator.unready(step, answer)
         lane.again += bool(unready)
         try:
             while self._patience.lasts(unready, asyncio.get_running_loop().time()):
                 awaited.update(unready)
-                self._keep(outcome, answer, min(unready.values()))
+                self._keep_earlier(outcome, answer, min(unready.values()))
                 posted = await self._send_again(lane, outcome)
                 if not posted:
                     return  # it cannot be translated any more
-                answer = await self._merged(lane, outcome, posted)
+                answer = await self._whole_answer(lane, outcome, posted)
                 unready = self.translator.unready(step, answer)
         finally:
             lane.again -= bool(unready or awaited)
@@ -408,15 +396,15 @@ class Runner:
         except Error as error:
             outcome.error = f"the answer cannot be understood: {error}"
 
-    async def _merged(self, lane: Lane, outcome: Outcome, posted: Sequence[_Posted]) -> bytes:
+    async def _whole_answer(self, lane: Lane, outcome: Outcome, posted: Sequence[_Sent]) -> bytes:
         """The answers of all parts as one. Raises ConnectFailed."""
-        attempts = await self._arrived(posted)
+        attempts = await self._answers_to(posted)
         self._timeouts = lane.timeouts = 0
         outcome.answered_ns = max(attempt.answered_ns for attempt in attempts)
         answers = [attempt.answer for attempt in attempts]
         return merged(self.translator.ids, outcome.step, answers)
 
-    def _keep(self, outcome: Outcome, answer: bytes, reason: str) -> None:
+    def _keep_earlier(self, outcome: Outcome, answer: bytes, reason: str) -> None:
         """An answer that is not final stays in the outcome."""
         assert outcome.sent is not None
         earlier = EarlierAnswer(outcome.sent, answer, reason, outcome.sent_ns, outcome.answered_ns)
@@ -424,13 +412,13 @@ class Runner:
         outcome.answered_ns = -1
         self.translator.not_final(outcome.step, answer)
 
-    async def _send_again(self, lane: Lane, outcome: Outcome) -> list[_Posted]:
+    async def _send_again(self, lane: Lane, outcome: Outcome) -> list[_Sent]:
         """After a pause, with what the replay has learnt of leaders and members by then."""
         step = outcome.step
         await asyncio.sleep(PAUSES_S[min(len(outcome.earlier), len(PAUSES_S)) - 1])
         await self._settled.look_up(step)
         await self._members.before_again(step)
-        return await self._post(lane, outcome)
+        return await self._send_parts(lane, outcome)
 
     def _missed(self, lane: Lane) -> None:
         """An answer did not come in time."""
@@ -445,7 +433,7 @@ class Runner:
         self._states.complete(outcome.step.number)
 
 
-class _Posted(NamedTuple):
+class _Sent(NamedTuple):
     """A request on its way. answer: None if no answer is due. is_fence: the answer is that to a
     fence behind it."""
 

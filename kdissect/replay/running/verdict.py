@@ -23,11 +23,11 @@ from kdissect.replay.model import Judgement, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.baseline import Baseline
 from kdissect.replay.output.results import Reference, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
-from kdissect.replay.running.control_runs import FinishedRun
+from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
 
 if TYPE_CHECKING:
-    from kdissect.replay.running.replay import SessionOptions
+    from kdissect.replay.running.session import SessionOptions
 
 
 class Verdicts:
@@ -37,8 +37,8 @@ class Verdicts:
         self,
         plan: ReplayPlan,
         options: SessionOptions,
-        run: FinishedRun,
-        controls: Sequence[FinishedRun],
+        run: RunResult,
+        controls: Sequence[RunResult],
         against: Target | None,
         target: Target,
         baseline: Baseline | None,
@@ -50,7 +50,7 @@ class Verdicts:
 
     def add_to(self, results: Results, settings: Settings) -> None:
         """Judge the outcomes, and add findings and notes to the results."""
-        outcomes, notes = self._run.result.outcomes, results.notes
+        outcomes, notes = self._run.outcomes, results.notes
         notes += self._judge()
         if len(self._controls) > 1:
             notes += self._excuse_noise()
@@ -73,9 +73,7 @@ class Verdicts:
 
     def _references(self) -> list[ReferenceRun]:
         return [
-            ReferenceRun(each.result.outcomes, each.ids)
-            for each in self._controls
-            if each.ids is not None
+            ReferenceRun(each.outcomes, each.ids) for each in self._controls if each.ids is not None
         ]
 
     def _judge(self) -> list[str]:
@@ -91,15 +89,15 @@ class Verdicts:
         best: dict[int, Judgement] = {}
         for reference in references:
             judge = Judge(run.ids, self._table, reference)
-            judge.judge(run.result.outcomes)
+            judge.judge(run.outcomes)
             used |= judge.allowances.used.keys()
-            for outcome in run.result.outcomes:
+            for outcome in run.outcomes:
                 judgement, number = outcome.judgement, outcome.step.number
                 if judgement is not None and (
                     number not in best or _findings(judgement) < _findings(best[number])
                 ):
                     best[number] = judgement
-        for outcome in run.result.outcomes:
+        for outcome in run.outcomes:
             outcome.judgement = best.get(outcome.step.number)
         return _unused(self._table, used)
 
@@ -109,7 +107,7 @@ class Verdicts:
         for other in others:
             Judge(other.ids, self._table, first).judge(other.outcomes)
             noise.add(other.outcomes)
-        for outcome in self._run.result.outcomes:
+        for outcome in self._run.outcomes:
             judgement = outcome.judgement
             if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
                 continue
@@ -154,11 +152,11 @@ class Verdicts:
 
     def _slower(self, notes: list[str]) -> list[RunFinding]:
         """Findings about latencies; notes say what they do not prove."""
-        controls = [latencies_of(each.result.outcomes) for each in self._controls]
+        controls = [latencies_of(each.outcomes) for each in self._controls]
         tests = compare_latencies(
             self._plan,
             controls or [captured_latencies(self._plan)],
-            latencies_of(self._run.result.outcomes),
+            latencies_of(self._run.outcomes),
         )
         notes += notes_of(tests, control_count=len(controls))
         return [each.finding() for each in tests if each.is_slower]

@@ -45,39 +45,33 @@ class TlsOptions:
     cert: str | None = None
     verify: bool = True
 
-    def context(self) -> ssl.SSLContext:
-        """Made once, for all connections. Raises OptionError where a file cannot be used."""
-        return _context(self)
-
-    def make_context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        for path in (self.ca, self.cert):
-            if path is not None and not Path(path).is_file():
-                raise OptionError(f"{path}: no such file")
-        try:
-            if self.ca is not None:
-                context.load_verify_locations(cafile=self.ca)
-        except (ssl.SSLError, OSError) as error:
-            raise OptionError(f"{self.ca}: no certificates in PEM form ({_why(error)})") from None
-        if self.cert is not None:
-            # never the terminal's prompt: an encrypted key without its password is an error
-            password = os.environ.get(KEY_PASSWORD_VARIABLE, "")
-            try:
-                context.load_cert_chain(self.cert, password=password)
-            except (ssl.SSLError, OSError) as error:
-                raise OptionError(
-                    f"{self.cert}: certificate and key cannot be used ({_why(error)}); the "
-                    f"password of an encrypted key goes into {KEY_PASSWORD_VARIABLE}"
-                ) from None
-        return context
-
 
 @cache
-def _context(tls: TlsOptions) -> ssl.SSLContext:
-    return tls.make_context()
+def tls_context(options: TlsOptions) -> ssl.SSLContext:
+    """Made once, for all connections. Raises OptionError where a file cannot be used."""
+    context = ssl.create_default_context()
+    if not options.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    for path in (options.ca, options.cert):
+        if path is not None and not Path(path).is_file():
+            raise OptionError(f"{path}: no such file")
+    try:
+        if options.ca is not None:
+            context.load_verify_locations(cafile=options.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise OptionError(f"{options.ca}: no certificates in PEM form ({_why(error)})") from None
+    if options.cert is not None:
+        # never the terminal's prompt: an encrypted key without its password is an error
+        password = os.environ.get(KEY_PASSWORD_VARIABLE, "")
+        try:
+            context.load_cert_chain(options.cert, password=password)
+        except (ssl.SSLError, OSError) as error:
+            raise OptionError(
+                f"{options.cert}: certificate and key cannot be used ({_why(error)}); the "
+                f"password of an encrypted key goes into {KEY_PASSWORD_VARIABLE}"
+            ) from None
+    return context
 
 
 def _why(error: OSError) -> str:

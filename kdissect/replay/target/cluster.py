@@ -89,6 +89,15 @@ class Target:
         newest = min(last, ours[1])
         return newest if newest >= max(first, ours[0]) else None
 
+    def version(self, api_key: int, last: int | None = None) -> int:
+        """The newest api_version up to `last` that both sides know. Raises ConnectFailed."""
+        newest = self.newest(api_key)
+        version = newest if last is None or newest is None else min(newest, last)
+        if version is None or version < self.versions[api_key][0]:
+            name = catalog.api(api_key).name
+            raise ConnectFailed("unreachable", f"the target speaks no {name} that is used here")
+        return version
+
     async def ask(
         self,
         api_key: int,
@@ -117,7 +126,14 @@ class Target:
     async def probe(self) -> None:
         """Versions, cluster id, nodes, all topics. Raises EnvironmentFailed."""
         try:
-            await self._learn_versions()
+            answer = (await self.ask_versions()).body
+            if answer["error_code"]:
+                said = f"ApiVersions was answered with error {answer['error_code']}"
+                raise ConnectFailed("unreachable", said)
+            self.versions = {
+                each["api_key"]: (each["min_version"], each["max_version"])
+                for each in answer["api_keys"]
+            }
             await self.learn_metadata(None)
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{self}: {error}{self._hint(error)}") from None
@@ -145,29 +161,15 @@ class Target:
             return await self.ask(ApiKey.API_VERSIONS, 0, {}, node_id)
         return answer
 
-    async def _learn_versions(self) -> None:
-        answer = await self.ask_versions()
-        if answer.body["error_code"]:
-            code = answer.body["error_code"]
-            raise ConnectFailed("unreachable", f"ApiVersions was answered with error {code}")
-        self.versions = {
-            each["api_key"]: (each["min_version"], each["max_version"])
-            for each in answer.body["api_keys"]
-        }
-
     async def learn_metadata(self, topics: list[str] | None) -> dict[str, Any]:
         """The body of a Metadata answer for some topics, None for all; nodes are kept.
 
         Raises ConnectFailed.
         """
-        version = self.newest(ApiKey.METADATA)
-        if version is None:
-            raise ConnectFailed("unreachable", "the target speaks no Metadata that is known here")
+        version = self.version(ApiKey.METADATA)
         body: dict[str, Any] = {"topics": None}
         if topics is not None:
             body["topics"] = [{"name": name} for name in topics]
-        elif version == 0:
-            body["topics"] = []  # before version 1 an empty list asks for all topics
         if version >= 4:
             body["allow_auto_topic_creation"] = False
         answer = (await self.ask(ApiKey.METADATA, version, body)).body
@@ -189,13 +191,18 @@ class Target:
             return None
         version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
         body = {"key": key, "key_type": key_type} if version else {"key": key}
+        answer = await self._ask_until_loaded(ApiKey.FIND_COORDINATOR, version, body, None, wait_s)
+        return None if answer["error_code"] else int(answer["node_id"])
+
+    async def _ask_until_loaded(
+        self, api_key: int, version: int, body: dict[str, Any], node_id: int | None, wait_s: float
+    ) -> dict[str, Any]:
+        """The body of an answer, after a coordinator has loaded its groups or transactions."""
         end = asyncio.get_running_loop().time() + wait_s
         while True:
-            answer = (await self.ask(ApiKey.FIND_COORDINATOR, version, body)).body
-            if answer["error_code"] == 0:
-                return int(answer["node_id"])
+            answer = (await self.ask(api_key, version, body, node_id)).body
             if answer["error_code"] not in _LOADING or asyncio.get_running_loop().time() > end:
-                return None
+                return answer
             await asyncio.sleep(_READY_PAUSE_S)
 
     async def find_coordinators(
@@ -243,13 +250,14 @@ class Target:
         version = self.newest(ApiKey.LIST_OFFSETS)
         if version is None:
             return {}
-        entry = {"timestamp": timestamp, **({} if version else {"max_num_offsets": 1})}
         found: dict[tuple[str, int], int] = {}
         for leader, led in self.led().items():
             topics = [
                 {
                     "name": name,
-                    "partitions": [{"partition_index": each, **entry} for each in led[name]],
+                    "partitions": [
+                        {"partition_index": each, "timestamp": timestamp} for each in led[name]
+                    ],
                 }
                 for name in led.keys() & set(names)
             ]
@@ -260,9 +268,7 @@ class Target:
             for topic in answer.body["topics"]:
                 for each in topic["partitions"]:
                     if each["error_code"] == 0:
-                        # version 0 gives a list of offsets
-                        offset = each["offset"] if version else each["old_style_offsets"][-1]
-                        found[topic["name"], each["partition_index"]] = offset
+                        found[topic["name"], each["partition_index"]] = each["offset"]
         return found
 
     async def list_groups(self) -> dict[str, str]:
@@ -284,18 +290,12 @@ class Target:
         if version is None:
             return []
         listed: list[dict[str, Any]] = []
-        end = asyncio.get_running_loop().time() + _READY_S
         for node_id in self.nodes:
-            while True:
-                answer = await self.ask(api_key, version, {}, node_id)
-                code = answer.body["error_code"]
-                if code not in _LOADING or asyncio.get_running_loop().time() > end:
-                    break
-                await asyncio.sleep(_READY_PAUSE_S)
-            if code:
+            answer = await self._ask_until_loaded(api_key, version, {}, node_id, _READY_S)
+            if code := answer["error_code"]:
                 name = catalog.api(api_key).name
                 raise ConnectFailed("unreachable", f"{name} was answered {error_name(code)}")
-            listed += answer.body[array]
+            listed += answer[array]
         return listed
 
     def topic_names(self) -> set[str]:

@@ -23,7 +23,7 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import ANONYMOUS_PRINCIPAL
-from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions
+from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions, tls_context
 
 ANSWER_SIZE_MAX = 1 << 30  # a broker's own limits are far below
 WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it counts as slow
@@ -115,11 +115,6 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
-        if not buffer and len(data) > 4:
-            size = _SIZE.unpack_from(data)[0]
-            if size == len(data) - 4:  # the common case: one whole frame
-                self._arrived(data[4:])
-                return
         buffer += data
         pos, end = 0, len(buffer)
         while end - pos >= 4 and self.lost is None:
@@ -281,7 +276,7 @@ def request(api_key: int, api_version: int, body: dict[str, object]) -> Message:
 async def connect(host: str, port: int, access: Access) -> Link:
     """A connection that is ready for requests. Raises ConnectFailed."""
     loop = asyncio.get_running_loop()
-    context = access.tls.context() if access.tls else None
+    context = tls_context(access.tls) if access.tls else None
     name = host if access.tls else None
     link: Link | None = None
     try:

@@ -7,25 +7,22 @@ each batch a digest of its records stays.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.replay.batch_headers import BatchHeader, headers
 from kdissect.replay.comparison.records import content_digest, has_append_time, marker_type
-from kdissect.replay.target.cluster import ASK_TIMEOUT_S, Target
-from kdissect.replay.target.connection import ConnectFailed, Link, connect, request
+from kdissect.replay.target.cluster import EARLIEST, LATEST, Target
+from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states, tries
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,
     TOPIC_RESOURCE,
-    TRANSACTION_KEY,
     entries,
 )
 
@@ -34,9 +31,6 @@ _FETCH_BYTES = 4 << 20
 _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
-_ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-_EARLIEST, _LATEST = -2, -1
-_SETTLE_S, _PAUSE_S = 10.0, 0.1
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
 
 Log = tuple[str, int]  # the target's name of a topic, partition
@@ -162,49 +156,15 @@ class _Reader:
         except (ConnectFailed, EnvironmentFailed, TimeoutError) as error:
             self.state.unread[what] = str(error) or "no answer"
 
-    @asynccontextmanager
-    async def _node(self, node_id: int | None) -> AsyncIterator[Link]:
-        host, port = self._target.address(node_id)
-        link = await connect(host, port, self._target.access)
-        try:
-            yield link
-        finally:
-            link.close()
-
-    async def _ask(
-        self, link: Link, api_key: ApiKey, version: int, body: dict[str, Any]
-    ) -> dict[str, Any]:
-        async with asyncio.timeout(ASK_TIMEOUT_S):
-            return (await link.ask(request(api_key, version, body))).body
-
-    def _version(self, api_key: ApiKey, last: int | None = None) -> int:
-        """The newest version up to `last` that both sides know. Raises ConnectFailed."""
-        newest = self._target.newest(api_key)
-        version = newest if last is None or newest is None else min(newest, last)
-        if version is None or version < self._target.versions[api_key][0]:
-            name = catalog.api(api_key).name
-            raise ConnectFailed("unreachable", f"the target speaks no {name} that is used here")
-        return version
-
     async def topics(self, wanted: set[str], gone: set[str]) -> None:
         """Read the topics that exist, after deleted ones have gone."""
-
-        def is_over() -> bool:
-            return not gone.intersection(self._target.topic_names())
-
-        await self._until(lambda: self._target.learn_metadata(None), is_over)
+        async for _ in tries(SETTLE_S):
+            await self._target.learn_metadata(None)
+            if not gone.intersection(self._target.topic_names()):
+                break
         for topic in self._target.metadata["topics"]:
             if topic["error_code"] == 0 and topic["name"] in wanted | gone:
                 self.state.topics[topic["name"]] = len(topic["partitions"])
-
-    async def _until(self, ask: Callable[[], Any], is_over: Callable[[], bool]) -> None:
-        """Ask until a condition holds, at most for a bounded time."""
-        end = asyncio.get_running_loop().time() + _SETTLE_S
-        while True:
-            await ask()
-            if is_over() or asyncio.get_running_loop().time() > end:
-                return
-            await asyncio.sleep(_PAUSE_S)
 
     async def groups(self) -> None:
         self.state.groups = set(await self._target.list_groups())
@@ -213,33 +173,29 @@ class _Reader:
 
     async def logs(self, wanted: set[str]) -> None:
         """Read the first and last offsets of all partitions."""
-        starts = await self._target.log_offsets(wanted, _EARLIEST)
-        ends = await self._target.log_offsets(wanted, _LATEST)
+        starts = await self._target.log_offsets(wanted, EARLIEST)
+        ends = await self._target.log_offsets(wanted, LATEST)
         for log in sorted(starts.keys() & ends.keys()):
             self.state.logs[log] = LogContent(starts[log], ends[log])
 
     async def records(self) -> None:
         """Read the records of all logs."""
-        version = self._version(ApiKey.FETCH, _FETCH_BY_NAME)
         for leader, names in self._target.led().items():
             logs = [(name, each) for name, numbers in names.items() for each in numbers]
-            known = [log for log in sorted(logs) if log in self.state.logs]
-            if not known:
-                continue
-            async with self._node(leader) as link:
-                for log in known:
-                    self.state.logs[log] = await self._content(
-                        link, version, log, self.state.logs[log]
-                    )
+            for log in sorted(logs):
+                if (extent := self.state.logs.get(log)) is not None:
+                    self.state.logs[log] = await self._content(leader, log, extent)
 
-    async def _content(self, link: Link, version: int, log: Log, extent: LogContent) -> LogContent:
+    async def _content(self, leader: int, log: Log, extent: LogContent) -> LogContent:
         """The log with its batches; without them if it cannot be read to its end."""
+        version = self._target.version(ApiKey.FETCH, _FETCH_BY_NAME)
         aborted = _AbortedTransactions()
         offset, stable_end, size = extent.start, -1, 0
         batches: list[StoredBatch] = []
         is_committed = 1
         while offset < extent.end:
-            body = await self._ask(link, ApiKey.FETCH, version, _fetch(log, offset, is_committed))
+            asked = _fetch(log, offset, is_committed)
+            body = (await self._target.ask(ApiKey.FETCH, version, asked, leader)).body
             partitions = [each for topic in body["responses"] for each in topic["partitions"]]
             why = "no answer" if not partitions else ""
             partition = partitions[0] if partitions else {}
@@ -270,7 +226,7 @@ class _Reader:
 
     async def configs(self) -> None:
         """Read what is set on the topics, and what else is no default of topics and brokers."""
-        version = self._version(ApiKey.DESCRIBE_CONFIGS)
+        version = self._target.version(ApiKey.DESCRIBE_CONFIGS)
         resources = [(TOPIC_RESOURCE, name) for name in sorted(self.state.topics)]
         for node_id in sorted(self._target.nodes):
             mine = [(_BROKER_RESOURCE, str(node_id)), *resources]
@@ -279,9 +235,10 @@ class _Reader:
                 {"resource_type": kind, "resource_name": name, "configuration_keys": None}
                 for kind, name in mine
             ]
-            async with self._node(node_id) as link:
-                body = await self._ask(link, ApiKey.DESCRIBE_CONFIGS, version, {"resources": asked})
-            for result in body["results"]:
+            answer = await self._target.ask(
+                ApiKey.DESCRIBE_CONFIGS, version, {"resources": asked}, node_id
+            )
+            for result in answer.body["results"]:
                 if result["error_code"] == 0:
                     self._add_configs(result)
 
@@ -299,14 +256,12 @@ class _Reader:
 
     async def commits(self, group: str) -> None:
         """Read the committed offsets of a group."""
-        version = self._version(ApiKey.OFFSET_FETCH, _ONE_GROUP)
+        version = self._target.version(ApiKey.OFFSET_FETCH, _ONE_GROUP)
         if version < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
-        node = (await self._target.find_coordinators([(GROUP_KEY, group)])).get((GROUP_KEY, group))
-        async with self._node(node) as link:
-            body = await self._ask(
-                link, ApiKey.OFFSET_FETCH, version, {"group_id": group, "topics": None}
-            )
+        node = await self._target.coordinator(GROUP_KEY, group)
+        asked = {"group_id": group, "topics": None}
+        body = (await self._target.ask(ApiKey.OFFSET_FETCH, version, asked, node)).body
         if body.get("error_code"):
             self.state.unread[f"group {group}"] = error_name(body["error_code"])
         for topic in body["topics"]:
@@ -318,20 +273,13 @@ class _Reader:
     async def transaction(self, name: str) -> None:
         """Read the state of a transactional id, after a transaction that is being ended has
         ended."""
-        version = self._version(ApiKey.DESCRIBE_TRANSACTIONS)
-        key = TRANSACTION_KEY, name
-        node = (await self._target.find_coordinators([key])).get(key)
-        async with self._node(node) as link:
-
-            async def ask() -> None:
-                body = await self._ask(
-                    link, ApiKey.DESCRIBE_TRANSACTIONS, version, {"transactional_ids": [name]}
-                )
-                for each in body["transaction_states"]:
-                    if each["error_code"] == 0:
-                        self.state.transactions[name] = each["transaction_state"]
-
-            await self._until(ask, lambda: self.state.transactions.get(name) not in _ENDING)
+        self._target.version(ApiKey.DESCRIBE_TRANSACTIONS)
+        state = ""
+        async for state in transaction_states(self._target, name, SETTLE_S):
+            if state not in ENDING:
+                break
+        if state:
+            self.state.transactions[name] = state
 
 
 class _AbortedTransactions:

@@ -128,10 +128,12 @@ class Effects:
     written: dict[Name, None] = field(default_factory=dict)
     deleted: dict[Name, None] = field(default_factory=dict)
 
+    def all(self) -> list[Name]:
+        return list(self.made | self.written | self.deleted)
+
     def names(self, kind: str) -> list[str]:
         """All of a kind."""
-        every = self.made | self.written | self.deleted
-        return [name for each, name in every if each == kind]
+        return [name for each, name in self.all() if each == kind]
 
 
 def effects_of(

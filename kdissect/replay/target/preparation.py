@@ -1,29 +1,26 @@
-"""The target before the first request, and after a run that has names of its own.
+"""Makes the topics of the capture at the target, and deletes what a run has made.
 
-`create_topics` makes the topics that the capture shows, for `--create-topics`. `find_missing`
-compares the target with the state that the capture began with: what it lacks makes answers differ.
-`delete_names` removes topics and groups again. Transactional ids stay: no request deletes them, and
-coordinators forget them after seven days by default (`transactional.id.expiration.ms`).
+`create_topics` is for `--create-topics`, `delete_names` for control runs with names of their own.
+Transactional ids stay: no request deletes them, and coordinators forget them after seven days by
+default (`transactional.id.expiration.ms`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
-from kdissect.replay.model import ReplayPlan, Resource, StartingState, TopicFacts
+from kdissect.replay.model import ReplayPlan, TopicFacts
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.end_state import EndState, read_end_state
 from kdissect.replay.target.guard import Name, topics_to_make
 from kdissect.replay.target.settling import await_partitions
 from kdissect.replay.workload.messages import GROUP_KEY
-from kdissect.text import plural, visible
+from kdissect.text import visible
 
 _WITH_DEFAULT_COUNTS = 4  # CreateTopics: -1 partitions and replicas, the target's default (KIP-464)
 _TOPICS_BY_ID = 6  # DeleteTopics from here on names topics in structs (KIP-516)
@@ -31,14 +28,6 @@ _CREATE_TIMEOUT_MS, _DELETE_TIMEOUT_MS = 30_000, 10_000
 _ABSENT = frozenset(
     {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.GROUP_ID_NOT_FOUND}
 )
-
-
-def _version(target: Target, api_key: ApiKey) -> int:
-    """Raises ConnectFailed if the target does not offer it."""
-    version = target.newest(api_key)
-    if version is None:
-        raise ConnectFailed("unreachable", f"the target does not offer {catalog.api(api_key).name}")
-    return version
 
 
 # -- topics ---------------------------------------------------------------------------------------
@@ -118,7 +107,7 @@ async def _ask_to_make(
     target: Target, wanted: Mapping[str, TopicFacts], *, with_configs: bool
 ) -> dict[str, tuple[int, str]]:
     """CreateTopics, to the controller; error code and text by name. Raises ConnectFailed."""
-    version = _version(target, ApiKey.CREATE_TOPICS)
+    version = target.version(ApiKey.CREATE_TOPICS)
     default = -1 if version >= _WITH_DEFAULT_COUNTS else 1
     nodes = max(len(target.nodes), 1)
     topics = [
@@ -152,101 +141,6 @@ def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in sorted(configs.items())]
 
 
-# -- the starting state ---------------------------------------------------------------------------
-
-
-def used_state(plan: ReplayPlan, starting: StartingState) -> StartingState:
-    """The part of a starting state that requests of the plan use."""
-    used: set[Resource] = set()
-    for accesses in {step.accesses for step in plan.steps if step.skipped is None}:
-        used.update(resource for resource, _ in accesses)
-    topics = {each[1] for each in used if each[0] in ("topic", "log")}
-    if ("topics",) in used:  # a Metadata request for all
-        topics |= starting.topics.keys()
-    groups = {each[1] for each in used if each[0] in ("group", "commits")}
-    return StartingState(
-        {name: count for name, count in starting.topics.items() if name in topics},
-        {log: extent for log, extent in starting.logs.items() if ("log", *log) in used},
-        {commit: offset for commit, offset in starting.commits.items() if commit[0] in groups},
-    )
-
-
-def described(starting: StartingState) -> list[str]:
-    """A line for each topic, log and group that the capture began with."""
-    lines = [
-        f"topic {name}" + (f" with {plural(count, 'partition')}" if count else "")
-        for name, count in starting.topics.items()
-    ]
-    lines += [
-        f"records of {topic}-{partition} from offset {first} to {end - 1}"
-        for (topic, partition), (first, end) in starting.logs.items()
-    ]
-    lines += [
-        f"offset {offset} committed by {group} in {topic}-{partition}"
-        for (group, topic, partition), offset in starting.commits.items()
-    ]
-    return [visible(line) for line in lines]
-
-
-async def find_missing(
-    target: Target,
-    starting: StartingState,
-    names: Mapping[tuple[str, str], str],
-    *,
-    makes_topics: bool,
-) -> list[str]:
-    """List the gaps of the target's starting state, a line for each.
-
-    names: (kind, captured name) -> the target's name. makes_topics: whether missing topics will be
-    created.
-    """
-    if starting == StartingState():
-        return []
-    captured = {*starting.topics, *(topic for topic, _ in starting.logs)}
-    captured |= {topic for _, topic, _ in starting.commits}
-    topics = {name: names.get(("topic", name), name) for name in captured}
-    groups = {each[0]: names.get(("group", each[0]), each[0]) for each in starting.commits}
-    state = await read_end_state(target, topics.values(), groups.values(), (), with_records=False)
-    lines = [f"{part} could not be read: {why}" for part, why in state.unread.items()]
-    if "topics" not in state.unread:
-        lines += _missing_topics(starting, state, topics, makes_topics)
-        lines += _missing_data(starting, state, topics, groups)
-    return [visible(line) for line in lines]
-
-
-def _missing_topics(
-    starting: StartingState, state: EndState, topics: Mapping[str, str], makes_topics: bool
-) -> Iterator[str]:
-    for name, count in starting.topics.items():
-        found = state.topics.get(topics[name])
-        if found is None and not makes_topics:
-            yield f"topic {topics[name]} is not there"
-        elif found is not None and count and found != count:
-            yield f"topic {topics[name]} has {plural(found, 'partition')}, not {count}"
-
-
-def _missing_data(
-    starting: StartingState, state: EndState, topics: Mapping[str, str], groups: Mapping[str, str]
-) -> Iterator[str]:
-    for (topic, partition), (first, end) in starting.logs.items():
-        name = topics[topic]
-        extent = state.logs.get((name, partition))
-        count = 0 if extent is None else extent.end - extent.start
-        if count < end - first and "logs" not in state.unread:
-            yield (
-                f"{name}-{partition} has {plural(count, 'offset')}; answers of the capture bring "
-                f"{end - first} from before its own records"
-            )
-    for (group, topic, partition), offset in starting.commits.items():
-        name = groups[group]
-        if f"group {name}" not in state.unread:
-            if (name, topics[topic], partition) not in state.commits:
-                yield (
-                    f"group {name} has no committed offset in {topics[topic]}-{partition}, "
-                    f"{offset} in the capture"
-                )
-
-
 # -- names of a run that is over ------------------------------------------------------------------
 
 
@@ -274,7 +168,7 @@ async def delete_names(target: Target, names: Iterable[Name]) -> list[str]:
 
 async def _delete_topics(target: Target, names: Collection[str]) -> dict[str, int]:
     """Error codes by topic. Raises ConnectFailed."""
-    version = _version(target, ApiKey.DELETE_TOPICS)
+    version = target.version(ApiKey.DELETE_TOPICS)
     body: dict[str, Any] = {"timeout_ms": _DELETE_TIMEOUT_MS}
     if version >= _TOPICS_BY_ID:
         body["topics"] = [{"name": name} for name in names]
@@ -286,7 +180,7 @@ async def _delete_topics(target: Target, names: Collection[str]) -> dict[str, in
 
 async def _delete_groups(target: Target, names: Collection[str]) -> dict[str, int]:
     """Error codes by group, from the coordinator of each. Raises ConnectFailed."""
-    version = _version(target, ApiKey.DELETE_GROUPS)
+    version = target.version(ApiKey.DELETE_GROUPS)
     codes: dict[str, int] = {}
     for name in names:
         node = await target.coordinator(GROUP_KEY, name)

@@ -22,12 +22,12 @@ SETTLE_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
-_ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
-_OPEN = _ENDING | {"Ongoing"}
+ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+_OPEN = ENDING | {"Ongoing"}
 _NO_MEMBERS = frozenset({"Empty", "Dead"})
 
 
-async def _tries(limit_s: float) -> AsyncIterator[None]:
+async def tries(limit_s: float) -> AsyncIterator[None]:
     """Yield again and again, after pauses, until the time is over."""
     loop = asyncio.get_running_loop()
     end, count = loop.time() + limit_s, 0
@@ -48,7 +48,7 @@ async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> 
     with suppress(ConnectFailed):
         end = await _quorum_end(target) - (not all_parts)
         behind = list(target.nodes) if end > 0 else []
-        async for _ in _tries(limit_s):
+        async for _ in tries(limit_s):
             behind = [each for each in behind if await _applied_offset(target, each) < end]
             if not behind:
                 return True
@@ -88,7 +88,7 @@ async def await_partitions(
     partitions of each topic.
     """
     with suppress(ConnectFailed):
-        async for _ in _tries(limit_s):
+        async for _ in tries(limit_s):
             body = await target.learn_metadata(None)
             listed = {topic["name"]: len(topic["partitions"]) for topic in body["topics"]}
             served = Counter(name for name, _ in await target.log_offsets(counts, EARLIEST))
@@ -105,18 +105,27 @@ async def await_transaction(
     is_ending: its coordinator has begun to end it; otherwise it is open, and times out.
     Coordinators before Kafka 3.0 do not say so (KIP-664).
     """
-    version = target.newest(ApiKey.DESCRIBE_TRANSACTIONS)
-    if version is None:
+    if target.newest(ApiKey.DESCRIBE_TRANSACTIONS) is None:
         return True
-    asked = {"transactional_ids": [transactional_id]}
     with suppress(ConnectFailed):
-        node_id = await target.coordinator(TRANSACTION_KEY, transactional_id)
-        async for _ in _tries(limit_s):
-            answer = await target.ask(ApiKey.DESCRIBE_TRANSACTIONS, version, asked, node_id)
-            states = {each["transaction_state"] for each in answer.body["transaction_states"]}
-            if not states & (_ENDING if is_ending else _OPEN):
+        async for state in transaction_states(target, transactional_id, limit_s):
+            if state not in (ENDING if is_ending else _OPEN):
                 return True
     return False
+
+
+async def transaction_states(
+    target: Target, transactional_id: str, limit_s: float
+) -> AsyncIterator[str]:
+    """The state of a transactional id again and again, until the time is over; "" if its
+    coordinator does not know it. Raises ConnectFailed."""
+    version = target.version(ApiKey.DESCRIBE_TRANSACTIONS)
+    node_id = await target.coordinator(TRANSACTION_KEY, transactional_id)
+    asked = {"transactional_ids": [transactional_id]}
+    async for _ in tries(limit_s):
+        answer = await target.ask(ApiKey.DESCRIBE_TRANSACTIONS, version, asked, node_id)
+        found = [each for each in answer.body["transaction_states"] if not each["error_code"]]
+        yield found[0]["transaction_state"] if found else ""
 
 
 async def await_empty_group(target: Target, group: str, limit_s: float) -> bool:
@@ -126,7 +135,7 @@ async def await_empty_group(target: Target, group: str, limit_s: float) -> bool:
         return True
     with suppress(ConnectFailed):
         node_id = await target.coordinator(GROUP_KEY, group)
-        async for _ in _tries(limit_s):
+        async for _ in tries(limit_s):
             answer = await target.ask(ApiKey.DESCRIBE_GROUPS, version, {"groups": [group]}, node_id)
             if {each["group_state"] for each in answer.body["groups"]} <= _NO_MEMBERS:
                 return True

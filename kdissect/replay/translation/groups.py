@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kdissect.replay.workload.messages import entries
+from kdissect.replay.workload.messages import Body, entries
 
-Body = dict[str, Any]
 # Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
 # topic ids of their side. Members of share groups report none.
 Assigned = dict[str, list[Body]]
@@ -28,7 +27,7 @@ class Groups:
 
     def add_captured(self, sync: Body) -> None:
         """Remember the assignments of a captured SyncGroup, if it is the leader's."""
-        if sync["assignments"]:
+        if sync.get("assignments"):
             self._assignments[sync["group_id"], sync["generation_id"]] = sync["assignments"]
 
     # -- to the target --------------------------------------------------------------------------
@@ -94,11 +93,8 @@ class Groups:
 
     # -- from the target ------------------------------------------------------------------------
 
-    def joined(self, request: Body, captured: Body | None, answer: Body) -> None:
+    def joined(self, group: str, captured: Body, answer: Body) -> None:
         """A JoinGroup of a classic group was answered."""
-        if captured is None:
-            return
-        group = request["group_id"]
         if captured["member_id"] and answer["member_id"]:
             self.members[group, captured["member_id"]] = answer["member_id"]
         if captured["error_code"] == 0 and answer["error_code"] == 0:
@@ -114,9 +110,9 @@ class Groups:
                 if found := named.get(each.get("group_instance_id")):
                     self.members[group, each["member_id"]] = found
 
-    def heartbeat(self, request: Body, captured: Body | None, answer: Body) -> None:
+    def heartbeat(self, request: Body, captured: Body, answer: Body) -> None:
         """A heartbeat of a consumer, share or streams group was answered."""
-        if captured is None or answer["error_code"] != 0 or captured["error_code"] != 0:
+        if answer["error_code"] != 0 or captured["error_code"] != 0:
             return
         group = request["group_id"]
         member = captured["member_id"] or request["member_id"]

@@ -20,11 +20,11 @@ from kdissect.replay.workload.messages import (
     GROUP_KEY,
     SHARE_APIS,
     TRANSACTION_KEY,
+    Body,
     entries,
-    request_of,
+    request_body,
 )
 
-Body = dict[str, Any]
 # Requests to leaders -> the array of topics, of partitions in these, and the partition's number (""
 # a plain number). Those of share sessions are not cut: a session belongs to one node.
 _PARTITIONS: dict[int, tuple[str, str, str]] = {
@@ -111,9 +111,9 @@ def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
 
 def _is_cut(step: Step) -> bool:
     """Return whether each node may get a part of the request."""
-    api_key, request = step.exchange.api_key, request_of(step.exchange)
+    api_key = step.exchange.api_key
     arrays: tuple[str, ...] = _PARTITIONS.get(api_key) or _NAMES.get(api_key) or ()
-    return request is not None and bool(arrays) and arrays[0] in request.body
+    return bool(arrays) and arrays[0] in request_body(step.exchange)
 
 
 def _spread(ids: IdMap, step: Step) -> Counter[int]:
@@ -132,8 +132,7 @@ def _spread(ids: IdMap, step: Step) -> Counter[int]:
 
 def _partitions(ids: IdMap, step: Step) -> Iterator[tuple[str, int]]:
     """The partitions of a request, by the captured names of topics, with those of its session."""
-    request = request_of(step.exchange)
-    body = {} if request is None else request.body
+    body = request_body(step.exchange)
     if "session_epoch" in body or "share_session_epoch" in body:
         sessions = ids.share if "share_session_epoch" in body else ids.sessions
         for topic, number in sessions.partitions(ids.broker(step), body):

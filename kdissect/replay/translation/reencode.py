@@ -9,8 +9,6 @@ messages of a format that newer versions no longer take.
 
 from __future__ import annotations
 
-from typing import Any
-
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.record_codec import decode_record_set, encode_batch
@@ -20,9 +18,8 @@ from kdissect.protocol.layout import Layout, layout
 from kdissect.replay.model import DroppedField
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap
 from kdissect.replay.translation.requests import Untranslatable
-from kdissect.replay.workload.messages import entries
+from kdissect.replay.workload.messages import Body, entries
 
-Body = dict[str, Any]
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older
 
 

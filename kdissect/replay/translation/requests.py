@@ -15,7 +15,7 @@ from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
-from kdissect.replay.batch_headers import has_producer, headers, is_sealed, patch_producer
+from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import Step
 from kdissect.replay.translation import answers
@@ -25,14 +25,14 @@ from kdissect.replay.translation.sessions import NoSession
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TRANSACTION_KEY,
+    Body,
     entries,
     error_codes,
     member_of,
-    request_of,
-    response_of,
+    request_body,
+    response_body,
 )
 
-Body = dict[str, Any]
 # Types of resources with names that the target may call otherwise (ResourceType and
 # ConfigResource.Type of Kafka's clients).
 _ACL_NAMES = {2: "topic", 3: "group", 5: "txn"}
@@ -50,9 +50,8 @@ def translate(ids: IdMap, step: Step, request: Message) -> bool:
     is_changed = False
     special = _SPECIAL.get(step.exchange.api_key)
     if special is not None:
-        captured = request_of(step.exchange)
         request.body = special(ids, step, request.body)
-        is_changed = captured is None or request.body != captured.body
+        is_changed = request.body != request_body(step.exchange)
     # All are found before any is changed, and epochs of members are looked up by the capture's ids.
     refs = list(iter_fields(request))
     refs.sort(key=lambda ref: ref.kind is not FieldKind.GENERATION)
@@ -82,8 +81,7 @@ def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
     found = ids.topic_id(value)
     if found is not None:
         return found
-    response = response_of(step.exchange)
-    was_refused = response is not None and ErrorCode.UNKNOWN_TOPIC_ID in error_codes(response.body)
+    was_refused = ErrorCode.UNKNOWN_TOPIC_ID in error_codes(response_body(step.exchange))
     if value in ids.names or was_refused:
         return value  # the target is to say that it has no such topic, too
     raise Untranslatable(f"no message of the capture has the name of topic id {value}")
@@ -146,8 +144,6 @@ def _log(ids: IdMap, ref: FieldRef) -> tuple[str, int]:
 
 def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     """Produced batches with the target's producer id, epoch and sequence."""
-    if not has_producer(value):
-        return value
     log = _log(ids, ref)
     out: bytearray | None = None
     for header in headers(value):
@@ -173,14 +169,11 @@ def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
 def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     """A consumer's subscription or assignment with renamed topics; other clients of groups have
     other protocols."""
-    is_join = step.exchange.api_key == ApiKey.JOIN_GROUP
-    request = request_of(step.exchange)
-    of = None if request is None else request.body.get("protocol_type", "consumer")
+    of = request_body(step.exchange).get("protocol_type", "consumer")
     if of not in (None, "consumer") or not ids.renames["topic"]:
         return value
-    definition = catalog.definition(
-        "ConsumerProtocolSubscription" if is_join else "ConsumerProtocolAssignment"
-    )
+    what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
+    definition = catalog.definition(f"ConsumerProtocol{what}")
     try:
         format_version, pos = message_codec.read_int16(value, 0)
         version = min(format_version, definition.versions.last)
@@ -242,8 +235,7 @@ _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
 def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
     if "session_id" not in body:
         return body
-    captured = response_of(step.exchange)
-    code = 0 if captured is None else captured.body.get("error_code", 0)
+    code = response_body(step.exchange).get("error_code", 0)
     try:
         return ids.sessions.request(ids.broker(step), step.number, body, code, nodes_of(ids, step))
     except NoSession:
@@ -285,12 +277,8 @@ def _unregister(ids: IdMap, step: Step, body: Body) -> Body:
 
 def _create_topics(ids: IdMap, step: Step, body: Body) -> Body:
     """Cut replica counts to the number of the target's brokers."""
-    captured = response_of(step.exchange)
-    refused = {
-        each["name"]
-        for each in entries(captured.body["topics"] if captured is not None else None)
-        if each["error_code"]
-    }
+    created = entries(response_body(step.exchange).get("topics"))
+    refused = {each["name"] for each in created if each["error_code"]}
     for topic in entries(body["topics"]):
         if topic["name"] not in refused:  # whatever was wrong with it stays so
             count = len(ids.target.nodes) or topic["replication_factor"]
@@ -337,8 +325,8 @@ def _share(ids: IdMap, step: Step, body: Body) -> Body:
     """The target may have given a member records in one answer that the captured broker gave it in
     several. A request for records that the member holds already waits no longer than the captured
     one: the locks of the others would time out meanwhile."""
-    captured = response_of(step.exchange)
-    if captured is not None and "max_wait_ms" in body:
+    captured = response_body(step.exchange)
+    if captured and "max_wait_ms" in body:
         held = answers.held_after(ids, step, body)
         wanted = list(answers.acquired(ids, captured, is_captured=True))
         if wanted and all(held.covers(log, first, last) for log, first, last in wanted):
@@ -370,9 +358,8 @@ _SPECIAL: dict[int, Callable[[IdMap, Step, Body], Body]] = {
 
 def member_heartbeat(ids: IdMap, last: Step) -> Message:
     """See `Translator.member_heartbeat`."""
-    exchange, response = last.exchange, response_of(last.exchange)
+    exchange, captured = last.exchange, response_body(last.exchange)
     group, member = member_of(exchange)
-    captured = {} if response is None else response.body
     header = {"correlation_id": 0, "client_id": exchange.client_id}
     body: Body = {"group_id": ids.group(group), "member_id": ids.groups.member(group, member)}
     if exchange.api_key == ApiKey.JOIN_GROUP:
@@ -392,9 +379,7 @@ def member_heartbeat(ids: IdMap, last: Step) -> Message:
 def member_join(ids: IdMap, join: Step) -> Message:
     """The request with which a member joined, with its id at the target."""
     request = decode_message(join.exchange.request or b"", side="request")
-    response = response_of(join.exchange)
-    captured = {} if response is None else response.body
-    group = request.body["group_id"]
+    group, captured = request.body["group_id"], response_body(join.exchange)
     translate(ids, join, request)
     request.body["member_id"] = ids.groups.member(group, captured.get("member_id", ""))
     return request

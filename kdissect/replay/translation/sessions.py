@@ -19,13 +19,12 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import entries, partitions
+from kdissect.replay.workload.messages import Body, entries, partitions
 from kdissect.replay.workload.transient import SESSION_LOST
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 _EPOCH_MAX = 0x7FFFFFFF
 
-Body = dict[str, Any]
 Broker = tuple[str, int]  # the captured address
 
 

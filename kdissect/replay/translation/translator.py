@@ -112,13 +112,13 @@ class Translator:
         if captured is None or response[4:] == captured[4:]:
             return {}
         answer = self.ids.answer_of(step, response)
-        return {} if answer is None else unready.unready(self.ids, step, answer)
+        return {} if answer is None else unready.unready(self.ids, step, answer.body)
 
     def not_final(self, step: Step, response: bytes) -> None:
         """Learn from an answer after which the request is sent again."""
         answer = self.ids.answer_of(step, response)
         if answer is not None:
-            unready.note_not_final(self.ids, step, answer)
+            unready.note_not_final(self.ids, step, answer.body)
 
     def learn(self, step: Step, response: bytes) -> None:
         """Learn the target's ids and offsets from a final answer."""
@@ -148,5 +148,5 @@ class Translator:
         if message is None:
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if message.body["error_code"] == 0:
-            answers.member_followed(self.ids, last, message, is_again=False)
+            answers.member_followed(self.ids, last, message.body, is_again=False)
         return int(message.body["error_code"])

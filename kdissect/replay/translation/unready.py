@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers, last_data
@@ -21,15 +20,14 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     SHARE_APIS,
+    Body,
+    bodies,
     error_codes,
     member_of,
     partitions,
-    request_of,
-    response_of,
 )
 from kdissect.replay.workload.transient import NO_TOPIC, is_transient
 
-Body = dict[str, Any]
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
 
@@ -44,40 +42,40 @@ class Place(NamedTuple):
     what: str = ""
 
 
-def unready(ids: IdMap, step: Step, answer: Message) -> dict[Place, str]:
+def unready(ids: IdMap, step: Step, answer: Body) -> dict[Place, str]:
     """Places that are not ready -> the reason to send the request again."""
-    captured = response_of(step.exchange)
-    if captured is None:
+    asked, captured = bodies(step.exchange)
+    if not captured:
         return {}
     api_key = step.exchange.api_key
-    codes = list(error_codes(answer.body))
+    codes = list(error_codes(answer))
     if any(codes):
-        known = {0, *error_codes(captured.body)}
+        known = {0, *error_codes(captured)}
         found = {
             place: f"error {code}: not ready yet"
             for place, code in _errors(step, answer)
             if code not in known and _is_transient(ids, step, place, code)
         }
         is_partly_done = api_key == ApiKey.PRODUCE and len(found) < len(codes)
-        if is_partly_done and not _is_idempotent(step):
+        if is_partly_done and not _is_idempotent(asked):
             return {}  # some partitions were written, and would be so twice
         if found:
             return found
     if api_key == ApiKey.FETCH:
         return _without_records(ids, captured, answer)
     if api_key == ApiKey.SHARE_FETCH:
-        return _without_share_records(ids, step, captured, answer)
+        return _without_share_records(ids, step, asked, captured, answer)
     if api_key in MEMBER_HEARTBEATS:
         return _without_assignment(ids, step, captured, answer)
     return {}
 
 
-def _errors(step: Step, answer: Message) -> Iterator[tuple[Place, int]]:
+def _errors(step: Step, answer: Body) -> Iterator[tuple[Place, int]]:
     """Each error code of an answer with the place that has it."""
     owners = tuple(
         resource for resource, _ in step.accesses if resource[0] in ("group", "txn")
     ) or ((step.api_name,),)
-    pending: list[tuple[Place, Any]] = [(Place(owners), answer.body)]
+    pending: list[tuple[Place, Any]] = [(Place(owners), answer)]
     while pending:
         place, value = pending.pop()
         if isinstance(value, list):
@@ -122,27 +120,26 @@ def _is_expected(ids: IdMap, place: Place) -> bool:
     return target.has_topic(name)
 
 
-def _is_idempotent(step: Step) -> bool:
+def _is_idempotent(asked: Body) -> bool:
     """Return whether brokers recognise batches of a Produce that they have written already."""
-    request = request_of(step.exchange)
-    return request is not None and all(
+    return bool(asked) and all(
         header.producer_id >= 0
-        for _, _, partition in partitions(request.body)
+        for _, _, partition in partitions(asked)
         for header in headers(partition["records"] or b"")
     )
 
 
-def _without_records(ids: IdMap, captured: Message, answer: Message) -> dict[Place, str]:
+def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Place, str]:
     """Partitions that do not bring all captured data records: the Fetch came before the Produce, or
     transaction markers are not written yet."""
-    if answer.body.get("error_code"):
+    if answer.get("error_code"):
         return {}
     answered = {
         (ids.topic_key(topic, is_captured=False), number): partition
-        for topic, number, partition in partitions(answer.body)
+        for topic, number, partition in partitions(answer)
     }
     found = {}
-    for topic, number, partition in partitions(captured.body):
+    for topic, number, partition in partitions(captured):
         last = last_data(partition["records"] or b"")
         if last < 0:
             continue
@@ -155,36 +152,31 @@ def _without_records(ids: IdMap, captured: Message, answer: Message) -> dict[Pla
 
 
 def _without_share_records(
-    ids: IdMap, step: Step, captured: Message, answer: Message
+    ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body
 ) -> dict[Place, str]:
     """A member of a share group got fewer records than in the capture: the request came before they
     were produced, or before another member released them."""
-    request = request_of(step.exchange)
-    if request is None or set(error_codes(answer.body)) != set(error_codes(captured.body)):
+    if not asked or set(error_codes(answer)) != set(error_codes(captured)):
         return {}
-    held = answers.held_after(ids, step, request.body)
+    held = answers.held_after(ids, step, asked)
     for log, first, last in answers.acquired(ids, answer, is_captured=False):
         held.add(log, first, last)
-    wanted = answers.acquired(ids, captured, is_captured=True)
+    owner = (("group", asked["group_id"]),)
     return {
-        Place(
-            (("group", request.body["group_id"]),), *log, "records"
-        ): "it does not get all records yet"
-        for log, first, last in wanted
+        Place(owner, *log, "records"): "it does not get all records yet"
+        for log, first, last in answers.acquired(ids, captured, is_captured=True)
         if not held.covers(log, first, last)
     }
 
 
-def _without_assignment(
-    ids: IdMap, step: Step, captured: Message, answer: Message
-) -> dict[Place, str]:
+def _without_assignment(ids: IdMap, step: Step, captured: Body, answer: Body) -> dict[Place, str]:
     """The coordinator computes assignments some time after a member joins: a member without any
     partition has none yet, if the captured one has."""
     group, member = member_of(step.exchange)
     if (
-        answer.body["error_code"]
-        or not is_assigned(assignment_in(captured.body))
-        or is_assigned(assignment_in(answer.body))
+        answer["error_code"]
+        or not is_assigned(assignment_in(captured))
+        or is_assigned(assignment_in(answer))
         or is_assigned(ids.groups.assigned(group, member))
     ):
         return {}
@@ -192,12 +184,12 @@ def _without_assignment(
     return {place: "its member has no partitions yet"}
 
 
-def note_not_final(ids: IdMap, step: Step, answer: Message) -> None:
+def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     """Note what the target has done of a request that is sent again."""
-    captured, api_key = response_of(step.exchange), step.exchange.api_key
+    api_key = step.exchange.api_key
     if api_key == ApiKey.FETCH:
-        ids.sessions.answered(ids.broker(step), step.number, 0, answer.body, is_final=False)
-    elif api_key in SHARE_APIS and answer.body["error_code"] == 0 and captured is not None:
-        answers.note_share(ids, step, captured, answer)
-    elif api_key in MEMBER_HEARTBEATS and answer.body["error_code"] == 0:
+        ids.sessions.answered(ids.broker(step), step.number, 0, answer, is_final=False)
+    elif api_key in SHARE_APIS and answer["error_code"] == 0:
+        answers.note_share(ids, step, answer)
+    elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:
         answers.member_followed(ids, step, answer, is_again=True)

@@ -1,1 +1,1 @@
-"""Captures, table sets and saved files, read to a `Workload`."""
+"""Captures and saved files, read to a `Workload`."""

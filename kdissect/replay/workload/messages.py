@@ -12,15 +12,10 @@ from kdissect.codec.message_codec import read_int16, read_string
 from kdissect.errors import DecodeError
 from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
-from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import (
-    ADMIN,
-    GROUPS,
-    PRODUCE,
-    READ,
-    TRANSACTIONS,
     Exchange,
     WorkloadFacts,
 )
@@ -37,24 +32,6 @@ TOPIC_RESOURCE = 2  # resource type of configs
 TOPIC_CONFIG = 1  # config_source: set on the topic itself
 
 
-# Requests that only brokers and controllers send; never replayed. Admin clients can send
-# WriteTxnMarkers (abortTransaction), but its producer ids and epochs are a coordinator's.
-INTERNAL_CONNECTION_APIS = INTER_BROKER_APIS | {ApiKey.WRITE_TXN_MARKERS}
-# The connection of these may be a client's.
-INTERNAL_APIS = INTERNAL_CONNECTION_APIS | {ApiKey.ADD_RAFT_VOTER, ApiKey.REMOVE_RAFT_VOTER}
-# Only the listener of a controller answers these.
-CONTROLLER_LISTENER_APIS = frozenset(
-    {
-        ApiKey.VOTE,
-        ApiKey.BEGIN_QUORUM_EPOCH,
-        ApiKey.END_QUORUM_EPOCH,
-        ApiKey.FETCH_SNAPSHOT,
-        ApiKey.BROKER_REGISTRATION,
-        ApiKey.BROKER_HEARTBEAT,
-        ApiKey.CONTROLLER_REGISTRATION,
-        ApiKey.UPDATE_RAFT_VOTER,
-    }
-)
 # Of these, only names that the run made itself go through without `--allow delete-existing`.
 DELETING_APIS = frozenset(
     {
@@ -65,44 +42,6 @@ DELETING_APIS = frozenset(
 # The target's own conversation: the runner authenticates with the target's options.
 TARGET_OWN_APIS = frozenset({ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE})
 
-_CLASS_APIS = {
-    PRODUCE: (ApiKey.PRODUCE,),
-    GROUPS: (
-        ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
-        ApiKey.SYNC_GROUP, ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE, ApiKey.STREAMS_GROUP_HEARTBEAT,
-    ),
-    TRANSACTIONS: (
-        ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN,
-        ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT,
-    ),
-    READ: (
-        ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.METADATA, ApiKey.OFFSET_FETCH,
-        ApiKey.FIND_COORDINATOR, ApiKey.DESCRIBE_GROUPS, ApiKey.LIST_GROUPS, ApiKey.API_VERSIONS,
-        ApiKey.OFFSET_FOR_LEADER_EPOCH, ApiKey.DESCRIBE_ACLS, ApiKey.DESCRIBE_CONFIGS,
-        ApiKey.DESCRIBE_LOG_DIRS, ApiKey.DESCRIBE_DELEGATION_TOKEN,
-        ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.DESCRIBE_CLIENT_QUOTAS,
-        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_CLUSTER,
-        ApiKey.DESCRIBE_PRODUCERS, ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.LIST_TRANSACTIONS,
-        ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
-        ApiKey.LIST_CONFIG_RESOURCES, ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.SHARE_GROUP_DESCRIBE,
-        ApiKey.STREAMS_GROUP_DESCRIBE, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
-    ),
-}  # fmt: skip
-_CLASS_OF: dict[int, str] = {key: name for name, keys in _CLASS_APIS.items() for key in keys}
-# The answer may wait for what others send.
-BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
-
-
-# The principal of the client must not do that.
-NOT_PERMITTED = frozenset(
-    {
-        ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.GROUP_AUTHORIZATION_FAILED,
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
-        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
-    }
-)  # fmt: skip
 # Of a topic in Metadata, if the request makes it.
 NOT_MADE_YET = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 # Of members whose partitions the broker assigns (KIP-848, KIP-932, KIP-1071).
@@ -110,11 +49,6 @@ MEMBER_HEARTBEATS = frozenset(
     {ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT}
 )
 SHARE_APIS = frozenset({ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE})  # in share sessions
-
-
-def step_class(api_key: int) -> str:
-    """Class of an API: everything that changes something and is in no other class is admin."""
-    return _CLASS_OF.get(api_key, ADMIN)
 
 
 def api_name(api_key: int) -> str:
@@ -139,6 +73,24 @@ def response_of(exchange: Exchange) -> Message | None:
     if exchange.response is None or exchange.api_key == NO_API:
         return None
     return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
+
+
+def request_body(exchange: Exchange) -> Body:
+    """The body of a captured request; empty if it was not captured, or cannot be decoded. It is
+    shared: do not change it."""
+    request = request_of(exchange)
+    return {} if request is None else request.body
+
+
+def response_body(exchange: Exchange) -> Body:
+    """The same of the captured response."""
+    response = response_of(exchange)
+    return {} if response is None else response.body
+
+
+def bodies(exchange: Exchange) -> tuple[Body, Body]:
+    """Those of the captured request and response."""
+    return request_body(exchange), response_body(exchange)
 
 
 def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:

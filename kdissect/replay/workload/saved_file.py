@@ -47,6 +47,8 @@ from kdissect.tables.topics import METADATA_TOPIC
 _FORMAT_VERSION = 1
 _METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)
 _GZIP = b"\x1f\x8b"
+# Frames of heartbeats and empty fetches shrink to a hundredth; a file that grows more is a bomb.
+_RATIO_MAX, _FREE_SIZE = 300, 64 << 20
 _MARK = b'{"kdissect": "replay"'
 _REQUEST_HELD = "it holds secrets, which are redacted"
 _TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "response_end_time_ns")
@@ -178,12 +180,9 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
 
     Raises CaptureError where it is damaged.
     """
-    data = Path(path).read_bytes()
     number = 1
     try:
-        if data.startswith(_GZIP):
-            data = gzip.decompress(data)
-        lines = data.decode("utf-8").splitlines()
+        lines = _read_text(path).decode("utf-8").splitlines()
         header = json.loads(lines[0])
         if header.get("format_version") != _FORMAT_VERSION:
             raise CaptureError(
@@ -212,10 +211,21 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
         zlib.error,
     ) as error:
         raise CaptureError(f"{path}:{number}: no saved replay can be read there: {error}") from None
-    notes = list(header.get("notes", []))
-    if header.get("payload", "full") != "full":
-        notes.append(f"saved with --payload {header['payload']}: records are not the captured ones")
-    return connections, notes
+    return connections, list(header.get("notes", []))
+
+
+def _read_text(path: str) -> bytes:
+    """The bytes of a file, unpacked. Raises CaptureError if they are far too many for its size."""
+    with Path(path).open("rb") as file:
+        if file.read(len(_GZIP)) != _GZIP:
+            return Path(path).read_bytes()
+        file.seek(0)
+        size_max = max(_FREE_SIZE, _RATIO_MAX * Path(path).stat().st_size)
+        with gzip.open(file, "rb") as plain:
+            data = plain.read(size_max + 1)
+    if len(data) > size_max:
+        raise CaptureError(f"{path}: it unpacks to more than {size_max} bytes, which no replay has")
+    return data
 
 
 def _read_connection(line: dict[str, Any]) -> Connection:

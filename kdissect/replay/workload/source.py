@@ -24,7 +24,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange, Workload
 from kdissect.replay.workload import saved_file
-from kdissect.replay.workload.facts import gather_facts
+from kdissect.replay.workload.captured_cluster import gather_facts
 from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_of
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.schemas import FIXED_TABLES
@@ -42,7 +42,6 @@ def load_workload(
     *,
     ports: Sequence[int] = (),
     keylog: Sequence[PathLike] = (),
-    spool: str | None = None,
     limits: Limits | Mapping[str, int] | None = None,
     from_ns: int | None = None,
     to_ns: int | None = None,
@@ -50,16 +49,16 @@ def load_workload(
 ) -> Workload:
     """Read a workload from captures (files, folders, globs), or from one saved file.
 
-    ports, keylog, spool, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
+    ports, keylog, limits: as for `kdissect.read`, for captures. from_ns, to_ns: only
     requests captured in this time (nanoseconds since 1970, the end excluded). clients: client ids
     or addresses, whose exchanges are `Workload.chosen`. Raises CaptureError where nothing of it can
     be used.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     texts = [os.fspath(path) for path in named]
-    kind = _kind(texts)
+    is_saved = _is_saved(texts)
     notes: list[str] = []
-    if kind == "saved":
+    if is_saved:
         connections, notes = saved_file.read_connections(texts[0])
     else:
         options = Options(
@@ -67,12 +66,17 @@ def load_workload(
             keylog=tuple(os.fspath(path) for path in keylog),
             limits=Limits.of(limits),
         )
-        with planned(texts, options, spool) as plan:
-            connections = _captured(plan)
+        with planned(texts, options) as plan:
+            connections = [
+                connection
+                for _, assembly, sources in local.assemblies(plan)
+                for connection in _connections(plan, assembly, sources)
+            ]
     connections = _ordered(_between(connections, from_ns, to_ns))
     if not connections:
         notes.append("no Kafka request was found")
-    workload = Workload(", ".join(texts), kind, connections, gather_facts(connections), notes)
+    kind, facts = "saved" if is_saved else "capture", gather_facts(connections)
+    workload = Workload(", ".join(texts), kind, connections, facts, notes)
     if clients:
         workload.chosen = _passing(connections, Selection(clients=tuple(clients)))
     return workload
@@ -101,22 +105,16 @@ def _passing(connections: list[Connection], selection: Selection) -> frozenset[i
     return frozenset((ids if passing is None else ids.take(pa.array(passing))).to_pylist())
 
 
-def _kind(paths: list[str]) -> str:
+def _is_saved(paths: list[str]) -> bool:
+    """Return whether the only path is a saved file. Raises CaptureError for what is no source."""
     for path in paths:
         if (Path(path) / _MANIFEST).is_file():
             raise CaptureError(f"{path}: a table set; replay its captures, or a file of --save")
         if Path(path).is_file() and saved_file.is_saved(path):
             if len(paths) > 1:
                 raise CaptureError(f"{path}: a saved replay stands alone, name no other source")
-            return "saved"
-    return "capture"
-
-
-def _captured(plan: RunPlan) -> list[Connection]:
-    connections: list[Connection] = []
-    for _, assembly, sources in local.assemblies(plan):
-        connections += _connections(plan, assembly, sources)
-    return connections
+            return True
+    return False
 
 
 def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connection]:
@@ -179,45 +177,35 @@ def _add_exchanges(
         if owner is None:
             continue
         has_request = int(request["size"][row]) >= 0
-        request_frame = data[start[row][0] : end[row][0]] if whole[0][row] and has_request else None
-        response_frame = data[start[row][1] : end[row][1]] if whole[1][row] else None
         has_answer = int(response["size"][row]) >= 0
-        time_ns = int(request["time_ns"][row]) if has_request else int(response["time_ns"][row])
+        request_frame = data[start[row][0] : end[row][0]] if whole[0][row] and has_request else None
+        is_whole = whole[1][row] and has_answer
+        first = request if has_request else response
+        source = int(first["source"][row])
+        missing = _NOT_WHOLE if has_request else _NEVER_SEEN
         exchange = Exchange(
             exchange_id=exchange_id,
             connection=-1,
             index=-1,
             api_key=NO_API if token else key,
             api_version=version,
-            client_id=client_id_of(request_frame)
-            if request_frame is not None and not token
-            else None,
+            client_id=None if request_frame is None or token else client_id_of(request_frame),
             request=request_frame,
-            response=response_frame if has_answer else None,
-            request_time_ns=time_ns,
+            response=data[start[row][1] : end[row][1]] if is_whole else None,
+            request_time_ns=int(first["time_ns"][row]),
             request_end_time_ns=int(request["end_time_ns"][row]) if has_request else -1,
             response_time_ns=int(response["time_ns"][row]) if has_answer else -1,
             response_end_time_ns=int(response["end_time_ns"][row]) if has_answer else -1,
-            request_missing=""
-            if request_frame is not None
-            else _NOT_WHOLE
-            if has_request
-            else _NEVER_SEEN,
+            request_missing=missing if request_frame is None else "",
             request_packet=int(request["packet"][row]) if has_request else -1,
             response_packet=int(response["packet"][row]) if has_answer else -1,
-            capture=_capture_path(
-                paths, int((request if has_request else response)["source"][row])
-            ),
+            capture=paths[source] if 0 <= source < len(paths) else "",
         )
         if exchange.api_key != NO_API:
             exchange.expects_response = expects_response(key, request_frame)
         if exchange.response is None and exchange.expects_response:
             exchange.response_missing = _no_response(PairStatus(status), has_answer)
         owner.exchanges.append(exchange)
-
-
-def _capture_path(paths: list[str], source: int) -> str:
-    return paths[source] if 0 <= source < len(paths) else ""
 
 
 def _no_response(status: PairStatus, has_answer: bool) -> str:
@@ -231,7 +219,6 @@ def _no_response(status: PairStatus, has_answer: bool) -> str:
 def _between(
     connections: list[Connection], from_ns: int | None, to_ns: int | None
 ) -> list[Connection]:
-    kept = []
     for connection in connections:
         connection.exchanges = [
             each
@@ -239,9 +226,7 @@ def _between(
             if (from_ns is None or each.request_time_ns >= from_ns)
             and (to_ns is None or each.request_time_ns < to_ns)
         ]
-        if connection.exchanges:
-            kept.append(connection)
-    return kept
+    return [connection for connection in connections if connection.exchanges]
 
 
 def _ordered(connections: list[Connection]) -> list[Connection]:

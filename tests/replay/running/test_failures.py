@@ -17,10 +17,13 @@ from typer.testing import CliRunner
 
 import kdissect
 from kdissect.cli import app
+from kdissect.codec.message import Message
 from kdissect.protocol import catalog
-from kdissect.replay.running.replay import SessionOptions, replay
+from kdissect.replay.running.session import SessionOptions, replay
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.guard import GuardError
+from kdissect.replay.workload.saved_file import save
+from tests.builders.workloads import exchange, workload
 from tests.conftest import CAPTURES
 from tests.replay.made import (
     API_VERSIONS,
@@ -160,6 +163,12 @@ def test_the_reference_is_closed_where_the_target_is_no_good(answer: Answer | No
 def test_unsent_fields_are_in_every_output(tmp_path: Path) -> None:
     """--reencode to a target whose OffsetFetch ends at v6, before require_stable."""
     key = catalog.api("OffsetFetch").key
+    topics = [{"name": "t", "partition_indexes": [0]}]
+    body = {"group_id": "g", "topics": topics, "require_stable": True}
+    asked = Message(key, 7, "request", {"client_id": "c"}, body)
+    answered = Message(key, 7, "response", {}, {"topics": [], "error_code": 0})
+    source = tmp_path / "asked.replay"
+    save(workload([exchange(0, asked, 0, 1, answered)]), str(source))
 
     def answer(number: int, frame: bytes) -> bytes:
         api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
@@ -176,7 +185,7 @@ def test_unsent_fields_are_in_every_output(tmp_path: Path) -> None:
     with FakeBroker(answer).running() as server:
         done = CliRunner().invoke(
             app,
-            ["replay", str(SOURCE), "--to", f"127.0.0.1:{server.port}", "--api", "offsetFETCH",
+            ["replay", str(source), "--to", f"127.0.0.1:{server.port}", "--api", "offsetFETCH",
              "--reencode", "--pace", "max", "--fail-on", "none", "--json", str(lines),
              "--html", str(page), "--junit", str(suites)],
         )  # fmt: skip

@@ -86,10 +86,10 @@ def test_wrong_options_are_refused_with_a_reason(
     with pytest.raises(OptionError, match="--sasl-user"):
         sasl_from("PLAIN", None)
     with pytest.raises(OptionError, match="no such file"):
-        TlsOptions(ca=str(tmp_path / "missing")).context()
+        auth.tls_context(TlsOptions(ca=str(tmp_path / "missing")))
     text = tmp_path / "text"
     text.write_text("no certificate")
     with pytest.raises(OptionError, match="PEM"):
-        TlsOptions(ca=str(text)).context()
+        auth.tls_context(TlsOptions(ca=str(text)))
     with pytest.raises(OptionError, match="cannot be used"):
-        TlsOptions(cert=str(text)).context()
+        auth.tls_context(TlsOptions(cert=str(text)))

@@ -12,6 +12,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
+from kdissect.replay.workload import saved_file
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.saved_file import save, without_secrets
 from kdissect.replay.workload.source import load_workload
@@ -122,6 +123,17 @@ def test_a_cut_saved_file_is_refused(captures: Path, tmp_path: Path) -> None:
     save(load_workload(str(captures / "librdkafka.pcap")), str(file))
     file.write_bytes(file.read_bytes()[:-900])
     with pytest.raises(CaptureError, match=r"cut\.kreplay"):
+        load_workload(str(file))
+
+
+def test_a_saved_file_that_unpacks_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size when unpacked is compared with its size on disk."""
+    monkeypatch.setattr(saved_file, "_FREE_SIZE", 1 << 10)
+    file = tmp_path / "bomb.kreplay"
+    file.write_bytes(gzip.compress(b'{"kdissect": "replay", "format_version": 1}' + bytes(1 << 22)))
+    with pytest.raises(CaptureError, match=r"bomb\.kreplay: it unpacks to more than"):
         load_workload(str(file))
 
 

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from kdissect.cli import app
 from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import StartingState, Workload
-from kdissect.replay.workload.facts import gather_facts
+from kdissect.replay.model import Workload
+from kdissect.replay.target.starting_state import StartingState, starting_state
+from kdissect.replay.workload.captured_cluster import gather_facts
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
-from kdissect.replay.workload.starting_state import starting_state
 from tests.builders.messages import numbered_batch as batch
 from tests.builders.workloads import (
     exchange,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,32 +18,22 @@ from kdissect.replay.comparison.end_state import Claims
 from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions
 from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.results import FailOn, Results
-from kdissect.replay.running.control_runs import FinishedRun, PlannedRun, plan_runs
-from kdissect.replay.running.result import RunOptions, not_begun
+from kdissect.replay.running.control_runs import PlannedRun, plan_runs
+from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.running.verdict import Verdicts
 from kdissect.replay.target.cluster import EARLIEST, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.end_state import read_end_state, read_settings
-from kdissect.replay.target.guard import (
-    Effects,
-    Name,
-    check_cluster,
-    check_existing,
-    effects_of,
-    find_existing,
-)
+from kdissect.replay.target.guard import check_cluster, check_existing, find_existing
 from kdissect.replay.target.preparation import (
     Prepared,
     create_topics,
-    delete_names,
-    find_missing,
-    used_state,
 )
+from kdissect.replay.target.starting_state import find_missing, used_state
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.starting_state import starting_state
 
 
 @dataclass(frozen=True)
@@ -93,22 +82,22 @@ async def replay(
     then says so, and the run has ended early.
     """
     try:
-        return await _Replay(plan, options, watch, say).run(target, against)
+        return await _Session(plan, options, watch, say).run(target, against)
     finally:
         for each in (against, target):
             if each is not None:
                 each.close()
 
 
-class _Replay:
+class _Session:
     """All runs of one replay, and their comparison."""
 
     def __init__(
         self, plan: ReplayPlan, options: SessionOptions, watch: Watch | None, say: Say | None
     ) -> None:
-        self._plan, self._options, self._watch, self._say = plan, options, watch, say
-        self._existing: dict[str, dict[Name, str]] = {}  # by run
-        self._controls: list[FinishedRun] = []
+        self._plan, self._options = plan, options
+        self._watch: Watch = watch or (lambda what: None)
+        self._say: Say = say or (lambda line: None)
         self._notes: list[str] = []
 
     async def run(self, target: Target, against: Target | None) -> Results:
@@ -128,74 +117,62 @@ class _Replay:
             for each in planned:
                 if reason := await self._prepare(each):
                     return self._ended_before(target, reason)
-        finished: FinishedRun | None = None
+        finished: RunResult | None = None
+        controls: list[RunResult] = []
         for each in planned:
             if options.reset and (reason := await self._prepare(each)):
                 if finished is None:
                     return self._ended_before(target, reason)
-                finished.result.ended = reason
+                finished.ended = reason
                 break
-            run = await _run(plan, each, options, self._existing[each.name], self._watch)
-            if each.suffix:
-                await self._delete_made(each)
+            run = await self._run(each)
+            self._notes += await each.delete_made()
             if not each.is_control:
                 finished = run
-            elif finished is None and run.result.is_interrupted:
-                return _results(plan, each.target, options, run, self._notes)
+            elif finished is None and run.is_interrupted:
+                return self._results(each.target, run)
             else:
-                if run.result.ended:
-                    self._notes.append(f"{each.name} ended early: {run.result.ended}")
-                self._controls.append(run)
-            if run.result.is_interrupted:
+                if run.ended:
+                    self._notes.append(f"{each.name} ended early: {run.ended}")
+                controls.append(run)
+            if run.is_interrupted:
                 assert finished is not None
-                finished.result.is_interrupted = True
+                finished.is_interrupted = True
                 break
         assert finished is not None
         settings = finished.state.settings if finished.state is not None else {}
-        if not settings and not finished.result.ended:
+        if not settings and not finished.ended:
             settings = await read_settings(target)
-        results = _results(plan, target, options, finished, self._notes)
-        verdicts = Verdicts(plan, options, finished, self._controls, against, target, baseline)
+        results = self._results(target, finished)
+        verdicts = Verdicts(plan, options, finished, controls, against, target, baseline)
         verdicts.add_to(results, settings)
         return results
+
+    # -- before a run -----------------------------------------------------------------------------
 
     async def _prepare(self, run: PlannedRun) -> str:
         """Reset and probe the run's target, and check what it holds. Returns why the run cannot
         begin, or ""."""
         options = self._options
-        if self._watch is not None:
-            self._watch(f"{run.name}: {'resetting and ' * bool(run.command)}probing {run.target}")
-        effects = self._effects(run)
+        self._watch(f"{run.name}: {'resetting and ' * bool(run.command)}probing {run.target}")
         try:
             await run.reset()
             await run.target.probe()
             check_cluster(self._plan.workload.facts, run.target, options.same_cluster)
-            self._existing[run.name] = await find_existing(run.target, effects)
+            run.existing = await find_existing(run.target, run.effects)
         except EnvironmentFailed as error:
             return str(error)
         if not options.into_existing:
-            check_existing(run.target, self._existing[run.name])
+            check_existing(run.target, run.existing)
         if not run.is_control:
             await self._compare_start(run)
         return ""
 
-    def _effects(self, run: PlannedRun) -> Effects:
-        renames = run.translate.renames
-        return effects_of(self._plan, makes_topics=self._options.makes_topics, renames=renames)
-
-    async def _delete_made(self, run: PlannedRun) -> None:
-        """Delete what a run with a suffix created; notes name what is still there."""
-        effects, existing = self._effects(run), self._existing[run.name]
-        names = effects.made | effects.written | effects.deleted
-        made = [name for name in names if name not in existing]
-        self._notes += [f"{run.name}: {line}" for line in await delete_names(run.target, made)]
-
     async def _compare_start(self, run: PlannedRun) -> None:
         """Say what the target lacks of the state that the capture began with."""
-        plan = self._plan
         lines = await find_missing(
             run.target,
-            used_state(plan, starting_state(plan.workload)),
+            used_state(self._plan),
             {(kind, old): new for kind, old, new in run.translate.renames},
             makes_topics=self._options.makes_topics,
         )
@@ -203,99 +180,84 @@ class _Replay:
         if len(lines) > LACKS_MAX:
             notes.append(f"answers will differ: {len(lines) - LACKS_MAX} more such reasons")
         self._notes += notes
-        if self._say is not None:
-            for note in notes:
-                self._say(note)
+        for note in notes:
+            self._say(note)
+
+    # -- a run ------------------------------------------------------------------------------------
+
+    async def _run(self, planned: PlannedRun) -> RunResult:
+        plan, target, options = self._plan, planned.target, self._options
+        is_protected = DELETE_EXISTING not in plan.options.allow
+        ids = IdMap(plan, planned.translate, planned.existing if is_protected else ())
+        prepared: list[Prepared] = []
+        try:
+            if options.makes_topics:
+                renames = planned.translate.renames
+                topics = {old: new for kind, old, new in renames if kind == "topic"}
+                prepared = await create_topics(plan, target, topics)
+            await _learn_target(ids, target)
+        except (ConnectFailed, EnvironmentFailed) as error:
+            reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
+            result = not_begun(plan, reason)
+            result.prepared = prepared
+            return result
+        runner = Runner(plan, Translator(ids), target, options.run)
+        with _stopped_by_signals(runner):
+            self._watch(runner)
+            result = await runner.run()
+        result.ids, result.prepared = ids, prepared
+        if not result.ended and not result.is_interrupted:
+            self._watch(f"{planned.name}: reading back the state of {target}")
+            await _read_back(planned, ids, result)
+        return result
+
+    # -- results ----------------------------------------------------------------------------------
 
     def _ended_before(self, target: Target, reason: str) -> Results:
-        nothing = not_begun(self._plan, reason, time.time_ns())
-        return _results(self._plan, target, self._options, FinishedRun(nothing), self._notes)
+        return self._results(target, not_begun(self._plan, reason))
+
+    def _results(self, target: Target, run: RunResult) -> Results:
+        pace = self._options.run.pace
+        return Results(
+            self._plan,
+            run,
+            str(target),
+            target.cluster_id,
+            str(pace),
+            not pace.is_max,
+            self._options.fail_on,
+            prepared=run.prepared,
+            notes=self._notes,
+        )
 
 
-def _results(
-    plan: ReplayPlan,
-    target: Target,
-    options: SessionOptions,
-    run: FinishedRun,
-    notes: list[str],
-) -> Results:
-    return Results(
-        plan,
-        run.result,
-        str(target),
-        target.cluster_id,
-        str(options.run.pace),
-        not options.run.pace.is_max,
-        options.fail_on,
-        prepared=run.prepared,
-        notes=notes,
-    )
-
-
-async def _run(
-    plan: ReplayPlan,
-    planned: PlannedRun,
-    options: SessionOptions,
-    existing: Mapping[Name, str],
-    watch: Watch | None,
-) -> FinishedRun:
-    target, translate = planned.target, planned.translate
-    ids = IdMap(plan, translate, () if DELETE_EXISTING in plan.options.allow else existing)
+async def _learn_target(ids: IdMap, target: Target) -> None:
+    """Learn what the target is asked for before the first request. Raises ConnectFailed."""
     ids.target.ranges = taken(target.versions)
-    prepared: list[Prepared] = []
-    try:
-        if options.makes_topics:
-            prepared = await create_topics(plan, target, _topic_renames(translate))
-        ids.target.learn_metadata(target.metadata)
-        starts = await target.log_offsets(target.topic_names(), EARLIEST)
-        for (name, partition), start in starts.items():
-            ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
-        # so that a fresh target makes its internal topics before the first request
-        ids.target.coordinators |= await target.find_coordinators(coordinators_of_plan(ids))
-        ids.target.learn_metadata(await target.learn_metadata(None))
-    except (ConnectFailed, EnvironmentFailed) as error:
-        reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
-        return FinishedRun(not_begun(plan, reason, time.time_ns()), prepared=prepared)
-    runner = Runner(plan, Translator(ids), target, options.run)
-    with _stopped_by_signals(runner):
-        if watch is not None:
-            watch(runner)
-        result = await runner.run()
-    finished = FinishedRun(result, ids, prepared)
-    if not result.ended and not result.is_interrupted:
-        if watch is not None:
-            watch(f"{planned.name}: reading back the state of {target}")
-        await _read_back(plan, planned, options, existing, ids, finished)
-    return finished
+    ids.target.learn_metadata(target.metadata)
+    starts = await target.log_offsets(target.topic_names(), EARLIEST)
+    for (name, partition), start in starts.items():
+        ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
+    # so that a fresh target makes its internal topics before the first request
+    ids.target.coordinators |= await target.find_coordinators(coordinators_of_plan(ids))
+    ids.target.learn_metadata(await target.learn_metadata(None))
 
 
-async def _read_back(
-    plan: ReplayPlan,
-    planned: PlannedRun,
-    options: SessionOptions,
-    existing: Mapping[Name, str],
-    ids: IdMap,
-    finished: FinishedRun,
-) -> None:
+async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> None:
     """Read the end state of a run that wrote something, and compare it with the answers."""
-    effects = effects_of(plan, makes_topics=options.makes_topics, renames=planned.translate.renames)
-    topics = effects.names("topic")
-    claims = Claims(ids, finished.result.outcomes)
+    topics = planned.effects.names("topic")
+    claims = Claims(ids, finished.outcomes)
     if not topics and not claims.groups and not claims.transactional_ids:
         return
     state = await read_end_state(
         planned.target, topics, claims.groups, claims.transactional_ids, claims.gone
     )
     planned.target.close()
-    held = {name for (kind, name), text in existing.items() if kind == "topic" and text}
+    held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
     finished.findings = [
         planned.finding_in_capture_terms(each) for each in claims.check(state, held)
     ]
     finished.state = planned.state_in_capture_terms(state)
-
-
-def _topic_renames(options: TranslateOptions) -> Mapping[str, str]:
-    return {old: new for kind, old, new in options.renames if kind == "topic"}
 
 
 @contextmanager

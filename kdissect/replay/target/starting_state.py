@@ -1,0 +1,234 @@
+"""The state that a capture began with, as its answers show it, and whether the target has it.
+
+A replay brings only what the capture's requests wrote. If answers depend on earlier topics, records
+or committed offsets, a target without them answers differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.batch_headers import headers
+from kdissect.replay.model import ReplayPlan, Resource, Workload
+from kdissect.replay.target.cluster import Target
+from kdissect.replay.target.end_state import EndState, read_end_state
+from kdissect.replay.workload.messages import (
+    NOT_MADE_YET,
+    TopicNames,
+    entries,
+    request_of,
+    response_of,
+)
+from kdissect.text import plural, visible
+
+Log = tuple[str, int]
+Body = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class StartingState:
+    """topics: existing ones -> partition count, 0 unknown. logs: (topic, partition) -> first offset
+    and end of records that answers bring and no captured request wrote. commits: (group, topic,
+    partition) -> committed offset.
+    """
+
+    topics: dict[str, int] = field(default_factory=dict)
+    logs: dict[Log, tuple[int, int]] = field(default_factory=dict)
+    commits: dict[tuple[str, str, int], int] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """A line for each topic, log and group."""
+        lines = [
+            f"topic {name}" + (f" with {plural(count, 'partition')}" if count else "")
+            for name, count in self.topics.items()
+        ]
+        lines += [
+            f"records of {topic}-{partition} from offset {first} to {end - 1}"
+            for (topic, partition), (first, end) in self.logs.items()
+        ]
+        lines += [
+            f"offset {offset} committed by {group} in {topic}-{partition}"
+            for (group, topic, partition), offset in self.commits.items()
+        ]
+        return [visible(line) for line in lines]
+
+
+def used_state(plan: ReplayPlan) -> StartingState:
+    """The part of the starting state that requests of the plan use."""
+    starting = starting_state(plan.workload)
+    used: set[Resource] = set()
+    for accesses in {step.accesses for step in plan.steps if step.skipped is None}:
+        used.update(resource for resource, _ in accesses)
+    topics = {each[1] for each in used if each[0] in ("topic", "log")}
+    if ("topics",) in used:  # a Metadata request for all
+        topics |= starting.topics.keys()
+    groups = {each[1] for each in used if each[0] in ("group", "commits")}
+    return StartingState(
+        {name: count for name, count in starting.topics.items() if name in topics},
+        {log: extent for log, extent in starting.logs.items() if ("log", *log) in used},
+        {commit: offset for commit, offset in starting.commits.items() if commit[0] in groups},
+    )
+
+
+def starting_state(workload: Workload) -> StartingState:
+    """The state before the workload's first request."""
+    collector = _Collector(TopicNames(workload.facts))
+    exchanges = [each for each in workload.exchanges() if not each.internal_reason]
+    for exchange in sorted(exchanges, key=lambda each: each.request_time_ns):
+        if exchange.api_key in collector.readers and (request := request_of(exchange)) is not None:
+            response = response_of(exchange)
+            body = {} if response is None else response.body
+            collector.readers[exchange.api_key](request.body, body)
+    state, internal = collector.state, set[str]()
+    for name, topic in sorted(workload.facts.topics.items()):
+        if topic.is_internal:
+            internal.add(name)
+        elif topic.first_time_ns >= 0 and not topic.is_created and name not in collector.made:
+            state.topics[name] = topic.partition_count
+    for log, captured in sorted(collector.logs.items()):
+        earlier = sorted(captured.uncovered())
+        if earlier and log[0] not in internal:
+            state.logs[log] = earlier[0][0], max(end for _, end in earlier)
+    return state
+
+
+@dataclass(slots=True)
+class _CapturedLog:
+    """Batches that answers bring and requests write, as offset ranges. is_open: a request wrote
+    records without an offset in its answer, so later batches may be these."""
+
+    fetched: list[tuple[int, int]] = field(default_factory=list)
+    produced: list[tuple[int, int]] = field(default_factory=list)
+    is_open: bool = False
+
+    def uncovered(self) -> Iterator[tuple[int, int]]:
+        """Fetched ranges that no captured request produced, before or while they were fetched."""
+        for start, end in self.fetched:
+            if not any(first <= start < last for first, last in self.produced):
+                yield start, end
+
+
+class _Collector:
+    """What requests and responses show, read in the order of the requests.
+
+    made: topics that were not there at first.
+    """
+
+    def __init__(self, names: TopicNames) -> None:
+        self._names = names
+        self.logs: dict[Log, _CapturedLog] = {}
+        self.made: set[str] = set()
+        self.state = StartingState()
+        self._committed: set[tuple[str, str, int]] = set()  # by requests of the capture
+        self.readers: dict[int, Any] = {
+            ApiKey.METADATA: self._metadata,
+            ApiKey.PRODUCE: self._produce,
+            ApiKey.FETCH: self._fetch,
+            ApiKey.OFFSET_COMMIT: self._commit,
+            ApiKey.TXN_OFFSET_COMMIT: self._commit,
+            ApiKey.OFFSET_FETCH: self._offset_fetch,
+        }
+
+    def _metadata(self, request: Body, response: Body) -> None:
+        for topic in entries(response.get("topics")):
+            if topic["error_code"] in NOT_MADE_YET and topic.get("name"):
+                self.made.add(topic["name"])
+
+    def _produce(self, request: Body, response: Body) -> None:
+        results = dict(self._names.logs(response))
+        for name, partition in self._names.logs(request):
+            log, result = self.logs.setdefault(name, _CapturedLog()), results.get(name)
+            if result is None or (result["error_code"] == 0 and result["base_offset"] < 0):
+                log.is_open = True
+            elif result["error_code"] == 0:
+                batches = headers(partition["records"] or b"")
+                count = sum(max(each.record_count, 0) for each in batches)
+                log.produced.append((result["base_offset"], result["base_offset"] + count))
+
+    def _fetch(self, request: Body, response: Body) -> None:
+        for name, partition in self._names.logs(response):
+            log = self.logs.setdefault(name, _CapturedLog())
+            if log.is_open:
+                continue
+            log.fetched += [
+                (each.base_offset, each.last_offset + 1)
+                for each in headers(partition["records"] or b"")
+                if not each.is_control and not each.is_partial
+            ]
+
+    def _commit(self, request: Body, response: Body) -> None:
+        logs = self._names.logs(request)
+        self._committed.update((request["group_id"], *log) for log, _ in logs)
+
+    def _offset_fetch(self, request: Body, response: Body) -> None:
+        groups = response.get("groups") or [{"group_id": request.get("group_id"), **response}]
+        for group in groups:
+            for log, each in self._names.logs(group):
+                commit, offset = (group["group_id"], *log), each["committed_offset"]
+                if offset >= 0 and each["error_code"] == 0 and commit not in self._committed:
+                    self.state.commits.setdefault(commit, offset)
+
+
+# -- the target -----------------------------------------------------------------------------------
+
+
+async def find_missing(
+    target: Target,
+    starting: StartingState,
+    names: Mapping[tuple[str, str], str],
+    *,
+    makes_topics: bool,
+) -> list[str]:
+    """List the gaps of the target's starting state, a line for each.
+
+    names: (kind, captured name) -> the target's name. makes_topics: whether missing topics will be
+    created.
+    """
+    if starting == StartingState():
+        return []
+    captured = {*starting.topics, *(topic for topic, _ in starting.logs)}
+    captured |= {topic for _, topic, _ in starting.commits}
+    topics = {name: names.get(("topic", name), name) for name in captured}
+    groups = {each[0]: names.get(("group", each[0]), each[0]) for each in starting.commits}
+    state = await read_end_state(target, topics.values(), groups.values(), (), with_records=False)
+    lines = [f"{part} could not be read: {why}" for part, why in state.unread.items()]
+    if "topics" not in state.unread:
+        lines += _missing_topics(starting, state, topics, makes_topics)
+        lines += _missing_data(starting, state, topics, groups)
+    return [visible(line) for line in lines]
+
+
+def _missing_topics(
+    starting: StartingState, state: EndState, topics: Mapping[str, str], makes_topics: bool
+) -> Iterator[str]:
+    for name, count in starting.topics.items():
+        found = state.topics.get(topics[name])
+        if found is None and not makes_topics:
+            yield f"topic {topics[name]} is not there"
+        elif found is not None and count and found != count:
+            yield f"topic {topics[name]} has {plural(found, 'partition')}, not {count}"
+
+
+def _missing_data(
+    starting: StartingState, state: EndState, topics: Mapping[str, str], groups: Mapping[str, str]
+) -> Iterator[str]:
+    for (topic, partition), (first, end) in starting.logs.items():
+        name = topics[topic]
+        extent = state.logs.get((name, partition))
+        count = 0 if extent is None else extent.end - extent.start
+        if count < end - first and "logs" not in state.unread:
+            yield (
+                f"{name}-{partition} has {plural(count, 'offset')}; answers of the capture bring "
+                f"{end - first} from before its own records"
+            )
+    for (group, topic, partition), offset in starting.commits.items():
+        name = groups[group]
+        if f"group {name}" not in state.unread:
+            if (name, topics[topic], partition) not in state.commits:
+                yield (
+                    f"group {name} has no committed offset in {topics[topic]}-{partition}, "
+                    f"{offset} in the capture"
+                )
