@@ -1,4 +1,4 @@
-"""Captured connections during the run, and their connections to the target.
+"""Captured connections and steps during the run, and the connections to the target.
 
 A `Lane` is a captured connection: its steps, and one connection to each node of the target that
 its requests go to. `Connections` opens them.
@@ -108,3 +108,49 @@ class Connections:
         now = time.monotonic_ns()
         for link in self.live:
             link.give_up(now)
+
+
+class StepStates:
+    """Which steps of a plan were sent, and which are complete. left: how many are not complete.
+
+    A step is *complete* when it was answered, failed, timed out or was skipped.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.is_complete = bytearray(count)
+        self._is_sent = bytearray(count)
+        self._on_complete: dict[int, asyncio.Future[None]] = {}
+        self._on_sent: dict[int, asyncio.Future[None]] = {}
+
+    async def until_complete(self, number: int) -> None:
+        if not self.is_complete[number]:
+            await _future(self._on_complete, number)
+
+    async def until_sent(self, number: int) -> None:
+        """A complete step counts as sent."""
+        if not self._is_sent[number]:
+            await _future(self._on_sent, number)
+
+    def sent(self, number: int) -> None:
+        self._is_sent[number] = 1
+        _resolve(self._on_sent, number)
+
+    def complete(self, number: int) -> None:
+        self.left -= not self.is_complete[number]
+        self.is_complete[number] = 1
+        self.sent(number)
+        _resolve(self._on_complete, number)
+
+
+async def _future(waited: dict[int, asyncio.Future[None]], number: int) -> None:
+    future = waited.get(number)
+    if future is None:
+        future = waited[number] = asyncio.get_running_loop().create_future()
+    await future  # cancelled with all that wait for it, at the end of the run
+
+
+def _resolve(waited: dict[int, asyncio.Future[None]], number: int) -> None:
+    future = waited.pop(number, None)
+    if future is not None and not future.done():
+        future.set_result(None)

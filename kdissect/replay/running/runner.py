@@ -35,17 +35,18 @@ from kdissect.replay.model import (
     Step,
 )
 from kdissect.replay.planning.schedule import schedule
-from kdissect.replay.running.lanes import Connections, Lane
+from kdissect.replay.running.lanes import Connections, Lane, StepStates
 from kdissect.replay.running.members import Members
 from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
-from kdissect.replay.running.waits import PAUSES_S, Patience, Settled, StepStates
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Answer, ConnectFailed, Link, allow_many_files
+from kdissect.replay.target.settling import Patience, Settled
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.translation.unready import Place
 from kdissect.text import plural
 
+PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5)  # before a request is sent again; the last one for more
 CONNECT_AHEAD_NS = 500_000_000  # connections are opened this long before their first step is due
 GONE_TIMEOUTS = 4  # answers missing in a row, with none between, before the run is given up
 LANE_TIMEOUTS = 3  # the same for one captured connection
