@@ -19,12 +19,10 @@ class RunOptions:
     pace: when to send.
     answer_timeout_s: how long to wait for a response. For requests that wait at the broker, the
     captured latency is added.
-    in_flight_bytes: sending pauses while unanswered requests of all connections have more bytes.
     """
 
     pace: Pace = field(default_factory=Pace)
     answer_timeout_s: float = 30.0
-    in_flight_bytes: int = 64 << 20
 
 
 @dataclass(slots=True)

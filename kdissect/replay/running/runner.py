@@ -74,7 +74,7 @@ class Runner:
         self._settled = Settled(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
         self._open: dict[asyncio.Task[None], Outcome] = {}
-        self._in_flight_bytes = self._timeouts = 0
+        self._timeouts = 0
         self._ended, self._is_interrupted = "", False
         self._began_ns = 0
 
@@ -102,7 +102,7 @@ class Runner:
 
     async def run(self) -> RunResult:
         """Play the plan; the result has an outcome for every step, however the run ends."""
-        self._over, self._has_room = asyncio.Event(), asyncio.Event()
+        self._over = asyncio.Event()
         allow_many_files()
         gc.collect()
         gc.freeze()  # the plan is large and stays: no pause to look through it
@@ -226,7 +226,8 @@ class Runner:
             await self._until(due_ns)
             if step.awaits:
                 await self._settled.before(step)
-            await self._wait_for_room(lane)
+            while lane.again and lane.last is not None:  # a request of the lane is sent again
+                await asyncio.wait([lane.last])
             if lane.timeouts >= LANE_TIMEOUTS:
                 outcome.error = "not sent: answers before on this connection did not come"
             else:
@@ -256,17 +257,6 @@ class Runner:
         wait_ns = at_ns - self._now()
         if wait_ns > 0:
             await asyncio.sleep(wait_ns / 1e9)
-
-    async def _wait_for_room(self, lane: Lane) -> None:
-        """Wait for requests of the lane that are sent again, and while too many bytes are in
-        flight."""
-        while lane.again or self._in_flight_bytes >= self.options.in_flight_bytes:
-            if lane.again:
-                assert lane.last is not None
-                await asyncio.wait([lane.last])
-            else:
-                self._has_room.clear()
-                await self._has_room.wait()
 
     async def _leave(self, lane: Lane) -> None:
         """Close the connections of a lane after the last answer. A client that went away with
@@ -320,23 +310,17 @@ class Runner:
     def _note_sent(self, link: Link, sent: bytes, answer: asyncio.Future[Answer] | None) -> _Sent:
         attempt = Attempt(self._connections.number(link), sent, self._now())
         self._attempts.append(attempt)
-        self._in_flight_bytes += len(sent)
         return _Sent(attempt, answer)
 
     async def _answers_to(self, posted: Sequence[_Sent]) -> list[Attempt]:
         """Wait for the answers of all parts. Raises ConnectFailed."""
-        try:
-            for attempt, answer, is_fence in posted:
-                if answer is not None:
-                    found = await answer
-                    if not is_fence:
-                        attempt.answer = found.frame
-                        attempt.answered_ns = found.at_ns - self._began_ns
-            return [each.attempt for each in posted]
-        finally:
-            self._in_flight_bytes -= sum(len(each.attempt.sent) for each in posted)
-            if self._in_flight_bytes < self.options.in_flight_bytes:
-                self._has_room.set()
+        for attempt, answer, is_fence in posted:
+            if answer is not None:
+                found = await answer
+                if not is_fence:
+                    attempt.answer = found.frame
+                    attempt.answered_ns = found.at_ns - self._began_ns
+        return [each.attempt for each in posted]
 
     async def _ask(self, lane: Lane, node_id: int | None, frame: bytes) -> Attempt:
         """A request of the replay's own and its answer. Raises ConnectFailed."""

@@ -4,7 +4,6 @@ import asyncio
 import math
 import socket
 import struct
-import time
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.schedule import Pace
-from kdissect.replay.running import lanes, runner
+from kdissect.replay.running import lanes
 from kdissect.replay.running.result import RunOptions, RunResult
 from kdissect.replay.running.runner import NOT_WAITED, Runner
 from kdissect.replay.target.cluster import Target
@@ -49,15 +48,6 @@ def play(
 
 def verdicts(result: RunResult) -> list[str]:
     return [verdict_of(outcome) for outcome in result.outcomes]
-
-
-def most_open(said: Counting) -> int:
-    """How many requests were sent and not answered at once."""
-    open_now = most = 0
-    for what, _ in said.said:
-        open_now += 1 if what == "sent" else -1
-        most = max(most, open_now)
-    return most
 
 
 def play_on_nodes(
@@ -306,82 +296,6 @@ def test_no_answer_was_captured_either() -> None:
     assert outcome.sent is not None
     assert outcome.answer is None
     assert outcome.error == NOT_WAITED
-
-
-def test_bytes_in_flight_are_bounded() -> None:
-    """Sending pauses while answers are due for more than the limit."""
-    maker = PlanMaker()
-    for number in range(8):
-        maker.add(number, member_id="m" * 1000)
-    seen: list[int] = []
-
-    def answer(number: int, frame: bytes) -> Any:
-        seen.append(number)
-        return 0.05
-
-    with FakeBroker(answer).running() as server:
-        result, said = play(maker, server, in_flight_bytes=2500)
-    assert verdicts(result) == ["answered"] * 8
-    assert most_open(said) == 3  # the third goes out while 2 * 1 kB are under the limit
-
-
-def test_a_request_that_fails_makes_room() -> None:
-    """Two wait for the first one's bytes; its connection ends without an answer."""
-    maker = PlanMaker()
-    for number in range(3):
-        maker.add(number)
-
-    def answer(number: int, frame: bytes) -> Any:
-        if number > 1:
-            return 0.0
-        time.sleep(0.3)  # the others have come to the limit meanwhile
-        return None
-
-    with FakeBroker(answer).running() as server:
-        result, said = play(maker, server, in_flight_bytes=1)
-    assert not result.ended
-    assert verdicts(result) == ["failed", "answered", "answered"]
-    assert most_open(said) == 1
-
-
-def test_a_retried_request_that_fails_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Node 0 says "not yet" to 10 kB and goes away; of eight times 1 kB to node 1 no more than
-    three are open under a limit of 2.5 kB, as if the 10 kB had never been."""
-    monkeypatch.setattr(lanes, "RECONNECT_PAUSES_S", (0.01,))
-    maker = PlanMaker()
-    large = maker.add(0, member_id="m" * 10_000)
-    maker.add(1)
-    for connection in range(1, 9):
-        maker.add(connection, after=(large,), member_id="m" * 1000)
-    going, staying = FakeBroker(), FakeBroker(lambda number, frame: 0.05 if number > 1 else 0.0)
-
-    class NotYet(Counting):
-        def unready(self, step: Any, response: bytes) -> dict[Any, str]:
-            if step.number != large:
-                return {}
-            going.close()
-            time.sleep(0.1)  # the connection has ended before the request could be sent again
-            return {"a place": "not yet"}
-
-    said = NotYet(maker)
-    result = play_on_nodes(maker, [going, staying], said, in_flight_bytes=2500)
-    assert verdicts(result) == ["failed", *["answered"] * 9]
-    del said.said[: said.said.index(("failed", large)) + 1]
-    assert most_open(said) == 3
-
-
-def test_parts_are_in_flight_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts for several nodes count as requests in flight."""
-    maker = PlanMaker()
-    for number in range(8):
-        maker.add(number, member_id="m" * 1000)
-
-    monkeypatch.setattr(runner, "nodes_of", lambda ids, step: [1, 2])
-    monkeypatch.setattr(runner, "parts_of", lambda ids, step, frame: [(1, frame), (2, frame)])
-    with FakeBroker(lambda number, frame: 0.05).running() as server:
-        result, said = play(maker, server, in_flight_bytes=2500)
-    assert verdicts(result) == ["answered"] * 8
-    assert most_open(said) == 2  # 2 kB each
 
 
 def test_a_connection_that_is_reset_at_once() -> None:
