@@ -229,7 +229,10 @@ class ComparisonOptions:
         """Return the options of the translation; raises BadParameter."""
         from kdissect.replay.model import TranslateOptions
 
-        renames = tuple(map(_rename, self.rename or ()))
+        renames: dict[tuple[str, str], str] = {}
+        for kind, old, new in map(_rename, self.rename or ()):
+            if renames.setdefault((kind, old), new) != new:
+                raise typer.BadParameter(f"{kind} {old} has two new names", param_hint="--rename")
         return TranslateOptions(self.offsets.value, renames, self.reencode)
 
 

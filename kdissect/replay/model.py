@@ -6,7 +6,7 @@ Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -232,6 +232,10 @@ class Step:
     depends_on: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()
 
+    def named(self, kind: str) -> list[str]:
+        """The captured names of the resources of a kind ("topic", "group", "txn")."""
+        return [resource[1] for resource, _ in self.accesses if resource[0] == kind]
+
 
 @dataclass(slots=True)
 class PlanOptions:
@@ -296,11 +300,11 @@ class DroppedField(NamedTuple):
 
 @dataclass(slots=True)
 class TranslateOptions:
-    """offsets: "captured", "earliest" or "relative". renames: (kind, old, new), kind "topic",
+    """offsets: "captured", "earliest" or "relative". renames: (kind, old) -> new, kind "topic",
     "group" or "transactional-id". reencode: send at the nearest version that the target speaks."""
 
     offsets: str = "relative"
-    renames: tuple[tuple[str, str, str], ...] = ()
+    renames: Mapping[tuple[str, str], str] = field(default_factory=dict)
     reencode: bool = False
 
 

@@ -37,12 +37,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers
@@ -50,12 +49,12 @@ from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
     TopicNames,
+    bodies,
     entries,
     error_codes,
-    group_names,
     member_of,
-    request_of,
-    response_of,
+    request_body,
+    response_body,
 )
 
 # brokers announce new and deleted topics some time after they answered that it is done
@@ -69,12 +68,10 @@ _GROUP_NS = 5_000_000_000  # until the coordinator has removed a member
 # transaction.abort.timed.out.transaction.cleanup.interval.ms is 10 s by default.
 _TRANSACTION_NS = 15_000_000_000
 _MEMBER_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.OFFSET_COMMIT})
-_OTHER_APIS = frozenset(
-    {
-        ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS, ApiKey.OFFSET_DELETE,
-        ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT, ApiKey.CONSUMER_GROUP_HEARTBEAT,
-    }
-)  # fmt: skip
+_GROUP_APIS = _MEMBER_APIS | {
+    ApiKey.JOIN_GROUP, ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS, ApiKey.DELETE_GROUPS,
+    ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT, ApiKey.CONSUMER_GROUP_HEARTBEAT,
+}  # fmt: skip
 _ABORTED = frozenset(
     {
         ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED,
@@ -235,15 +232,15 @@ class _Ordering:
         answer, which says that they are not there, or have no leader yet."""
         if step.exchange.api_key != ApiKey.METADATA:
             return False
-        request, response = request_of(step.exchange), response_of(step.exchange)
-        if request is None or response is None or not request.body["topics"]:
+        request, response = bodies(step.exchange)
+        if not request.get("topics"):
             return False
         facts = self.plan.workload.facts.topics
-        return request.body.get("allow_auto_topic_creation", True) and any(
+        return request.get("allow_auto_topic_creation", True) and any(
             topic["error_code"] in NOT_MADE_YET
             and topic["name"] in facts
             and facts[topic["name"]].first_time_ns >= 0
-            for topic in entries(response.body["topics"])
+            for topic in entries(response.get("topics"))
         )
 
     def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
@@ -273,11 +270,11 @@ class _Ordering:
         written: dict[Resource, dict[int, _Append]] = defaultdict(dict)
         silent: dict[Resource, list[_Append]] = defaultdict(list)
         for step in self.active:
-            request = request_of(step.exchange)
-            if step.exchange.api_key != ApiKey.PRODUCE or request is None:
+            if step.exchange.api_key != ApiKey.PRODUCE:
                 continue
+            request, response = bodies(step.exchange)
             appends: dict[Resource, _Append] = {}
-            for log, partition in self.names.logs(request.body):
+            for log, partition in self.names.logs(request):
                 counts = [
                     max(each.record_count, 0) for each in headers(partition["records"] or b"")
                 ]
@@ -285,8 +282,7 @@ class _Ordering:
             if not step.expects_response:
                 for resource, append in appends.items():
                     silent[resource].append(append)
-            response = response_of(step.exchange)
-            for log, partition in self.names.logs(response.body) if response is not None else ():
+            for log, partition in self.names.logs(response):
                 if partition["error_code"] == 0 and partition["base_offset"] >= 0:
                     append = appends.get(("log", *log), _Append(step.number, 0))
                     written["log", *log].setdefault(partition["base_offset"], append)
@@ -330,8 +326,9 @@ class _Ordering:
 
     def _wait_for_data(self, logs: dict[Resource, list[tuple[int, int]]]) -> None:
         for step in self.active:
-            response = response_of(step.exchange) if step.exchange.api_key == ApiKey.FETCH else None
-            for log, partition in self.names.logs(response.body) if response is not None else ():
+            if step.exchange.api_key != ApiKey.FETCH:
+                continue
+            for log, partition in self.names.logs(response_body(step.exchange)):
                 batches = headers(partition["records"] or b"")
                 last = max((each.last_offset for each in batches), default=-1)
                 writers = logs.get(("log", *log), [])
@@ -430,22 +427,20 @@ class _Group:
 def _mark_groups(steps: Sequence[Step]) -> None:
     groups: dict[str, _Group] = {}
     for step in steps:
-        api_key, request = step.exchange.api_key, None
-        if step.skipped is None and api_key in _MEMBER_APIS | _OTHER_APIS | {ApiKey.JOIN_GROUP}:
-            request = request_of(step.exchange)
-        if request is None:
+        api_key = step.exchange.api_key
+        if step.skipped is not None or api_key not in _GROUP_APIS:
             continue
         name, member = member_of(step.exchange)
         if api_key == ApiKey.JOIN_GROUP:
             heard_ns = step.at_ns + max(step.exchange.latency_ns, 0)
-            timeout_ns = request.body["session_timeout_ms"] * _MS_NS
+            timeout_ns = request_body(step.exchange)["session_timeout_ms"] * _MS_NS
             before = groups.get(name)
             groups[name] = _Group(max(timeout_ns, before.timeout_ns if before else 0), heard_ns)
         elif api_key in _MEMBER_APIS and member:
             if name in groups:
                 groups[name].heard_ns = step.at_ns
-        elif api_key in _OTHER_APIS:
-            named = groups if api_key == ApiKey.LIST_GROUPS else group_names(step.exchange)
+        else:
+            named = groups if api_key == ApiKey.LIST_GROUPS else step.named("group")
             step.awaits += tuple(
                 (("group", each), groups[each].timeout_ns + _GROUP_NS)
                 for each in named
@@ -461,12 +456,11 @@ def _mark_transactions(steps: Sequence[Step]) -> None:
     for step in steps:
         if step.step_class != TRANSACTIONS or step.skipped is not None:
             continue
-        request, response = request_of(step.exchange), response_of(step.exchange)
-        codes = set(error_codes(response.body)) if response is not None else set()
-        for name in _transactions(request) if request is not None else ():
+        request, response = bodies(step.exchange)
+        codes = set(error_codes(response))
+        for name in step.named("txn"):
             if step.exchange.api_key == ApiKey.INIT_PRODUCER_ID:
-                assert request is not None
-                timeouts_ns[name] = request.body["transaction_timeout_ms"] * _MS_NS
+                timeouts_ns[name] = request["transaction_timeout_ms"] * _MS_NS
                 begun_ns.pop(name, None)
                 continue
             if name in timeouts_ns and name in begun_ns and codes & _ABORTED:
@@ -476,12 +470,3 @@ def _mark_transactions(steps: Sequence[Step]) -> None:
                 begun_ns.setdefault(name, step.at_ns)
             elif codes == {0}:
                 begun_ns.pop(name, None)
-
-
-def _transactions(request: Message) -> Iterator[str]:
-    """Transactional ids of a request; brokers name several in AddPartitionsToTxn v4 (KIP-890)."""
-    own = request.body.get("transactional_id") or request.body.get("v3_and_below_transactional_id")
-    if own:
-        yield own
-    for each in entries(request.body.get("transactions")):
-        yield each["transactional_id"]

@@ -83,7 +83,7 @@ class PlannedRun:
 
     def state_in_capture_terms(self, state: EndState) -> EndState:
         """The end state by the capture's names."""
-        old_names = {(kind, new): old for kind, old, new in self.translate.renames}
+        old_names = {(kind, new): old for (kind, old), new in self.translate.renames.items()}
         return state.renamed(old_names)
 
 
@@ -121,7 +121,7 @@ def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
     started = f"{int(time.time()):x}"
     for number, run in enumerate(runs, 1):
         run.suffix = f"-{started}-{number}"
-        renames = {(kind, old): new for kind, old, new in run.translate.renames}
+        renames = dict(run.translate.renames)
         for kind, name in effects.all():
             new = f"{renames.get((kind, name), name)}{run.suffix}"
             if kind == "topic" and len(new) > TOPIC_NAME_MAX:
@@ -129,9 +129,8 @@ def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
                     f"topic {visible(name)}: too long for a suffix in each run; give --reset"
                 )
             renames[kind, name] = new
-        changed = tuple((kind, old, new) for (kind, old), new in renames.items())
-        run.translate = replace(run.translate, renames=changed)
-        run.effects = effects_of(plan, makes_topics=makes_topics, renames=changed)
+        run.translate = replace(run.translate, renames=renames)
+        run.effects = effects_of(plan, makes_topics=makes_topics, renames=renames)
 
 
 def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:

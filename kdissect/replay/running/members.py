@@ -35,7 +35,6 @@ from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     decoded,
-    group_names,
     member_of,
     request_of,
     response_of,
@@ -193,7 +192,7 @@ class Members:
             if joined is not None and not joined.is_busy:
                 await self._done_with(joined, self._follow(own, joined, step))
             return
-        for member, joined in self._present(group_names(step.exchange)):
+        for member, joined in self._present(set(step.named("group"))):
             is_own = member == own and step.exchange.api_key in MEMBER_HEARTBEATS
             if not joined.is_classic and not is_own:
                 await self._done_with(joined, self._heartbeat(member, joined))

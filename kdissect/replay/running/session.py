@@ -173,7 +173,7 @@ class _Session:
         lines = await find_missing(
             run.target,
             used_state(self._plan),
-            {(kind, old): new for kind, old, new in run.translate.renames},
+            run.translate.renames,
             makes_topics=self._options.makes_topics,
         )
         notes = [f"answers will differ: {line}" for line in lines[:LACKS_MAX]]
@@ -192,9 +192,7 @@ class _Session:
         prepared: list[Prepared] = []
         try:
             if options.makes_topics:
-                renames = planned.translate.renames
-                topics = {old: new for kind, old, new in renames if kind == "topic"}
-                prepared = await create_topics(plan, target, topics)
+                prepared = await create_topics(plan, target, planned.translate.renames)
             await _learn_target(ids, target)
         except (ConnectFailed, EnvironmentFailed) as error:
             reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kdissect.replay.comparison.causes import Explainer, Settings
@@ -30,60 +30,57 @@ if TYPE_CHECKING:
     from kdissect.replay.running.session import SessionOptions
 
 
+@dataclass
 class Verdicts:
     """Judges a run. controls: runs of the reference, or of the target itself."""
 
-    def __init__(
-        self,
-        plan: ReplayPlan,
-        options: SessionOptions,
-        run: RunResult,
-        controls: Sequence[RunResult],
-        against: Target | None,
-        target: Target,
-        baseline: Baseline | None,
-    ) -> None:
-        self._plan, self._options, self._run = plan, options, run
-        self._controls, self._against, self._target = controls, against, target
-        self._baseline = baseline
-        self._table = load_fields(options.rules, is_strict=options.is_strict)
+    plan: ReplayPlan
+    options: SessionOptions
+    run: RunResult
+    controls: Sequence[RunResult]
+    against: Target | None
+    target: Target
+    baseline: Baseline | None
+
+    def __post_init__(self) -> None:
+        self._table = load_fields(self.options.rules, is_strict=self.options.is_strict)
 
     def add_to(self, results: Results, settings: Settings) -> None:
         """Judge the outcomes, and add findings and notes to the results."""
-        outcomes, notes = self._run.outcomes, results.notes
+        outcomes, notes = self.run.outcomes, results.notes
         notes += self._judge()
-        if len(self._controls) > 1:
+        if len(self.controls) > 1:
             notes += self._excuse_noise()
         releases = self._releases()
-        ReleaseDifferences(releases, self._target.versions).allow(outcomes)
+        ReleaseDifferences(releases, self.target.versions).allow(outcomes)
         findings = self._end_findings(notes)
-        if self._options.fail_on.latency:
+        if self.options.fail_on.latency:
             findings += self._slower(notes)
-        if self._baseline is not None:
-            self._baseline.accept(outcomes)
-            findings = self._baseline.new(findings)
+        if self.baseline is not None:
+            self.baseline.accept(outcomes)
+            findings = self.baseline.new(findings)
             results.reference = Reference.BASELINE
-            results.reference_name = str(self._options.baseline)
-        if self._against is not None:
-            results.reference, results.reference_name = Reference.AGAINST, str(self._against)
+            results.reference_name = str(self.options.baseline)
+        if self.against is not None:
+            results.reference, results.reference_name = Reference.AGAINST, str(self.against)
         notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
         results.findings = findings
         results.releases = releases.then, releases.now
-        results.kinds, results.follows = find(self._plan, outcomes, Explainer(releases, settings))
+        results.kinds, results.follows = find(self.plan, outcomes, Explainer(releases, settings))
 
     def _references(self) -> list[ReferenceRun]:
         return [
-            ReferenceRun(each.outcomes, each.ids) for each in self._controls if each.ids is not None
+            ReferenceRun(each.outcomes, each.ids) for each in self.controls if each.ids is not None
         ]
 
     def _judge(self) -> list[str]:
         """Judge each answer by the capture, or by the answer of the reference that it resembles
         most. Returns notes about rules of the user that allowed nothing."""
-        run = self._run
+        run = self.run
         if run.ids is None:
             return []
         references: list[ReferenceRun | None] = [None]
-        if self._against is not None and self._controls:
+        if self.against is not None and self.controls:
             references = [*self._references()]
         used: set[str] = set()
         best: dict[int, Judgement] = {}
@@ -107,7 +104,7 @@ class Verdicts:
         for other in others:
             Judge(other.ids, self._table, first).judge(other.outcomes)
             noise.add(other.outcomes)
-        for outcome in self._run.outcomes:
+        for outcome in self.run.outcomes:
             judgement = outcome.judgement
             if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
                 continue
@@ -126,25 +123,25 @@ class Verdicts:
         ]
 
     def _releases(self) -> Releases:
-        if self._against is None:
-            return Releases.of(self._plan.workload, self._target.versions)
-        return Releases.between(self._against.versions, self._target.versions)
+        if self.against is None:
+            return Releases.of(self.plan.workload, self.target.versions)
+        return Releases.between(self.against.versions, self.target.versions)
 
     def _end_findings(self, notes: list[str]) -> list[RunFinding]:
         """Findings about the end state that the control runs do not have."""
-        state = self._run.state
+        state = self.run.state
         if state is None:
             return []
         notes += [
             f"the end state of {part} could not be read: {why}"
             for part, why in state.unread.items()
         ]
-        for control in self._controls:
+        for control in self.controls:
             notes += [f"a control run: {finding_text(each)}" for each in control.findings]
-        excused = {each for control in self._controls for each in control.findings}
-        findings = [each for each in self._run.findings if each not in excused]
-        states = [each.state for each in self._controls if each.state is not None]
-        if states and self._against is not None:
+        excused = {each for control in self.controls for each in control.findings}
+        findings = [each for each in self.run.findings if each not in excused]
+        states = [each.state for each in self.controls if each.state is not None]
+        if states and self.against is not None:
             known = {each.subject for each in findings}
             compared = compare_states(state, states)
             findings += [each for each in compared if each.subject not in known]
@@ -152,11 +149,11 @@ class Verdicts:
 
     def _slower(self, notes: list[str]) -> list[RunFinding]:
         """Findings about latencies; notes say what they do not prove."""
-        controls = [latencies_of(each.outcomes) for each in self._controls]
+        controls = [latencies_of(each.outcomes) for each in self.controls]
         tests = compare_latencies(
-            self._plan,
-            controls or [captured_latencies(self._plan)],
-            latencies_of(self._run.outcomes),
+            self.plan,
+            controls or [captured_latencies(self.plan)],
+            latencies_of(self.run.outcomes),
         )
         notes += notes_of(tests, control_count=len(controls))
         return [each.finding() for each in tests if each.is_slower]

@@ -10,7 +10,7 @@ name that existed before is not deleted, unless the user gives `--allow delete-e
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -140,18 +140,18 @@ def effects_of(
     plan: ReplayPlan,
     *,
     makes_topics: bool = False,
-    renames: Sequence[tuple[str, str, str]] = (),
+    renames: Mapping[tuple[str, str], str] | None = None,
 ) -> Effects:
     """The effects of the steps that will be sent.
 
     makes_topics: whether `--create-topics` is given.
-    renames: (kind, old, new) of each `--rename`.
+    renames: as in `TranslateOptions`.
 
     Kafka's internal topics are left out, since clients do not write to them by name.
     """
     effects = Effects()
     internal = {topic.name for topic in plan.workload.facts.topics.values() if topic.is_internal}
-    new_names = {(kind, old): new for kind, old, new in renames}
+    new_names = renames or {}
     for topic in topics_to_make(plan) if makes_topics else ():
         effects.made["topic", new_names.get(("topic", topic.name), topic.name)] = None
     for step in plan.steps:

@@ -44,15 +44,14 @@ class Prepared:
 
 
 async def create_topics(
-    plan: ReplayPlan, target: Target, renames: Mapping[str, str] | None = None
+    plan: ReplayPlan, target: Target, renames: Mapping[tuple[str, str], str]
 ) -> list[Prepared]:
     """Create the plan's topics at the target, wait for their leaders, and refresh its metadata.
 
-    renames: name in the capture -> name at the target.
+    renames: as in `TranslateOptions`.
     Returns a result for each topic; if the target refuses one, the reason is in its `note`. Raises
     EnvironmentFailed if the target cannot be reached.
     """
-    renames = renames or {}
     there = {
         topic["name"]: len(topic["partitions"])
         for topic in target.metadata.get("topics", [])
@@ -61,7 +60,7 @@ async def create_topics(
     done: list[Prepared] = []
     wanted: dict[str, TopicFacts] = {}
     for topic in topics_to_make(plan):
-        name = renames.get(topic.name, topic.name)
+        name = renames.get(("topic", topic.name), topic.name)
         if name not in there:
             wanted[name] = topic
             continue

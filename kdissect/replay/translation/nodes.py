@@ -72,19 +72,18 @@ def topics_of(ids: IdMap, step: Step) -> list[str]:
     """The target's names of the topics whose leaders and ids a request needs."""
     if step.exchange.api_key not in _NEEDS_TOPICS:
         return []
-    return [ids.topic(resource[1]) for resource, _ in step.accesses if resource[0] == "topic"]
+    return [ids.topic(name) for name in step.named("topic")]
 
 
 def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
     """(key type of FindCoordinator, the target's name) of groups and transactions of a request that
     goes to their coordinator."""
     api_key = step.exchange.api_key
-    found = []
-    for resource, _ in step.accesses:
-        if resource[0] == "group" and api_key in _BY_GROUP:
-            found.append((GROUP_KEY, ids.group(resource[1])))
-        elif resource[0] == "txn" and api_key in _BY_TRANSACTION:
-            found.append((TRANSACTION_KEY, ids.transactional_id(resource[1])))
+    found: list[tuple[int, str]] = []
+    if api_key in _BY_GROUP:
+        found = [(GROUP_KEY, ids.group(name)) for name in step.named("group")]
+    elif api_key in _BY_TRANSACTION:
+        found = [(TRANSACTION_KEY, ids.transactional_id(name)) for name in step.named("txn")]
     return [key for key in found if key[1]]
 
 

@@ -95,13 +95,11 @@ class Translator:
         """A request that would delete something of `kept`, also if it names other things too."""
         if step.exchange.api_key not in DELETING_APIS:
             return None
-        for resource, _ in step.accesses:
-            if resource[0] not in ("topic", "group"):
-                continue
-            kind, name = resource[0], self.ids.name(*resource)
-            if (kind, name) in self.ids.kept:
-                reason = f"{kind} {name} was there before: needs --allow {DELETE_EXISTING}"
-                return Skipped(SkipCode.NOT_ALLOWED, reason)
+        for kind in ("topic", "group"):
+            for name in (self.ids.name(kind, captured) for captured in step.named(kind)):
+                if (kind, name) in self.ids.kept:
+                    reason = f"{kind} {name} was there before: needs --allow {DELETE_EXISTING}"
+                    return Skipped(SkipCode.NOT_ALLOWED, reason)
         return None
 
     # -- answers --------------------------------------------------------------------------------

@@ -100,11 +100,6 @@ def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:
         yield from (field for field in iter_fields(request) if field.kind in kinds)
 
 
-def group_names(exchange: Exchange) -> set[str]:
-    """The captured names of the groups that a request names."""
-    return {name for field in request_fields(exchange, FieldKind.GROUP) for name in field.values}
-
-
 def member_of(exchange: Exchange) -> tuple[str, str]:
     """The group and member id of a member's request; older brokers choose the id of one that joins,
     so that only the response has it. Both are "" if the request has none."""

@@ -49,10 +49,10 @@ def test_control_runs_go_to_the_reference() -> None:
 
 def test_each_run_writes_to_names_of_its_own() -> None:
     """Topics, groups and transactional ids have a suffix for each run, after other renames."""
-    translate = TranslateOptions(renames=(("topic", "orders", "sales"),))
+    translate = TranslateOptions(renames={("topic", "orders"): "sales"})
     plan = plan_of_capture()
     planned = plan_runs(plan, TARGET, None, translate, control_runs=2, makes_topics=True)
-    names = [{(kind, old): new for kind, old, new in run.translate.renames} for run in planned]
+    names = [run.translate.renames for run in planned]
     assert {kind for kind, _ in names[0]} >= {"topic", "group"}
     for run, renamed in zip(planned, names, strict=True):
         assert all(new.endswith(run.suffix) for (_, old), new in renamed.items() if old != "orders")
@@ -146,6 +146,8 @@ def test_a_reset_that_fails_ends_the_replay(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--control-runs", "1"), "at least 2"),
+        (("--rename", "topic:a=b", "--rename", "topic:a=c"), "two new names"),
+        (("--rename", "client:a=b"), "KIND:OLD=NEW"),
         (("--control-runs", "2", "--baseline", "x.jsonl"), "--baseline"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.model import Attempt, Exchange, Outcome, ReplayPlan, Step
+from kdissect.replay.model import Attempt, Exchange, Mode, Outcome, ReplayPlan, Step
 from kdissect.replay.running import members
 from kdissect.replay.running.lanes import Lane
 from kdissect.replay.running.members import Members
@@ -24,6 +24,7 @@ BODIES: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {
     ApiKey.LEAVE_GROUP: ({"member_id": "a"}, {}),
 }
 CONSUMER = ApiKey.CONSUMER_GROUP_HEARTBEAT
+GROUP = ((("group", "g"), Mode.WRITE),)
 
 
 class Asking(Counting):
@@ -56,7 +57,7 @@ def outcome(number: int, api_key: int, sent_ns: int = 0) -> Outcome:
     sent, answered = BODIES[api_key]
     frames = request(api_key, 2, group_id="g", **sent), response(api_key, 2, **answered)
     exchange = Exchange(number, 0, number, api_key, 2, "c", *frames, 0, 0, 0, 0)
-    step = Step(number, 0, exchange, "", "groups", sent_ns, True)
+    step = Step(number, 0, exchange, "", "groups", sent_ns, True, accesses=GROUP)
     return Outcome(step, *frames, sent_ns, sent_ns + 1, api_version=2)
 
 
@@ -65,7 +66,7 @@ def heartbeat(number: int, member: str, epoch: int) -> Outcome:
     sent = request(CONSUMER, 1, group_id="g", member_id=member, member_epoch=epoch)
     answer = response(CONSUMER, 1, member_id=member, member_epoch=epoch + 1)
     exchange = Exchange(number, 0, number, CONSUMER, 1, "c", sent, answer, 0, 0, 0, 0)
-    step = Step(number, 0, exchange, "", "groups", 0, True)
+    step = Step(number, 0, exchange, "", "groups", 0, True, accesses=GROUP)
     return Outcome(step, sent, answer, 0, 1, api_version=1)
 
 

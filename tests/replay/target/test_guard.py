@@ -198,7 +198,7 @@ def test_effects_of_a_plan() -> None:
     assert found.names("transactional-id") == ["rd-tx-1"]
     assert {("topic", "rd-events"), ("topic", "rd-tx")} <= set(found.deleted)
     assert "__consumer_offsets" not in found.names("topic")
-    renamed = effects(*WRITING_CLASSES, renames=(("topic", "rd-tx", "mine"),))
+    renamed = effects(*WRITING_CLASSES, renames={("topic", "rd-tx"): "mine"})
     assert ("topic", "mine") in renamed.made
     assert "rd-tx" not in renamed.names("topic")
     assert effects() == Effects()
