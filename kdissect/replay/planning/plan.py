@@ -15,7 +15,7 @@ principal which the replay has not: the target may permit them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from kdissect.replay.workload.messages import (
     api_name,
     entries,
     error_codes,
+    errors,
     partitions,
     request_of,
     response_body,
@@ -191,22 +192,13 @@ def _refused(exchange: Exchange, step_class: str, principal: str, own: str) -> S
         return Skipped(SkipCode.NOT_READY, reason)
     if not principal or own in ("", principal):
         return None
-    codes = set(_codes_of_elements(response)) or {response.get("error_code", 0)}
+    # those of elements, without those of fields: a created topic may lack its configs (KIP-525)
+    codes = {code for around, name, code in errors(response) if around[1:] and name == "error_code"}
+    codes = codes or {response.get("error_code", 0)}
     if not codes <= _NOT_PERMITTED:
         return None
     reason = f"the captured broker refused it to {principal}, and the replay is {own}"
     return Skipped(SkipCode.OTHER_PRINCIPAL, reason)
-
-
-def _codes_of_elements(body: Mapping[str, Any]) -> Iterator[int]:
-    """The ``error_code`` of each element in the arrays of a response, without those of fields: a
-    created topic may lack its configs (KIP-525)."""
-    for value in body.values():
-        for element in value if isinstance(value, list) else ():
-            if isinstance(element, dict):
-                if "error_code" in element:
-                    yield element["error_code"]
-                yield from _codes_of_elements(element)
 
 
 def _filtered(

@@ -23,6 +23,7 @@ from kdissect.replay.workload.messages import (
     Body,
     bodies,
     error_codes,
+    errors,
     member_of,
     partitions,
 )
@@ -48,7 +49,7 @@ def unready(ids: IdMap, step: Step, answer: Body) -> dict[Place, str]:
     if not captured:
         return {}
     api_key = step.exchange.api_key
-    codes = list(error_codes(answer))
+    codes = error_codes(answer)
     if any(codes):
         known = {0, *error_codes(captured)}
         found = {
@@ -75,27 +76,18 @@ def _errors(step: Step, answer: Body) -> Iterator[tuple[Place, int]]:
     owners = tuple(
         resource for resource, _ in step.accesses if resource[0] in ("group", "txn")
     ) or ((step.api_name,),)
-    pending: list[tuple[Place, Any]] = [(Place(owners), answer)]
-    while pending:
-        place, value = pending.pop()
-        if isinstance(value, list):
-            pending += [(place, each) for each in value]
-            continue
-        if not isinstance(value, dict):
-            continue
-        named = value.get("name") or value.get("topic") or value.get("topic_id")
-        if named is not None:
-            place = Place((), named)
-        group = value.get("group_id") or value.get("transactional_id")
-        if group is not None:
-            place = Place(((group,),))
-        for name in ("partition_index", "index", "partition"):
-            place = place._replace(partition=value.get(name, place.partition))
-        for name, inner in value.items():
-            if name.endswith("error_code"):
-                yield place, inner
-            elif isinstance(inner, list | dict):
-                pending.append((place, inner))
+    for around, _, code in errors(answer):
+        place = Place(owners)
+        for holder in around:
+            topic = holder.get("name") or holder.get("topic") or holder.get("topic_id")
+            if topic is not None:
+                place = Place((), topic)
+            group = holder.get("group_id") or holder.get("transactional_id")
+            if group is not None:
+                place = Place(((group,),))
+            for name in ("partition_index", "index", "partition"):
+                place = place._replace(partition=holder.get(name, place.partition))
+        yield place, code
 
 
 def _is_transient(ids: IdMap, step: Step, place: Place, code: int) -> bool:

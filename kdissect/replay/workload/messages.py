@@ -187,14 +187,16 @@ class TopicNames(dict[UUID, str]):
             yield (self.of(topic), number), partition
 
 
-def error_codes(value: Any) -> Iterator[int]:
-    """Every error code of a body, zero included, in wire order."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if isinstance(inner, int) and name.endswith("error_code"):
-                yield inner
-            elif isinstance(inner, (dict, list)):
-                yield from error_codes(inner)
-    elif isinstance(value, list):
-        for each in value:
-            yield from error_codes(each)
+def errors(body: Body, *around: Body) -> Iterator[tuple[tuple[Body, ...], str, int]]:
+    """(the structs around it from the body on, its field, the code) of every error code of a body,
+    zero included, in wire order."""
+    for name, inner in body.items():
+        if isinstance(inner, int) and name.endswith("error_code"):
+            yield (*around, body), name, inner
+        for each in inner if isinstance(inner, list) else [inner]:
+            if isinstance(each, dict):
+                yield from errors(each, *around, body)
+
+
+def error_codes(body: Body) -> list[int]:
+    return [code for _, _, code in errors(body)]
