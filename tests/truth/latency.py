@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect import Tables
-from kdissect.report.sections.broker_log import rank_correlation, read_log
+from kdissect.report.sections.broker_log import read_log
 
 WITHIN_MS = 15.0
 SHARE_OF_ALL, SHARE_OF_EACH = 0.99, 0.98
@@ -51,7 +51,9 @@ class Compared:
         """Rank correlation over the slow requests; None where there are too few."""
         if self.slow.sum() < SLOW_COUNT:
             return None
-        return rank_correlation(self.service[self.slow], self.logged[self.slow])
+        from scipy.stats import spearmanr  # a second that only one worker needs
+
+        return float(spearmanr(self.service[self.slow], self.logged[self.slow]).statistic)
 
     @property
     def is_right(self) -> bool:

@@ -32,7 +32,6 @@ from kdissect.errors import CaptureError
 from kdissect.report.document import Block, Document, Listing, Options
 from kdissect.sql import Database
 
-_SLOW_MS = 20.0
 CELLS_PER_DECADE = 12
 _HISTOGRAM_BINS = 48
 _CHUNK = 50_000
@@ -119,22 +118,6 @@ def _load(database: Database, paths: Sequence[str]) -> None:
         database.run("INSERT INTO broker_log FROM logged_chunk; DROP TABLE logged_chunk")
 
 
-def rank_correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float | None:
-    """Spearman's, ties at their mean rank; None for fewer than 3 or no spread."""
-    if len(a) < 3:
-        return None
-    first, second = _ranks(a), _ranks(b)
-    if first.std() == 0 or second.std() == 0:
-        return None
-    return float(np.corrcoef(first, second)[0, 1])
-
-
-def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2.0)[inverse]
-
-
 def collect(database: Database, options: Options) -> Document | None:
     """Table `broker_times`, and the distribution of the difference. None without a log."""
     paths = options.broker_logs
@@ -172,10 +155,7 @@ def collect(database: Database, options: Options) -> Document | None:
     )
     spread = f"count(*) AS count, {share}, min(difference_ms) AS min, max(difference_ms) AS max"
     totals = database.row(f"SELECT {spread} FROM broker_times")
-    names = ("service_ms", "latency_ms", "total_time_ms")
-    every = database.table(f"SELECT {', '.join(names)} FROM broker_times")
-    service, latency, logged = (every[name].to_numpy() for name in names)
-    slow = service > _SLOW_MS
+    differences = database.table("SELECT difference_ms FROM broker_times")["difference_ms"]
     cells = database.rows(
         f"""
         SELECT floor(log10(greatest(service_ms, 0.01)) * {CELLS_PER_DECADE})::INTEGER AS bin,
@@ -187,18 +167,11 @@ def collect(database: Database, options: Options) -> Document | None:
         "files": [Path(path).name for path in paths],
         "logged": database.value("SELECT count(*) FROM broker_log"),
         "matched": totals["count"],
-        "slow_ms": _SLOW_MS,
-        "slow_count": int(slow.sum()),
-        "rank_correlation_slow": rank_correlation(service[slow], logged[slow]),
-        "rank_correlation_slow_latency": rank_correlation(latency[slow], logged[slow]),
-        "rank_correlation_all": rank_correlation(service, logged),
-        "rank_correlation_all_latency": rank_correlation(latency, logged),
-        "queued_count": int((latency - service > 1).sum()),
         "difference_ms": totals,
         "by_api": database.rows(
             f"SELECT api, {spread} FROM broker_times GROUP BY api ORDER BY count DESC, api"
         ),
-        "histogram": _histogram(logged - service),
+        "histogram": _histogram(differences.to_numpy()),
         "cells": {
             "bins_per_decade": CELLS_PER_DECADE,
             **columns_of(cells, "bin", "log_bin", "count"),
@@ -234,18 +207,12 @@ def blocks(d: Document | None) -> list[Block]:
 
 
 def _text(d: Document) -> str:
-    def said(value: float | None) -> str:
-        return f.NONE if value is None else f"{value:.3f}"
-
     spread = d["difference_ms"]
     return (
         f"{f.count(d['matched'])} of {f.count(d['logged'])} logged requests are in the capture "
         f"with an answer. The broker's total time less `service_ms`: p1 "
         f"{f.decimal(spread['p1'])} ms, median {f.decimal(spread['p50'])} ms, p99 "
-        f"{f.decimal(spread['p99'])} ms. Rank correlation over the {f.count(d['slow_count'])} "
-        f"slower than {f.count(d['slow_ms'])} ms: {said(d['rank_correlation_slow'])} "
-        f"({said(d['rank_correlation_slow_latency'])} with the time behind earlier requests "
-        f"left in, which the broker does not count; {f.count(d['queued_count'])} waited so)."
+        f"{f.decimal(spread['p99'])} ms."
     )
 
 

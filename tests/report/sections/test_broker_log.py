@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kdissect
@@ -41,23 +40,20 @@ def test_latency_agrees_with_the_brokers_times(name: str, shared_capture: Any) -
     What has to agree is the latency without the time behind earlier requests of the connection:
     the broker reads a request, and starts its clock, only when it has answered the one before.
     """
+    from scipy.stats import spearmanr  # a second that only one worker needs
+
     capture = shared_capture(f"{name}.pcap")
     log = capture.with_name(f"{capture.stem}.requests.jsonl.gz")
     keys = capture.with_suffix(".keylog")
     made = kdissect.read(capture, keylog=[keys] if keys.exists() else [])
     with prepared(made) as database:
         found = broker_log.collect(database, replace(OPTIONS, broker_logs=(str(log),)))
+        slow = database.table("FROM broker_times WHERE service_ms > 20")
     assert found is not None
     spread = found["difference_ms"]
-    print(
-        f"{capture.stem}: {found['matched']} of {found['logged']} logged requests matched, "
-        f"{found['slow_count']} slower than 20 ms, rank correlation "
-        f"{found['rank_correlation_slow']:.4f} (latency_ms itself "
-        f"{found['rank_correlation_slow_latency']:.4f}), difference p1 {spread['p1']:.2f}, "
-        f"p50 {spread['p50']:.3f}, p99 {spread['p99']:.2f} ms"
-    )
     assert found["matched"] >= 0.85 * found["logged"]
-    assert found["rank_correlation_slow"] >= CORRELATION_MIN
+    ranks = spearmanr(slow["service_ms"].to_numpy(), slow["total_time_ms"].to_numpy())
+    assert ranks.statistic >= CORRELATION_MIN
     assert abs(spread["p50"]) < 0.5
     assert (
         sum(found["histogram"]["counts"])
@@ -117,7 +113,7 @@ def test_a_correlation_id_that_comes_again_is_matched_in_order(tmp_path: Path) -
         found = broker_log.collect(database, replace(OPTIONS, broker_logs=(str(log),)))
         rows = database.rows("FROM broker_times ORDER BY latency_ms")
     assert found is not None
-    assert (found["matched"], found["slow_count"]) == (2, 1)
+    assert found["matched"] == 2
     assert [row["total_time_ms"] for row in rows] == [1.5, 30]
 
 
@@ -128,12 +124,3 @@ def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(CaptureError, match="no line of a request log"):
         list(broker_log.read_log(str(path)))
-
-
-def test_ranks_of_equals_are_their_mean() -> None:
-    """Rank correlation is 1 or -1 with ties, and absent without variation."""
-    a = np.array([1.0, 2.0, 2.0, 3.0, 10.0])
-    assert broker_log.rank_correlation(a, a * 7) == pytest.approx(1)
-    assert broker_log.rank_correlation(a, -a) == pytest.approx(-1)
-    assert broker_log.rank_correlation(a, np.ones(5)) is None
-    assert broker_log.rank_correlation(a[:2], a[:2]) is None
