@@ -79,7 +79,6 @@ class Chart:
     height: int = 200
     series: Sequence[str] = ()
     choose: str | None = None
-    choose_label: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     meanings: dict[str, str] = field(default_factory=dict)
     colours: dict[str, str] = field(default_factory=dict)
@@ -241,7 +240,6 @@ def histogram(
     x_label: str = "datum.label",
     count_scale: str = "linear",
     choose: str | None = None,
-    choose_label: str = "",
 ) -> Chart:
     """Counts of values from one edge to the next (columns series, from, to, count)."""
     spec = load(
@@ -254,7 +252,7 @@ def histogram(
         series=list(series),
     )
     labels = {"api": "API", "series": "kind", "to": "below", "count": count_title}
-    return Chart(id_, title, text, data, spec, 200, series, choose, choose_label, labels)
+    return Chart(id_, title, text, data, spec, 200, series, choose, labels)
 
 
 def logarithmic_edges(

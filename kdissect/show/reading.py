@@ -29,13 +29,7 @@ class CaptureReading:
     line for each thing that the user should know. Raises CaptureError as `find_captures` does.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        options: Options,
-        note: Callable[[str], None],
-        limits: CarryLimits | None = None,
-    ) -> None:
+    def __init__(self, paths: Sequence[str], options: Options, note: Callable[[str], None]) -> None:
         self.note = note
         files = find_captures(paths)
         usable = [item for item in files if item.is_capture or item.format == "stream"]
@@ -47,7 +41,8 @@ class CaptureReading:
         if not usable:
             raise CaptureError(f"{files[0].path}: {files[0].error}")
         self.paths = [item.path for item in _in_order(usable)]
-        if limits is None and options.limits.connections != CONNECTIONS_MAX:
+        limits = CarryLimits()
+        if options.limits.connections != CONNECTIONS_MAX:
             limits = CarryLimits(connection_max=options.limits.connections)
         self.resumed = ConnectionCarry(
             options.stream_options, key_log_texts(options.keylog), limits

@@ -67,8 +67,8 @@ class Database:
     tables: rows by name of the table (``apis/Fetch``). DuckDB reads Parquet files itself, other
     datasets through pyarrow.
     memory_limit: how much DuckDB may hold before it uses temporary files,
-    such as ``512MiB``; None is `MEMORY_LIMIT`. threads: None is one per core. derived: functions
-    that compute the rows of further tables, once a user's query names one.
+    such as ``512MiB``; None is `MEMORY_LIMIT`. derived: functions that compute the rows of further
+    tables, once a user's query names one.
     """
 
     def __init__(
@@ -76,19 +76,15 @@ class Database:
         tables: Mapping[str, pads.Dataset],
         *,
         memory_limit: str | None = None,
-        threads: int | None = None,
         derived: Mapping[str, Callable[[], pa.Table]] | None = None,
     ) -> None:
         self._schemas = {view_name(name): dataset.schema for name, dataset in tables.items()}
         self._derived = dict(derived or {})
         self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
         self._thread = ThreadPoolExecutor(1)
-        settings: dict[str, Any] = {"python_enable_replacements": False}
-        if threads is not None:
-            settings["threads"] = threads
         try:
             limit = memory_limit or MEMORY_LIMIT
-            self._connection = _connect(self._spill, limit, **settings)
+            self._connection = _connect(self._spill, limit)
         except duckdb.Error as error:
             self.close()
             raise QueryError(f"memory limit {memory_limit}: {one_line(error)}") from error
@@ -354,7 +350,7 @@ def view_name(table: str) -> str:
 
 
 @interrupts()
-def _connect(spill: str, memory_limit: str, **settings: Any) -> Any:
+def _connect(spill: str, memory_limit: str) -> Any:
     """Open a database that loads no extensions; data beyond `memory_limit` go to `spill`."""
     connection = duckdb.connect(
         ":memory:",
@@ -363,7 +359,7 @@ def _connect(spill: str, memory_limit: str, **settings: Any) -> Any:
             "memory_limit": memory_limit,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
-            **settings,
+            "python_enable_replacements": False,
         },
     )
     connection.execute("set TimeZone = 'UTC'")

@@ -145,7 +145,6 @@ def _histogram(d: dict[str, Any]) -> Chart | None:
         x_scale={"type": "log", "nice": False},
         count_title="exchanges",
         choose="api",
-        choose_label="API",
     )
 
 
