@@ -1,12 +1,11 @@
 """Decodes metrics that clients push (KIP-714): OpenTelemetry's MetricsData in protobuf.
 
-This is a small reader of the protobuf wire format
-(https://protobuf.dev/programming-guides/encoding/) and of opentelemetry/proto/metrics/v1. Each
-metric becomes a row with the attributes of its resource. Unknown fields are skipped, as protobuf
-requires. Every length is compared with the bytes of the enclosing message. Limits: values nest at
-most `DEPTH_MAX` deep; `LIMITS` bounds the decompressed size, `PARTS_MAX` the parts of a message,
-`COPIED_MAX` the copies of resource attributes and scope names. A message beyond them fails with
-"limit reached" or `TOO_DEEP`.
+`_MESSAGES` has the messages of opentelemetry/proto/metrics/v1, and `_Reader` reads the wire format
+(https://protobuf.dev/programming-guides/encoding/). Each metric becomes a row with the attributes
+of its resource. Unknown fields are skipped, as protobuf requires. Every length is compared with the
+bytes of the enclosing message. Limits: values nest at most `DEPTH_MAX` deep; `LIMITS` bounds the
+decompressed size, `PARTS_MAX` the parts of a message, `COPIED_MAX` the copies of resource
+attributes and scope names. A message beyond them fails with "limit reached" or `TOO_DEEP`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,109 +31,182 @@ COPIED_MAX = 4  # bytes of copied attributes and names per byte of the message
 COPIED_FREE = 1 << 16
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_SIZE = {_FIXED64: 8, _FIXED32: 4}
+_WIRE = {
+    "bool": _VARINT, "int64": _VARINT, "sint32": _VARINT, "double": _FIXED64, "fixed64": _FIXED64,
+}  # fmt: skip
 _TEMPORALITY = {0: "unspecified", 1: "delta", 2: "cumulative"}
-_KINDS = {5: "gauge", 7: "sum", 9: "histogram", 10: "exponential_histogram", 11: "summary"}
-_ATTRIBUTES_FIELD = {5: 7, 7: 7, 9: 9, 10: 1, 11: 7}
 _INT64_MAX = 2**63 - 1
+
+# By number: name and type of each field that is read, the type of a repeated one in brackets.
+_POINT = {2: ("start_time", "fixed64"), 3: ("time", "fixed64")}
+_NUMBER = {
+    **_POINT, 4: ("value", "double"), 6: ("int_value", "fixed64"), 7: ("attributes", "[KeyValue]"),
+}  # fmt: skip
+_COUNTED = {**_POINT, 4: ("count", "fixed64"), 5: ("sum", "double")}
+_POINTS: dict[str, dict[int, tuple[str, str]]] = {
+    "gauge": _NUMBER,
+    "sum": _NUMBER,
+    "histogram": {
+        **_COUNTED, 6: ("bucket_counts", "[fixed64]"), 7: ("explicit_bounds", "[double]"),
+        9: ("attributes", "[KeyValue]"), 11: ("min", "double"), 12: ("max", "double"),
+    },
+    "exponential_histogram": {
+        **_COUNTED, 1: ("attributes", "[KeyValue]"), 6: ("scale", "sint32"),
+        7: ("zero_count", "fixed64"), 8: ("positive", "Buckets"), 9: ("negative", "Buckets"),
+        12: ("min", "double"), 13: ("max", "double"),
+    },
+    "summary": {**_COUNTED, 6: ("quantiles", "[Quantile]"), 7: ("attributes", "[KeyValue]")},
+}  # fmt: skip
+_MESSAGES: dict[str, dict[int, tuple[str, str]]] = {
+    "MetricsData": {1: ("resource_metrics", "[ResourceMetrics]")},
+    "ResourceMetrics": {1: ("resource", "Resource"), 2: ("scopes", "[ScopeMetrics]")},
+    "Resource": {1: ("attributes", "[KeyValue]")},
+    "ScopeMetrics": {1: ("scope", "Scope"), 2: ("metrics", "[Metric]")},
+    "Scope": {1: ("name", "string"), 2: ("version", "string")},
+    "Metric": {
+        1: ("name", "string"), 2: ("description", "string"), 3: ("unit", "string"),
+        5: ("gauge", "data of gauge"), 7: ("sum", "data of sum"),
+        9: ("histogram", "data of histogram"),
+        10: ("exponential_histogram", "data of exponential_histogram"),
+        11: ("summary", "data of summary"),
+    },
+    **{
+        f"data of {kind}": {
+            1: ("data_points", f"[point of {kind}]"),
+            2: ("aggregation_temporality", "int64"),
+            3: ("is_monotonic", "bool"),
+        }
+        for kind in _POINTS
+    },
+    **{f"point of {kind}": fields for kind, fields in _POINTS.items()},
+    "Buckets": {1: ("offset", "sint32"), 2: ("bucket_counts", "[int64]")},
+    "Quantile": {1: ("quantile", "double"), 2: ("value", "double")},
+    "KeyValue": {1: ("key", "string"), 2: ("value", "AnyValue")},
+    "AnyValue": {
+        1: ("string", "string"), 2: ("bool", "bool"), 3: ("int", "int64"), 4: ("double", "double"),
+        5: ("array", "ArrayValue"), 6: ("map", "KeyValueList"), 7: ("bytes", "bytes"),
+    },
+    "ArrayValue": {1: ("values", "[AnyValue]")},
+    "KeyValueList": {1: ("values", "[KeyValue]")},
+}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "Buckets": {"offset": 0, "bucket_counts": []},
+    "Quantile": {"quantile": 0.0, "value": 0.0},
+}
 
 Values = dict[str, Any]
 
 
-class _Reading:
-    """State shared by all parts of a push: parts that remain, allowed depth, and known
-    attributes."""
+def _fault(status: Status, pos: int) -> DecodeError:
+    return DecodeError(REASONS[status], pos=pos)
 
-    __slots__ = ("depth_max", "pairs", "parts")
 
-    def __init__(self, depth_max: int) -> None:
+class _Reader:
+    """Reads the messages of one push, and counts their parts."""
+
+    def __init__(self, data: bytes, depth_max: int) -> None:
+        self.data = data
         self.depth_max = depth_max
         self.parts = PARTS_MAX
-        # cached, because metrics repeat the same few attributes
-        self.pairs: dict[bytes, Values] = {}
 
+    def message(self, kind: str, pos: int, end: int, depth: int = 0) -> Values:
+        """The fields of the message in data[pos:end]; of a repeated field a list.
 
-class _ProtobufMessage:
-    """A protobuf message within a buffer: yields (field number, wire type, value).
-
-    Varints and fixed values are unsigned integers; a value with a length is a _ProtobufMessage.
-    """
-
-    __slots__ = ("buf", "end", "reading", "start")
-
-    def __init__(self, buf: bytes, start: int, end: int, reading: _Reading) -> None:
-        self.buf, self.start, self.end, self.reading = buf, start, end, reading
-
-    def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        buf, pos, end, reading = self.buf, self.start, self.end, self.reading
+        depth: of values within values. A field with another wire type than its own is skipped.
+        """
+        if kind == "AnyValue":
+            if depth > self.depth_max:
+                raise DecodeError(TOO_DEEP, pos=pos, path="attributes")
+            depth += 1
+        fields = _MESSAGES[kind]
+        values: Values = {}
         while pos < end:
             at = pos
-            tag = buf[pos]
-            if tag < 0x80:
-                pos += 1
-            else:
-                tag, pos = self._varint(pos)
-            number, kind = tag >> 3, tag & 7
-            value: Any
-            if kind == _LENGTH:
-                size, pos = self._varint(pos)
-                if size > end - pos:
-                    raise _fault(Status.TRUNCATED, at)
-                if not reading.parts:
+            tag, pos = self._varint(pos, end)
+            number, wire = tag >> 3, tag & 7
+            start, plain = pos, 0
+            if wire == _VARINT:
+                plain, pos = self._varint(pos, end)
+            elif wire == _LENGTH:
+                size, start = self._varint(pos, end)
+                pos = start + size
+                if not self.parts:
                     raise _fault(Status.LIMIT, at)
-                reading.parts -= 1
-                value = _ProtobufMessage(buf, pos, pos + size, reading)
-                pos += size
-            elif kind == _VARINT:
-                value, pos = self._varint(pos)
-            elif kind in (_FIXED64, _FIXED32):
-                size = 8 if kind == _FIXED64 else 4
-                if size > end - pos:
-                    raise _fault(Status.TRUNCATED, at)
-                value = int.from_bytes(buf[pos : pos + size], "little")
-                pos += size
+                self.parts -= 1
+            elif wire in _FIXED_SIZE:
+                pos += _FIXED_SIZE[wire]
             else:
                 raise DecodeError("no protobuf wire type", pos=at)
+            if pos > end:
+                raise _fault(Status.TRUNCATED, at)
             if not number:
                 raise DecodeError("protobuf field 0", pos=at)
-            yield number, kind, value
+            if number not in fields:
+                continue
+            name, of = fields[number]
+            inner = of.strip("[]")
+            found: list[Any]
+            if wire == _LENGTH:
+                found = self._sized(inner, start, pos, depth, of != inner)
+            elif wire == _WIRE.get(inner):
+                word = plain if wire == _VARINT else self._fixed64(start)
+                found = [_scalar(inner, word)]
+            else:
+                continue
+            if of != inner:
+                values.setdefault(name, []).extend(found)
+            elif found:
+                values.pop(name, None)  # the last one of several counts, and comes last
+                values[name] = found[0]
+        return {**_DEFAULTS[kind], **values} if kind in _DEFAULTS else values
 
-    def _varint(self, pos: int) -> tuple[int, int]:
-        if pos < self.end and self.buf[pos] < 0x80:
-            return self.buf[pos], pos + 1
+    def _sized(self, kind: str, start: int, end: int, depth: int, is_repeated: bool) -> list[Any]:
+        """The values of a field with a length: one, or the packed numbers of a repeated field."""
+        if kind == "string":
+            return [self.data[start:end].decode("utf-8", "replace")]
+        if kind == "bytes":
+            return [base64.b64encode(self.data[start:end]).decode("ascii")]
+        if kind in _MESSAGES:
+            return [self.message(kind, start, end, depth)]
+        if not is_repeated:
+            return []
+        words = []
+        if _WIRE[kind] == _FIXED64:  # an incomplete last number is ignored
+            words = [self._fixed64(pos) for pos in range(start, end - 7, 8)]
+        else:
+            while start < end:
+                word, start = self._varint(start, end)
+                words.append(word)
+        return [_scalar(kind, word) for word in words]
+
+    def _fixed64(self, pos: int) -> int:
+        return int.from_bytes(self.data[pos : pos + 8], "little")
+
+    def _varint(self, pos: int, end: int) -> tuple[int, int]:
+        if pos < end and self.data[pos] < 0x80:
+            return self.data[pos], pos + 1
         value = 0
         for count in range(10):
-            if pos + count >= self.end:
+            if pos + count >= end:
                 raise _fault(Status.TRUNCATED, pos)
-            byte = self.buf[pos + count]
+            byte = self.data[pos + count]
             value |= (byte & 0x7F) << (7 * count)
             if byte < 0x80:
                 return value & 0xFFFF_FFFF_FFFF_FFFF, pos + count + 1
         raise _fault(Status.VARINT_OVERFLOW, pos)
 
-    def data(self) -> bytes:
-        return self.buf[self.start : self.end]
 
-    def text(self) -> str:
-        return self.data().decode("utf-8", "replace")
-
-    def packed(self, size: int) -> list[int]:
-        """Fixed-size values in sequence; an incomplete last one is ignored."""
-        data = self.data()
-        return [
-            int.from_bytes(data[at : at + size], "little")
-            for at in range(0, len(data) // size * size, size)
-        ]
-
-    def varints(self) -> list[int]:
-        values, pos = [], self.start
-        while pos < self.end:
-            value, pos = self._varint(pos)
-            values.append(value)
-        return values
-
-
-def _fault(status: Status, pos: int) -> DecodeError:
-    return DecodeError(REASONS[status], pos=pos)
+def _scalar(kind: str, word: int) -> Any:
+    """A number of that type from the 64 bits on the wire."""
+    if kind == "double":
+        return struct.unpack("<d", word.to_bytes(8, "little"))[0]
+    if kind == "bool":
+        return word != 0
+    if kind == "sint32":  # zigzag
+        word &= 0xFFFF_FFFF
+        return (word >> 1) ^ -(word & 1)
+    return word - (1 << 64) if word >> 63 else word
 
 
 def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Values]:
@@ -148,7 +219,21 @@ def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Va
     the decompressed bytes.
     """
     message = _decompressed(data, codec)
-    return _flattened(_ProtobufMessage(message, 0, len(message), _Reading(depth_max)))
+    copied = COPIED_FREE + COPIED_MAX * len(message)
+    pushed = _Reader(message, depth_max).message("MetricsData", 0, len(message))
+    metrics: list[Values] = []
+    for resource_metrics in pushed.get("resource_metrics", ()):
+        attributes = _attributes(resource_metrics.get("resource", {}))
+        size = sum(len(one["key"]) + len(one["value"] or "") for one in attributes)
+        for scope_metrics in resource_metrics.get("scopes", ()):
+            scope = {"name": "", "version": "", **scope_metrics.get("scope", {})}
+            for metric in scope_metrics.get("metrics", ()):
+                copied -= size + len(scope["name"]) + len(scope["version"])
+                if copied < 0:
+                    raise DecodeError(REASONS[Status.LIMIT], path="resource_attributes")
+                names = {"scope_name": scope["name"], "scope_version": scope["version"]}
+                metrics.append({"resource_attributes": attributes, **names, **_metric(metric)})
+    return metrics
 
 
 def _decompressed(data: bytes, codec: int) -> bytes:
@@ -169,207 +254,53 @@ def _decompressed(data: bytes, codec: int) -> bytes:
         room = min(4 * room, allowed)
 
 
-def _flattened(message: _ProtobufMessage) -> list[Values]:
-    metrics: list[Values] = []
-    copied = COPIED_FREE + COPIED_MAX * (message.end - message.start)
-    for number, kind, value in message:
-        if number != 1 or kind != _LENGTH:
-            continue
-        attributes, size, scopes = _resource_metrics(value)
-        for scope in scopes:
-            for one in _scope_metrics(scope):
-                copied -= size + len(one["scope_name"]) + len(one["scope_version"])
-                if copied < 0:
-                    raise DecodeError(REASONS[Status.LIMIT], path="resource_attributes")
-                metrics.append({"resource_attributes": attributes, **one})
-    return metrics
-
-
-def _resource_metrics(
-    message: _ProtobufMessage,
-) -> tuple[list[Values], int, list[_ProtobufMessage]]:
-    """(attributes of the resource, their size in bytes, its scopes)."""
-    attributes: list[Values] = []
-    size = 0
-    scopes = []
-    for number, kind, value in message:
-        if kind != _LENGTH:
-            continue
-        if number == 1:
-            size += value.end - value.start
-            attributes += [_attribute(one) for n, k, one in value if (n, k) == (1, _LENGTH)]
-        elif number == 2:
-            scopes.append(value)
-    return attributes, size, scopes
-
-
-def _scope_metrics(message: _ProtobufMessage) -> Iterator[Values]:
-    name = version = ""
-    metrics = []
-    for number, kind, value in message:
-        if kind != _LENGTH:
-            continue
-        if number == 1:
-            for inner, inner_kind, text in value:
-                if inner == 1 and inner_kind == _LENGTH:
-                    name = text.text()
-                elif inner == 2 and inner_kind == _LENGTH:
-                    version = text.text()
-        elif number == 2:
-            metrics.append(value)
-    for metric in metrics:
-        yield {"scope_name": name, "scope_version": version, **_metric(metric)}
-
-
-def _metric(message: _ProtobufMessage) -> Values:
+def _metric(message: Values) -> Values:
     metric: Values = {"name": "", "description": "", "unit": "", "data_points": []}
-    for number, kind, value in message:
-        if kind != _LENGTH:
+    for name, value in message.items():
+        if name not in _POINTS:
+            metric[name] = value
             continue
-        if number in (1, 2, 3):
-            metric[("name", "description", "unit")[number - 1]] = value.text()
-        elif number in _KINDS:
-            metric["type"] = _KINDS[number]
-            for inner, inner_kind, one in value:
-                if inner == 1 and inner_kind == _LENGTH:
-                    metric["data_points"].append(_point(one, number))
-                elif inner == 2 and inner_kind == _VARINT:
-                    metric["aggregation_temporality"] = _TEMPORALITY.get(one, str(one))
-                elif inner == 3 and inner_kind == _VARINT and number == 7:
-                    metric["is_monotonic"] = one != 0
-            if number in (7, 9, 10):
-                metric.setdefault("aggregation_temporality", "unspecified")
-            if number == 7:
-                metric.setdefault("is_monotonic", False)
+        metric["type"] = name
+        metric["data_points"] = [_point(one) for one in value.get("data_points", ())]
+        if name in ("sum", "histogram", "exponential_histogram"):
+            number = value.get("aggregation_temporality", 0)
+            metric["aggregation_temporality"] = _TEMPORALITY.get(number, str(number))
+        if name == "sum":
+            metric["is_monotonic"] = value.get("is_monotonic", False)
     return metric
 
 
-def _point(message: _ProtobufMessage, metric_kind: int) -> Values:
-    """A data point of any kind of metric; most field numbers are equal between kinds."""
-    attributes: list[Values] = []
-    point: Values = {"attributes": attributes}
-    attributes_field = _ATTRIBUTES_FIELD[metric_kind]
-    is_number = metric_kind in (5, 7)
-    for number, kind, value in message:
-        if number == attributes_field and kind == _LENGTH:
-            attributes.append(_attribute(value))
-        elif kind == _FIXED64 and number in (2, 3):
-            name = "start_time" if number == 2 else "time"
-            if 0 < value <= _INT64_MAX:  # 0 means unknown
-                point[name], point[name + "_ns"] = value // 1000, value
-        elif is_number:
-            if number == 4 and kind == _FIXED64:
-                point["value"] = _double(value)
-            elif number == 6 and kind == _FIXED64:
-                point["int_value"] = _signed(value)
-                point["value"] = float(point["int_value"])
-        elif number == 4 and kind == _FIXED64:
-            point["count"] = _signed(value)
-        elif number == 5 and kind == _FIXED64:
-            point["sum"] = _double(value)
-        elif metric_kind == 9:
-            _histogram(point, number, kind, value)
-        elif metric_kind == 10:
-            _exponential_histogram(point, number, kind, value)
-        elif number == 6 and kind == _LENGTH:
-            quantile = {n: _double(v) for n, k, v in value if k == _FIXED64}
-            pair = {"quantile": quantile.get(1, 0.0), "value": quantile.get(2, 0.0)}
-            point.setdefault("quantiles", []).append(pair)
+def _point(point: Values) -> Values:
+    """A data point with readable attributes and times."""
+    point["attributes"] = _attributes(point)
+    for name in ("start_time", "time"):
+        time_ns = point.pop(name, 0)
+        if 0 < time_ns <= _INT64_MAX:  # 0 means unknown
+            point[name], point[name + "_ns"] = time_ns // 1000, time_ns
+    if "int_value" in point:
+        point["value"] = float(point["int_value"])
     return point
 
 
-def _histogram(point: Values, number: int, kind: int, value: Any) -> None:
-    if number in (6, 7) and kind in (_LENGTH, _FIXED64):
-        given = value.packed(8) if kind == _LENGTH else [value]
-        if number == 6:
-            point.setdefault("bucket_counts", []).extend(map(_signed, given))
-        else:
-            point.setdefault("explicit_bounds", []).extend(map(_double, given))
-    elif number in (11, 12) and kind == _FIXED64:
-        point["min" if number == 11 else "max"] = _double(value)
+def _attributes(holder: Values) -> list[Values]:
+    """Keys with their values as text: strings unchanged, bytes in base64, others as JSON."""
+    attributes = []
+    for pair in holder.get("attributes", ()):
+        value = _plain(pair.get("value", {}))
+        is_text = value is None or isinstance(value, str)
+        text = value if is_text else json.dumps(value)
+        attributes.append({"key": pair.get("key", ""), "value": text})
+    return attributes
 
 
-def _exponential_histogram(point: Values, number: int, kind: int, value: Any) -> None:
-    if number == 6 and kind == _VARINT:
-        point["scale"] = _zigzag(value)
-    elif number == 7 and kind == _FIXED64:
-        point["zero_count"] = _signed(value)
-    elif number in (8, 9) and kind == _LENGTH:
-        buckets: Values = {"offset": 0, "bucket_counts": []}
-        for inner, inner_kind, given in value:
-            if inner == 1 and inner_kind == _VARINT:
-                buckets["offset"] = _zigzag(given)
-            elif inner == 2 and inner_kind in (_VARINT, _LENGTH):
-                counts = given.varints() if inner_kind == _LENGTH else [given]
-                buckets["bucket_counts"].extend(map(_signed, counts))
-        point["positive" if number == 8 else "negative"] = buckets
-    elif number in (12, 13) and kind == _FIXED64:
-        point["min" if number == 12 else "max"] = _double(value)
-
-
-def _double(bits: int) -> float:
-    value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+def _plain(any_value: Values) -> Any:
+    """A string, number, bool, list or dict; None if there is no value."""
+    if not any_value:
+        return None
+    name, value = list(any_value.items())[-1]
+    if name == "array":
+        return [_plain(one) for one in value.get("values", ())]
+    if name == "map":
+        pairs = value.get("values", ())
+        return {pair.get("key", ""): _plain(pair.get("value", {})) for pair in pairs}
     return value
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
-
-
-def _zigzag(value: int) -> int:
-    """Decode a sint32."""
-    value &= 0xFFFF_FFFF
-    return (value >> 1) ^ -(value & 1)
-
-
-def _attribute(message: _ProtobufMessage) -> Values:
-    """A key with its value as text: strings unchanged, bytes in base64, others as JSON."""
-    data = message.data()
-    attribute = message.reading.pairs.get(data)
-    if attribute is None:
-        key, any_value = _key_value(message, 0)
-        is_text = any_value is None or isinstance(any_value, str)
-        attribute = {"key": key, "value": any_value if is_text else json.dumps(any_value)}
-        message.reading.pairs[data] = attribute
-    return attribute
-
-
-def _key_value(message: _ProtobufMessage, depth: int) -> tuple[str, Any]:
-    key, any_value = "", None
-    for number, kind, value in message:
-        if number == 1 and kind == _LENGTH:
-            key = value.text()
-        elif number == 2 and kind == _LENGTH:
-            any_value = _any_value(value, depth)
-    return key, any_value
-
-
-def _any_value(message: _ProtobufMessage, depth: int) -> Any:
-    """A string, number, bool, list or dict; bytes in base64; None if there is no value."""
-    if depth > message.reading.depth_max:
-        raise DecodeError(TOO_DEEP, pos=message.start, path="attributes")
-    decoded: Any = None
-    for number, kind, value in message:
-        if number == 1 and kind == _LENGTH:
-            decoded = value.text()
-        elif number == 2 and kind == _VARINT:
-            decoded = value != 0
-        elif number == 3 and kind == _VARINT:
-            decoded = _signed(value)
-        elif number == 4 and kind == _FIXED64:
-            decoded = _double(value)
-        elif number == 5 and kind == _LENGTH:
-            decoded = [
-                _any_value(one, depth + 1)
-                for inner, inner_kind, one in value
-                if (inner, inner_kind) == (1, _LENGTH)
-            ]
-        elif number == 6 and kind == _LENGTH:
-            decoded = dict(
-                _key_value(one, depth + 1)
-                for inner, inner_kind, one in value
-                if (inner, inner_kind) == (1, _LENGTH)
-            )
-        elif number == 7 and kind == _LENGTH:
-            decoded = base64.b64encode(value.data()).decode("ascii")
-    return decoded
