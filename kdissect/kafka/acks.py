@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from kdissect.jit import inlined, kernel, load_u8, load_u16
+from kdissect.jit import kernel
 from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
 
 FLEXIBLE_PRODUCE = 9  # first Produce version with tagged fields and compact strings (KIP-482)
@@ -93,31 +91,6 @@ def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) ->
         return count * 6 <= end - (at + 10)
     count, at = _uvarint(pieces, index, stop, at + 6)
     return (count - 1) * 3 <= end - at
-
-
-@inlined
-def quick_acks(address: Any, available: int, api_version: int, client_length: int) -> int:
-    """`acks_of` for the common case: no tagged fields, a short transactional id; otherwise -1."""
-    at = 14 + max(0, client_length)
-    if api_version < 3:
-        length = 0
-    elif api_version < FLEXIBLE_PRODUCE:
-        if at + 2 > available:
-            return -1
-        length = load_u16(address + np.uint64(at))
-        at += 2
-        if length >= 0x8000:
-            length = 0
-    else:
-        if at + 2 > available or load_u8(address + np.uint64(at)) != 0:
-            return -1
-        length = load_u8(address + np.uint64(at + 1))
-        at += 2
-        if length >= 128:
-            return -1
-        length = max(0, length - 1)
-    at += length
-    return load_u16(address + np.uint64(at)) if at + 2 <= available else -1
 
 
 @kernel

@@ -184,40 +184,6 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
 
 
 @kernel
-def quick_request(address: Any, available: int, limit: int, is_known: Any, header: Any) -> bool:
-    """`request_header` for the common case: a GOOD header within `available` bytes at `address`.
-
-    False: fall back to `request_header`. It takes no pieces, because passing them would cost more
-    than the rest.
-    """
-    if available < 14:
-        return False
-    size = load_u32(address)
-    key = load_u16(address + np.uint64(4))
-    api_version = load_u16(address + np.uint64(6))
-    length = load_u16(address + np.uint64(12))
-    if size < 10 or size > limit or key >= API_KEYS or api_version >= API_VERSIONS:
-        return False
-    if not is_known[key * API_VERSIONS + api_version] or length > size - 10:
-        return False
-    if key == CONTROLLED_SHUTDOWN or length > CLIENT_BYTES_READ or length > available - 14:
-        return False
-    mixed = length
-    for place in range(14, 14 + length):
-        byte = load_u8(address + np.uint64(place))
-        if not is_text(byte):
-            return False
-        mixed = (mixed * 31 + byte) & 0xFFFFFFFFFFFF
-    header["size"] = size
-    header["key"] = key
-    header["api_version"] = api_version
-    header["correlation"] = load_u32(address + np.uint64(8))
-    header["client_length"] = length
-    header["client_hash"] = mixed
-    return True
-
-
-@kernel
 def is_handshake(stream: Any, index: int, pos: int, header: Any) -> bool:
     """Return whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
     at = pos + 14 + max(header["client_length"], 0)

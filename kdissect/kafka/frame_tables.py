@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.jit import inlined, kernel, making_kernel, making_part
+from kdissect.jit import kernel, making_kernel, making_part
 from kdissect.kafka.assembly import WARNING, Anomaly
 from kdissect.tcp.byte_ranges import find, grown, int64
 
@@ -87,45 +87,6 @@ def put_extents(
 
 
 @kernel
-def put_whole_frame(
-    pieces: Any, source: Any, index: int, connection: int, pos: int, header: Any, kind: int,
-    frames: Any, extents: Any, used: Any,
-) -> None:  # fmt: skip
-    """`put_frame` for the common case: a frame with bytes that lie in one piece."""
-    at = used[EXTENTS] * EXTENT_WIDTH
-    extents[at] = pieces[index]["file_pos"] + (pos + 4 - pieces[index]["pos"])
-    extents[at + 1] = header["size"]
-    extents[at + 2] = source[pieces[index]["segment"]]
-    used[EXTENTS] += 1
-    at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
-    frames[at + EXTENT_START] = used[EXTENTS] - 1
-
-
-@inlined
-def _put_head(
-    pieces: Any, index: int, connection: int, pos: int, header: Any, kind: int, frames: Any,
-    used: Any,
-) -> int:  # fmt: skip
-    """Fill the next free row for a frame in one piece; returns the index of the row's first
-    number."""
-    at = used[FRAMES] * FRAME_WIDTH
-    used[FRAMES] += 1
-    segment = pieces[index]["segment"]
-    frames[at + CONNECTION] = connection
-    frames[at + POS] = pos
-    frames[at + FRAME_SIZE] = header["size"]
-    frames[at + API_KEY] = header["key"]
-    frames[at + VERSION] = header["api_version"]
-    frames[at + ID] = header["correlation"]
-    frames[at + KIND] = kind
-    frames[at + FIRST] = segment
-    frames[at + LAST] = segment
-    frames[at + EXTENT_COUNT] = 1
-    frames[at + CAPTURED] = 4 + header["size"]
-    return at
-
-
-@kernel
 def put_frame(
     pieces: Any, source: Any, index: int, stop: int, connection: int, pos: int, header: Any,
     kind: int, frames: Any, extents: Any, used: Any,
@@ -135,7 +96,16 @@ def put_frame(
     The tables must have room for it, and for `extents_max` rows of its bytes.
     """
     end = pos + 4 + header["size"]
-    at = _put_head(pieces, index, connection, pos, header, kind, frames, used)
+    at = used[FRAMES] * FRAME_WIDTH
+    used[FRAMES] += 1
+    frames[at + CONNECTION] = connection
+    frames[at + POS] = pos
+    frames[at + FRAME_SIZE] = header["size"]
+    frames[at + API_KEY] = header["key"]
+    frames[at + VERSION] = header["api_version"]
+    frames[at + ID] = header["correlation"]
+    frames[at + KIND] = kind
+    frames[at + FIRST] = pieces[index]["segment"]
     first = used[EXTENTS]
     captured = put_extents(pieces, source, index, stop, pos + 4, end, extents, used)
     frames[at + EXTENT_START] = first
@@ -203,24 +173,12 @@ def put_unframed(
     return extents, faults
 
 
-@kernel
-def _has_gaps(pieces: Any, start: int, stop: int, end: int) -> bool:
-    here = int64(0)
-    for index in range(start, stop):
-        if pieces[index]["pos"] > here:
-            return True
-        here = pieces[index]["end"]
-    return end > here
-
-
 @making_kernel
 def put_gaps(
     pieces: Any, start: int, stop: int, end: int, direction: int, connection: int, faults: Any,
     used: Any,
 ) -> Any:  # fmt: skip
     """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
-    if not _has_gaps(pieces, start, stop, end):
-        return faults
     here = int64(0)
     segment = int64(-1)
     for index in range(start, stop + 1):

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.jit import fetch_ahead, inlined, kernel, load_u32, making_kernel, making_part, part
-from kdissect.kafka.acks import acks_of, quick_acks
+from kdissect.kafka.acks import acks_of
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
@@ -55,7 +55,6 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     is_api_versions,
     is_reserved,
     pending_token,
-    quick_request,
     request_header,
     response_header,
     step,
@@ -77,7 +76,6 @@ from kdissect.kafka.frame_tables import (
     put_frame,
     put_gaps,
     put_unframed,
-    put_whole_frame,
 )
 from kdissect.kafka.sasl_detection import is_broker_token, is_mechanisms
 from kdissect.protocol.api_keys import ApiKey
@@ -261,22 +259,14 @@ def _append_frame(
 ) -> Any:  # fmt: skip
     """Append a row for the frame at `pos` and step over it; returns (frames, extents)."""
     pieces = stream.pieces
-    stop = stream.stop
-    connection = walk["connection"]
-    pos = walk["pos"]
-    size = header["size"]
-    end = pos + 4 + size
-    is_whole = pieces[index]["pos"] <= pos and end <= pieces[index]["end"]
-    is_whole = is_whole and size > 0
+    end = walk["pos"] + 4 + header["size"]
+    rows = extents_max(pieces, index, stream.stop, end)
     frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
-    rows = int64(1) if is_whole else extents_max(pieces, index, stop, end)
     extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, rows * EXTENT_WIDTH)
-    if is_whole:
-        put_whole_frame(pieces, source, index, connection, pos, header, kind, frames, extents, used)
-    else:
-        put_frame(
-            pieces, source, index, stop, connection, pos, header, kind, frames, extents, used
-        )  # fmt: skip
+    put_frame(
+        pieces, source, index, stream.stop, walk["connection"], walk["pos"], header, kind, frames,
+        extents, used,
+    )  # fmt: skip
     walk["pos"] = end
     walk["covered"] = end
     walk["reason"] = AFTER_GAP
@@ -401,7 +391,6 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
     frames, extents, faults, used = empty_tables()
     header = state.headers[0]
     following = state.headers[1]
-    limit = kafka.limit[0]
     pieces = streams.pieces
     source = streams.source
     sides = streams.sides
@@ -435,15 +424,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                 _lock(walk, pos)
             if index + AHEAD < stop:
                 fetch_ahead(pieces[index + AHEAD]["address"])
-            available = pieces[index]["end"] - pos
-            address = pieces[index]["address"] + np.uint64(max(0, pos - pieces[index]["pos"]))
-            # Request header: size int32, api key int16, api version int16, correlation id int32,
-            # client id as a nullable string of int16 length (in all versions, KIP-482 too).
-            is_here = pos >= pieces[index]["pos"]
-            if is_here and quick_request(address, available, limit, kafka.known, header):
-                grade = GOOD
-            else:
-                grade = request_header(pieces, index, stop, pos, kafka, header)
+            grade = request_header(pieces, index, stop, pos, kafka, header)
             size = header["size"]
             if size < 0:
                 _lose_boundary(walk, pieces[index]["pos"])
@@ -470,15 +451,8 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
             if kind == EXPECTS:
                 _learn_request(walk, clients, header, grade)
                 if grade == GOOD and header["key"] == _PRODUCE:
-                    acks = int64(-1)
-                    if is_here:
-                        acks = quick_acks(
-                            address, min(available, 4 + size), header["api_version"],
-                            header["client_length"],
-                        )  # fmt: skip
-                    if acks < 0:
-                        acks = acks_of(pieces, index, stop, pos, header)
-                    if acks == 0:  # Kafka protocol: a Produce with acks=0 gets no response
+                    # Kafka protocol: a Produce with acks=0 gets no response
+                    if acks_of(pieces, index, stop, pos, header) == 0:
                         kind = SILENT
             if pos > walk["covered"]:
                 extents, faults = _note_unframed(
