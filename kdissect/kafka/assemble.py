@@ -339,8 +339,7 @@ def _resume(
 def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scratch) -> None:
     """Detect the protocol of connections without earlier state."""
     protocol, client_side = detection.protocol, detection.client_side
-    is_known = protocol != Protocol.NONE
-    rows = np.flatnonzero(~is_known)
+    rows = np.flatnonzero(protocol == Protocol.NONE)
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
     side, detected = client_side[rows], protocol[rows]
     recognise(
@@ -351,18 +350,6 @@ def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scra
         detected,
     )  # fmt: skip
     client_side[rows], protocol[rows] = side, detected
-    begins = (streams.begins_at() == 0).reshape(-1, 2)
-    alone = np.flatnonzero(
-        (protocol == Protocol.OTHER) & ~is_known & (begins[:, 0] != begins[:, 1])
-    )
-    if len(alone):
-        from kdissect.kafka.response_bodies import (
-            detect_single_responses,  # it loads the decoder of messages
-        )
-
-        detect_single_responses(
-            streams, alone, int(kafka.limit[0]), client_side, protocol, detection.origin
-        )
 
 
 def _read_tls(
@@ -421,7 +408,7 @@ def _frames(
     def walk_responses(state: framing.WalkState, most: int) -> Any:
         found = framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
         if state.walk["request"][0] != framing.NO_REQUEST:
-            from kdissect.kafka.response_bodies import refuse_other_bytes
+            from kdissect.kafka.response_bodies import refuse_other_bytes  # it loads the decoder
 
             stream = framing.bounds_of(plain.pieces, plain.sides, of_responses[state.connection])
             refuse_other_bytes(state, plain.pieces, stream, requests.table)

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.codec.response_detection import Pair, every_response, fits
 from kdissect.kafka.assembly import NO_API, Assembly
+from kdissect.kafka.response_bodies import Pair, every_response, fits
 from kdissect.pipeline.frame_buffer import FrameBuffer
 
 _RESPONSE = 1

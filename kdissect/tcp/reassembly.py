@@ -87,8 +87,6 @@ from kdissect.tcp.columns import (
     NO_ACK,
     ORIGIN,
     PAIR,
-    PIECE_START,
-    PIECE_STOP,
     PROBE,
     RTT,
     SEGMENT_COUNT,
@@ -122,14 +120,6 @@ class Streams:
     conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
     mark: npt.NDArray[np.uint8]  # per segment: DUPLICATE, PROBE, UNUSED
     facts: TcpFacts
-
-    def begins_at(self) -> npt.NDArray[np.int64]:
-        """int64[streams]: position of each stream's first captured byte; -1 if it has none."""
-        sides = self.sides.reshape(-1, SIDE_WIDTH)
-        first = np.full(len(sides), -1, np.int64)
-        has_bytes = sides[:, PIECE_STOP] > sides[:, PIECE_START]
-        first[has_bytes] = self.pieces["pos"][sides[has_bytes, PIECE_START]]
-        return first
 
 
 class Numbered(NamedTuple):
