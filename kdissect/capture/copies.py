@@ -26,10 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
-
 from kdissect.capture import object_store
-from kdissect.capture.inputs import STDIN, UNSEEN, InputFile, describe, look_at_file, plain_pieces
+from kdissect.capture.inputs import STDIN, UNSEEN, InputFile, Unpacked, describe, look_at_file
 from kdissect.errors import CaptureError, EnvironmentFailed
 
 _PIECE = 1 << 20  # bytes unpacked at a time
@@ -116,7 +114,9 @@ def _copy(file: InputFile, path: str) -> None:
                 damage = None
                 _download(file, out)
             else:
-                damage = _unpack(file.path, file.compression, out)
+                pieces = Unpacked(file.path, file.compression)
+                out.writelines(pieces)
+                damage = pieces.error
         _check_version(file)
         if damage is not None:
             Path(path + _DAMAGE).write_text(damage)
@@ -147,26 +147,6 @@ def _download(file: InputFile, out: BinaryIO) -> None:
 
         for _ in pool.map(fetch, range(0, file.size, REQUEST_BYTES)):
             pass
-
-
-def _unpack(path: str, compression: str, out: BinaryIO) -> str | None:
-    """Write all plain bytes of a compressed file; returns the error that ended it, or None."""
-    written = 0
-    size = _PIECE
-    while True:
-        try:
-            for piece in plain_pieces(path, compression, size, written):
-                out.write(piece)
-                written += len(piece)
-            return None
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            # A failing read returns none of its bytes, so read the rest one byte at a time.
-            if size == 1:
-                reason = str(error).splitlines()[0]
-                return f"{compression} data is damaged after {written} plain bytes: {reason}"
-            size = 1
 
 
 def _written(file: InputFile, folder: str) -> InputFile:

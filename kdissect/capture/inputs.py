@@ -9,8 +9,9 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -68,16 +69,46 @@ def detect_compression(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "none")
 
 
-def plain_pieces(path: str, compression: str, size: int, skip: int = 0) -> Iterator[bytes]:
-    """Yield the plain bytes of a compressed file after the first `skip`, `size` at a time."""
-    with (
-        object_store.opened(path) if object_store.is_remote(path) else pa.OSFile(path, "rb") as raw,
-        pa.CompressedInputStream(raw, compression) as stream,
-    ):
-        while skip > 0 and (piece := stream.read(min(skip, _PIECE))):
-            skip -= len(piece)
-        while piece := stream.read(size):
-            yield piece
+class Unpacked:
+    """Iterates over the plain bytes of a compressed file. error: then, why they end early.
+
+    raw: opens the compressed bytes; without it, the file or object at `path` is opened.
+    """
+
+    def __init__(
+        self, path: str, compression: str, size: int = _PIECE, raw: Callable[[], Any] | None = None
+    ) -> None:
+        self._path, self._compression, self._size, self._raw = path, compression, size, raw
+        self.error: str | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        done = 0
+        # a failing read returns none of its bytes, so the rest is read one byte at a time
+        for size in (self._size, 1) if self._raw is None else (self._size,):
+            try:
+                for piece in self._pieces(size, done):
+                    done += len(piece)
+                    yield piece
+                return
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                reason = str(error).splitlines()[0]
+        place = f"after {done} plain bytes" if done else "before its first bytes"
+        self.error = f"{self._compression} data is damaged {place}: {reason}"
+
+    def _pieces(self, size: int, skip: int) -> Iterator[bytes]:
+        with self._open() as raw, pa.CompressedInputStream(raw, self._compression) as plain:
+            while skip > 0 and (piece := plain.read(min(skip, _PIECE))):
+                skip -= len(piece)
+            while piece := plain.read(size):
+                yield piece
+
+    def _open(self) -> Any:
+        if self._raw is not None:
+            return self._raw()
+        is_remote = object_store.is_remote(self._path)
+        return object_store.opened(self._path) if is_remote else pa.OSFile(self._path, "rb")
 
 
 def look_at_file(path: str) -> InputFile:
@@ -103,18 +134,13 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
         error = None if kind != "unknown" else _NO_CAPTURE
         return InputFile(path, kind, "none", size, error, data_path)
     plain = b""
-    try:
-        for piece in plain_pieces(path, compression, _HEAD):
-            plain += piece
-            if len(plain) >= 4:
-                break
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        if not plain:
-            reason = str(error).splitlines()[0]
-            text = f"{compression} data is damaged before its first bytes: {reason}"
-            return InputFile(path, "unknown", compression, size, text)
+    pieces = Unpacked(path, compression, _HEAD)
+    for piece in pieces:
+        plain += piece
+        if len(plain) >= 4:
+            break
+    if not plain:
+        return InputFile(path, "unknown", compression, size, pieces.error)
     kind = detect_format(plain)
     error_text = None if kind != "unknown" else f"{compression} of something that is no capture"
     return InputFile(path, kind, compression, size, error_text)

@@ -257,10 +257,14 @@ class RecordWalk:
         table = self.fragments[: self.counts[_FRAGMENTS] * FRAGMENT_WIDTH]
         return table.reshape(-1, FRAGMENT_WIDTH).copy()
 
-    def error(self) -> str | None:
-        """One clause with a position if the file could not be read to its end; else None."""
-        pos, packet = int(self.cursor[POS]), self.number_count + 1
-        place = f"packet {packet} at byte {pos}"
+    def error(self, packets_before: int = 0, bytes_before: int = 0) -> str | None:
+        """One clause with a position if the file could not be read to its end; else None.
+
+        packets_before, bytes_before: of the file, before `data`.
+        """
+        pos = int(self.cursor[POS])
+        packet = packets_before + self.number_count + 1
+        place = f"packet {packet} at byte {bytes_before + pos}"
         if self.outcome == STEP_CUT:
             left = int(self.cursor[END]) - pos
             return f"{place} is cut: it needs {int(self.cursor[NEEDED])} bytes, {left} are left"

@@ -7,6 +7,7 @@ bytes that it has: a window then holds the packets that have arrived.
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import stat
@@ -14,9 +15,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kdissect.arrays import read_only
 from kdissect.capture import inputs, object_store, pcap, pcapng
@@ -24,8 +27,6 @@ from kdissect.capture.ip_fragments import PACKET, Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     END,
-    FAULT,
-    FAULT_TEXT,
     INTERFACE_COUNT,
     INTERFACE_SIZE,
     NEEDED,
@@ -100,27 +101,32 @@ def _enlarge_pipe(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
-class _Plain:
-    """The bytes of a file or a pipe."""
+class _Plain(io.RawIOBase):
+    """The bytes of a file or a pipe. head: bytes that are read again before all others."""
 
-    def __init__(self, descriptor: int, head: bytes) -> None:
+    error: str | None = None
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self._head = head
+        self.head = b""
         mode = os.fstat(descriptor).st_mode
         self._waits = not stat.S_ISREG(mode)
         if stat.S_ISFIFO(mode):
             _enlarge_pipe(descriptor)
 
-    def into(self, room: memoryview) -> int:
-        """Read the next bytes into `room`, at least one; returns their number, 0 at the end.
+    def readable(self) -> bool:
+        return True
 
-        A file fills `room`; a pipe gives the bytes that it has.
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a memoryview, at least one; returns their number, 0 at the end.
+
+        A file fills it; a pipe gives the bytes that it has.
         """
-        done = len(self._head)
-        if done:
-            done = min(done, len(room))
-            room[:done] = self._head[:done]
-            self._head = self._head[done:]
+        room = memoryview(buffer)
+        done = min(len(self.head), len(room))
+        room[:done] = self.head[:done]
+        self.head = self.head[done:]
         while done < len(room):
             if done and self._waits:
                 # a fast writer continues at once, and small windows cost more
@@ -133,53 +139,22 @@ class _Plain:
             done += count
         return done
 
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes for decompression; fewer only from a pipe or at the end."""
-        data = bytearray(size)
-        return bytes(data[: self.into(memoryview(data))])
-
-    @property
-    def error(self) -> str | None:
-        return None
-
     def close(self) -> None:
-        if self._descriptor > 2:
+        if not self.closed and self._descriptor > 2:
             os.close(self._descriptor)
+        super().close()
 
 
-class _Unpacked:
+class _PlainPieces(io.RawIOBase):
     """The plain bytes of a compressed file or pipe."""
 
-    def __init__(self, raw: _Plain, compression: str, path: str) -> None:
-        self._raw, self._compression, self._path = raw, compression, path
-        self._pieces: Iterator[bytes] = self._all()
+    def __init__(self, pieces: inputs.Unpacked) -> None:
+        super().__init__()
+        self._unpacked, self._pieces = pieces, iter(pieces)
         self._rest = b""
-        self.error: str | None = None
 
-    def _all(self) -> Iterator[bytes]:
-        import pyarrow as pa
-
-        done = 0
-        try:
-            raw = pa.PythonFile(_Readable(self._raw))
-            with pa.CompressedInputStream(raw, self._compression) as plain:
-                while piece := plain.read(PIECE_BYTES):
-                    done += len(piece)
-                    yield piece
-            return
-        except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0]
-        # a failing read returns none of its bytes
-        if self._path != inputs.STDIN and os.path.isfile(self._path):
-            try:
-                for piece in inputs.plain_pieces(self._path, self._compression, 1, done):
-                    done += 1
-                    yield piece
-            except (pa.ArrowException, OSError):
-                pass
-        self.error = f"{self._compression} data is damaged after {done} plain bytes: {reason}"
-
-    def into(self, room: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer)
         done = 0
         while done < len(room):
             piece = self._rest or next(self._pieces, b"")
@@ -191,31 +166,9 @@ class _Unpacked:
             done += count
         return done
 
-    def close(self) -> None:
-        self._raw.close()
-
-
-class _Readable:
-    """The file object that pyarrow reads from."""
-
-    def __init__(self, raw: _Plain) -> None:
-        self._raw = raw
-        self.closed = False
-
-    def read(self, size: int = -1) -> bytes:
-        return self._raw.read(PIECE_BYTES if size < 0 else size)
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.closed = True
+    @property
+    def error(self) -> str | None:
+        return self._unpacked.error
 
 
 class WindowReader:
@@ -255,22 +208,16 @@ class WindowReader:
             buffer = self._buffer
             buffer[: len(left)] = np.frombuffer(left, np.uint8)
             view = memoryview(buffer)[len(left) : max(size, needed)]  # type: ignore[arg-type]
-            count = self._bytes.into(view)
+            count = self._bytes.readinto(view)
             filled = len(left) + count
-            if not count:
-                if left:
-                    self._say_cut(len(left))
+            if not count and not left:
                 break
             window = self._window(buffer, filled)
             needed = int(self._walk.cursor[NEEDED]) if self._walk.outcome == STEP_CUT else 0
-            if needed > RECORD_BYTES_MAX:
-                self._say_cut(len(self._left))
-            if self._walk.outcome == STEP_BAD:
-                place = self._base
-                self.error = (
-                    f"packet {self.last_packet + 1} at byte {place} cannot be read: "
-                    f"{FAULT_TEXT[int(self._walk.cursor[FAULT])]}"
-                )
+            if not count or needed > RECORD_BYTES_MAX or self._walk.outcome == STEP_BAD:
+                self.error = self._fault()
+            if not count:
+                break
             size = min(2 * size, WINDOW_BYTES_MAX)
             yield window
             if len(window.buffer) > len(self._buffer):
@@ -278,11 +225,11 @@ class WindowReader:
         self.error = "; ".join(text for text in (self._bytes.error, self.error) if text) or None
         self._bytes.close()
 
-    def _say_cut(self, left: int) -> None:
-        self.error = (
-            f"packet {self.last_packet + 1} at byte {self._base} is cut: it needs "
-            f"{int(self._walk.cursor[NEEDED])} bytes, {left} are left"
-        )
+    def _fault(self) -> str | None:
+        """Why the record after the last window cannot be read."""
+        walk = self._walk
+        packets = self.last_packet - walk.number_count
+        return walk.error(packets, self._base - int(walk.cursor[POS]))
 
     def _window(self, buffer: npt.NDArray[np.uint8], filled: int) -> Window:
         """The complete packets among the first `filled` bytes of the buffer."""
@@ -328,7 +275,7 @@ class WindowReader:
             cursor[SECTION_BASE] = 0
 
 
-def open_bytes(path: str) -> _Plain | _Unpacked:
+def open_bytes(path: str) -> _Plain | _PlainPieces:
     """The plain bytes of a capture, or of standard input ("-"), unpacked if they are compressed.
 
     Raises CaptureError if it cannot be opened.
@@ -339,16 +286,22 @@ def open_bytes(path: str) -> _Plain | _Unpacked:
         descriptor = sys.stdin.fileno() if path == inputs.STDIN else os.open(path, os.O_RDONLY)
     except OSError as error:
         raise CaptureError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    head = _head(_Plain(descriptor, b""))
-    compression = inputs.detect_compression(head[:4])
-    raw = _Plain(descriptor, head)
-    return raw if compression == "none" else _Unpacked(raw, compression, path)
+    raw = _Plain(descriptor)
+    raw.head = _head(raw)
+    compression = inputs.detect_compression(raw.head[:4])
+    if compression == "none":
+        return raw
+    if path != inputs.STDIN and os.path.isfile(path):
+        raw.close()
+        return _PlainPieces(inputs.Unpacked(path, compression, PIECE_BYTES))
+    stream = inputs.Unpacked(path, compression, PIECE_BYTES, lambda: pa.PythonFile(raw, "r"))
+    return _PlainPieces(stream)
 
 
-def _head(data: _Plain | _Unpacked) -> bytes:
+def _head(data: _Plain | _PlainPieces) -> bytes:
     """The first bytes of a file, up to the size of a file header."""
     room = bytearray(pcap.FILE_HEADER_SIZE)
     done = 0
-    while done < len(room) and (count := data.into(memoryview(room)[done:])):
+    while done < len(room) and (count := data.readinto(memoryview(room)[done:])):
         done += count
     return bytes(room[:done])

@@ -51,9 +51,7 @@ import pyarrow as pa
 
 from kdissect import __version__
 from kdissect.capture.inputs import STDIN, InputFile, find_captures
-from kdissect.capture.ip_fragments import Joined
 from kdissect.capture.object_store import is_remote
-from kdissect.capture.segments import SegmentBatch
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.options import Options
@@ -248,12 +246,14 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
 @contextmanager
 def planned_append(append: AppendPlan, spool_dir: str | None) -> Iterator[RunPlan]:
     """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
-    ends."""
+    ends, or have IP fragments."""
     before = append.before
     with planned_inputs(append.inputs, append.options, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
         if times and min(times) < before.end_ns - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
+        if plan.fragments is not None:
+            raise ReadAgainError("the new captures have IP fragments")
         yield after_set(plan, append)
 
 
@@ -271,24 +271,9 @@ def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
         ),
         capture_ids=before.capture_ids + plan.capture_ids,
         splits=tuple(replace(split, source=split.source + count) for split in plan.splits),
-        fragments=_moved(plan.fragments, count),
         keeps=True,
         before=before,
     )
-
-
-def _moved(joined: Joined | None, count: int) -> Joined | None:
-    """Joined IP fragments whose source numbers are increased by `count`."""
-    if joined is None:
-        return None
-    segments, completed, faults = (
-        joined.batch.segments.copy(), joined.completed.copy(), joined.faults.copy()
-    )  # fmt: skip
-    segments["source"] += count
-    completed[:, 0] += count
-    faults[:, 1] += count
-    batch = SegmentBatch(joined.batch.endpoints, segments)
-    return Joined(batch, completed, faults, joined.ignored_count)
 
 
 # -- what a run leaves ----------------------------------------------------------------------

@@ -101,7 +101,7 @@ def first_packet(item: InputFile) -> tuple[int, bytes]:
             # key logs in front of the first packet may be longer than a packet
             room = np.zeros(max(FIRST_BYTES, 2 * len(head)), np.uint8)
             room[: len(head)] = head
-            count = data.into(room.data[len(head) :])
+            count = data.readinto(room.data[len(head) :])
             head = room[: len(head) + count]
             walk = RecordWalk(head, len(room)).run(packet_max=1)
             if walk.start_time_ns is not None:
