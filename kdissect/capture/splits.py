@@ -7,8 +7,7 @@ and IP fragments (`ip_fragments`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from kdissect.arrays import read_only
 from kdissect.capture import pcap, pcapng
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
-from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, Joined, join, note_fragment
+from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, note_fragment
 from kdissect.capture.link_layers import (
     ETHERNET,
     HEADERS_SIZE,
@@ -336,24 +335,27 @@ class RecordWalk:
 
 @dataclass(frozen=True, slots=True)
 class WalkedCapture:
-    """The result of walking one input. Its source number is 0 in `info` and `splits`.
+    """The result of walking one input. Its source number is 0 in `info` and `splits`; -1 if it is
+    no capture.
 
     file: as `spooled` describes it. size: plain bytes. start_time_ns: of the first packet, None
     without packets. fragments: int64[n, FRAGMENT_WIDTH]. passed_over: IP fragments beyond the
-    limit. info: None if the input is no capture.
+    limit.
     """
 
     file: InputFile
+    info: CaptureInfo
     size: int = 0
-    info: CaptureInfo | None = None
     splits: tuple[Split, ...] = ()
     start_time_ns: int | None = None
-    fragments: npt.NDArray[np.int64] | None = None
+    fragments: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros((0, FRAGMENT_WIDTH), np.int64)
+    )
     passed_over: int = 0
 
 
 def walk_capture(
-    file: InputFile, folder: str, split_bytes: int, fragment_max: int = FRAGMENT_MAX
+    file: InputFile, folder: str, split_bytes: int, fragment_max: int
 ) -> WalkedCapture:
     """Look at an input, make it readable (`spooled`, in `folder`), and walk over its packets.
 
@@ -361,66 +363,13 @@ def walk_capture(
     """
     file = spooled(file, folder)
     if not file.is_capture:
-        return WalkedCapture(file)
+        info = CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
+        return WalkedCapture(file, info)
     sources = Sources([file], folder)
     data = sources.data(0)
     walk = RecordWalk(data, split_bytes, fragment_max)
     sources.windows(0, walk.cursor, len(data), lambda: int(walk.run().outcome))
     return WalkedCapture(
-        file, len(data), walk.info(0, file), tuple(walk.make_splits(0)), walk.start_time_ns,
+        file, walk.info(0, file), len(data), tuple(walk.make_splits(0)), walk.start_time_ns,
         walk.fragment_table(), walk.passed_over,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """The captures of a run, in the order of their first packets.
-
-    files: the inputs; those that are no captures come last. sizes: plain bytes of each capture.
-    captures: captures[i] describes files[i], with source -1 and its error if it is no capture.
-    splits: by source, then by position. fragments: int64[n, FRAGMENT_WIDTH] by source, IP fragments
-    that may carry TCP. passed_over: IP fragments beyond the limit.
-    """
-
-    files: list[InputFile]
-    sizes: list[int]
-    captures: list[CaptureInfo]
-    splits: list[Split]
-    fragments: list[npt.NDArray[np.int64]]
-    passed_over: int
-
-    def joined(self, folder: str) -> Joined | None:
-        """The joined IP fragments of all captures; None without any. folder: for copies."""
-        return join(self.fragments, Sources(self.files, folder), self.passed_over)
-
-
-def numbered(walks: Sequence[WalkedCapture], fragment_max: int = FRAGMENT_MAX) -> Splits:
-    """The walks over all inputs as one, with source numbers.
-
-    Captures are ordered by the time of their first packet, then by path, so the order of the
-    arguments does not matter; those without packets come last. fragment_max: IP fragments joined,
-    over all captures; others are counted.
-    """
-
-    def key(walk: WalkedCapture) -> tuple[bool, int, str]:
-        return walk.start_time_ns is None, walk.start_time_ns or 0, walk.file.path
-
-    made = Splits([], [], [], [], [], 0)
-    passed_over = 0
-    room = fragment_max
-    for source, walk in enumerate(sorted((walk for walk in walks if walk.info), key=key)):
-        assert walk.info is not None
-        assert walk.fragments is not None
-        made.files.append(walk.file)
-        made.sizes.append(walk.size)
-        made.captures.append(replace(walk.info, source=source))
-        made.splits.extend(replace(split, source=source) for split in walk.splits)
-        made.fragments.append(walk.fragments[:room])
-        passed_over += walk.passed_over + len(walk.fragments) - len(made.fragments[-1])
-        room -= len(made.fragments[-1])
-    for file in (walk.file for walk in walks if walk.info is None):
-        made.files.append(file)
-        made.captures.append(
-            CaptureInfo(-1, file.path, file.format, file.compression, error=file.error)
-        )
-    return replace(made, passed_over=passed_over)

@@ -16,11 +16,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from kdissect.capture.copies import local_path, spooled
 from kdissect.capture.inputs import InputFile, find_captures
+from kdissect.capture.ip_fragments import Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.object_store import is_remote
-from kdissect.capture.splits import WalkedCapture, numbered, walk_capture
+from kdissect.capture.splits import WalkedCapture, walk_capture
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.pipeline.run_plan import RunPlan, task_count
@@ -96,30 +100,66 @@ def make_plan(
     if split_bytes is None:
         split_bytes = -(-listed // task_count(listed))
         split_bytes = min(max(split_bytes, SPLIT_BYTES_MIN), SPLIT_BYTES_MAX)
-    walk = partial(
+    walk_all = partial(
         _walked, folder=folder, split_bytes=split_bytes, fragment_max=options.limits.fragments
     )
     is_quick = listed <= WALKED_HERE_MAX and all(item.data_path for item in captures)
     if in_tasks is None or is_quick:
         in_tasks = _here
-    walks = [found for some in in_tasks(walk, list(_groups(inputs))) for found in some]
-    found = numbered(walks, options.limits.fragments)
-    if not found.sizes:
-        file = walks[0].file
-        raise CaptureError(f"{file.path}: {file.error}")
+    found = [walk for some in in_tasks(walk_all, list(_groups(inputs))) for walk in some]
+    walks = sorted(found, key=_order)
+    read = [walk for walk in walks if walk.info.source >= 0]
+    if not read:
+        raise CaptureError(f"{found[0].file.path}: {found[0].file.error}")
+    tables, passed_over = _within_limit(read, options.limits.fragments)
     joined = None
-    if found.passed_over or any(map(len, found.fragments)):
-        (joined,) = in_tasks(replace(found, captures=[], splits=[]).joined, [folder])
+    if passed_over or any(map(len, tables)):
+        files = [walk.file for walk in read]
+        join_all = partial(_joined, files=files, folder=folder, passed_over=passed_over)
+        (joined,) = in_tasks(join_all, [tables])
     return RunPlan(
-        files=tuple(found.files),
-        sizes=tuple(found.sizes),
-        captures=tuple(found.captures),
-        capture_ids=tuple(capture_id(info.path) for info in found.captures),
-        splits=tuple(found.splits),
+        files=tuple(walk.file for walk in walks),
+        sizes=tuple(walk.size for walk in read),
+        captures=tuple(
+            replace(walk.info, source=number if number < len(read) else -1)
+            for number, walk in enumerate(walks)
+        ),
+        capture_ids=tuple(capture_id(walk.file.path) for walk in walks),
+        splits=tuple(
+            replace(split, source=source)
+            for source, walk in enumerate(read)
+            for split in walk.splits
+        ),
         fragments=joined,
         folder=folder,
         options=options,
     )
+
+
+def _order(walk: WalkedCapture) -> tuple[bool | int | str, ...]:
+    """Captures by the time of their first packet, then by path, so that the order of the arguments
+    does not matter; those without packets come after them, and inputs that are no captures last."""
+    if walk.info.source < 0:
+        return (True,)
+    return False, walk.start_time_ns is None, walk.start_time_ns or 0, walk.file.path
+
+
+def _within_limit(
+    walks: Sequence[WalkedCapture], room: int
+) -> tuple[list[npt.NDArray[np.int64]], int]:
+    """(the first `room` IP fragments of all captures together, number of the others)."""
+    tables, passed_over = [], 0
+    for walk in walks:
+        tables.append(walk.fragments[:room])
+        passed_over += walk.passed_over + len(walk.fragments) - len(tables[-1])
+        room -= len(tables[-1])
+    return tables, passed_over
+
+
+def _joined(
+    tables: list[npt.NDArray[np.int64]], files: list[InputFile], folder: str, passed_over: int
+) -> Joined | None:
+    return join(tables, Sources(files, folder), passed_over)
 
 
 def _here(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

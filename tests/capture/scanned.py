@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kdissect.capture.inputs import InputFile, find_captures
-from kdissect.capture.ip_fragments import Joined
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.segments import SegmentBatch
-from kdissect.capture.splits import CaptureInfo, Split, numbered, walk_capture
+from kdissect.capture.splits import CaptureInfo, Split
+from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import make_plan
+from kdissect.pipeline.run_plan import RunPlan
 from tests.oracles.link_layers import Segment
 
 
@@ -21,30 +22,20 @@ def write(folder: Path, data: bytes, name: str = "made.pcap") -> InputFile:
     return find_captures([path])[0]
 
 
-class Planned(NamedTuple):
-    """What the plan of a run has of its captures."""
-
-    sources: Sources
-    captures: list[CaptureInfo]
-    splits: list[Split]
-    fragments: Joined | None
-
-
 def planned(
     files: Iterable[InputFile], split_bytes: int = 1 << 30, folder: str | Path = ""
-) -> Planned:
-    """The splits of some captures; `folder`: for unpacked copies."""
-    found = numbered([walk_capture(file, str(folder), split_bytes) for file in files])
-    joined = found.joined(str(folder)) if any(map(len, found.fragments)) else None
-    return Planned(Sources(found.files, str(folder)), found.captures, found.splits, joined)
+) -> RunPlan:
+    """The plan of a run over some captures; `folder`: for unpacked copies."""
+    return make_plan(list(files), Options(split_bytes=split_bytes), str(folder))
 
 
 def read(
     file: InputFile, split_bytes: int = 1 << 30, folder: str | Path = ""
-) -> tuple[CaptureInfo, list[Split], list[ScanResult], Sources]:
+) -> tuple[CaptureInfo, Sequence[Split], list[ScanResult], Sources]:
     plan = planned([file], split_bytes, folder)
-    results = [scan(split, plan.sources, plan.fragments) for split in plan.splits]
-    return plan.captures[0], plan.splits, results, plan.sources
+    sources = plan.sources()
+    results = [scan(split, sources, plan.fragments) for split in plan.splits]
+    return plan.captures[0], plan.splits, results, sources
 
 
 def written_out(batch: SegmentBatch) -> list[Segment]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +90,9 @@ def test_split_size_changes_nothing(name: str, split_bytes: int) -> None:
     assert (pairs == expected.batch.endpoints[expected.batch.segments["endpoints"]]).all()
 
 
-def times_of(files: list[InputFile]) -> tuple[list[CaptureInfo], list[int]]:
+def times_of(files: list[InputFile]) -> tuple[Sequence[CaptureInfo], list[int]]:
     plan = planned(files)
-    batches = [scan(split, plan.sources).batch for split in plan.splits]
+    batches = [scan(split, plan.sources()).batch for split in plan.splits]
     times = np.concatenate([batch.segments["time_ns"] for batch in batches])
     return plan.captures, times.tolist()
 
@@ -112,7 +113,7 @@ def test_rotated_files_come_in_order_of_time() -> None:
 def test_other_files_are_listed_last(tmp_path: Path) -> None:
     """Files without packets have an error, after the captures."""
     plan = planned(find_captures([SHARED / "tls"]), folder=tmp_path)
-    sources, captures = plan.sources, plan.captures
+    sources, captures = plan.sources(), plan.captures
     assert [capture.source for capture in captures] == [0, 1] + [-1] * (len(captures) - 2)
     assert all(capture.error for capture in captures[2:])
     assert [sources.name(number) for number in (0, 1)] == [info.path for info in captures[:2]]

@@ -38,8 +38,9 @@ SOME = ("java_latest/java_latest", "share_streams/streams", "zookeeper/zk_1_1_1"
 def assembled(name: str) -> tuple[SegmentBatch, Sources, Assembly]:
     plan = planned(find_captures([CAPTURES / f"{name}.pcap"]))
     (split,) = plan.splits
-    batch = scan(split, plan.sources, plan.fragments).batch
-    return batch, plan.sources, assemble(batch, plan.sources)
+    sources = plan.sources()
+    batch = scan(split, sources, plan.fragments).batch
+    return batch, sources, assemble(batch, sources)
 
 
 def frames(assembly: Assembly) -> set[tuple[int, int, int, int, int]]:

@@ -72,7 +72,7 @@ def ours(path: Path, folder: Path) -> set[int]:
     plan = planned(find_captures([path]), folder=folder)
     found: set[int] = set()
     for split in plan.splits:
-        result = scan(split, plan.sources, plan.fragments)
+        result = scan(split, plan.sources(), plan.fragments)
         rows = result.batch.segments
         joined = set() if plan.fragments is None else {*plan.fragments.batch.segments["packet"]}
         alone = rows["packet"][rows["ip_id"] & FRAGMENT_PART == 0].tolist()

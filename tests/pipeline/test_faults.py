@@ -74,11 +74,11 @@ def test_windows_are_no_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """However few bytes are seen to at a time, the splits and segments are the same."""
     file = write(tmp_path, CAPTURE.read_bytes())
     whole = planned([file], 50_000)
-    expected = [scan(split, whole.sources).batch.segments for split in whole.splits]
+    expected = [scan(split, whole.sources()).batch.segments for split in whole.splits]
     monkeypatch.setattr(mapped_files, "WALKED_BYTES", 1000)
     again = planned([file], 50_000)
     assert (again.captures, again.splits) == (whole.captures, whole.splits)
-    found = [scan(split, again.sources).batch.segments for split in again.splits]
+    found = [scan(split, again.sources()).batch.segments for split in again.splits]
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
