@@ -151,7 +151,7 @@ def test_members_whose_partitions_the_broker_assigns() -> None:
     one that the target has removed joins again, and one that left sends nothing."""
     frame = request(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"])
     exchange = Exchange(9, 0, 0, ApiKey.CONSUMER_GROUP_DESCRIBE, 1, "c", frame, None, 0, 0)
-    describe = Step(9, 0, exchange, "", "read", 0, True)
+    describe = Step(9, 0, exchange, "", "read", 0, True, accesses=GROUP)
     joined = [heartbeat(1, "a", 0), heartbeat(2, "b", 0), heartbeat(3, "a", 1)]
     removed = int(ErrorCode.UNKNOWN_MEMBER_ID)
     for before, codes, step, asked in (
