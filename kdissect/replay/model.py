@@ -375,7 +375,8 @@ class Attempt:
     A step has several if the target was not ready, or if several nodes got a part of the request.
     Members of groups have others between two steps. A fence follows a Produce with acks 0.
 
-    link: index in `RunResult.links`. answer: empty if none came.
+    link: index in `RunResult.links`; -1 of a request whose parts went over several. answer: empty
+    if none came. reason: why the answer was not final, so that the request was sent again.
     """
 
     link: int
@@ -383,20 +384,7 @@ class Attempt:
     sent_ns: int
     answer: bytes = b""
     answered_ns: int = -1
-
-
-@dataclass(slots=True)
-class EarlierAnswer:
-    """An answer that was not final, so that the request was sent again.
-
-    reason: why. sent, sent_ns, answered_ns: as in `Outcome`.
-    """
-
-    sent: bytes
-    answer: bytes
-    reason: str
-    sent_ns: int
-    answered_ns: int
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -421,7 +409,7 @@ class Outcome:
     node_id: int | None = None
     api_version: int = -1
     dropped: Sequence[DroppedField] = ()
-    earlier: Sequence[EarlierAnswer] = ()
+    earlier: Sequence[Attempt] = ()
     followed: Sequence[Attempt] = ()
     error: str = ""
     skipped: Skipped | None = None

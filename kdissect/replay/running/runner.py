@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 from kdissect.errors import Error
 from kdissect.replay.model import (
     Attempt,
-    EarlierAnswer,
     Outcome,
     ReplayPlan,
     SkipCode,
@@ -392,7 +391,7 @@ class Runner:
     def _keep_earlier(self, outcome: Outcome, answer: bytes, reason: str) -> None:
         """An answer that is not final stays in the outcome."""
         assert outcome.sent is not None
-        earlier = EarlierAnswer(outcome.sent, answer, reason, outcome.sent_ns, outcome.answered_ns)
+        earlier = Attempt(-1, outcome.sent, outcome.sent_ns, answer, outcome.answered_ns, reason)
         outcome.earlier = [*outcome.earlier, earlier]
         outcome.answered_ns = -1
         self.translator.not_final(outcome.step, answer)

@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Mode, Outcome, Step
@@ -244,25 +243,26 @@ class Settled:
                 await await_transaction(self._target, name, limit_s, is_ending=False)
 
     async def after(self, outcome: Outcome) -> None:
-        """Wait until the target shows everywhere what a request has changed."""
-        step = outcome.step
+        """Wait until the target shows everywhere what a request has changed. Waits in vain share
+        their time with those for requests that are sent again."""
+        began_s = time.monotonic()
+        if not await self._settles(outcome, self._patience.limit_s):
+            self._patience.in_vain(time.monotonic() - began_s)
+
+    async def _settles(self, outcome: Outcome, limit_s: float) -> bool:
+        step, target, is_settled = outcome.step, self._target, True
         if step.exchange.api_key == ApiKey.END_TXN:
             for _, name in coordinators_of(self._ids, step):
-                await self._within(partial(await_transaction, self._target, name, is_ending=True))
+                is_settled &= await await_transaction(target, name, limit_s, is_ending=True)
         if step.creates:
             if made := made_partitions(outcome):
-                await self._within(partial(await_partitions, self._target, made))
-                self._ids.target.learn_metadata(self._target.metadata)
+                is_settled &= await await_partitions(target, made, limit_s)
+                self._ids.target.learn_metadata(target.metadata)
         elif step.changes_metadata:
             changed = {resource[0] for resource, mode in step.accesses if mode is Mode.WRITE}
             all_parts = bool(changed & _APPLIED_LATER)
-            await self._within(partial(await_metadata, self._target, all_parts=all_parts))
-
-    async def _within(self, wait: Callable[..., Awaitable[bool]]) -> None:
-        """Waits in vain share their time with those for requests that are sent again."""
-        began_s = time.monotonic()
-        if not await wait(limit_s=self._patience.limit_s):
-            self._patience.in_vain(time.monotonic() - began_s)
+            is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
+        return is_settled
 
 
 def made_partitions(outcome: Outcome) -> dict[str, int]:

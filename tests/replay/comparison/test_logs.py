@@ -6,7 +6,7 @@ import pytest
 
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import EarlierAnswer
+from kdissect.replay.model import Attempt
 from tests.builders.messages import numbered_batch as batch
 from tests.replay.comparison.made_run import Run
 
@@ -72,7 +72,7 @@ def test_an_answer_that_was_followed_by_another_try() -> None:
     twice = run.outcomes[run.fetch(1, 0, batch(0) + batch(0), 4)]
     assert outcome.sent is not None
     assert twice.answer is not None
-    outcome.earlier = [EarlierAnswer(outcome.sent, twice.answer, "why", 1, 2)]
+    outcome.earlier = [Attempt(-1, outcome.sent, 1, twice.answer, 2, "why")]
     run.outcomes.pop()
     said = [(number, f"{RECORDS}[offset 0]", "2 records from offset 0")]
     assert run.said() == said
