@@ -14,7 +14,7 @@ from kdissect.sql import Database
 from kdissect.sql.requests import is_fault
 from kdissect.sql.sessions import VALID, certificates
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
-from kdissect.text import plural, unread, visible
+from kdissect.text import byte_size, plural, unread, visible
 
 _LISTED_MAX = 12
 _VIEWS = ("captures", "connections", "exchanges", "record_batches", "anomalies")
@@ -86,7 +86,7 @@ def print_summary(document: dict[str, Any], console: Console) -> None:
     totals = document["totals"]
     console.print(
         f"[bold]{totals['packets']:,}[/] packets in {plural(totals['captures'], 'capture')} "
-        f"({_size(totals['bytes'])}): {plural(totals['connections'], 'connection')}, "
+        f"({byte_size(totals['bytes'])}): {plural(totals['connections'], 'connection')}, "
         f"{document['kafka_connections']:,} of them Kafka, "
         f"[bold]{totals['exchanges']:,}[/] exchanges, "
         f"{plural(totals['record_batches'], 'record batch', 'record batches')}, "
@@ -147,15 +147,6 @@ def _ms(name: str) -> Callable[[Row], str]:
     return lambda row: "" if row[name] is None else f"{row[name]:,.2f}"
 
 
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1000
-    raise AssertionError
-
-
 Columns = dict[str, Callable[[Any], str]]
 # Title -> a list of the document, and the text of each column
 _LISTS: dict[str, tuple[str, Columns]] = {
@@ -186,7 +177,7 @@ _LISTS: dict[str, tuple[str, Columns]] = {
             "codec": lambda row: row["codec"] or "",
             "batches": _count("batches"),
             "records": _count("records"),
-            "bytes": lambda row: _size(row["bytes"]),
+            "bytes": lambda row: byte_size(row["bytes"]),
         },
     ),
     "Anomalies": (
