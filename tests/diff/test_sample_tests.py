@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kdissect.diff.client_pairs import (
+from kdissect.diff.sample_tests import (
     SPREAD_MIN,
     compare_clients,
     paired_p_value,
