@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kdissect.replay.comparison.causes import Cause, causes
-from kdissect.replay.comparison.releases import Change, changes
+from kdissect.replay.comparison.causes import Cause, causes, changes
 from kdissect.replay.fields import FieldKind, FieldRule, built_in_fields
 
 OUT = Path(__file__).parent.parent / "docs" / "replay-rules.md"
@@ -142,14 +141,14 @@ def _place(one: Cause) -> str:
     return " ".join(parts)
 
 
-def _change(change: Change) -> str:
+def _change(change: Cause) -> str:
     names = ", ".join(f"`{each}`" for each in sorted(change.keys))
     where = names or ", ".join(f"`{each}`" for each in change.paths)
     if change.apis:
         where += " of " + ", ".join(sorted(change.apis))
     minor = ".".join(map(str, change.since[:2]))
     kip = f" ({change.kip})" if change.kip else ""
-    return f"| {minor} | {where} | {change.what}{kip} |\n"
+    return f"| {minor} | {where} | {change.text}{kip} |\n"
 
 
 def _number(text: str) -> tuple[int, str]:

@@ -206,8 +206,8 @@ def _run(
 
 def _write(results: Results, output: opt.OutputOptions) -> None:
     from kdissect.replay.output.html import write_html
-    from kdissect.replay.output.jsonl import write_json_lines
     from kdissect.replay.output.junit import write_junit
+    from kdissect.replay.output.rows import write_json_lines
     from kdissect.replay.output.traffic import write_tables
 
     for path, write in (

@@ -219,7 +219,7 @@ class ComparisonOptions:
     def check_files(self) -> None:
         """Read rules and baseline, so that a mistake shows before the capture is read."""
         from kdissect.replay.fields import load_fields
-        from kdissect.replay.output.baseline import read_baseline
+        from kdissect.replay.output.rows import read_baseline
 
         load_fields(self.rules or ())
         if self.baseline is not None:

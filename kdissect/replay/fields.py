@@ -343,22 +343,6 @@ class FieldRef(NamedTuple):
         return value if isinstance(value, list) else [value]
 
 
-@dataclass(slots=True)
-class _Step:
-    slot: Slot
-    kind: FieldKind | None
-    inner: _Program | None
-
-
-@dataclass(slots=True)
-class _Program:
-    """The slots of a layout that are ids, or hold some. named: fields that name a struct's topic,
-    group, ..."""
-
-    steps: list[_Step]
-    named: dict[FieldKind, str]
-
-
 NAMING = frozenset(
     {
         FieldKind.TOPIC, FieldKind.TOPIC_ID, FieldKind.PARTITION, FieldKind.GROUP,
@@ -367,53 +351,99 @@ NAMING = frozenset(
 )  # fmt: skip
 
 
-def _compile(api_name: str, of: Layout, path: str) -> _Program:
-    steps = []
-    named: dict[FieldKind, str] = {}
-    for slot in of.by_name.values():
-        here = f"{path}{slot.name}"
-        kind = inner = None
-        if slot.inner is not None:
-            inner = _compile(api_name, slot.inner, f"{here}{'[]' * slot.field.is_array}.")
-            if not inner.steps:
-                continue
-        else:
-            kind = kind_of(api_name, here, slot.field)
-            if kind is None:
-                continue
-            if kind in NAMING and not slot.field.is_array:
-                named.setdefault(kind, slot.name)
-        steps.append(_Step(slot, kind, inner))
-    return _Program(steps, named)
+@dataclass(frozen=True, slots=True)
+class ShapeField:
+    """A field of a layout with what the table says of it.
+
+    path: without indices. kind: of id that it is, None for other values. rules: those that may give
+    it its kind; elements: those that may leave out elements. key: the places of the element's key,
+    each with its alternatives.
+    """
+
+    slot: Slot
+    path: str
+    kind: FieldKind | None
+    rules: tuple[FieldRule, ...]
+    inner: Shape | None = None
+    elements: tuple[FieldRule, ...] = ()
+    key: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A layout with the kinds of its fields. ids: the fields that are ids, or hold some. named:
+    fields that name a struct's topic, partition, group or transaction."""
+
+    fields: tuple[ShapeField, ...]
+    ids: tuple[ShapeField, ...]
+    named: dict[FieldKind, str]
+
+    def rules_of(self, name: str) -> tuple[FieldRule, ...]:
+        return next((each.rules for each in self.fields if each.slot.name == name), ())
 
 
 @cache
-def _program(api_key: int, side: str, api_version: int) -> _Program:
+def shape_of(table: FieldTable, api_key: int, side: str, api_version: int) -> Shape:
+    """The shape of a message."""
     api = catalog.api(api_key)
-    return _compile(api.name, layout(api.side(side), api_version), "")
+    return _shape(table, api.name, layout(api.side(side), api_version), "")
+
+
+def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
+    fields: list[ShapeField] = []
+    named: dict[FieldKind, str] = {}
+    for slot in of.by_name.values():
+        here, is_array = f"{path}{slot.name}", slot.field.is_array
+        rules, elements = (
+            tuple(_own(table.kinds(api_name, place, slot.field)))
+            for place in (here, f"{here}{'[]' * is_array}")
+        )
+        if slot.inner is None:
+            kind = kind_of(api_name, here, slot.field)
+            rules += elements if is_array else ()
+            for each in (*(rule.kind for rule in rules), kind):
+                if each in NAMING and not is_array:
+                    named.setdefault(each, slot.name)
+            fields.append(ShapeField(slot, here, kind, rules))
+        else:
+            inner = _shape(table, api_name, slot.inner, f"{here}{'[]' * is_array}.")
+            key = _key_of(table, api_name, here, slot.inner) if is_array else ()
+            fields.append(ShapeField(slot, here, None, rules, inner, elements, key))
+    ids = [each for each in fields if each.kind or (each.inner is not None and each.inner.ids)]
+    return Shape(tuple(fields), tuple(ids), named)
+
+
+def _own(rules: list[FieldRule]) -> list[FieldRule]:
+    """Without those of the user that ignore: they excuse differences, and are counted."""
+    return [rule for rule in rules if not (rule.is_own and rule.kind is FieldKind.IGNORE)]
+
+
+def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:
+    for rule in table.at(api_name, path):
+        if rule.kind is FieldKind.UNORDERED:
+            known = (tuple(name for name in each if name in of.by_name) for each in rule.key)
+            return tuple(each for each in known if each)
+    return ()
 
 
 def iter_fields(message: Message) -> Iterator[FieldRef]:
     """Every id in a message's body, in wire order."""
-    program = _program(message.api_key, message.side, message.api_version)
-    yield from _iter_fields(program, message.body, FieldContext())
+    shape = shape_of(built_in_fields(), message.api_key, message.side, message.api_version)
+    yield from _iter_fields(shape, message.body, FieldContext())
 
 
-def _iter_fields(
-    program: _Program, values: dict[str, Any], around: FieldContext
-) -> Iterator[FieldRef]:
-    if program.named:
-        around = about(program.named, values, around)
-    for step in program.steps:
-        value = values.get(step.slot.name)
-        if step.inner is None:
-            if step.kind is not None and value is not None:
-                yield FieldRef(step.kind, step.slot, values, around)
-        elif isinstance(value, list):
-            for each in value:
-                yield from _iter_fields(step.inner, each, around)
-        elif value is not None:
-            yield from _iter_fields(step.inner, value, around)
+def _iter_fields(shape: Shape, values: dict[str, Any], around: FieldContext) -> Iterator[FieldRef]:
+    if shape.named:
+        around = about(shape.named, values, around)
+    for each in shape.ids:
+        value = values.get(each.slot.name)
+        if value is None:
+            continue
+        if each.kind is not None:
+            yield FieldRef(each.kind, each.slot, values, around)
+        elif each.inner is not None:
+            for struct in value if isinstance(value, list) else [value]:
+                yield from _iter_fields(each.inner, struct, around)
 
 
 def about(

@@ -6,7 +6,7 @@ Plain data, no sockets, no files. Times are int64 nanoseconds: ``*_time_ns`` sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -359,13 +359,28 @@ class Difference:
         return first + "".join(f"[{key}]{part}" for key, part in zip(keys, rest, strict=False))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """The result of comparing one answer: a verdict, and the differences that led to it."""
 
-    verdict: Verdict
+    verdict: Verdict = Verdict.SAME
     differences: list[Difference] = field(default_factory=list)
     reason: str = ""
+
+    def with_differences(self, differences: list[Difference]) -> Judgement:
+        """Another judgement of the same answer, with the verdict that follows from these."""
+        verdict = Verdict.TOLERATED if differences else Verdict.SAME
+        if not all(each.rule for each in differences):
+            verdict = Verdict.DIFFERENT
+        return replace(self, verdict=verdict, differences=differences)
+
+    def allowing(self, allowed: Callable[[Difference], Difference]) -> Judgement:
+        """The judgement after `allowed` gave rules to differences that have none."""
+        if self.verdict is not Verdict.DIFFERENT or not self.differences:
+            return self
+        return self.with_differences(
+            [each if each.rule else allowed(each) for each in self.differences]
+        )
 
 
 @dataclass(slots=True)
@@ -413,7 +428,7 @@ class Outcome:
     followed: Sequence[Attempt] = ()
     error: str = ""
     skipped: Skipped | None = None
-    judgement: Judgement | None = None
+    judgement: Judgement = Judgement()
 
     @property
     def latency_ns(self) -> int:

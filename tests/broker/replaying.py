@@ -41,8 +41,9 @@ class Replayed:
     def differences(self) -> set[tuple[str, str, str, str]]:
         """(API, path without indices, captured, answered) of differences without a rule."""
         return {
-            (each["api_name"], each["path"], each["captured"], each["answered"])
-            for each in self.summary["differences"]
+            (row["api_name"], each["place"], each["captured"], each["answered"])
+            for row in self.rows
+            for each in row["differences"]
             if not each["rule"]
         }
 

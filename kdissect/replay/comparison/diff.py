@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kdissect.codec.redaction import is_secret
-from kdissect.replay.comparison.normal_form import AGAIN, Chosen, Keyed, Served, Tree, plain
+from kdissect.replay.comparison.normal_form import AGAIN, Chosen, Keyed, Tree, plain
 from kdissect.replay.comparison.terms import Position
 from kdissect.replay.model import ABSENT, Difference
 
@@ -48,23 +48,19 @@ class Found(NamedTuple):
     holders: tuple[Body, ...]
 
 
-def compare(
-    captured: Tree, answered: Tree, *, common_only: bool = False, with_served: bool = False
-) -> Iterator[Found]:
-    """The differences of two trees. common_only: of fields that both sides have. with_served: also
-    of what is the server's own, which only a reference is compared with."""
-    yield from _Diff(common_only, with_served).struct(captured, answered, Place())
+def compare(captured: Tree, answered: Tree, *, common_only: bool = False) -> Iterator[Found]:
+    """The differences of two trees. common_only: of fields that both sides have."""
+    yield from _Diff(common_only).struct(captured, answered, Place())
 
 
 class _Diff(NamedTuple):
     common_only: bool
-    with_served: bool
 
     def struct(self, c: Body, a: Body, place: Place) -> Iterator[Found]:
         for name in c:
             if name in a and (name in _CODES or name.endswith("_state")):
-                if not self._are_equal(c[name], a[name]):
-                    yield self._found(place.field(name, c, a), c[name], a[name], _said(c, a))
+                if not _are_equal(c[name], a[name]):
+                    yield _found(place.field(name, c, a), c[name], a[name], _said(c, a))
                     return
         for name, value in c.items():
             if name in a:
@@ -85,8 +81,8 @@ class _Diff(NamedTuple):
                 mine = c[index] if index < len(c) else ABSENT
                 theirs = a[index] if index < len(a) else ABSENT
                 yield from self._element(mine, theirs, str(index), place)
-        elif not self._are_equal(c, a):
-            yield self._found(place, c, a)
+        elif not _are_equal(c, a):
+            yield _found(place, c, a)
 
     def _keyed(self, c: Keyed, a: Keyed, place: Place) -> Iterator[Found]:
         found = [
@@ -110,21 +106,21 @@ class _Diff(NamedTuple):
             said = "it is listed twice" if key.endswith(AGAIN) else ""
             yield Found(Difference(here.path, here.keys, c, a, note=said), here.holders)
 
-    def _are_equal(self, c: Tree, a: Tree) -> bool:
-        if isinstance(c, Served) or isinstance(a, Served):
-            return not self.with_served or plain(c) == plain(a)
-        if isinstance(c, list) and isinstance(a, list):
-            return len(c) == len(a) and all(map(self._are_equal, c, a))
-        if isinstance(c, Chosen) or isinstance(a, Chosen):
-            return _is_set(c) == _is_set(a)
-        mine, theirs = (each.position if isinstance(each, Position) else each for each in (c, a))
-        return type(mine) is type(theirs) and bool(mine == theirs)
 
-    def _found(self, place: Place, c: Tree, a: Tree, said: str = "") -> Found:
-        difference = Difference(
-            place.path, place.keys, plain(c), plain(a), note=said, is_secret=place.is_secret
-        )
-        return Found(difference, place.holders)
+def _found(place: Place, c: Tree, a: Tree, said: str = "") -> Found:
+    difference = Difference(
+        place.path, place.keys, plain(c), plain(a), note=said, is_secret=place.is_secret
+    )
+    return Found(difference, place.holders)
+
+
+def _are_equal(c: Tree, a: Tree) -> bool:
+    if isinstance(c, list) and isinstance(a, list):
+        return len(c) == len(a) and all(map(_are_equal, c, a))
+    if isinstance(c, Chosen) or isinstance(a, Chosen):
+        return _is_set(c) == _is_set(a)
+    mine, theirs = (each.position if isinstance(each, Position) else each for each in (c, a))
+    return type(mine) is type(theirs) and bool(mine == theirs)
 
 
 def _without(element: Tree) -> Tree:

@@ -10,12 +10,13 @@ fields that differ in it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.comparison.causes import Explainer
+from kdissect.replay.comparison.causes import Cause, causes
+from kdissect.replay.comparison.releases import Releases
 from kdissect.replay.model import (
     PRODUCE,
     TRANSACTIONS,
@@ -26,6 +27,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 
+_SETTINGS_MAX = 4
 _GROUP_PARTS = frozenset({"commits", "share"})
 # What an element's name says about a finding; other elements are counted.
 _NAMED = ("configs[]", "api_keys[]", "_features[]")
@@ -36,6 +38,55 @@ _GROUP_APIS = frozenset(
         ApiKey.STREAMS_GROUP_HEARTBEAT,
     }
 )  # fmt: skip
+
+
+# Configs of the target that are not Kafka's default: by resource (``topic orders``, ``broker 1``)
+Settings = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Explains the differences of one run. settings: of the target, as far as it tells them."""
+
+    releases: Releases
+    settings: Settings
+
+    def cause(self, api_name: str, one: Difference) -> Cause:
+        """The first cause that fits; the last of the table always does."""
+        return next(
+            each
+            for each in causes()
+            if each.fits(api_name, one) and (self.releases.differ or not each.needs_releases)
+        )
+
+    def notes(self, outcome: Outcome, one: Difference) -> Iterator[str]:
+        """Lines about a difference of a step's answer, for people."""
+        cause = self.cause(outcome.step.api_name, one)
+        words = cause.text.format(then=self.releases.then, now=self.releases.now)
+        found = list(self._found(cause.settings, one.keys))
+        if found:
+            yield f"{words}: {', '.join(found[:_SETTINGS_MAX])}"
+        elif cause.settings:
+            yield f"{words} ({', '.join(cause.settings[:_SETTINGS_MAX])})"
+        elif words:
+            yield words
+        if one.note:
+            yield one.note
+        if one.place == "api_version":
+            yield from self.releases.speaking(outcome.step)
+        if outcome.earlier and one.place.endswith("error_code"):
+            took_s = (outcome.answered_ns - outcome.earlier[0].sent_ns) / 1e9
+            yield f"still so after {len(outcome.earlier) + 1} tries in {took_s:.1f} s"
+
+    def _found(self, names: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+        """Settings of the target by name, first those of a topic that the difference is about."""
+        resources = sorted(self.settings, key=lambda each: not each.startswith("topic "))
+        for name in names:
+            for resource in resources:
+                topic = resource.removeprefix("topic ")
+                if name in self.settings[resource] and (topic == resource or topic in keys):
+                    yield f"{name} = {self.settings[resource][name]}"
+                    break
 
 
 @dataclass(slots=True)
@@ -80,7 +131,7 @@ def group(
     """The differences of judged outcomes by kind, in the order of their first."""
     found: dict[tuple[str, ...], Finding] = {}
     for outcome in outcomes:
-        for one in outcome.judgement.differences if outcome.judgement is not None else ():
+        for one in outcome.judgement.differences:
             if bool(one.rule) is not tolerated:
                 continue
             step = outcome.step
@@ -134,19 +185,15 @@ def _rank(outcome: Outcome, one: Difference) -> int:
 
 def _may_follow(outcome: Outcome, explainer: Explainer) -> bool:
     """Return whether all differences of an answer may follow from an earlier one."""
-    judgement = outcome.judgement
-    assert judgement is not None
     return all(
         one.rule or explainer.cause(outcome.step.api_name, one).follows
-        for one in judgement.differences
+        for one in outcome.judgement.differences
     )
 
 
 def _word(outcome: Outcome) -> str:
     """The error, or else the field, in which an answer differs first."""
-    judgement = outcome.judgement
-    assert judgement is not None
-    for one in judgement.differences:
+    for one in outcome.judgement.differences:
         if not one.rule:
             is_code = one.place.endswith("error_code") and isinstance(one.answered, int)
             word = one.place.rpartition(".")[2].replace("[]", "")
@@ -165,8 +212,7 @@ def find_roots(
     diverging = {
         outcome.step.number: outcome
         for outcome in outcomes
-        if outcome.judgement is not None
-        and outcome.judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
+        if outcome.judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
     }
     roots: dict[int, int] = {}
     diverged: dict[Resource, int] = {}

@@ -16,20 +16,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.comparison.terms import CapturedTerms, TargetTerms, Terms
+from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import FOREVER_NS, Difference, Outcome
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
     decoded,
     entries,
-    request_of,
     response_of,
 )
 
@@ -40,7 +39,9 @@ _SETTLED_NS, _SETTLED_COUNT = 2_000_000_000, 3
 _PATTERN_NS = 15_000_000_000  # topics of a regular expression are looked up every ten seconds
 _SILENT_NS = 5_000_000_000  # the least session timeout of a member, by default settings
 _STATIC_LEAVE = -2  # member_epoch of a static member that will be back: it keeps its partitions
-_CLASSIC = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP})
+CLASSIC_APIS = frozenset(
+    {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP}
+)
 # Requests that change the topics of groups.
 _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.DELETE_TOPICS})
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
@@ -51,7 +52,7 @@ Share = tuple[str, int]  # the capture's name of a topic, or a subtopology; and 
 
 
 class _Exchange(NamedTuple):
-    """A request of a classic group with its answer, by the target's names."""
+    """A request of a group with its answer, by the target's names."""
 
     outcome: Outcome
     request: Body
@@ -70,7 +71,7 @@ class _Exchange(NamedTuple):
 
 class _Heartbeat(NamedTuple):
     """One time that a heartbeat was sent. shares: the assignment in its answer, None without one.
-    captured: the same in the capture. epoch: the captured request's. is_answered: without error."""
+    captured: the same in the capture. is_answered: without error."""
 
     outcome: Outcome
     sent_ns: int
@@ -90,75 +91,60 @@ class _AssignedGroup:
     is_shared: bool = False
 
 
-class GroupEvidence:
-    """The evidence of a run about groups. Give it each outcome, in the order of sending; then ask
-    once for the contradictions."""
+class Groups:
+    """The groups of a run, by the target's names. readers: by API, of each answer to a request,
+    those that were followed by another try included."""
 
-    def __init__(self, captured: CapturedTerms, target: TargetTerms) -> None:
+    def __init__(self, captured: Terms, target: Terms) -> None:
         self._captured, self._target = captured, target
         self._classic: dict[str, dict[int, list[_Exchange]]] = defaultdict(
             lambda: defaultdict(list)
         )
         self._assigned: dict[str, _AssignedGroup] = defaultdict(_AssignedGroup)
         self._topic_changes_ns: list[int] = []
+        self.readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
+            **dict.fromkeys(_TOPIC_CHANGES, self._topic_change),
+            **dict.fromkeys(MEMBER_HEARTBEATS, self._heartbeat),
+        }
 
-    def add(self, outcome: Outcome) -> None:
-        """Add the facts of a request and its answers."""
-        api_key = outcome.step.exchange.api_key
-        if outcome.sent is None:
-            return
-        if api_key in _TOPIC_CHANGES:
-            self._topic_changes_ns.append(outcome.sent_ns)
-        elif api_key in MEMBER_HEARTBEATS:
-            self._heartbeat(outcome, api_key)
-        elif api_key in _CLASSIC:
-            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-            answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
-            if request is not None:
-                exchange = _Exchange(outcome, request.body, None if answer is None else answer.body)
-                self._classic[request.body["group_id"]][api_key].append(exchange)
+    def _topic_change(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        self._topic_changes_ns.append(outcome.sent_ns)
 
-    def _heartbeat(self, outcome: Outcome, api_key: int) -> None:
-        request, response = request_of(outcome.step.exchange), response_of(outcome.step.exchange)
-        sent = decoded(outcome.sent or b"", "request", api_key, outcome.api_version)
-        if request is None or sent is None:
-            return
-        body, group = request.body, self._assigned[sent.body["group_id"]]
+    def add_classic(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        """A request of `CLASSIC_APIS` with its final answer."""
+        by_api = self._classic[request["group_id"]]
+        by_api[outcome.step.exchange.api_key].append(_Exchange(outcome, request, answer))
+
+    def _heartbeat(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        exchange, group = outcome.step.exchange, self._assigned[request["group_id"]]
+        response = response_of(exchange)
         captured = None if response is None else _shares(response.body, self._captured)
-        is_change = body["member_epoch"] <= 0 or any(body.get(name) for name in _SUBSCRIPTIONS)
-        for each in outcome.tries():
-            self._answered(group, outcome, each.sent_ns, each.sent, each.answer, captured,
-                           is_change)  # fmt: skip
-        for attempt in outcome.followed:
-            self._answered(group, outcome, attempt.sent_ns, attempt.sent, attempt.answer, None,
-                           False)  # fmt: skip
-        group.is_shared |= api_key == ApiKey.SHARE_GROUP_HEARTBEAT
-        if body.get("subscribed_topic_regex"):
+        self._add(group, outcome, outcome.sent_ns, request, answer, captured)
+        for each in outcome.followed:
+            sent = decoded(each.sent, "request", exchange.api_key, outcome.api_version)
+            frame = decoded(each.answer, "response", exchange.api_key, outcome.api_version)
+            if sent is not None:
+                body = None if frame is None else frame.body
+                self._add(group, outcome, each.sent_ns, sent.body, body, None)
+        group.is_shared |= exchange.api_key == ApiKey.SHARE_GROUP_HEARTBEAT
+        if request.get("subscribed_topic_regex"):
             group.settled_ns = _PATTERN_NS
 
-    def _answered(
+    def _add(
         self,
         group: _AssignedGroup,
         outcome: Outcome,
         sent_ns: int,
-        sent: bytes | None,
-        frame: bytes | None,
+        request: Body,
+        answer: Body | None,
         captured: list[Share] | None,
-        is_change: bool,
     ) -> None:
-        api_key = outcome.step.exchange.api_key
-        request = decoded(sent or b"", "request", api_key, outcome.api_version)
-        answer = decoded(frame or b"", "response", api_key, outcome.api_version)
-        if request is None:
-            return
-        body = {} if answer is None or answer.body["error_code"] else answer.body
-        member = request.body["member_id"] or body.get("member_id") or ""
-        shares = _shares(body, self._target) if body else None
-        heartbeat = _Heartbeat(
-            outcome, sent_ns, request.body["member_epoch"], shares, captured, bool(body)
-        )
-        group.members[member].append(heartbeat)
-        if is_change or heartbeat.epoch <= 0:
+        taken = _Exchange(outcome, request, answer).taken
+        epoch = request["member_epoch"]
+        shares = _shares(taken, self._target)
+        heartbeat = _Heartbeat(outcome, sent_ns, epoch, shares, captured, bool(taken))
+        group.members[request["member_id"] or taken.get("member_id") or ""].append(heartbeat)
+        if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
             group.changes_ns.append(sent_ns)
 
     # -- contradictions -------------------------------------------------------------------------
@@ -204,7 +190,8 @@ class GroupEvidence:
             owners.update(shares)
         if last is None:
             return
-        place = "active_tasks" if "active_tasks" in _fields(last) else "assignment"
+        is_streams = last.outcome.step.exchange.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT
+        place = "active_tasks" if is_streams else "assignment"
         for topic, number in sorted(wanted.keys() - owners.keys()):
             note = "no member of the group has it, long after the last change"
             outcome = wanted[topic, number]
@@ -353,8 +340,3 @@ def _last(assignments: Iterable[list[Share] | None]) -> list[Share]:
     for shares in assignments:
         last = last if shares is None else shares
     return last
-
-
-def _fields(heartbeat: _Heartbeat) -> Body:
-    response = response_of(heartbeat.outcome.step.exchange)
-    return {} if response is None else response.body

@@ -3,7 +3,7 @@
 An answer should be the captured response, or with `--against` the answer of the reference to the
 same request: both become trees in the same vocabulary, and `diff` compares them. Records are
 compared in whichever answer they come. Then the answers are compared with what the target itself
-has shown (`logs`, `groups`, `claims`): such a contradiction counts whatever the capture has.
+has shown (`claims`, `logs`, `groups`): such a contradiction counts whatever the capture has.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.comparison.claims import Claims
 from kdissect.replay.comparison.diff import Found, compare
-from kdissect.replay.comparison.end_state import Claims
-from kdissect.replay.comparison.groups import GroupEvidence
-from kdissect.replay.comparison.logs import LogEvidence
 from kdissect.replay.comparison.normal_form import Normaliser, RequestNames
-from kdissect.replay.comparison.records import RecordLedger, digest_of, rows_of, whole_batches
-from kdissect.replay.comparison.terms import CapturedTerms, TargetTerms, Terms
+from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
 from kdissect.replay.model import Difference, Judgement, Outcome, SkipCode, Step, Verdict
 from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import entries, request_of
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET = "other-api-version", "as-set"  # rules
@@ -90,42 +87,6 @@ class ReferenceRun:
     ids: IdMap
 
 
-class _Expected:
-    """What the answers of a run should be: the captured responses, or a reference's answers."""
-
-    def __init__(self, ids: IdMap, reference: ReferenceRun | None) -> None:
-        self._reference = reference
-        self.terms: Terms = CapturedTerms(ids) if reference is None else TargetTerms(reference.ids)
-
-    def message(self, step: Step) -> Message | str:
-        """The decoded message; or why there is nothing to compare with."""
-        exchange = step.exchange
-        if self._reference is None:
-            if exchange.response is None:
-                why = exchange.response_missing or "it is not in the capture"
-                return f"no captured response to compare: {why}"
-            found = _decoded(exchange.response, exchange.api_key, exchange.api_version)
-            text = "the captured response cannot be decoded"
-        else:
-            outcome = self._reference.outcomes[step.number]
-            if outcome.answer is None:
-                return f"no answer of the reference to compare: {outcome.error or 'not sent'}"
-            found = _decoded(outcome.answer, exchange.api_key, outcome.api_version)
-            text = "the answer of the reference cannot be decoded"
-        return f"{text}: {found}" if isinstance(found, str) else found
-
-    def offset(self, log: Log, offset: int) -> int:
-        """In the capture's log."""
-        if self._reference is None:
-            return offset
-        return self._reference.ids.offsets.to_capture(log, offset)
-
-    def producer(self, producer_id: int, epoch: int) -> Producer:
-        if self._reference is None:
-            return Producer(producer_id, epoch)
-        return Producer(*self.terms.producer(producer_id, epoch))
-
-
 class Judge:
     """Judges one run. reference: the run that it is compared with; None for the capture."""
 
@@ -133,27 +94,40 @@ class Judge:
         self, ids: IdMap, table: FieldTable, reference: ReferenceRun | None = None
     ) -> None:
         self.ids = ids
-        captured = CapturedTerms(ids)
-        names = RequestNames(ids.plan, captured)
-        self._expected = _Expected(ids, reference)
-        self._has_reference = reference is not None
-        self._target_terms = TargetTerms(ids)
-        self._theirs = Normaliser(
-            table, self._target_terms, names, keeps_served=self._has_reference
-        )
-        self._ours = Normaliser(
-            table, self._expected.terms, names, keeps_served=self._has_reference
-        )
+        self._reference = reference
+        captured, self._target_terms = Terms.of_capture(ids), Terms.of_target(ids)
+        self._expected_terms = Terms.of_target(reference.ids) if reference is not None else captured
+        names, has_reference = RequestNames(ids.plan, captured), reference is not None
+        self._theirs = Normaliser(table, self._target_terms, names, keeps_served=has_reference)
+        self._ours = Normaliser(table, self._expected_terms, names, keeps_served=has_reference)
         self.allowances = Allowances(table, self._ours)
-        self.ledger = RecordLedger(self._to_target, self._producer)
-        self._evidence = LogEvidence(ids), GroupEvidence(captured, self._target_terms)
-        self._acks_0: dict[Log, set[int]] | None = None  # digests of records, if they were needed
+        # (step, log, record set) of compared answers
+        self._expected_records: list[tuple[int, Log, bytes]] = []
 
     def _to_target(self, log: Log, offset: int) -> int:
-        return self.ids.offsets.to_target(log, self._expected.offset(log, offset))
+        """The target's offset of one of the reference, or of the capture."""
+        if self._reference is not None:
+            offset = self._reference.ids.offsets.to_capture(log, offset)
+        return self.ids.offsets.to_target(log, offset)
 
     def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
-        return self.ids.producers.target(self._expected.producer(producer_id, epoch))
+        captured = Producer(*self._expected_terms.producer(producer_id, epoch))
+        return self.ids.producers.target(captured)
+
+    def _expected(self, step: Step) -> Message | str:
+        """The decoded message that an answer should be; or why there is nothing to compare with."""
+        exchange, version = step.exchange, step.exchange.api_version
+        if self._reference is None:
+            frame, whose = exchange.response, "captured response"
+            why = exchange.response_missing or "it is not in the capture"
+        else:
+            outcome = self._reference.outcomes[step.number]
+            frame, whose, version = outcome.answer, "answer of the reference", outcome.api_version
+            why = outcome.error or "not sent"
+        if frame is None:
+            return f"no {whose} to compare: {why}"
+        found = _decoded(frame, exchange.api_key, version)
+        return f"the {whose} cannot be decoded: {found}" if isinstance(found, str) else found
 
     # -- all answers ----------------------------------------------------------------------------
 
@@ -161,17 +135,16 @@ class Judge:
         """Give each outcome its judgement. Answers are taken in the order in which they came."""
         ordered = sorted(outcomes, key=lambda each: max(each.answered_ns, each.sent_ns))
         judgements = {each.step.number: self._judged(each) for each in ordered}
-        found: dict[int, list[Difference]] = self.ledger.finish(self._unacknowledged)
         claims = Claims(self.ids, ordered)
-        for number, differences in claims.contradicted.items():
-            found[number] += differences
+        found: dict[int, list[Difference]] = defaultdict(list, claims.contradicted)
+        for number, difference in chain(
+            claims.logs.compare(self._expected_records, self._to_target, self._producer),
+            claims.logs.contradictions(),
+            claims.groups.contradictions(),
+        ):
+            found[number].append(difference)
         for number, configs in claims.shown_configs.items():
-            judgements[number] = _without(judgements[number], configs)
-        for evidence in self._evidence:
-            for outcome in sorted(ordered, key=lambda each: each.sent_ns):
-                evidence.add(outcome)
-            for number, difference in evidence.contradictions():
-                found[number].append(difference)
+            judgements[number] = _as_set(judgements[number], configs)
         for outcome in ordered:
             judgement = judgements[outcome.step.number]
             more = found.get(outcome.step.number)
@@ -180,24 +153,12 @@ class Judge:
     def _judged(self, outcome: Outcome) -> Judgement:
         step = outcome.step
         exchange = step.exchange
-        skipped = outcome.skipped or step.skipped
-        if skipped is not None:
-            if not skipped.is_finding:
-                return Judgement(Verdict.SKIPPED, reason=skipped.reason)
-            offered = "not offered" if skipped.code is SkipCode.API_VERSION else skipped.code.value
-            difference = Difference(
-                "api_version", (), f"v{exchange.api_version}", offered, note=skipped.reason
-            )
-            return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
-        if outcome.error:
-            return _failed(outcome)
-        if not step.expects_response:
-            return Judgement(Verdict.SAME, reason="no response is expected")
-        if outcome.answer is None:
-            return Judgement(Verdict.ERROR, reason="no answer")
-        if not self._has_reference and self._is_as_captured(outcome):
-            return Judgement(Verdict.SAME)
-        expected = self._expected.message(step)
+        if (judgement := unanswered(outcome)) is not None:
+            return judgement
+        assert outcome.answer is not None
+        if self._reference is None and self._is_as_captured(outcome):
+            return Judgement()
+        expected = self._expected(step)
         if isinstance(expected, str):
             return Judgement(Verdict.TOLERATED, reason=expected)
         version = outcome.api_version if outcome.api_version >= 0 else exchange.api_version
@@ -206,14 +167,15 @@ class Judge:
             return Judgement(Verdict.ERROR, reason=f"the answer cannot be decoded: {answer}")
         differences = self.differences(step, expected, answer)
         if exchange.api_key in FETCH_APIS:
-            self._compare_records(outcome, expected, answer)
+            for log, partition in self._expected_terms.logs(expected.body):
+                self._expected_records.append((step.number, log, partition["records"] or b""))
         if version != expected.api_version:
             versions = f"v{expected.api_version}", f"v{version}"
             note = "sent at the nearest version that the target speaks"
             differences.insert(
                 0, Difference("api_version", (), *versions, rule=OTHER_VERSION, note=note)
             )
-        return Judgement(verdict_of(differences), differences)
+        return Judgement().with_differences(differences)
 
     def _is_as_captured(self, outcome: Outcome) -> bool:
         """Return whether an answer is the captured one byte for byte. Those with records are looked
@@ -232,64 +194,31 @@ class Judge:
             self._ours.tree(step, expected),
             self._theirs.tree(step, answer),
             common_only=expected.api_version != answer.api_version,
-            with_served=self._has_reference,
         )
         return [self.allowances.judged(step, each) for each in found]
 
-    # -- records --------------------------------------------------------------------------------
 
-    def _compare_records(self, outcome: Outcome, expected: Message, answer: Message) -> None:
-        """Compare the records of a Fetch. Several answers to a ShareFetch are one: each brings
-        other records."""
-        wanted = _fetched(expected, self._expected.terms)
-        answers = [answer]
-        if answer.api_key == ApiKey.SHARE_FETCH:
-            frames = (each.answer for each in outcome.earlier)
-            decoded = (_decoded(each, answer.api_key, answer.api_version) for each in frames)
-            answers = [*(each for each in decoded if isinstance(each, Message)), answer]
-        brought: dict[Log, bytes] = defaultdict(bytes)
-        for each in answers:
-            for log, data in _fetched(each, self._target_terms).items():
-                brought[log] += data
-        for log in wanted.keys() | brought.keys():
-            self.ledger.compare(
-                outcome.step.number, log, wanted.get(log, b""), brought.get(log, b"")
-            )
-
-    def _unacknowledged(self, log: Log) -> set[int]:
-        """Digests of the records that Produce requests with acks 0 write to a log."""
-        if self._acks_0 is None:
-            self._acks_0 = defaultdict(set)
-            for step in self.ids.plan.steps:
-                if step.exchange.api_key != ApiKey.PRODUCE or step.expects_response:
-                    continue
-                request = request_of(step.exchange)
-                for topic in entries(request.body["topic_data"] if request is not None else None):
-                    name = self.ids.topic_name(topic.get("name") or "", topic.get("topic_id"))
-                    for partition in entries(topic["partition_data"]):
-                        data = partition["records"] or b""
-                        digests = map(digest_of, rows_of(data, whole_batches(data)))
-                        self._acks_0[name, partition["index"]].update(digests)
-        return self._acks_0[log]
-
-
-def _fetched(message: Message, terms: Terms) -> dict[Log, bytes]:
-    """The record data of a Fetch by log."""
-    found: dict[Log, bytes] = defaultdict(bytes)
-    for topic in entries(message.body["responses"]):
-        name = terms.topic(topic.get("topic") or "") or terms.topic_of(topic["topic_id"])
-        for partition in entries(topic["partitions"]):
-            found[name, partition["partition_index"]] += partition["records"] or b""
-    return found
-
-
-def _failed(outcome: Outcome) -> Judgement:
-    """No answer came; nor did one in the capture, where its connection ended then."""
-    exchange = outcome.step.exchange
-    if exchange.expects_response and exchange.response is None and exchange.response_missing:
+def unanswered(outcome: Outcome) -> Judgement | None:
+    """The judgement of an outcome without an answer to compare; None if there is one."""
+    step = outcome.step
+    exchange, skipped = step.exchange, outcome.skipped or step.skipped
+    if skipped is not None and not skipped.is_finding:
+        return Judgement(Verdict.SKIPPED, reason=skipped.reason)
+    if skipped is not None:
+        offered = "not offered" if skipped.code is SkipCode.API_VERSION else skipped.code.value
+        difference = Difference(
+            "api_version", (), f"v{exchange.api_version}", offered, note=skipped.reason
+        )
+        return Judgement(Verdict.DIFFERENT, [difference], skipped.reason)
+    had_none = step.expects_response and exchange.response is None and exchange.response_missing
+    if outcome.error and had_none:
         reason = f"{outcome.error}; in the capture {exchange.response_missing}"
         return Judgement(Verdict.TOLERATED, reason=reason)
-    return Judgement(Verdict.ERROR, reason=outcome.error)
+    if outcome.error:
+        return Judgement(Verdict.ERROR, reason=outcome.error)
+    if not step.expects_response:
+        return Judgement(reason="no response is expected")
+    return Judgement(Verdict.ERROR, reason="no answer") if outcome.answer is None else None
 
 
 def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
@@ -297,30 +226,13 @@ def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
     if judgement.verdict in (Verdict.ERROR, Verdict.SKIPPED):
         return judgement
     known = {each.path for each in judgement.differences if not each.rule}
-    differences = [
-        *judgement.differences, *(each for each in more if each.path not in known),
-    ]  # fmt: skip
-    return replace(judgement, verdict=verdict_of(differences), differences=differences)
+    new = [each for each in more if each.path not in known]
+    return judgement.with_differences([*judgement.differences, *new])
 
 
-def _without(judgement: Judgement, configs: set[tuple[str, ...]]) -> Judgement:
+def _as_set(judgement: Judgement, configs: set[tuple[str, ...]]) -> Judgement:
     """The judgement with these configs tolerated: the target shows them as the run has set them."""
-    differences = [
-        replace(each, rule=each.rule or AS_SET) if each.keys in configs else each
-        for each in judgement.differences
-    ]
-    if differences == judgement.differences:
-        return judgement
-    return replace(judgement, verdict=verdict_of(differences), differences=differences)
-
-
-def verdict_of(differences: Iterable[Difference]) -> Verdict:
-    verdict = Verdict.SAME
-    for each in differences:
-        if not each.rule:
-            return Verdict.DIFFERENT
-        verdict = Verdict.TOLERATED
-    return verdict
+    return judgement.allowing(lambda one: replace(one, rule=AS_SET) if one.keys in configs else one)
 
 
 def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:

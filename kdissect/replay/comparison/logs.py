@@ -1,4 +1,4 @@
-"""Finds answers that contradict what the target itself has acknowledged or delivered of its logs.
+"""What a run shows of the target's logs, and the answers that contradict it.
 
 A captured response says what another broker answered at another moment. This module compares the
 target's answers with each other, those included that were followed by another try:
@@ -19,35 +19,46 @@ after LAG_NS. Nothing is said about the offsets of a topic that the run deletes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers, is_sealed
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, headers, is_sealed
 from kdissect.replay.comparison.records import (
     PLACE,
+    Batch,
+    Contradiction,
+    Delivered,
+    RecordComparison,
     RecordCount,
+    batches_of,
     have_same_content,
-    marker_type,
-    merged_ranges,
-    whole_batches,
 )
+from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import Difference, Outcome
-from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.sessions import FINAL_EPOCH, INITIAL_EPOCH
-from kdissect.replay.workload.messages import decoded, entries, response_of
+from kdissect.replay.workload.messages import entries, response_of
 
 LAG_NS = 5_000_000_000  # until every broker shows a change
 _UNANSWERED_NS = 5_000_000_000  # a request without an answer may take effect that late
 _LATEST, _EARLIEST, _READ_COMMITTED, _ACKS_ALL = -1, -2, 1, -1
-_MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
+MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 _FETCHED, _ABORT, _POLICY = "responses[].partitions[].", "ABORT", "cleanup.policy"
+# The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
+_MAYBE_APPENDED = frozenset(
+    {
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
+    }
+)
 
 Body = dict[str, Any]
-Contradiction = tuple[int, Difference]  # the step whose answer is wrong
 
 
 class _Reading(NamedTuple):
@@ -60,55 +71,77 @@ class _Reading(NamedTuple):
 
 
 @dataclass(slots=True)
+class Produced:
+    """Records that the target acknowledged from an offset on. data: the batch, b"" for several.
+    is_aborted: whether its transaction was aborted, None if that is unknown."""
+
+    outcome: Outcome
+    base: int
+    records: int
+    data: bytes
+    is_aborted: bool | None
+
+    @property
+    def end(self) -> int:
+        return self.base + self.records
+
+
+@dataclass(slots=True)
 class _Fetched:
     """A partition in the answer to a Fetch or ShareFetch. fetch_offset: -1 unknown."""
 
     outcome: Outcome
     body: Body
-    data: bytes
-    batches: list[BatchHeader]
+    batches: list[Batch]
     fetch_offset: int
     is_committed: bool
 
     @property
     def end(self) -> int:
         """The offset after the last delivered record; -1 if there is none."""
-        return self.batches[-1].last_offset + 1 if self.batches else -1
-
-    def bytes_of(self, batch: BatchHeader) -> bytes:
-        return self.data[batch.pos : batch.pos + batch.size]
+        return self.batches[-1].header.last_offset + 1 if self.batches else -1
 
 
 @dataclass(slots=True)
-class _LogFacts:
-    """What the run shows of one log. acknowledged: base offset -> the batch, b"" for several.
-    appends: (sent_ns, answered_ns, record count). unknown: records that may be there besides.
-    batches: base offset -> a delivered batch."""
+class LogFacts:
+    """What the run shows of one log. produced: by base offset, in order. unknown: records that may
+    be there besides. deleted_to: by DeleteRecords, -1 never. silent: record sets of Produce
+    requests with acks 0. appends: (sent_ns, answered_ns, record count)."""
 
-    acknowledged: dict[int, bytes] = field(default_factory=dict)
-    claims: list[tuple[int, int, Outcome]] = field(default_factory=list)  # first, last offset
-    appends: list[tuple[int, int, int]] = field(default_factory=list)
+    produced: list[Produced] = field(default_factory=list)
     unknown: int = 0
+    deleted_to: int = -1
+    silent: list[bytes] = field(default_factory=list)
+    appends: list[tuple[int, int, int]] = field(default_factory=list)
     is_transactional: bool = False
     fetched: list[_Fetched] = field(default_factory=list)
-    batches: dict[int, tuple[BatchHeader, bytes]] = field(default_factory=dict)
+    delivered: Delivered = field(default_factory=Delivered)
     ends: list[_Reading] = field(default_factory=list)
     stable_ends: list[_Reading] = field(default_factory=list)
     starts: list[_Reading] = field(default_factory=list)
 
+    @property
+    def acknowledged(self) -> dict[int, Produced]:
+        """By base offset."""
+        return {each.base: each for each in self.produced}
 
-class LogEvidence:
-    """The evidence of a run. Give it each outcome, in the order of sending; then ask once for the
-    contradictions."""
+    def forget(self) -> None:
+        """Forget what was produced: the log is deleted, or nobody knows whether it is."""
+        self.produced, self.unknown, self.deleted_to = [], 0, -1
 
-    def __init__(self, ids: IdMap) -> None:
-        self._ids = ids
-        self._logs: dict[Log, _LogFacts] = defaultdict(_LogFacts)
+
+class Logs(dict[Log, LogFacts]):
+    """The logs of a run by the capture's names. Give it each answer, those that were followed by
+    another try included, in the order of their coming."""
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__()
+        self._terms = terms
         self._sessions: dict[tuple[int | None, int], dict[Log, Body]] = {}
+        self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
         self._deleted: set[str] = set()
         self._marker_count = 0
-        self._sparse: set[str] | None = None
-        self._readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
+        self.readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
             ApiKey.PRODUCE: self._produce,
             ApiKey.FETCH: self._fetch,
             ApiKey.SHARE_FETCH: self._share_fetch,
@@ -119,61 +152,55 @@ class LogEvidence:
             ApiKey.INIT_PRODUCER_ID: self._end_txn,
         }
 
+    def __missing__(self, log: Log) -> LogFacts:
+        self[log] = LogFacts()
+        return self[log]
+
+    def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
+        """The records that a transaction has produced were aborted, or not."""
+        for each in self._open.pop(name, []):
+            each.is_aborted = is_aborted
+
+    def forget_topic(self, name: str) -> None:
+        for log in [log for log in self if log[0] == name]:
+            self[log].forget()
+
     # -- facts ----------------------------------------------------------------------------------
 
-    def add(self, outcome: Outcome) -> None:
-        """Add the facts of a request and of all answers to it."""
-        api_key = outcome.step.exchange.api_key
-        reader = self._readers.get(api_key)
-        if reader is None or outcome.sent is None:
-            return
-        for each in outcome.tries():
-            request = decoded(each.sent or b"", "request", api_key, each.api_version)
-            answer = decoded(each.answer or b"", "response", api_key, each.api_version)
-            if request is not None:
-                reader(each, request.body, None if answer is None else answer.body)
-
-    def _topic(self, topic: Body) -> str:
-        """The capture's name of a topic in a message of the target."""
-        name = self._ids.target.topic_name(topic)
-        return self._ids.captured_topic_name(name) or str(topic.get("topic_id", ""))
-
-    def _partitions(
-        self, body: Body | None, topics: str, partitions: str
-    ) -> Iterator[tuple[Log, Body]]:
-        for topic in entries(None if body is None else body.get(topics)):
-            name = self._topic(topic)
-            for each in entries(topic[partitions]):
-                number = each.get("index", each.get("partition_index", each.get("partition", -1)))
-                yield (name, number), each
-
     def _produce(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        answered = dict(self._partitions(answer, "responses", "partition_responses"))
-        for log, entry in self._partitions(request, "topic_data", "partition_data"):
-            facts, data = self._logs[log], entry["records"] or b""
+        answered = dict(self._terms.logs(answer))
+        owner = request.get("transactional_id") or ""
+        for log, entry in self._terms.logs(request):
+            facts, data = self[log], entry["records"] or b""
             batches = list(headers(data))
             count = sum(max(each.record_count, 0) for each in batches)
             facts.is_transactional |= any(each.is_transactional for each in batches)
             is_old = any(each.magic != 2 for each in batches)
-            result = answered.get(log)
+            count = MANY if is_old else count
             end_ns = outcome.answered_ns if outcome.answered_ns >= 0 else (
                 outcome.sent_ns + _UNANSWERED_NS
             )  # fmt: skip
-            facts.appends.append((outcome.sent_ns, end_ns, _MANY if is_old else count))
-            if result is None or result["error_code"] or result["base_offset"] < 0 or is_old:
-                facts.unknown += _MANY if is_old else count
-                continue
-            base = result["base_offset"]
-            facts.acknowledged[base] = data if len(batches) == 1 else b""
-            facts.claims.append((base, base + count - 1, outcome))
-            if request["acks"] == _ACKS_ALL:
-                facts.ends.append(_Reading(base + count, outcome, ""))
-            if result.get("log_start_offset", -1) >= 0:
-                place = "responses[].partition_responses[].log_start_offset"
-                facts.starts.append(_Reading(result["log_start_offset"], outcome, place))
+            facts.appends.append((outcome.sent_ns, end_ns, count))
+            if request["acks"] == 0:
+                facts.silent.append(data)
+            result = answered.get(log, {})
+            code, base = result.get("error_code"), result.get("base_offset", -1)
+            if code is None or code in _MAYBE_APPENDED or (code == 0 and (is_old or base < 0)):
+                facts.unknown += count
+            elif code == 0:
+                whole = data if len(batches) == 1 else b""
+                made = Produced(outcome, base, count, whole, None if owner else False)
+                facts.produced.append(made)
+                if owner:
+                    self._open[owner].append(made)
+                if request["acks"] == _ACKS_ALL:
+                    facts.ends.append(_Reading(made.end, outcome, ""))
+                if result.get("log_start_offset", -1) >= 0:
+                    place = "responses[].partition_responses[].log_start_offset"
+                    facts.starts.append(_Reading(result["log_start_offset"], outcome, place))
 
     def _fetch(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        named = dict(self._partitions(request, "topics", "partitions"))
+        named = dict(self._terms.logs(request))
         session_id, epoch = request.get("session_id", 0), request.get("session_epoch", FINAL_EPOCH)
         if epoch not in (FINAL_EPOCH, INITIAL_EPOCH):  # the session has the others (KIP-227)
             named = self._sessions.setdefault((outcome.node_id, session_id), {}) | named
@@ -183,7 +210,7 @@ class LogEvidence:
         if epoch == INITIAL_EPOCH and answer.get("session_id", 0):
             self._sessions[outcome.node_id, answer["session_id"]] = named
         is_committed = request.get("isolation_level", 0) == _READ_COMMITTED
-        for log, partition in self._partitions(answer, "responses", "partitions"):
+        for log, partition in self._terms.logs(answer):
             if partition["error_code"]:
                 continue
             offset = named.get(log, {}).get("fetch_offset", -1)
@@ -196,26 +223,26 @@ class LogEvidence:
                     readings.append(_Reading(partition[name], outcome, _FETCHED + name))
 
     def _share_fetch(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for log, partition in self._partitions(answer, "responses", "partitions"):
+        for log, partition in self._terms.logs(answer):
             self._add_fetched(outcome, log, partition, -1, False)
 
     def _add_fetched(
         self, outcome: Outcome, log: Log, partition: Body, offset: int, is_committed: bool
-    ) -> _LogFacts:
-        facts, data = self._logs[log], partition["records"] or b""
-        fetched = _Fetched(outcome, partition, data, whole_batches(data), offset, is_committed)
+    ) -> LogFacts:
+        facts, batches = self[log], batches_of(partition["records"] or b"")
+        fetched = _Fetched(outcome, partition, batches, offset, is_committed)
         facts.fetched.append(fetched)
-        for batch in fetched.batches:
-            facts.batches.setdefault(batch.base_offset, (batch, fetched.bytes_of(batch)))
-        if fetched.batches:
+        for batch in batches:
+            facts.delivered.add(batch)
+        if batches:
             facts.ends.append(_Reading(fetched.end, outcome, ""))
         return facts
 
     def _list_offsets(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        asked = dict(self._partitions(request, "topics", "partitions"))
+        asked = dict(self._terms.logs(request))
         is_committed = request.get("isolation_level", 0) == _READ_COMMITTED
-        for log, partition in self._partitions(answer, "topics", "partitions"):
-            offset, facts = partition.get("offset", -1), self._logs[log]
+        for log, partition in self._terms.logs(answer):
+            offset, facts = partition.get("offset", -1), self[log]
             if partition["error_code"] or offset < 0:
                 continue
             reading = _Reading(offset, outcome, "topics[].partitions[].offset")
@@ -226,30 +253,53 @@ class LogEvidence:
                 facts.starts.append(reading)
 
     def _delete_records(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for log, partition in self._partitions(answer, "topics", "partitions"):
+        for log, partition in self._terms.logs(answer):
             if not partition["error_code"]:
+                self[log].deleted_to = partition["low_watermark"]
                 place = "topics[].partitions[].low_watermark"
                 reading = _Reading(partition["low_watermark"], outcome, place)
-                self._logs[log].starts.append(reading)
+                self[log].starts.append(reading)
+        for log, _ in self._terms.logs(request) if answer is None else ():
+            self[log].forget()
 
     def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        names = [*entries(request.get("topic_names")),
-                 *map(self._ids.target.topic_name, entries(request.get("topics")))]  # fmt: skip
-        self._deleted.update(map(self._ids.captured_topic_name, names))
+        self._deleted.update(deleted_topics(self._terms, request))
 
     def _end_txn(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         self._marker_count += 1
 
     # -- contradictions -------------------------------------------------------------------------
 
+    def compare(
+        self,
+        expected: Iterable[tuple[int, Log, bytes]],
+        to_target: Callable[[Log, int], int],
+        producer: Callable[[int, int], tuple[int, int] | None],
+    ) -> Iterator[Contradiction]:
+        """Compare captured records with the delivered ones, in whichever answer these came.
+
+        expected: steps whose answers should bring these record sets of a log. to_target: an offset
+        of the other side; producer: its producer ids.
+        """
+        comparisons: dict[Log, RecordComparison] = {}
+        for step, log, captured in expected:
+            if log not in comparisons:
+                delivered = self[log].delivered
+                comparisons[log] = RecordComparison(log, delivered, to_target, producer)
+            comparisons[log].compare(step, captured)
+        for log, comparison in comparisons.items():
+            comparison.allow_reordered(self[log].silent)
+            yield from comparison.found
+
     def contradictions(self) -> Iterator[Contradiction]:
-        for log, facts in self._logs.items():
+        for log, facts in self.items():
             is_lasting = bool(log[0]) and log[0] not in self._deleted
             is_dense = is_lasting and self._is_dense(log[0])
+            acknowledged = facts.acknowledged
             for fetched in facts.fetched:
-                yield from _check_batches(log, facts, fetched, is_dense)
+                yield from _check_batches(log, acknowledged, facts, fetched, is_dense)
             if is_lasting:
-                yield from _check_claims(log, facts)
+                yield from _check_produced(log, facts)
                 yield from self._check_ends(log, facts)
                 yield from _check_falling(log, facts.starts)
                 yield from _check_aborted(log, facts)
@@ -257,19 +307,29 @@ class LogEvidence:
     def _is_dense(self, topic: str) -> bool:
         """Return whether a log leaves no offset out. Compacted ones may; the capture shows
         which."""
-        known = self._ids.plan.workload.facts.topics.get(topic)
+        known = self._terms.ids.plan.workload.facts.topics.get(topic)
         if known is None or known.is_internal or "compact" in known.configs.get(_POLICY, ""):
             return False
-        if self._sparse is None:
-            self._sparse = _sparse_topics(self._ids)
         return topic not in self._sparse
 
-    def _check_ends(self, log: Log, facts: _LogFacts) -> Iterator[Contradiction]:
+    @cached_property
+    def _sparse(self) -> set[str]:
+        """Topics whose captured answers leave offsets out."""
+        ids, topics = self._terms.ids, set()
+        for exchange in ids.plan.workload.exchanges():
+            response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
+            for (topic, _), partition in ids.names.logs(response.body) if response else ():
+                batches = [each.header for each in batches_of(partition["records"] or b"")]
+                if any(mine.last_offset + 1 < next_.base_offset
+                       for mine, next_ in pairwise(batches)):  # fmt: skip
+                    topics.add(topic)
+        return topics
+
+    def _check_ends(self, log: Log, facts: LogFacts) -> Iterator[Contradiction]:
         """Log ends do not fall, and are not beyond all that can exist."""
         ceiling = -1
-        if 0 in facts.acknowledged:  # the log began in this run
-            known = [last + 1 for _, last, _ in facts.claims]
-            known += [each.end for each in facts.fetched]
+        known = [each.end for each in facts.produced] + [each.end for each in facts.fetched]
+        if any(each.base == 0 for each in facts.produced):  # the log began in this run
             markers = self._marker_count if facts.is_transactional else 0
             ceiling = max(known) + facts.unknown + markers
         credible = []
@@ -302,69 +362,55 @@ def _in_records(
     return fetched.outcome.step.number, Difference(place, keys, c, a, note=note)
 
 
-def _sparse_topics(ids: IdMap) -> set[str]:
-    """Topics whose captured answers leave offsets out."""
-    topics = set()
-    for exchange in ids.plan.workload.exchanges():
-        response = response_of(exchange) if exchange.api_key == ApiKey.FETCH else None
-        for topic in entries(None if response is None else response.body["responses"]):
-            for partition in entries(topic["partitions"]):
-                batches = whole_batches(partition["records"] or b"")
-                if any(mine.last_offset + 1 < next_.base_offset
-                       for mine, next_ in pairwise(batches)):  # fmt: skip
-                    topics.add(ids.topic_name(topic.get("topic") or "", topic.get("topic_id")))
-    return topics
-
-
 def _check_batches(
-    log: Log, facts: _LogFacts, fetched: _Fetched, is_dense: bool
+    log: Log, acknowledged: dict[int, Produced], facts: LogFacts, fetched: _Fetched, is_dense: bool
 ) -> Iterator[Contradiction]:
     """Checksums, order and content of the batches of one answer."""
     due, is_first = fetched.fetch_offset, True
     for batch in fetched.batches:
-        base = batch.base_offset
-        if batch.magic != 2:
+        header, base = batch.header, batch.header.base_offset
+        if header.magic != 2:
             continue
-        data = fetched.bytes_of(batch)
-        if not is_sealed(fetched.data, batch):
+        if not is_sealed(batch.record_set, header):
             yield _in_records(log, fetched, base, ".crc", "right", "wrong", "it is damaged")
-        if batch.last_offset < due or (not is_first and base < due):
-            here = RecordCount(batch.record_count, base)
+        if header.last_offset < due or (not is_first and base < due):
+            here = RecordCount(header.record_count, base)
             note = "its offsets are here already"
             yield _in_records(log, fetched, base, "", RecordCount(0, -1), here, note)
         elif is_dense and 0 <= due < base:
             counts = RecordCount(base - due, due), RecordCount(0, -1)
             yield _in_records(log, fetched, due, "", *counts, "the answer leaves them out")
-        yield from _check_content(log, facts, fetched, batch, data)
-        due, is_first = max(due, batch.last_offset + 1), False
+        if not header.is_control:
+            yield from _check_content(log, acknowledged, facts, fetched, batch)
+        due, is_first = max(due, header.last_offset + 1), False
 
 
 def _check_content(
-    log: Log, facts: _LogFacts, fetched: _Fetched, batch: BatchHeader, data: bytes
+    log: Log, acknowledged: dict[int, Produced], facts: LogFacts, fetched: _Fetched, batch: Batch
 ) -> Iterator[Contradiction]:
     """A batch has the records that were produced at its offset, or delivered from there before."""
-    if batch.is_control:
-        return
-    base = batch.base_offset
+    base = batch.header.base_offset
+    produced = acknowledged.get(base)
     for known, note in (
-        (facts.acknowledged.get(base, b""), "not the batch that was produced there"),
-        (facts.batches[base][1], "another answer has other records there"),
+        (b"" if produced is None else produced.data, "not the batch that was produced there"),
+        (facts.delivered.batches[base].data, "another answer has other records there"),
     ):
-        if len(known) >= BATCH_HEADER_SIZE and not have_same_content(known, data):
-            count = RecordCount(batch.record_count, base)
+        if len(known) >= BATCH_HEADER_SIZE and not have_same_content(known, batch.data):
+            count = RecordCount(batch.header.record_count, base)
             yield _in_records(log, fetched, base, "", "the same", count, note)
             return
 
 
-def _check_claims(log: Log, facts: _LogFacts) -> Iterator[Contradiction]:
-    """Produce responses give each offset once; a repeated batch gets its offset again."""
-    end = -1
-    for base, last, outcome in sorted(facts.claims, key=lambda claim: claim[:2]):
-        if base <= end and facts.acknowledged[base]:
+def _check_produced(log: Log, facts: LogFacts) -> Iterator[Contradiction]:
+    """Produce responses give each offset once."""
+    end = 0
+    for each in sorted(facts.produced, key=lambda each: (each.base, each.end)):
+        if each.base < end and each.data:
             place = "responses[].partition_responses[].base_offset"
             note = "another batch has this offset"
-            yield outcome.step.number, Difference(place, _keys(log), end + 1, base, note=note)
-        end = max(end, last)
+            difference = Difference(place, _keys(log), end, each.base, note=note)
+            yield each.outcome.step.number, difference
+        end = max(end, each.end)
 
 
 def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction]:
@@ -389,7 +435,7 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
             yield _against(log, reading, least, "an earlier answer showed more")
 
 
-def _check_watermarks(log: Log, facts: _LogFacts, fetched: _Fetched) -> Iterator[Contradiction]:
+def _check_watermarks(log: Log, facts: LogFacts, fetched: _Fetched) -> Iterator[Contradiction]:
     """Delivered records are before the log end of their answer, and what is stable is, too. A
     broker reads the watermarks first, and records may be appended before it reads them."""
     outcome, body = fetched.outcome, fetched.body
@@ -409,36 +455,42 @@ def _check_watermarks(log: Log, facts: _LogFacts, fetched: _Fetched) -> Iterator
         yield _against(log, reading, end, "it is above the high watermark")
 
 
-def _check_aborted(log: Log, facts: _LogFacts) -> Iterator[Contradiction]:
+def _check_aborted(log: Log, facts: LogFacts) -> Iterator[Contradiction]:
     """Records of aborted transactions in read_committed answers are listed, by their producer."""
     aborted = _aborted_batches(facts)
-    for fetched in facts.fetched:
+    for fetched in facts.fetched if aborted else ():
         if not fetched.is_committed:
             continue
         listed = {each["producer_id"] for each in entries(fetched.body.get("aborted_transactions"))}
-        for batch in fetched.batches:
-            if batch.base_offset in aborted and batch.producer_id not in listed:
-                place, text = _FETCHED + "aborted_transactions", f"producer {batch.producer_id}"
+        for header in [each.header for each in fetched.batches]:
+            if header.base_offset in aborted and header.producer_id not in listed:
+                place, text = _FETCHED + "aborted_transactions", f"producer {header.producer_id}"
                 difference = Difference(
                     place, _keys(log), text, "not listed", note="its records were aborted"
                 )
                 yield fetched.outcome.step.number, difference
 
 
-def _aborted_batches(facts: _LogFacts) -> set[int]:
+def _aborted_batches(facts: LogFacts) -> set[int]:
     """Base offsets of batches of aborted transactions that were delivered up to their marker."""
-    ranges = merged_ranges(
-        (batch.base_offset, batch.last_offset) for batch, _ in facts.batches.values()
-    )
     bases_of: dict[int, list[int]] = defaultdict(list)  # of open transactions, by producer
     aborted: set[int] = set()
-    for base in sorted(facts.batches):
-        batch, data = facts.batches[base]
-        if batch.is_transactional and not batch.is_control:
-            bases_of[batch.producer_id].append(base)
-        elif batch.is_transactional:
-            bases = bases_of.pop(batch.producer_id, [])
-            is_whole = any(bases and first <= bases[0] and base <= last for first, last in ranges)
-            if is_whole and marker_type(data, next(headers(data))) == _ABORT:
+    reached = -1
+    for _, batch in sorted(facts.delivered.batches.items()):
+        header = batch.header
+        if header.base_offset > reached + 1:
+            bases_of.clear()  # a marker may be among the offsets that no answer has
+        reached = max(reached, header.last_offset)
+        if header.is_transactional and not header.is_control:
+            bases_of[header.producer_id].append(header.base_offset)
+        elif header.is_transactional:
+            bases = bases_of.pop(header.producer_id, [])
+            if bases and batch.marker_type == _ABORT:
                 aborted.update(bases)
     return aborted
+
+
+def deleted_topics(terms: Terms, request: Body) -> list[str]:
+    """The topics that a DeleteTopics request names."""
+    named = [{"name": each} for each in entries(request.get("topic_names"))]
+    return [terms.topic_in(each) for each in [*named, *entries(request.get("topics"))]]

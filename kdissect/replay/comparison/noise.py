@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdissect.replay.fields import told
-from kdissect.replay.model import ABSENT, Difference, Outcome, Verdict
+from kdissect.replay.model import ABSENT, Difference, Outcome
 
 RULE = "control-runs"  # tolerates noise
 _EVIDENCE = ("error_code", "offset", "record", "watermark", "aborted_transactions")
@@ -58,10 +58,7 @@ class Noise:
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add the differences of a control run that was judged by another one."""
         for outcome in outcomes:
-            judgement = outcome.judgement
-            if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
-                continue
-            for one in judgement.differences:
+            for one in outcome.judgement.differences:
                 if not one.rule:
                     place = outcome.step.api_name, one.place
                     self.fields.setdefault(place, NoisyField()).add(one)
@@ -69,7 +66,7 @@ class Noise:
     def excused(self, api_name: str, one: Difference) -> Difference:
         """The difference, tolerated if it is noise."""
         noisy = self.fields.get((api_name, one.place))
-        if one.rule or noisy is None or is_evidence(one.place) or not noisy.allows(one):
+        if noisy is None or is_evidence(one.place) or not noisy.allows(one):
             return one
         note = f"control runs differ from each other here, in {noisy.count} places"
         return replace(one, rule=RULE, note=note)

@@ -7,27 +7,26 @@ names of their elements, and what the table of fields leaves to the server is go
     struct             dict: field -> tree
     array with keys    Keyed: text of the key -> tree of the element
     array without      list of trees, in order
-    value              itself, or `Chosen` (only whether it is set counts), or `Served`
+    value              itself, or `Chosen` (only whether it is set counts)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
-from kdissect.protocol import catalog
-from kdissect.protocol.layout import Layout, layout
-from kdissect.replay.comparison.terms import CapturedTerms, Position, Terms, resource_word
+from kdissect.replay.comparison.terms import Position, Terms, resource_word
 from kdissect.replay.fields import (
-    NAMING,
     FieldContext,
     FieldKind,
     FieldRule,
     FieldTable,
+    Shape,
+    ShapeField,
     about,
+    shape_of,
     told,
 )
 from kdissect.replay.model import ReplayPlan, Step
@@ -58,16 +57,9 @@ class Chosen:
         return self.value not in _NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A value that only another target's answer is compared with."""
-
-    value: Any
-
-
 def plain(value: Tree) -> Any:
     """The value that stands in a message, to show it."""
-    if isinstance(value, Chosen | Served):
+    if isinstance(value, Chosen):
         return value.value
     return value.shown if isinstance(value, Position) else value
 
@@ -79,77 +71,10 @@ class Keyed(dict[str, Tree]):
 AGAIN = " again"
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field of a layout. path: without indices. rules: those that may give it its kind; elements:
-    those that may leave out elements. key: places of the element's key, as alternatives."""
-
-    name: str
-    path: str
-    is_array: bool
-    rules: tuple[FieldRule, ...]
-    inner: _Shape | None
-    elements: tuple[FieldRule, ...] = ()
-    key: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """A layout with the kinds of its fields. named: the fields that name the struct's topic,
-    partition, group or transaction."""
-
-    fields: tuple[_Field, ...]
-    named: dict[FieldKind, str]
-
-    def rules_of(self, name: str) -> tuple[FieldRule, ...]:
-        return next((each.rules for each in self.fields if each.name == name), ())
-
-
-@cache
-def _shape(table: FieldTable, api_key: int, api_version: int) -> _Shape:
-    api = catalog.api(api_key)
-    return _compile(table, api.name, layout(api.response, api_version), "")
-
-
-def _compile(table: FieldTable, api_name: str, of: Layout, path: str) -> _Shape:
-    fields: list[_Field] = []
-    named: dict[FieldKind, str] = {}
-    for name, slot in of.by_name.items():
-        here = f"{path}{name}"
-        rules = tuple(_own(table.kinds(api_name, here, slot.field)))
-        if slot.inner is None:
-            if slot.field.is_array:
-                rules += tuple(_own(table.kinds(api_name, f"{here}[]", slot.field)))
-            for rule in rules:
-                if rule.kind in NAMING and not slot.field.is_array:
-                    named.setdefault(rule.kind, name)
-            fields.append(_Field(name, here, slot.field.is_array, rules, None))
-            continue
-        inner_path = f"{here}{'[]' * slot.field.is_array}"
-        inner = _compile(table, api_name, slot.inner, f"{inner_path}.")
-        elements = tuple(_own(table.kinds(api_name, inner_path, slot.field)))
-        key = _key_of(table, api_name, here, slot.inner) if slot.field.is_array else ()
-        fields.append(_Field(name, here, slot.field.is_array, rules, inner, elements, key))
-    return _Shape(tuple(fields), named)
-
-
-def _own(rules: list[FieldRule]) -> list[FieldRule]:
-    """Without those of the user that ignore: they excuse differences, and are counted."""
-    return [rule for rule in rules if not (rule.is_own and rule.kind is FieldKind.IGNORE)]
-
-
-def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:
-    for rule in table.at(api_name, path):
-        if rule.kind is FieldKind.UNORDERED:
-            known = (tuple(name for name in each if name in of.by_name) for each in rule.key)
-            return tuple(each for each in known if each)
-    return ()
-
-
 class RequestNames:
     """Topics, groups and transactional ids that the requests of a plan name; others are foreign."""
 
-    def __init__(self, plan: ReplayPlan, terms: CapturedTerms) -> None:
+    def __init__(self, plan: ReplayPlan, terms: Terms) -> None:
         self._named: dict[FieldKind, set[str]] = {
             kind: set() for kind in (FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID)
         }
@@ -168,7 +93,8 @@ class RequestNames:
 
 
 class Normaliser:
-    """Makes trees of one side's messages. keeps_served: with the values for a reference."""
+    """Makes trees of one side's messages. keeps_served: with what is the server's own, which only
+    another target's answer is compared with."""
 
     def __init__(
         self,
@@ -183,7 +109,7 @@ class Normaliser:
 
     def tree(self, step: Step, message: Message) -> Body:
         """The tree of a response to a step's request."""
-        shape = _shape(self._table, message.api_key, message.api_version)
+        shape = shape_of(self._table, message.api_key, "response", message.api_version)
         tree = self._struct(step, shape, message.body, _request_context(step))
         if message.surplus:
             tree[SURPLUS] = message.surplus
@@ -200,26 +126,26 @@ class Normaliser:
 
     # -- structs and arrays -------------------------------------------------------------------
 
-    def _struct(self, step: Step, shape: _Shape, values: Body, around: FieldContext) -> Body:
+    def _struct(self, step: Step, shape: Shape, values: Body, around: FieldContext) -> Body:
         if shape.named:
             around = about(shape.named, values, around)
         tree: Body = {}
         for each in shape.fields:
-            value = values.get(each.name)
+            name, value = each.slot.name, values.get(each.slot.name)
             kind = self._kind(each.rules, step, values)
             if kind is FieldKind.IGNORE or kind is FieldKind.RECORDS:
                 continue
             if kind is FieldKind.SERVER:
                 if self._keeps_served:
-                    tree[each.name] = Served(value)
+                    tree[name] = value
             elif value is None:
-                tree[each.name] = None if kind not in _CHOSEN else Chosen(None)
+                tree[name] = None if kind not in _CHOSEN else Chosen(None)
             elif each.inner is None:
-                tree[each.name] = self._value(step, each, kind, value, values, around)
-            elif each.is_array:
-                tree[each.name] = self._array(step, each, each.inner, value, around)
+                tree[name] = self._value(step, name, kind, value, values, around)
+            elif each.slot.field.is_array:
+                tree[name] = self._array(step, each, each.inner, value, around)
             else:
-                tree[each.name] = self._struct(step, each.inner, value, around)
+                tree[name] = self._struct(step, each.inner, value, around)
         if values.get(UNKNOWN_TAGS):
             tree[UNKNOWN_TAGS] = values[UNKNOWN_TAGS]
         return tree
@@ -241,7 +167,7 @@ class Normaliser:
         )
 
     def _array(
-        self, step: Step, of: _Field, inner: _Shape, values: list[Body], around: FieldContext
+        self, step: Step, of: ShapeField, inner: Shape, values: list[Body], around: FieldContext
     ) -> Tree:
         if not of.key:
             return [self._struct(step, inner, each, around) for each in values]
@@ -267,7 +193,7 @@ class Normaliser:
         return elements
 
     def _element_key(
-        self, step: Step, of: _Field, inner: _Shape, values: Body, around: FieldContext
+        self, step: Step, of: ShapeField, inner: Shape, values: Body, around: FieldContext
     ) -> tuple[str, FieldKind | None]:
         """The text of an element's key, and the kind of name that it is, if it is one."""
         parts, named = [], None
@@ -290,8 +216,7 @@ class Normaliser:
             elif isinstance(value, list):
                 value = ", ".join("=".join(told(one) for one in each.values()) for each in value)
             elif kind is not None:
-                one = _Field(name, "", False, (), None)
-                value = self._value(step, one, kind, value, values, around)
+                value = self._value(step, name, kind, value, values, around)
             named = named or kind
             parts.append(told(value.value if isinstance(value, Chosen) else value))
         return " ".join(parts), named
@@ -301,59 +226,56 @@ class Normaliser:
     def _value(
         self,
         step: Step,
-        of: _Field,
+        name: str,
         kind: FieldKind | None,
         value: Any,
         holder: Body,
         around: FieldContext,
     ) -> Tree:
-        if kind is None or kind is FieldKind.EXACT or kind is FieldKind.PARTITION:
-            return sorted(value) if kind is FieldKind.PARTITION and of.is_array else value
+        if kind in (None, FieldKind.EXACT):
+            return value
         if kind in _CHOSEN:
             return Chosen(value)
         if isinstance(value, list):
-            found = [self._id(step, of.name, kind, each, holder, around) for each in value]
-            return found if kind is FieldKind.OFFSET else sorted(found, key=told)
-        return self._id(step, of.name, kind, value, holder, around)
-
-    def _id(
-        self, step: Step, name: str, kind: FieldKind, value: Any, holder: Body, around: FieldContext
-    ) -> Tree:
-        terms = self._terms
-        if kind is FieldKind.TOPIC:
-            return terms.topic(value)
-        if kind is FieldKind.TOPIC_ID:
-            topic = terms.topic_of(value)
-            return Chosen(value) if topic == str(value) else topic  # its name is unknown
-        if kind is FieldKind.GROUP:
-            return terms.group(value)
-        if kind is FieldKind.TRANSACTIONAL_ID:
-            return terms.transactional_id(value)
-        if kind is FieldKind.MEMBER:
-            return terms.member(around.group, value)
-        if kind is FieldKind.NODE:
-            return terms.node(value)
-        if kind is FieldKind.OFFSET or kind is FieldKind.STORED_OFFSET:
-            return self._offset(step, value, around, kind)
-        if kind is FieldKind.PRODUCED_OFFSET:
-            return self._produced(step, value, around)
-        if kind is FieldKind.PRODUCER_ID:
-            epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
-            return value if value < 0 else terms.producer(value, epoch)[0]
-        if kind is FieldKind.PRODUCER_EPOCH:
-            producer_id = holder.get(name.removesuffix("_epoch") + "_id", -1)
-            return value if value < 0 or producer_id < 0 else terms.producer(producer_id, value)[1]
-        if kind is FieldKind.OPAQUE:
-            known = terms.opaque(name, value)
-            return Chosen(value) if known is None else known
-        if kind is FieldKind.REPLICAS:
-            return terms.replicas(value)
-        if kind is FieldKind.RESOURCE:
-            is_acl = "principal" in holder or "acls" in holder
-            return terms.resource(holder.get("resource_type", 0), value, is_acl=is_acl)
-        if kind is FieldKind.COORDINATOR:
-            group = terms.group(value)
-            return group if group != value else terms.transactional_id(value)
+            found = [self._value(step, name, kind, each, holder, around) for each in value]
+            return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
+        terms, is_acl = self._terms, "principal" in holder or "acls" in holder
+        match kind:
+            case FieldKind.PARTITION:
+                return value
+            case FieldKind.TOPIC:
+                return terms.topic(value)
+            case FieldKind.TOPIC_ID:
+                topic = terms.topic_of(value)
+                return Chosen(value) if topic == str(value) else topic  # its name is unknown
+            case FieldKind.GROUP:
+                return terms.group(value)
+            case FieldKind.TRANSACTIONAL_ID:
+                return terms.transactional_id(value)
+            case FieldKind.MEMBER:
+                return terms.member(around.group, value)
+            case FieldKind.NODE:
+                return terms.node(value)
+            case FieldKind.OFFSET | FieldKind.STORED_OFFSET:
+                return self._offset(step, value, around, kind)
+            case FieldKind.PRODUCED_OFFSET:
+                return self._produced(step, value, around)
+            case FieldKind.PRODUCER_ID:
+                epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
+                return value if value < 0 else terms.producer(value, epoch)[0]
+            case FieldKind.PRODUCER_EPOCH:
+                number = holder.get(name.removesuffix("_epoch") + "_id", -1)
+                return value if value < 0 or number < 0 else terms.producer(number, value)[1]
+            case FieldKind.OPAQUE:
+                known = terms.opaque(name, value)
+                return Chosen(value) if known is None else known
+            case FieldKind.REPLICAS:
+                return terms.replicas(value)
+            case FieldKind.RESOURCE:
+                return terms.resource(holder.get("resource_type", 0), value, is_acl=is_acl)
+            case FieldKind.COORDINATOR:
+                group = terms.group(value)
+                return group if group != value else terms.transactional_id(value)
         assert kind is FieldKind.PROTOCOL, kind
         return terms.protocol(name, value)
 
@@ -376,6 +298,11 @@ class Normaliser:
             step.number, log, value
         )  # fmt: skip
         return Chosen(value) if found is None else found
+
+
+def _order(value: Tree) -> tuple[int, str]:
+    """Numbers by size, everything else as text."""
+    return (value, "") if isinstance(value, int) else (0, told(value))
 
 
 def _request_context(step: Step) -> FieldContext:

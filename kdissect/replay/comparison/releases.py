@@ -8,12 +8,9 @@ finding, and so does another value of a config.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.resources import files
-from typing import Any
+from functools import partial
 
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -24,9 +21,8 @@ from kdissect.protocol.releases import (
     releases_offering,
     spoken_versions,
 )
-from kdissect.replay.comparison.judge import verdict_of
-from kdissect.replay.fields import path_pattern, told
-from kdissect.replay.model import ABSENT, Difference, Outcome, Step, Verdict, Workload
+from kdissect.replay.comparison.causes import Cause, changes
+from kdissect.replay.model import ABSENT, Difference, Outcome, Step, Workload
 from kdissect.replay.workload.messages import entries, response_of
 
 RULE = "release"  # tolerates what a release changes
@@ -93,47 +89,6 @@ def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
     return ranges
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One entry of `release_changes.toml`, which explains the fields. keys: names of elements."""
-
-    since: tuple[int, ...]
-    kip: str
-    paths: tuple[str, ...]
-    what: str
-    apis: frozenset[str]
-    keys: frozenset[str]
-    was: frozenset[str]
-    now: frozenset[str]
-
-    def fits(self, api: str, one: Difference, *, is_downgrade: bool) -> bool:
-        then, now = (self.now, self.was) if is_downgrade else (self.was, self.now)
-        return (
-            (not self.apis or api in self.apis)
-            and (not self.keys or not self.keys.isdisjoint(one.keys))
-            and (not then or told(one.captured) in then)
-            and (not now or told(one.answered) in now)
-            and path_pattern(self.paths).fullmatch(one.place) is not None
-        )
-
-
-@cache
-def changes() -> tuple[Change, ...]:
-    """The changes of `release_changes.toml`, in order."""
-    text = files(__package__).joinpath("release_changes.toml").read_text("utf-8")
-    return tuple(_change(row) for row in tomllib.loads(text)["change"])
-
-
-def _change(row: dict[str, Any]) -> Change:
-    path = row["path"]
-    return Change(
-        release_number(row["since"]), row.get("kip", ""),
-        (path,) if isinstance(path, str) else tuple(path), row["what"],
-        frozenset(row.get("apis", ())), frozenset(row.get("names", ())),
-        frozenset(map(told, row.get("was", ()))), frozenset(map(told, row.get("now", ()))),
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class ReleaseDifferences:
     """Differences between two releases. offered: API key -> versions of the target."""
@@ -146,39 +101,30 @@ class ReleaseDifferences:
         if not self.releases.differ:
             return
         for outcome in outcomes:
-            judgement = outcome.judgement
-            if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
-                continue
-            differences = [self._allowed(outcome.step, each) for each in judgement.differences]
-            if differences and differences != judgement.differences:
-                outcome.judgement = replace(
-                    judgement, differences=differences, verdict=verdict_of(differences)
-                )
+            allowed = partial(self._allowed, outcome.step)
+            outcome.judgement = outcome.judgement.allowing(allowed)
 
     def _allowed(self, step: Step, one: Difference) -> Difference:
-        if one.rule:
-            return one
         if one.place.startswith("api_keys[]") and self._is_of_release(one):
             return replace(one, rule=RULE, note="versions of each release")
         change = self._change(step.api_name, one)
         if change is None:
             return one
-        note = f"{change.what} ({change.kip})" if change.kip else change.what
+        note = f"{change.text} ({change.kip})" if change.kip else change.text
         return replace(one, rule=RULE, note=note)
 
-    def _change(self, api: str, one: Difference) -> Change | None:
-        first, last = (
-            release_number(self.releases.captured[0]),
-            release_number(self.releases.target[-1]),
+    def _change(self, api: str, one: Difference) -> Cause | None:
+        then, now = (
+            [release_number(each) for each in releases]
+            for releases in (self.releases.captured, self.releases.target)
         )
-        is_downgrade = first > last
-        if is_downgrade:
-            first, last = (release_number(self.releases.target[0]),
-                           release_number(self.releases.captured[-1]))  # fmt: skip
-        for each in changes():
-            if first < each.since <= last and each.fits(api, one, is_downgrade=is_downgrade):
-                return each
-        return None
+        is_downgrade = then[0] > now[-1]
+        first, last = (now[0], then[-1]) if is_downgrade else (then[0], now[-1])
+        return next(
+            (each for each in changes()
+             if first < each.since <= last and each.fits(api, one, is_downgrade=is_downgrade)),
+            None,
+        )  # fmt: skip
 
     def _is_of_release(self, one: Difference) -> bool:
         """Return whether the versions of an API are those of the target's release."""
@@ -196,7 +142,7 @@ def told_changes(outcomes: Iterable[Outcome]) -> list[tuple[str, Difference, int
     change, whatever resource has it; the versions of all APIs are one."""
     found: dict[tuple[str, ...], tuple[str, Difference, int]] = {}
     for outcome in outcomes:
-        for each in outcome.judgement.differences if outcome.judgement is not None else ():
+        for each in outcome.judgement.differences:
             if each.rule != RULE:
                 continue
             name = each.keys[-1] if each.keys and "configs[]" in each.place else ""

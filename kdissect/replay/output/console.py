@@ -6,7 +6,9 @@ import os
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from shutil import get_terminal_size
 
 from rich.console import Console
@@ -14,12 +16,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdissect.replay.model import ReplayPlan, Verdict
-from kdissect.replay.output.results import Results, show_ns
+from kdissect.replay.output.results import Results
+from kdissect.replay.output.rows import Row, summary_row
 from kdissect.replay.output.text import (
     finding_text,
-    followers_of,
-    headline_of,
+    followers_text,
+    kind_line,
     release_lines,
+    show_us,
 )
 from kdissect.replay.planning.schedule import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
@@ -55,11 +59,8 @@ def print_plan(
     workload = plan.workload
     counts = plan.counts()
     planned = sum(each.planned for each in counts)
-    console.print(
-        f"Plan for {clean(workload.source)}: {planned} of {len(plan.steps)} requests on "
-        f"{len(plan.lanes)} connections",
-        highlight=False,
-    )
+    requests = f"{planned} of {len(plan.steps)} requests on {len(plan.lanes)} connections"
+    _line(console, f"Plan for {workload.source}: {requests}")
     table = Table(box=None, pad_edge=False)
     for name in ("API", "class"):
         table.add_column(name)
@@ -78,22 +79,20 @@ def print_plan(
         for step in plan.steps
         if step.skipped is not None
     )
-    for (code, reason), count in reasons.most_common(_SHOWN_GROUPS):
-        console.print(f"  skipped {count}: {code}: {clean(reason)}", highlight=False)
-    if len(reasons) > _SHOWN_GROUPS:
-        console.print(f"  and {len(reasons) - _SHOWN_GROUPS} more reasons", highlight=False)
+    lines = (f"skipped {count}: {code}: {why}" for (code, why), count in reasons.most_common())
+    _some(console, lines, len(reasons), "  ", "and {} more reasons")
     if missing := not_allowed(plan):
         names = ",".join(missing)
         count = sum(missing.values())
-        console.print(f"  --allow {names} would send {count} more", highlight=False)
+        _line(console, f"  --allow {names} would send {count} more")
     if effects is not None:
         _print_effects(effects, console)
         _print_start(plan, console)
     took = duration_ns(plan, pace)
     lasts = "as long as the target needs" if took is None else f"{took / 1e9:.1f} s"
-    console.print(f"Pace {pace}: expected duration {lasts}", highlight=False)
+    _line(console, f"Pace {pace}: expected duration {lasts}")
     for note in [*workload.notes, *plan.notes]:
-        console.print(f"note: {clean(note)}", highlight=False)
+        _line(console, f"note: {note}")
 
 
 def _print_effects(effects: Effects, console: Console) -> None:
@@ -102,19 +101,16 @@ def _print_effects(effects: Effects, console: Console) -> None:
     ):  # fmt: skip
         by_kind: dict[str, list[str]] = {}
         for kind, name in names:
-            by_kind.setdefault(kind, []).append(clean(name))
+            by_kind.setdefault(kind, []).append(name)
         for kind, found in by_kind.items():
-            text = f"  would {verb} {plural(len(found), kind)}: {', '.join(found)}"
-            console.print(text, highlight=False)
+            _line(console, f"  would {verb} {plural(len(found), kind)}: {', '.join(found)}")
 
 
 def _print_start(plan: ReplayPlan, console: Console) -> None:
     """Print the state that the capture began with, which the target has to have."""
     lines = used_state(plan).lines()
-    for line in lines[:_SHOWN_GROUPS]:
-        console.print(f"  the capture began with {clean(line)}", highlight=False)
-    if len(lines) > _SHOWN_GROUPS:
-        console.print(f"  and with {len(lines) - _SHOWN_GROUPS} more", highlight=False)
+    began = (f"the capture began with {line}" for line in lines)
+    _some(console, began, len(lines), "  ", "and with {} more")
 
 
 class ReplayProgress:
@@ -165,91 +161,93 @@ def wide_console(*, stderr: bool = False) -> Console:
 
 def print_results(results: Results, console: Console) -> None:
     """Verdicts per API with latencies then and now, differences grouped, lag."""
+    summary = summary_row(results)
     table = Table(box=None, pad_edge=False)
     table.add_column("API")
     for verdict in Verdict:
         table.add_column(verdict.value, justify="right")
     for name in ("p50 then", "now", "p99 then", "now"):
         table.add_column(name, justify="right")
-    for api in results.by_api():
+    for api in summary["apis"]:
         counts = [
-            f"[{_STYLES[verdict]}]{api.verdicts[verdict]}[/]" if api.verdicts[verdict] else "-"
+            f"[{_STYLES[verdict]}]{api['verdicts'][verdict.value]}[/]"
+            if verdict.value in api["verdicts"]
+            else "-"
             for verdict in Verdict
         ]
-        times = (api.captured.p50, api.answered.p50, api.captured.p99, api.answered.p99)
-        table.add_row(api.api_name, *counts, *(show_ns(ns) for ns in times))
+        spans = api["captured_latency"], api["latency"]
+        times = [span[name] for name in ("p50_us", "p99_us") for span in spans]
+        table.add_row(api["api_name"], *counts, *map(show_us, times))
     console.print(table)
     for topic in results.prepared:
-        console.print(f"topic {clean(topic.name)}: {clean(topic.note)}", highlight=False)
-    _print_differences(results, console)
-    _print_changes(results, console)
-    _print_reasons(results, console)
-    _print_run(results, console)
+        _line(console, f"topic {topic.name}: {topic.note}")
+    findings = map(finding_text, results.findings)
+    _some(console, findings, len(results.findings), "", "and {} more, see --json or --html")
+    _print_kinds(results, summary["kinds"], console)
+    if lines := release_lines(summary["release_changes"]):
+        then, now = results.releases
+        console.print(f"Changes of this release (Kafka {then} -> Kafka {now}), by design:")
+        _some(console, lines, len(lines), "    ", "and {} more, see --json or --html")
+    _print_reasons(summary["reasons"], console)
+    _print_run(results, summary, console)
 
 
-def _print_differences(results: Results, console: Console) -> None:
-    """Findings about the whole run, then kinds of differences, what would hurt first."""
-    for finding in results.findings[:_SHOWN_GROUPS]:
-        console.print(clean(finding_text(finding)), highlight=False)
-    if (count := len(results.findings) - _SHOWN_GROUPS) > 0:
-        console.print(f"and {plural(count, 'finding')} more, see --json or --html")
-    if not results.kinds:
-        return
-    compared = f"{results.reference.value} {results.reference_name}".strip()
-    console.print(f"Differences from {clean(compared)}, what would hurt first:", highlight=False)
-    for kind in results.kinds[:_SHOWN_GROUPS]:
-        line = headline_of(results.api_key(kind), kind)
-        where = f"for example exchange {results.exchange_id(kind.step)}"
-        console.print(f"  {clean(line)}, {where}", highlight=False)
-        for note in [*kind.notes, followers_of(kind)]:
-            if note:
-                console.print(f"    {clean(note)}", highlight=False)
-    if (count := len(results.kinds) - _SHOWN_GROUPS) > 0:
+def _line(console: Console, text: str) -> None:
+    console.print(clean(text), highlight=False)
+
+
+def _some(console: Console, lines: Iterable[str], count: int, indent: str, more: str) -> None:
+    """Print the first lines, and say how many there are besides."""
+    for line in islice(lines, _SHOWN_GROUPS):
+        _line(console, f"{indent}{line}")
+    if count > _SHOWN_GROUPS:
+        _line(console, indent + more.format(count - _SHOWN_GROUPS))
+
+
+def _print_kinds(results: Results, kinds: list[Row], console: Console) -> None:
+    """Kinds of differences, what would hurt first."""
+    if kinds:
+        _line(console, f"Differences from {results.compared_with}, what would hurt first:")
+    for kind in kinds[:_SHOWN_GROUPS]:
+        _line(console, f"  {kind_line(kind)}, for example exchange {kind['example']}")
+        followers = [followers_text(kind["followers"])] if kind["followers"] else []
+        for note in [*kind["notes"], *followers]:
+            _line(console, f"    {note}")
+    if (count := len(kinds) - _SHOWN_GROUPS) > 0:
         console.print(f"  and {count} more, see --json or --html")
 
 
-def _print_changes(results: Results, console: Console) -> None:
-    """What the release changes by design; it fails no run."""
-    lines = release_lines(results.outcomes)
-    if lines:
-        then, now = results.releases
-        console.print(f"Changes of this release (Kafka {then} -> Kafka {now}), by design:")
-    for line in lines[:_SHOWN_GROUPS]:
-        console.print(f"    {clean(line)}", highlight=False)
-    if (count := len(lines) - _SHOWN_GROUPS) > 0:
-        console.print(f"    and {count} more, see --json or --html")
-
-
-def _print_reasons(results: Results, console: Console) -> None:
+def _print_reasons(reasons: list[Row], console: Console) -> None:
     """Errors, findings without a place, and skipped ones, by reason."""
     for verdict in (Verdict.ERROR, Verdict.DIFFERENT, Verdict.SKIPPED):
         counts: Counter[tuple[str, str]] = Counter()
-        for (_, code, reason), count in results.reasons(verdict):
-            counts[code, reason] += count
-        for (code, reason), count in counts.most_common(_SHOWN_GROUPS):
-            name = f"{verdict.value} ({code})" if code else verdict.value
-            console.print(f"{name} {count}: {clean(reason)}", highlight=False)
-        if len(counts) > _SHOWN_GROUPS:
-            console.print(f"{verdict.value}: and {len(counts) - _SHOWN_GROUPS} more reasons")
+        for row in reasons:
+            if row["verdict"] == verdict.value:
+                counts[row["code"], row["reason"]] += row["count"]
+        lines = (
+            f"{verdict.value} ({code}) {count}: {reason}" if code
+            else f"{verdict.value} {count}: {reason}"
+            for (code, reason), count in counts.most_common()
+        )  # fmt: skip
+        _some(console, lines, len(counts), "", f"{verdict.value}: and {{}} more reasons")
 
 
-def _print_run(results: Results, console: Console) -> None:
-    run = results.run
+def _print_run(results: Results, summary: Row, console: Console) -> None:
     line = (
-        f"{results.sent_count} requests on {results.connection_count()} connections in "
-        f"{run.elapsed_ns / 1e9:.1f} s ({results.requests_per_s():.0f}/s), pace {results.pace}"
+        f"{summary['sent']} requests on {summary['connections']} connections in "
+        f"{summary['elapsed_s']:.1f} s ({summary['requests_per_s']:.0f}/s), pace {results.pace}"
     )
-    lag, own = results.lag(), results.own_lag()
-    if lag.count:
+    lag, own = summary["lag"], summary["own_lag"]
+    if lag["count"]:
         line += (
-            f"; behind schedule p50 {show_ns(lag.p50)}, p99 {show_ns(lag.p99)}, "
-            f"max {show_ns(lag.max)} (of this not waiting for answers: p99 {show_ns(own.p99)})"
+            f"; behind schedule p50 {show_us(lag['p50_us'])}, p99 {show_us(lag['p99_us'])}, max "
+            f"{show_us(lag['max_us'])} (of this not waiting for answers: "
+            f"p99 {show_us(own['p99_us'])})"
         )
-    if run.reconnects:
-        line += f"; {run.reconnects} connections ended early"
-    console.print(line, highlight=False)
+    if summary["reconnects"]:
+        line += f"; {summary['reconnects']} connections ended early"
+    _line(console, line)
     for note in results.notes:
-        console.print(f"note: {clean(note)}", highlight=False)
-    verdicts = results.verdicts()
-    counts = ", ".join(f"{verdicts[each]} {each.value}" for each in Verdict if verdicts[each])
-    console.print(f"Verdicts: {counts or 'none'}", highlight=False)
+        _line(console, f"note: {note}")
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in summary["verdicts"].items())
+    _line(console, f"Verdicts: {counts or 'none'}")

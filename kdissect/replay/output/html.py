@@ -5,32 +5,20 @@ The page has no script and loads nothing. `templates/replay.html.j2` escapes eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kdissect.atomic_file import atomic_write
-from kdissect.replay.comparison.findings import Finding
 from kdissect.replay.model import Verdict
-from kdissect.replay.output.results import ApiResult, Results, show_ns, timestamp
-from kdissect.replay.output.text import (
-    code_names,
-    finding_text,
-    followers_of,
-    note_of,
-    release_lines,
-    texts_of,
-)
+from kdissect.replay.output.results import Results
+from kdissect.replay.output.rows import Row, summary_row, timestamp
+from kdissect.replay.output.text import finding_text, followers_text, release_lines, show_us
 from kdissect.text import visible
 
 # Verdicts whose reasons have a table of their own, with its heading.
-_REASONS = (
-    (Verdict.ERROR, "Errors"),
-    (Verdict.DIFFERENT, "Findings"),
-    (Verdict.SKIPPED, "Skipped"),
-)
+_REASONS = {Verdict.ERROR: "Errors", Verdict.DIFFERENT: "Findings", Verdict.SKIPPED: "Skipped"}
 
 
 def write_html(results: Results, path: Path) -> None:
@@ -44,57 +32,42 @@ def _page(results: Results) -> str:
         loader=PackageLoader("kdissect.replay.output"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"visible": visible, "time": show_ns, "timestamp": timestamp}
-    counts = results.verdicts()
-    groups = results.groups()
+    environment.filters |= {
+        "visible": visible, "time": show_us, "timestamp": timestamp, "followers": followers_text,
+    }  # fmt: skip
+    summary = summary_row(results)
     return environment.get_template("replay.html.j2").render(
         results=results,
-        verdicts=[(verdict.value, counts[verdict]) for verdict in Verdict],
-        kinds=_rows(results, results.kinds),
-        different=_rows(results, groups) if len(groups) > len(results.kinds) else [],
-        tolerated=_rows(results, results.groups(tolerated=True)),
-        changes=release_lines(results.outcomes),
+        summary=summary,
+        verdicts=[verdict.value for verdict in Verdict],
+        changes=release_lines(summary["release_changes"]),
         findings=[finding_text(each) for each in results.findings],
-        reasons=[(title, rows) for each, title in _REASONS if (rows := results.reasons(each))],
-        latencies=_latencies(results.by_api()),
+        reasons=[
+            (title, [each for each in summary["reasons"] if each["verdict"] == verdict.value])
+            for verdict, title in _REASONS.items()
+        ],
+        latencies=_latencies(summary["apis"]),
     )
 
 
-def _rows(results: Results, kinds: Iterable[Finding]) -> list[dict[str, Any]]:
-    """The cells of a table of differences."""
-    rows = []
-    for each in kinds:
-        one = each.example
-        captured, answered = code_names(one) or texts_of(results.api_key(each), one)
-        notes = each.notes or [note_of(one)]
-        rows.append(
-            {
-                "count": each.count, "api_name": each.api_name, "place": one.place,
-                "captured": captured, "answered": answered, "path": one.path,
-                "means": " ".join(filter(None, [one.rule, "; ".join(filter(None, notes))])),
-                "exchange": results.exchange_id(each.step), "followers": followers_of(each),
-            }
-        )  # fmt: skip
-    return rows
-
-
-def _latencies(rows: list[ApiResult]) -> list[dict[str, Any]]:
-    """Percentiles of each API in nanoseconds; bars of p99 in percent of the widest."""
+def _latencies(apis: list[Row]) -> list[dict[str, Any]]:
+    """Percentiles of each API in microseconds; bars of p99 in percent of the widest."""
     widest = max(
-        (span.p99 or 0 for row in rows for span in (row.captured, row.answered)), default=0
+        (row[name]["p99_us"] or 0 for row in apis for name in ("captured_latency", "latency")),
+        default=0,
     )
     latencies = []
-    for row in rows:
-        then, now = row.captured, row.answered
+    for row in apis:
+        spans = row["captured_latency"], row["latency"]
         latencies.append(
             {
-                "api_name": row.api_name,
-                "counts": [row.verdicts[verdict] for verdict in Verdict],
-                "times": (then.p50, now.p50, then.p95, now.p95, then.p99, now.p99),
+                "api_name": row["api_name"],
+                "counts": [row["verdicts"].get(verdict.value) for verdict in Verdict],
+                "times": [span[name] for name in ("p50_us", "p95_us", "p99_us") for span in spans],
                 "bars": [
-                    (name, 100 * (span.p99 or 0) / widest if widest else 0)
-                    for name, span in (("then", then), ("now", now))
-                    if span.count
+                    (name, 100 * span["p99_us"] / widest if widest else 0)
+                    for name, span in zip(("then", "now"), spans, strict=True)
+                    if span["count"]
                 ],
             }
         )

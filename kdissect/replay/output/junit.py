@@ -8,24 +8,20 @@ what it saw in system-out.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from kdissect.atomic_file import atomic_write
-from kdissect.replay.model import Difference, Judgement, Outcome, Verdict
-from kdissect.replay.output.results import Results, judgement_of, timestamp
-from kdissect.replay.output.text import (
-    dropped_text,
-    finding_text,
-    note_of,
-    release_lines,
-    texts_of,
-)
+from kdissect.replay.model import Verdict
+from kdissect.replay.output.results import Results
+from kdissect.replay.output.rows import Row, rows
+from kdissect.replay.output.text import finding_text, release_lines
 
 # Characters that XML 1.0 cannot hold, escaped or not.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def write_junit(results: Results, path: Path) -> None:
@@ -37,141 +33,110 @@ def write_junit(results: Results, path: Path) -> None:
 
 
 def _suites(results: Results) -> Element:
-    outcomes: dict[tuple[int, str], list[Outcome]] = {}
-    for outcome in results.outcomes:
-        step = outcome.step
-        outcomes.setdefault((step.exchange.api_key, step.api_name), []).append(outcome)
-    began = timestamp(results.run.start_time_ns) or ""
-    run = Counter(
-        tests=1 + len(results.findings) + bool(release_lines(results.outcomes)),
-        errors=int(bool(results.run.ended)),
-        failures=sum(results.fails(each) for each in results.findings),
-    )
-    counts = {key: _count(results, each) for key, each in outcomes.items()}
-    seconds = _seconds(results.run.elapsed_ns)
-    total = sum(counts.values(), run)
-    root = Element("testsuites", {"name": "kdissect replay", **_numbers(total), "time": seconds})
-    attributes = {**_numbers(run), "time": seconds, "timestamp": began}
-    suite = SubElement(root, "testsuite", {"name": "replay", **attributes})
-    _properties(results, suite)
-    case = SubElement(
-        suite, "testcase", classname="kdissect.replay", name="the run reaches its end"
-    )
-    if results.run.ended:
-        SubElement(case, "error", message=_text(results.run.ended), type="run")
+    first, *exchanges, summary = rows(results)
+    root = Element("testsuites", {"name": "kdissect replay"})
+    suite = SubElement(root, "testsuite", {"name": "replay"})
+    _add_run(results, first, summary, suite)
+    exchanges.sort(key=lambda row: (row["api_key"], row["step"]))
+    for api_name, of_api in groupby(exchanges, key=lambda row: str(row["api_name"])):
+        suite = SubElement(root, "testsuite", {"name": _text(api_name)})
+        for row in of_api:
+            _add_exchange(results, row, suite)
+        _count(suite, sum(float(case.get("time", 0)) for case in suite))
+    _count(root[0], summary["elapsed_s"])
+    _count(root, summary["elapsed_s"])
+    for suite in root:
+        suite.set("timestamp", first["start_time"] or "")
+    return root
+
+
+def _count(element: Element, seconds: float) -> None:
+    """Give a suite, or all of them, its counts and duration."""
+    element.set("tests", str(len([*element.iter("testcase")])))
+    for name, tag in _COUNTED.items():
+        element.set(name, str(len([*element.iter(tag)])))
+    element.set("time", _seconds(seconds))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.6f}"
+
+
+def _add_run(results: Results, first: Row, summary: Row, suite: Element) -> None:
+    """Properties of the run, and a case for its end and each finding about the whole of it."""
+    lag = summary["lag"]["p99_us"]
+    values = {
+        **{name: first[name] for name in ("source", "target", "cluster_id", "pace")},
+        "compared_with": results.compared_with,
+        "fail_on": str(results.fail_on),
+        "lag_p99_ms": "" if lag is None else f"{lag / 1e3:.3f}",
+    }
+    properties = SubElement(suite, "properties")
+    for name, value in values.items():
+        SubElement(properties, "property", name=name, value=_text(value or ""))
+    case = _case(suite, "kdissect.replay", "the run reaches its end")
+    if summary["ended"]:
+        SubElement(case, "error", message=_text(summary["ended"]), type="run")
     for finding in results.findings:
-        name = f"{finding.kind} of {finding.subject}"
-        case = SubElement(suite, "testcase", classname="kdissect.replay", name=_text(name))
+        case = _case(suite, "kdissect.replay", f"{finding.kind} of {finding.subject}")
         if results.fails(finding):
             SubElement(case, "failure", message=_text(finding_text(finding)), type=finding.kind)
         else:
             SubElement(case, "system-out").text = _text(finding_text(finding))
-    if lines := release_lines(results.outcomes):
-        case = SubElement(
-            suite, "testcase", classname="kdissect.replay", name="changes of this release"
-        )
+    if lines := release_lines(summary["release_changes"]):
+        case = _case(suite, "kdissect.replay", "changes of this release")
         SubElement(case, "system-out").text = _text("\n".join(lines))
-    for key in sorted(outcomes):
-        seconds = _seconds(sum(max(each.latency_ns, 0) for each in outcomes[key]))
-        attributes = {**_numbers(counts[key]), "time": seconds, "timestamp": began}
-        suite = SubElement(root, "testsuite", {"name": _text(key[1]), **attributes})
-        for outcome in outcomes[key]:
-            _case(results, outcome, suite)
-    return root
 
 
-def _numbers(counts: Counter[str]) -> dict[str, str]:
-    """The counting attributes of a suite."""
-    return {name: str(counts[name]) for name in ("tests", "failures", "errors", "skipped")}
+def _case(suite: Element, class_name: str, name: str) -> Element:
+    return SubElement(suite, "testcase", classname=_text(class_name), name=_text(name))
 
 
-def _seconds(ns: int) -> str:
-    return f"{ns / 1e9:.6f}"
-
-
-def _count(results: Results, outcomes: list[Outcome]) -> Counter[str]:
-    names = {"failure": "failures", "error": "errors", "skipped": "skipped"}
-    elements = (_element(results, judgement_of(outcome).verdict) for outcome in outcomes)
-    return Counter(tests=len(outcomes)) + Counter(names[each] for each in elements if each)
-
-
-def _element(results: Results, verdict: Verdict) -> str:
-    """The name of the JUnit element for a verdict: failure, error or skipped; "" if it passes."""
+def _add_exchange(results: Results, row: Row, suite: Element) -> None:
+    client = f" of {row['client_id']}" if row["client_id"] else ""
+    name = f"{row['api_name']} v{row['api_version']} exchange {row['exchange_id']}{client}"
+    case = _case(suite, f"kdissect.replay.{row['api_name']}", name)
+    case.set("time", _seconds((row["latency_us"] or 0) / 1e6))
+    verdict = Verdict(row["verdict"])
+    tag = "skipped" if verdict is Verdict.SKIPPED else ""
     if verdict in results.fail_on.verdicts:
-        return "error" if verdict is Verdict.ERROR else "failure"
-    return "skipped" if verdict is Verdict.SKIPPED else ""
+        tag = "error" if verdict is Verdict.ERROR else "failure"
+    if tag:
+        child = SubElement(case, tag, message=_text(_headline(row)), type=verdict.value)
+        child.text = _text(_details(row)) if tag != "skipped" else None
+    elif verdict is not Verdict.SAME or row["dropped"] or row["earlier_answers"]:
+        SubElement(case, "system-out").text = _text(_details(row))
 
 
-def _properties(results: Results, suite: Element) -> None:
-    lag = results.lag()
-    values = {
-        "source": results.plan.workload.source,
-        "target": results.target,
-        "cluster_id": results.cluster_id or "",
-        "pace": results.pace,
-        "compared_with": f"{results.reference.value} {results.reference_name}".strip(),
-        "fail_on": str(results.fail_on),
-        "lag_p99_ms": "" if lag.p99 is None else f"{lag.p99 / 1e6:.3f}",
-    }
-    properties = SubElement(suite, "properties")
-    for name, value in values.items():
-        SubElement(properties, "property", name=name, value=_text(value))
-
-
-def _case(results: Results, outcome: Outcome, suite: Element) -> None:
-    step, judgement = outcome.step, judgement_of(outcome)
-    exchange = step.exchange
-    client = f" of {exchange.client_id}" if exchange.client_id else ""
-    name = f"{step.api_name} v{exchange.api_version} exchange {exchange.exchange_id}{client}"
-    case = SubElement(
-        suite, "testcase", classname=_text(f"kdissect.replay.{step.api_name}"), name=_text(name),
-        time=_seconds(max(outcome.latency_ns, 0)),
-    )  # fmt: skip
-    element = _element(results, judgement.verdict)
-    if element:
-        child = SubElement(
-            case,
-            element,
-            message=_text(headline(exchange.api_key, judgement)),
-            type=judgement.verdict.value,
-        )
-        if element != "skipped":
-            child.text = _text(_details(outcome, judgement))
-    elif judgement.verdict is not Verdict.SAME or outcome.dropped or outcome.earlier:
-        SubElement(case, "system-out").text = _text(_details(outcome, judgement))
-
-
-def headline(api_key: int, judgement: Judgement) -> str:
+def _headline(row: Row) -> str:
     """The judgement in one line."""
-    telling = [each for each in judgement.differences if not each.rule] or judgement.differences
+    telling = [each for each in row["differences"] if not each["rule"]] or row["differences"]
     if not telling:
-        return judgement.reason or judgement.verdict.value
+        return str(row["reason"] or row["verdict"])
     more = f" (and {len(telling) - 1} more)" if len(telling) > 1 else ""
-    return f"{_line(api_key, telling[0])}{more}"
+    return f"{_line(telling[0])}{more}"
 
 
-def _line(api_key: int, one: Difference) -> str:
-    captured, answered = texts_of(api_key, one)
-    return f"{one.path}: captured {captured}, answered {answered}"
+def _line(one: Row) -> str:
+    return f"{one['path']}: captured {one['captured']}, answered {one['answered']}"
 
 
-def _details(outcome: Outcome, judgement: Judgement) -> str:
-    exchange = outcome.step.exchange
-    lines = [f"{judgement.verdict.value}: {judgement.reason}".rstrip(": ")]
-    for each in judgement.differences:
-        line = _line(exchange.api_key, each)
-        line += f" [tolerated by {each.rule}]" if each.rule else ""
-        note = note_of(each)
-        lines.append(line + (f" ({note})" if note else ""))
+def _details(row: Row) -> str:
+    lines = [f"{row['verdict']}: {row['reason'] or ''}".rstrip(": ")]
+    for each in row["differences"]:
+        rule = f" [tolerated by {each['rule']}]" if each["rule"] else ""
+        lines.append(f"{_line(each)}{rule}" + (f" ({each['note']})" if each["note"] else ""))
     lines += [
-        f"v{outcome.api_version} has no {each.path}: {dropped_text(each)} was not sent"
-        for each in outcome.dropped
+        f"v{row['sent_api_version']} has no {each['path']}: {each['value']} was not sent"
+        for each in row["dropped"]
     ]
-    for index, earlier in enumerate(outcome.earlier, 1):
-        lines.append(f"answer {index} was not final: {earlier.reason}")
-    where = [f"exchange {exchange.exchange_id}", f"connection {outcome.step.connection}"]
-    if exchange.request_packet >= 0:
-        where.append(f"{exchange.capture} packet {exchange.request_packet}".strip())
+    lines += [
+        f"answer {index} was not final: {each['reason']}"
+        for index, each in enumerate(row["earlier_answers"], 1)
+    ]
+    where = [f"exchange {row['exchange_id']}", f"connection {row['connection']}"]
+    if row["request_packet"] is not None:
+        where.append(f"{row['capture'] or ''} packet {row['request_packet']}".strip())
     return "\n".join([*lines, ", ".join(where)])
 
 

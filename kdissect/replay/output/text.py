@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import RESPONSE
-from kdissect.replay.comparison.findings import Finding
 from kdissect.replay.comparison.normal_form import SURPLUS, plain
 from kdissect.replay.comparison.records import PLACE
 from kdissect.replay.comparison.releases import told_changes
@@ -97,42 +96,54 @@ def _record_text(value: Any) -> str:
     return value_text(value)
 
 
+def readable_texts_of(api_key: int, one: Difference) -> tuple[str, str]:
+    """The same, with the names of error codes."""
+    return _code_names(one) or texts_of(api_key, one)
+
+
 def note_of(one: Difference) -> str:
     """The note of a difference, with the names of its error codes in front."""
-    names = code_names(one)
+    names = _code_names(one)
     words = [f"{names[0]} then, {names[1]} now"] if names else []
     return "; ".join([*words, one.note] if one.note else words)
 
 
-def code_names(one: Difference) -> tuple[str, str] | None:
+def _code_names(one: Difference) -> tuple[str, str] | None:
     """The names of two error codes; None for other values."""
     values = one.captured, one.answered
     is_code = one.place.endswith("error_code") and all(isinstance(each, int) for each in values)
     return (error_name(one.captured), error_name(one.answered)) if is_code else None
 
 
+def show_us(us: float | None) -> str:
+    """Microseconds for people: 3 digits and a unit; whole seconds from 1000 s on."""
+    if us is None:
+        return "-"
+    for unit, size in (("ns", 1e-3), ("µs", 1), ("ms", 1e3), ("s", 1e6)):
+        text = f"{us / size:.3g}"
+        if float(text) < 1000:  # as rounded: 999.6 µs are 1 ms
+            return f"{text} {unit}"
+    return f"{us / 1e6:.0f} s"
+
+
 # -- findings -------------------------------------------------------------------------------------
 
 
-def headline_of(api_key: int, finding: Finding) -> str:
-    """A finding in one line: ``3 x Produce responses[orders]...: NONE -> MESSAGE_TOO_LARGE``."""
-    one = finding.example
-    captured, answered = code_names(one) or texts_of(api_key, one)
-    count = f"{finding.count} x " if finding.count > 1 else ""
-    where = f" and {len(finding.where) - 1} more places" if len(finding.where) > 1 else ""
-    others = len(finding.values) - 1
+def kind_line(row: Mapping[str, Any]) -> str:
+    """A kind of differences in one line: ``3 x Produce responses[orders]...: NONE -> X``."""
+    count = f"{row['count']} x " if row["count"] > 1 else ""
+    where = f" and {row['places'] - 1} more places" if row["places"] > 1 else ""
+    others = row["value_pairs"] - 1
     more = f", and {plural(others, 'other pair')} of values" if others else ""
-    return f"{count}{finding.api_name} {one.path}{where}: {captured} -> {answered}{more}"
+    place = f"{row['api_name']} {row['example_path']}{where}"
+    return f"{count}{place}: {row['captured']} -> {row['answered']}{more}"
 
 
-def followers_of(finding: Finding) -> str:
-    """The exchanges that follow from a finding, with their errors and fields; "" for none."""
-    if not finding.followers:
-        return ""
-    listed = ", ".join(
-        f"{count} {api_name} {word}" for (api_name, word), count in finding.followers.most_common()
-    )
-    count = plural(finding.followers.total(), "exchange")
+def followers_text(followers: Sequence[Mapping[str, Any]]) -> str:
+    """The exchanges that follow from a finding, with their errors and fields."""
+    listed = ", ".join(f"{each['exchanges']} {each['api_name']} {each['what']}"
+                       for each in followers)  # fmt: skip
+    count = plural(sum(each["exchanges"] for each in followers), "exchange")
     return f"then {count} on the same topic, partition, group or transaction: {listed}"
 
 
@@ -156,7 +167,7 @@ def release_changes(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """The changes of the release that the answers show, each once, as rows."""
     rows = []
     for api_name, one, count in told_changes(outcomes):
-        captured, answered = code_names(one) or texts_of(-1, one)
+        captured, answered = readable_texts_of(-1, one)
         rows.append(
             {
                 "api_name": api_name, "path": one.path, "captured": captured, "answered": answered,
@@ -166,10 +177,10 @@ def release_changes(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def release_lines(outcomes: Iterable[Outcome]) -> list[str]:
-    """The same as lines: ``DescribeConfigs ...: 1 -> 2: another default (KIP-1030), 4 places``."""
+def release_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Rows as lines: ``DescribeConfigs ...: 1 -> 2: another default (KIP-1030), 4 places``."""
     lines = []
-    for row in release_changes(outcomes):
+    for row in changes:
         values = f": {row['captured']} -> {row['answered']}"
         where = "" if row["path"].startswith("api_keys") else f" {row['path']}{values}"
         count = plural(row["count"], "place")

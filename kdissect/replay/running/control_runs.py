@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kdissect.errors import EnvironmentFailed, Error
-from kdissect.replay.model import ReplayPlan, RunFinding, TranslateOptions
+from kdissect.replay.model import ReplayPlan, TranslateOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState
 from kdissect.replay.target.guard import Effects, Name, effects_of, topics_to_make
@@ -74,12 +74,6 @@ class PlannedRun:
             return []
         made = [name for name in self.effects.all() if name not in self.existing]
         return [f"{self.name}: {line}" for line in await delete_names(self.target, made)]
-
-    def finding_in_capture_terms(self, finding: RunFinding) -> RunFinding:
-        """The finding with the run's suffix removed from its subject."""
-        if not self.suffix:
-            return finding
-        return replace(finding, subject=finding.subject.replace(self.suffix, ""))
 
     def state_in_capture_terms(self, state: EndState) -> EndState:
         """The end state by the capture's names."""

@@ -14,10 +14,11 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.releases import taken
-from kdissect.replay.comparison.end_state import Claims
-from kdissect.replay.model import DELETE_EXISTING, ReplayPlan, TranslateOptions
-from kdissect.replay.output.baseline import read_baseline
+from kdissect.replay.comparison.claims import Claims
+from kdissect.replay.comparison.judge import unanswered
+from kdissect.replay.model import DELETE_EXISTING, Judgement, ReplayPlan, TranslateOptions, Verdict
 from kdissect.replay.output.results import FailOn, Results
+from kdissect.replay.output.rows import read_baseline
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
@@ -215,6 +216,10 @@ class _Session:
         return self._results(target, not_begun(self._plan, reason))
 
     def _results(self, target: Target, run: RunResult) -> Results:
+        for each in run.outcomes:
+            each.judgement = unanswered(each) or Judgement()
+            if run.ids is None and each.error:  # it never began, whatever the capture has
+                each.judgement = Judgement(Verdict.ERROR, reason=each.error)
         pace = self._options.run.pace
         return Results(
             self._plan,
@@ -245,17 +250,20 @@ async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> No
     """Read the end state of a run that wrote something, and compare it with the answers."""
     topics = planned.effects.names("topic")
     claims = Claims(ids, finished.outcomes)
-    if not topics and not claims.groups and not claims.transactional_ids:
+    if not topics and not claims.committed_groups and not claims.transactional_ids:
         return
     state = await read_end_state(
-        planned.target, topics, claims.groups, claims.transactional_ids, claims.gone
+        planned.target,
+        topics,
+        map(ids.group, claims.committed_groups),
+        map(ids.transactional_id, claims.transactional_ids),
+        map(ids.topic, claims.gone),
     )
     planned.target.close()
-    held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
-    finished.findings = [
-        planned.finding_in_capture_terms(each) for each in claims.check(state, held)
-    ]
     finished.state = planned.state_in_capture_terms(state)
+    held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
+    held = set(map(ids.captured_topic_name, held))
+    finished.findings = claims.check(finished.state, held)
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kdissect.replay.comparison.causes import Explainer, Settings
-from kdissect.replay.comparison.end_state import compare_states
-from kdissect.replay.comparison.findings import find
-from kdissect.replay.comparison.judge import Judge, ReferenceRun, verdict_of
+from kdissect.replay.comparison.claims import compare_states
+from kdissect.replay.comparison.findings import Explainer, Settings, find
+from kdissect.replay.comparison.judge import Judge, ReferenceRun
 from kdissect.replay.comparison.latency import (
     captured_latencies,
     compare_latencies,
@@ -20,8 +20,8 @@ from kdissect.replay.comparison.noise import Noise, is_evidence
 from kdissect.replay.comparison.releases import ReleaseDifferences, Releases
 from kdissect.replay.fields import FieldTable, load_fields
 from kdissect.replay.model import Judgement, ReplayPlan, RunFinding, Verdict
-from kdissect.replay.output.baseline import Baseline
-from kdissect.replay.output.results import Reference, Results
+from kdissect.replay.output.results import Results
+from kdissect.replay.output.rows import Baseline
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
@@ -59,10 +59,11 @@ class Verdicts:
         if self.baseline is not None:
             self.baseline.accept(outcomes)
             findings = self.baseline.new(findings)
-            results.reference = Reference.BASELINE
+            results.reference = "an earlier run"
             results.reference_name = str(self.options.baseline)
         if self.against is not None:
-            results.reference, results.reference_name = Reference.AGAINST, str(self.against)
+            results.reference = "the answers of another target"
+            results.reference_name = str(self.against)
         notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
         results.findings = findings
         results.releases = releases.then, releases.now
@@ -90,12 +91,10 @@ class Verdicts:
             used |= judge.allowances.used.keys()
             for outcome in run.outcomes:
                 judgement, number = outcome.judgement, outcome.step.number
-                if judgement is not None and (
-                    number not in best or _findings(judgement) < _findings(best[number])
-                ):
+                if number not in best or _findings(judgement) < _findings(best[number]):
                     best[number] = judgement
         for outcome in run.outcomes:
-            outcome.judgement = best.get(outcome.step.number)
+            outcome.judgement = best[outcome.step.number]
         return _unused(self._table, used)
 
     def _excuse_noise(self) -> list[str]:
@@ -105,15 +104,8 @@ class Verdicts:
             Judge(other.ids, self._table, first).judge(other.outcomes)
             noise.add(other.outcomes)
         for outcome in self.run.outcomes:
-            judgement = outcome.judgement
-            if judgement is None or judgement.verdict is not Verdict.DIFFERENT:
-                continue
-            name = outcome.step.api_name
-            differences = [noise.excused(name, each) for each in judgement.differences]
-            if differences and differences != judgement.differences:
-                outcome.judgement = replace(
-                    judgement, differences=differences, verdict=verdict_of(differences)
-                )
+            excused = partial(noise.excused, outcome.step.api_name)
+            outcome.judgement = outcome.judgement.allowing(excused)
         return [
             f"control runs differ from each other in {api} {place}, in {field.count} places: "
             + ("never excused" if is_evidence(place) else "excused")

@@ -14,8 +14,13 @@ from typing import Any, NamedTuple
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.batch_headers import BatchHeader, headers
-from kdissect.replay.comparison.records import content_digest, has_append_time, marker_type
+from kdissect.replay.batch_headers import BatchHeader
+from kdissect.replay.comparison.records import (
+    Batch,
+    batches_of,
+    content_digest,
+    has_append_time,
+)
 from kdissect.replay.target.cluster import EARLIEST, LATEST, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states, tries
@@ -31,6 +36,7 @@ _FETCH_BYTES = 4 << 20
 _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
+_NAMED_PARTS = {"group ": "group", "transactional id ": "transactional-id"}  # of `unread`
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
 
 Log = tuple[str, int]  # the target's name of a topic, partition
@@ -90,6 +96,12 @@ class EndState:
         def new(kind: str, name: str) -> str:
             return names.get((kind, name), name)
 
+        def part(text: str) -> str:
+            for prefix, kind in _NAMED_PARTS.items():
+                if text.startswith(prefix):
+                    return prefix + new(kind, text.removeprefix(prefix))
+            return text
+
         return EndState(
             {new("topic", name): count for name, count in self.topics.items()},
             {(new("topic", name), number): log for (name, number), log in self.logs.items()},
@@ -101,7 +113,7 @@ class EndState:
             {new("transactional-id", name): state for name, state in self.transactions.items()},
             {new("topic", name): configs for name, configs in self.configs.items()},
             self.settings,
-            dict(self.unread),
+            {part(text): why for text, why in self.unread.items()},
         )
 
 
@@ -204,13 +216,10 @@ class _Reader:
             stable_end = partition.get("last_stable_offset", -1) if is_committed else stable_end
             data, reached = partition.get("records") or b"", offset
             aborted.listed += entries(partition.get("aborted_transactions"))
-            for each in headers(data):
-                if each.is_partial:
-                    break
-                reached = max(reached, each.last_offset + 1)
-                batch = data[each.pos : each.pos + each.size]
-                if not aborted.ends(each, batch) and each.last_offset >= offset:
-                    batches.append(_stored(each, batch, aborted.has(each)))
+            for batch in batches_of(data):
+                reached = max(reached, batch.header.last_offset + 1)
+                if not aborted.ends(batch) and batch.header.last_offset >= offset:
+                    batches.append(_stored(batch, aborted.has(batch.header)))
             size += len(data)
             if reached == offset and is_committed and not why:
                 is_committed = 0  # the rest is of open transactions
@@ -289,20 +298,22 @@ class _AbortedTransactions:
         self.listed: list[dict[str, Any]] = []
         self._open: set[int] = set()
 
-    def ends(self, batch: BatchHeader, data: bytes) -> bool:
+    def ends(self, batch: Batch) -> bool:
         """Note a control batch; return whether it is one."""
-        for each in [one for one in self.listed if one["first_offset"] <= batch.last_offset]:
+        header = batch.header
+        for each in [one for one in self.listed if one["first_offset"] <= header.last_offset]:
             self.listed.remove(each)
             self._open.add(each["producer_id"])
-        if batch.is_control and marker_type(data, next(headers(data))) == "ABORT":
-            self._open.discard(batch.producer_id)
-        return batch.is_control
+        if header.is_control and batch.marker_type == "ABORT":
+            self._open.discard(header.producer_id)
+        return header.is_control
 
     def has(self, batch: BatchHeader) -> bool:
         return batch.is_transactional and batch.producer_id in self._open
 
 
-def _stored(header: BatchHeader, data: bytes, is_aborted: bool) -> StoredBatch:
+def _stored(batch: Batch, is_aborted: bool) -> StoredBatch:
+    header, data = batch.header, batch.data
     is_new = header.magic == 2
     return StoredBatch(
         header.base_offset, header.last_offset, max(header.record_count, 0),

@@ -7,9 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.groups import GroupEvidence
-from kdissect.replay.comparison.logs import LogEvidence
-from kdissect.replay.comparison.terms import CapturedTerms, TargetTerms
+from kdissect.replay.comparison.claims import Claims
 from kdissect.replay.model import (
     Connection,
     Exchange,
@@ -70,15 +68,9 @@ class Run:
 
     def said(self) -> Said:
         """The contradictions of all answers: exchange, path, answered value as text."""
-        ids = self.ids()
-        found: Said = []
-        for evidence in (LogEvidence(ids), GroupEvidence(CapturedTerms(ids), TargetTerms(ids))):
-            for outcome in sorted(self.outcomes, key=lambda each: each.sent_ns):
-                evidence.add(outcome)
-            found += [
-                (number, one.path, str(one.answered)) for number, one in evidence.contradictions()
-            ]
-        return found
+        claims = Claims(self.ids(), self.outcomes)
+        found = [*claims.logs.contradictions(), *claims.groups.contradictions()]
+        return [(number, one.path, str(one.answered)) for number, one in found]
 
     # -- logs -------------------------------------------------------------------------------
 

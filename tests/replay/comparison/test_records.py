@@ -6,11 +6,10 @@ import pytest
 
 from kdissect.codec.record_codec import encode_batch
 from kdissect.replay.comparison.records import (
+    Delivered,
+    RecordComparison,
     RecordCount,
-    RecordLedger,
-    digest_of,
-    rows_of,
-    whole_batches,
+    batches_of,
 )
 from kdissect.replay.model import Difference
 
@@ -26,29 +25,29 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
     return encode_batch(records, codec=codec, **more)  # type: ignore[arg-type]
 
 
-def digests(data: bytes) -> set[int]:
-    return {digest_of(row) for row in rows_of(data, whole_batches(data))}
-
-
-def ledger(shift: int = 0) -> RecordLedger:
-    return RecordLedger(lambda _, offset: offset + shift, lambda _, __: None)
-
-
 def found(
-    book: RecordLedger, *answers: tuple[bytes, bytes], unacknowledged: set[int] | None = None
+    *answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"", added: int | None = None
 ) -> list[Difference]:
-    """The differences of (captured, answered) records of log t-0."""
-    for step, (captured, answered) in enumerate(answers):
-        book.compare(step, LOG, captured, answered)
-    by_step = book.finish(lambda _: unacknowledged or set())
-    return [each for step in sorted(by_step) for each in by_step[step]]
+    """The differences of (captured, answered) records of log t-0. shift: of its offsets; added:
+    to producer ids, None where the target gave none."""
+    delivered = Delivered()
+    for each in [one for _, answered in answers for one in batches_of(answered)]:
+        delivered.add(each)
+    comparison = RecordComparison(
+        LOG, delivered, lambda _, offset: offset + shift,
+        lambda number, epoch: None if added is None else (number + added, epoch),
+    )  # fmt: skip
+    for step, (captured, _) in enumerate(answers):
+        comparison.compare(step, captured)
+    comparison.allow_reordered([silent])
+    return [one for _, one in comparison.found]
 
 
 def test_records_are_compared_by_offset_across_batches() -> None:
     """Two batches then, one now: the same three records, but for what differs."""
     captured = batch(0, [b"a", b"b"]) + batch(2, [b"c"])
-    assert found(ledger(10), (captured, batch(10, [b"a", b"b"]) + batch(12, [b"c"]))) == []
-    [one] = found(ledger(10), (captured, batch(10, [b"a", b"B"]) + batch(12, [b"c"])))
+    assert found((captured, batch(10, [b"a", b"b"]) + batch(12, [b"c"])), shift=10) == []
+    [one] = found((captured, batch(10, [b"a", b"B"]) + batch(12, [b"c"])), shift=10)
     assert one.path == "responses[t].partitions[0].records[offset 1].value"
     assert (one.captured, one.answered) == (b"b", b"B")
 
@@ -56,10 +55,7 @@ def test_records_are_compared_by_offset_across_batches() -> None:
 def test_how_batches_are_written() -> None:
     """Another compression, and times that the broker sets, are named once for a batch."""
     both = batch(0, [b"a", b"b"]), batch(0, [b"a", b"b"], "gzip", timestamp_type="LogAppendTime")
-    form = [
-        (each.place.rpartition(".")[2], each.captured, each.answered)
-        for each in found(ledger(), both)
-    ]
+    form = [(each.place.rpartition(".")[2], each.captured, each.answered) for each in found(both)]
     assert form == [
         ("compression", "none", "gzip"), ("timestamp_type", "CreateTime", "LogAppendTime"),
     ]  # fmt: skip
@@ -67,11 +63,13 @@ def test_how_batches_are_written() -> None:
 
 def test_records_that_come_with_another_answer_are_no_difference() -> None:
     whole = batch(0, [b"a", b"b"])
-    assert found(ledger(), (whole, b""), (b"", whole)) == []
-    [lost] = found(ledger(), (whole, b""))
+    assert found((whole, b""), (b"", whole)) == []
+    [lost] = found((whole, b""))
     assert (lost.captured, lost.note) == (RecordCount(2, 0), "no answer brings them")
-    [changed] = found(ledger(), (whole, b""), (b"", batch(0, [b"a", b"X"])))
-    assert changed.captured == RecordCount(1, 1)
+    [changed] = found((whole, b""), (b"", batch(0, [b"a", b"X"])))
+    assert (changed.path, changed.answered) == (
+        "responses[t].partitions[0].records[offset 1].value", b"X",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_records_without_an_order(
 ) -> None:
     """Of Produce requests with acks 0: the same records at other offsets, and no others."""
     both = batch(0, [b"a", b"b", b"c"]), batch(0, answered)
-    rules = {each.rule for each in found(ledger(), both, unacknowledged=digests(batch(0, known)))}
+    rules = {each.rule for each in found(both, silent=batch(0, known))}
     assert rules == {"unacknowledged-order" if is_allowed else ""}
 
 
@@ -96,12 +94,9 @@ def test_another_producer_is_a_difference() -> None:
     """Unless it is the one that the target has given."""
     data = batch(0, [b"a"], producer_id=5, producer_epoch=0)
 
-    def book() -> RecordLedger:
-        return RecordLedger(lambda _, offset: offset, lambda number, epoch: (number + 90, epoch))
-
-    [one] = found(book(), (data, data))
+    [one] = found((data, data), added=90)
     assert (one.captured, one.answered) == ((95, 0), (5, 0))
-    assert found(book(), (data, batch(0, [b"a"], producer_id=95, producer_epoch=0))) == []
+    assert found((data, batch(0, [b"a"], producer_id=95, producer_epoch=0)), added=90) == []
 
 
 @pytest.mark.parametrize(("producer_id", "count"), [(95, 1), (96, 0)])
@@ -114,5 +109,4 @@ def test_markers_of_two_producers_may_change_their_order(producer_id: int, count
         )
         for key, of in ((b"\0\0\0\1", 5), (b"\0\0\0\0", producer_id))
     )  # fmt: skip
-    book = RecordLedger(lambda _, offset: offset, lambda number, epoch: (number + 90, epoch))
-    assert len(found(book, (commit, abort))) == count
+    assert len(found((commit, abort), added=90)) == count

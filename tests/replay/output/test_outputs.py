@@ -30,7 +30,6 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.output import console
-from kdissect.replay.output.baseline import read_baseline
 from kdissect.replay.output.console import (
     ReplayProgress,
     print_plan,
@@ -38,10 +37,10 @@ from kdissect.replay.output.console import (
     wide_console,
 )
 from kdissect.replay.output.html import write_html
-from kdissect.replay.output.jsonl import write_json_lines
 from kdissect.replay.output.junit import write_junit
-from kdissect.replay.output.results import FailOnError, Results, Span, parse_fail_on, show_ns
-from kdissect.replay.output.text import dropped_notes, texts_of
+from kdissect.replay.output.results import FailOnError, Results, parse_fail_on
+from kdissect.replay.output.rows import read_baseline, summary_row, write_json_lines
+from kdissect.replay.output.text import dropped_notes, show_us, texts_of
 from kdissect.replay.planning.schedule import Pace
 from kdissect.replay.running.result import LinkRecord, RunResult
 from tests.replay.made import MS, PlanMaker
@@ -172,7 +171,7 @@ def test_json_lines_have_one_line_for_each_exchange(tmp_path: Path) -> None:
     write_json_lines(made(), tmp_path / "r.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     assert [row["type"] for row in rows] == ["run", *["exchange"] * 5, "summary"]
-    assert rows[0]["format_version"] == 2
+    assert rows[0]["format_version"] == 3
     assert [row["verdict"] for row in rows[1:-1]] == [
         "same", "tolerated", "different", "error", "skipped",
     ]  # fmt: skip
@@ -219,7 +218,7 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     baseline = read_baseline(str(tmp_path / "r.jsonl"))
     again = made()
     baseline.accept(again.outcomes)
-    assert [outcome.judgement.verdict.value for outcome in again.outcomes if outcome.judgement] == [
+    assert [outcome.judgement.verdict.value for outcome in again.outcomes] == [
         "same", "tolerated", "tolerated", "tolerated", "skipped",
     ]  # fmt: skip
     assert baseline.new([finding]) == []
@@ -227,7 +226,7 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
     fresh.outcomes[0].judgement = Judgement(Verdict.DIFFERENT, [FAILED])
     fresh.outcomes[2].judgement = Judgement(Verdict.DIFFERENT, [replace(FAILED, answered="4")])
     baseline.accept(fresh.outcomes)
-    assert fresh.verdicts()[Verdict.DIFFERENT] == 1
+    assert summary_row(fresh)["verdicts"]["different"] == 1
     assert baseline.new([replace(finding, found="3")])
 
 
@@ -237,7 +236,7 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
         "",
         "{}",
         "[]",
-        '{"type": "run", "format_version": 2}',
+        '{"type": "run", "format_version": 3}',
     ],
 )
 def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
@@ -257,30 +256,36 @@ def test_a_baseline_of_another_version_says_so(tmp_path: Path) -> None:
         read_baseline(str(path))
 
 
-def test_percentiles_have_units() -> None:
-    """Percentiles of an empty and a full list, and their units."""
-    span = Span.of(range(1, 101))
-    assert (span.count, span.p50, span.p99, span.max) == (100, 51, 100, 100)
-    assert Span.of([]).p50 is None
-    assert [show_ns(ns) for ns in (None, 5, 1500, 2_500_000, 3_000_000_000)] == [
-        "-", "5 ns", "1.5 µs", "2.5 ms", "3 s",
-    ]  # fmt: skip
+def test_percentiles_of_latencies() -> None:
+    """Of exchanges with a latency in both clusters."""
+    results = made()
+    for number, outcome in enumerate(results.outcomes[:3], 1):
+        outcome.step.exchange.response_time_ns = outcome.step.exchange.request_end_time_ns + MS
+        outcome.answered_ns = outcome.sent_ns + number * MS
+    [api] = summary_row(results)["apis"]
+    assert api["latency"] == {
+        "count": 3, "p50_us": 2000, "p95_us": 3000, "p99_us": 3000, "max_us": 3000,
+    }  # fmt: skip
+    assert summary_row(results)["own_lag"] == {
+        "count": 0, "p50_us": None, "p95_us": None, "p99_us": None, "max_us": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("ns", "text"),
-    [(999_499, "999 µs"), (999_500, "1 ms"), (999_999, "1 ms"), (999_999_999, "1 s"),
-     (999.7, "1 µs"), (12_345_678_900_000, "12346 s")],
+    ("us", "text"),
+    [(None, "-"), (0.005, "5 ns"), (1.5, "1.5 µs"), (2500, "2.5 ms"), (3e6, "3 s"),
+     (999.499, "999 µs"), (999.5, "1 ms"), (999.999, "1 ms"), (999999.999, "1 s"),
+     (0.9997, "1 µs"), (12_345_678_900, "12346 s")],
 )  # fmt: skip
-def test_a_time_that_rounds_up_has_the_next_unit(ns: float, text: str) -> None:
+def test_a_time_that_rounds_up_has_the_next_unit(us: float | None, text: str) -> None:
     """999.5 µs are 1 ms, not 1000 µs."""
-    assert show_ns(ns) == text
+    assert show_us(us) == text
 
 
 @given(st.integers(0, 10**16))
 def test_times_are_plain_numbers(ns: int) -> None:
     """Below 1000 but in seconds, and as near as three digits are."""
-    number, unit = show_ns(ns).split()
+    number, unit = show_us(ns / 1000).split()
     assert set(number) <= set("0123456789.")
     assert float(number) < 1000 or unit == "s"
     size = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]

@@ -1,4 +1,4 @@
-"""Compares the state of a target after a run with the claims of its answers, and of other runs.
+"""What a run's answers claim about the state after it, and the comparison with that state.
 
 An answer claims something about the end: an acknowledged batch is in its log with its records, a
 committed offset is the group's, an ended transaction has ended and its records are visible or not,
@@ -18,26 +18,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.batch_headers import headers
+from kdissect.replay.comparison.groups import CLASSIC_APIS, Groups
+from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, deleted_topics
 from kdissect.replay.comparison.records import RecordCount, content_digest
+from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import Difference, Outcome, RunFinding
-from kdissect.replay.target.end_state import EndState, Log, LogContent
+from kdissect.replay.target.end_state import EndState, LogContent
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
 
 _KIND = "end state"
 _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
-_MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
-# The leader appended the batch, or may have: a timeout, too few replicas after it, a repetition.
-MAYBE_APPENDED = frozenset(
-    {
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
-    }
-)
 _MARKER_NS = 5_000_000_000  # until offsets of a committed transaction are visible
 _SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
 _SET = 0  # operation of IncrementalAlterConfigs
@@ -48,27 +40,7 @@ Commit = tuple[str, str, int]  # group, topic, partition
 
 
 @dataclass(slots=True)
-class _Acknowledged:
-    """A batch that the target acknowledged. digest: of its records, None if unknown. is_aborted:
-    whether its transaction was aborted, None if that is unknown."""
-
-    records: int
-    digest: int | None
-    is_aborted: bool | None = False
-
-
-@dataclass(slots=True)
-class _LogClaim:
-    """Acknowledged batches of a log by base offset. unknown: records that may be there besides.
-    start: offset by DeleteRecords, -1 none."""
-
-    batches: dict[int, _Acknowledged] = field(default_factory=dict)
-    unknown: int = 0
-    start: int = -1
-
-
-@dataclass(slots=True)
-class _TopicClaim:
+class _Topic:
     """A topic: exists, partition count (-1 unknown), configs (None for an unknown value)."""
 
     exists: bool
@@ -76,30 +48,37 @@ class _TopicClaim:
     configs: dict[str, str | None] = field(default_factory=dict)
 
 
-class Claims:
-    """Claims of a run's answers about the state after it, by the target's names.
+@dataclass(slots=True)
+class _Transaction:
+    """A transactional id. state: "" unknown, as answered at `ended_ns`. commits: offsets of the
+    open transaction."""
 
-    By step: answers that contradict earlier claims; and (resource, config) by the capture's names
-    of the configs that answers show as the run has set them.
+    state: str = ""
+    ended_ns: int = 1 << 62
+    commits: list[tuple[Commit, int]] = field(default_factory=list)
+
+
+class Claims:
+    """Claims of a run's answers about the state after it, by the capture's names.
+
+    By step: answers that contradict earlier claims; and (resource, config) of the configs that
+    answers show as the run has set them.
     """
 
     def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
-        self._ids = ids
+        self._terms = Terms.of_target(ids)
+        self.logs = Logs(self._terms)
+        self.groups = Groups(Terms.of_capture(ids), self._terms)
         self.contradicted: dict[int, list[Difference]] = defaultdict(list)
         self.shown_configs: dict[int, set[tuple[str, ...]]] = defaultdict(set)
-        self._logs: dict[Log, _LogClaim] = defaultdict(_LogClaim)
-        self._topics: dict[str, _TopicClaim] = {}
+        self._topics: dict[str, _Topic] = {}
         # sent_ns, last time at which it took effect, offset, transactional id
         self._commits: dict[Commit, list[tuple[int, int, int, str]]] = defaultdict(list)
         self._open_groups: set[str] = set()  # with commits whose effect is unknown
         self._deleted_groups: set[str] = set()
-        self._commits_of: dict[str, list[tuple[Commit, int]]] = defaultdict(list)  # transactions
-        self._batches_of: dict[str, list[_Acknowledged]] = defaultdict(list)
-        self._transactions: dict[str, str] = {}  # "" unknown
-        self._ended_ns: dict[str, int] = {}  # when the state in `_transactions` was answered
-        collect: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
-            ApiKey.PRODUCE: self._produce,
-            ApiKey.DELETE_RECORDS: self._delete_records,
+        self._transactions: dict[str, _Transaction] = defaultdict(_Transaction)
+        readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
+            ApiKey.PRODUCE: self._begin,
             ApiKey.METADATA: self._metadata,
             ApiKey.CREATE_TOPICS: self._create_topics,
             ApiKey.DELETE_TOPICS: self._delete_topics,
@@ -116,15 +95,21 @@ class Claims:
             ApiKey.ADD_OFFSETS_TO_TXN: self._begin,
             ApiKey.END_TXN: self._end_txn,
             ApiKey.DESCRIBE_TRANSACTIONS: self._describe_transactions,
+            **dict.fromkeys(CLASSIC_APIS, self.groups.add_classic),
         }
         for outcome in sorted(outcomes, key=_completed_ns):
             api_key = outcome.step.exchange.api_key
-            if outcome.sent is None or api_key not in collect:
+            # Claims follow from final answers alone; no answer may contradict others.
+            of_all = [self.logs.readers.get(api_key), self.groups.readers.get(api_key)]
+            of_final = readers.get(api_key)
+            if not any(of_all) and of_final is None:
                 continue
-            request = decoded(outcome.sent, "request", api_key, outcome.api_version)
-            answer = decoded(outcome.answer or b"", "response", api_key, outcome.api_version)
-            if request is not None:
-                collect[api_key](outcome, request.body, None if answer is None else answer.body)
+            for each in outcome.tries():
+                request = decoded(each.sent or b"", "request", api_key, each.api_version)
+                answer = decoded(each.answer or b"", "response", api_key, each.api_version)
+                for reader in [*of_all, of_final if each is outcome else None]:
+                    if request is not None and reader is not None:
+                        reader(each, request.body, None if answer is None else answer.body)
 
     @property
     def gone(self) -> set[str]:
@@ -132,115 +117,69 @@ class Claims:
         return {name for name, claim in self._topics.items() if not claim.exists}
 
     @property
-    def groups(self) -> set[str]:
+    def committed_groups(self) -> set[str]:
         """Groups with committed offsets."""
         return {commit[0] for commit in self._commits}
 
     @property
     def transactional_ids(self) -> set[str]:
         """Transactional ids whose state the answers decide."""
-        return {name for name, state in self._transactions.items() if state}
+        return {name for name, each in self._transactions.items() if each.state}
 
-    # -- logs and topics ------------------------------------------------------------------------
-
-    def _results(self, body: Body | None, topics: str, inner: str) -> dict[Log, Body]:
-        """The partitions of an answer."""
-        return {
-            (self._ids.target.topic_name(topic), _number(each)): each
-            for topic in entries(None if body is None else body.get(topics))
-            for each in entries(topic[inner])
-        }
-
-    def _produce(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        results = self._results(answer, "responses", "partition_responses")
-        owner = request.get("transactional_id") or ""
-        if owner:
-            self._transactions[owner] = ""
-        for topic in entries(request["topic_data"]):
-            for partition in entries(topic["partition_data"]):
-                log = self._ids.target.topic_name(topic), partition["index"]
-                data, claim, result = partition["records"] or b"", self._logs[log], results.get(log)
-                batches = list(headers(data))
-                count = sum(max(each.record_count, 0) for each in batches)
-                if any(each.magic != 2 for each in batches):
-                    count = _MANY
-                code = None if result is None else result["error_code"]
-                if code is None or code in MAYBE_APPENDED or (code == 0 and count == _MANY):
-                    claim.unknown += count
-                elif code == 0 and result is not None:
-                    if result["base_offset"] < 0:
-                        claim.unknown += count
-                        continue
-                    digest = content_digest(data) if len(batches) == 1 else None
-                    made = _Acknowledged(count, digest, None if owner else False)
-                    claim.batches[result["base_offset"]] = made
-                    if owner:
-                        self._batches_of[owner].append(made)
-
-    def _delete_records(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for log, result in self._results(answer, "topics", "partitions").items():
-            if result["error_code"] == 0:
-                self._logs[log].start = result["low_watermark"]
-        for topic in entries(request["topics"]) if answer is None else ():
-            for each in entries(topic["partitions"]):
-                self._logs.pop((topic["name"], each["partition_index"]), None)
+    # -- topics ---------------------------------------------------------------------------------
 
     def _metadata(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         """A request that creates topics may bring back one that was deleted."""
         if request.get("allow_auto_topic_creation", True):
-            for topic in entries(request["topics"]):
-                name = self._ids.target.topic_name(topic)
+            for name in [self._terms.topic_in(each) for each in entries(request["topics"])]:
                 if name in self._topics and not self._topics[name].exists:
                     del self._topics[name]
 
+    def _created(
+        self, request: Body, answer: Body | None, results: str
+    ) -> Iterator[tuple[str, Body, int | None]]:
+        """The name, struct and error code of each topic that a request creates or enlarges; None
+        for a code that no answer brought."""
+        codes = {each["name"]: each["error_code"] for each in entries((answer or {}).get(results))}
+        for topic in entries(request["topics"]) if not request.get("validate_only") else ():
+            yield self._terms.topic(topic["name"]), topic, codes.get(topic["name"])
+
     def _create_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        if request.get("validate_only"):
-            return
-        results = {} if answer is None else {each["name"]: each for each in answer["topics"]}
-        for topic in entries(request["topics"]):
-            result = results.get(topic["name"])
-            if result is None:
-                self._topics.pop(topic["name"], None)
-            elif result["error_code"] == 0:
+        for name, topic, code in self._created(request, answer, "topics"):
+            if code is None:
+                self._topics.pop(name, None)
+            elif code == 0:
                 count = len(entries(topic["assignments"])) or topic["num_partitions"]
                 configs = {each["name"]: each["value"] for each in entries(topic["configs"])}
-                self._topics[topic["name"]] = _TopicClaim(True, count, configs)
+                self._topics[name] = _Topic(True, count, configs)
 
     def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for result in entries(None if answer is None else answer["responses"]):
-            name = self._ids.target.topic_name(result)
-            if result["error_code"] == 0 and name:
-                self._topics[name] = _TopicClaim(False)
-                self._forget_topic(name)
         if answer is None:
-            for name in [
-                *entries(request.get("topic_names")),
-                *map(self._ids.target.topic_name, entries(request.get("topics"))),
-            ]:
+            for name in deleted_topics(self._terms, request):
                 self._topics.pop(name, None)
+                self._forget_topic(name)
+        for result in entries((answer or {}).get("responses")):
+            name = self._terms.topic_in(result)
+            if result["error_code"] == 0 and name:
+                self._topics[name] = _Topic(False)
                 self._forget_topic(name)
 
     def _forget_topic(self, name: str) -> None:
-        for log in [log for log in self._logs if log[0] == name]:
-            del self._logs[log]
+        self.logs.forget_topic(name)
         for commit in [commit for commit in self._commits if commit[1] == name]:
             del self._commits[commit]  # the group's offsets go with the topic
 
     def _create_partitions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        if request["validate_only"]:
-            return
-        results = {} if answer is None else {each["name"]: each for each in answer["results"]}
-        for topic in entries(request["topics"]):
-            claim, result = self._topics.get(topic["name"]), results.get(topic["name"])
-            if claim is not None and (result is None or result["error_code"] == 0):
-                claim.partitions = -1 if result is None else topic["count"]
+        for name, topic, code in self._created(request, answer, "results"):
+            if name in self._topics and not code:
+                self._topics[name].partitions = -1 if code is None else topic["count"]
 
     def _alter_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         if request["validate_only"]:
             return
         refused = {
             each["resource_name"]
-            for each in entries(None if answer is None else answer["responses"])
+            for each in entries((answer or {}).get("responses"))
             if each["error_code"]
         }
         is_incremental = outcome.step.exchange.api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS
@@ -248,7 +187,7 @@ class Claims:
             name = resource["resource_name"]
             if resource["resource_type"] != TOPIC_RESOURCE or name in refused:
                 continue
-            claim = self._topics.setdefault(name, _TopicClaim(True))
+            claim = self._topics.setdefault(self._terms.topic(name), _Topic(True))
             if not is_incremental:
                 claim.configs = dict.fromkeys(claim.configs)
             for each in entries(resource["configs"]):
@@ -256,66 +195,65 @@ class Claims:
                 claim.configs[each["name"]] = each["value"] if is_set else None
 
     def _describe_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for result in entries(None if answer is None else answer["results"]):
-            name, is_topic = result["resource_name"], result["resource_type"] == TOPIC_RESOURCE
-            claim = self._topics.get(name) if is_topic else None
-            resource = f"topic {self._ids.captured_topic_name(name)}"
+        for result in entries((answer or {}).get("results")):
+            name = self._terms.topic(result["resource_name"])
+            is_topic = result["resource_type"] == TOPIC_RESOURCE
+            known = self._topics[name].configs if is_topic and name in self._topics else {}
             self.shown_configs[outcome.step.number].update(
-                (resource, each["name"])
+                (f"topic {name}", each["name"])
                 for each in entries(result["configs"])
-                if claim is not None
-                and claim.configs.get(each["name"]) == each["value"] is not None
+                if known.get(each["name"]) == each["value"] is not None
             )
 
     # -- groups and transactions ----------------------------------------------------------------
 
     def _committed(self, request: Body, answer: Body | None) -> Iterator[tuple[Commit, int]]:
         """Offsets that a response accepted."""
-        group = request["group_id"]
+        group = self._terms.group(request["group_id"])
         self._deleted_groups.discard(group)
-        results = self._results(answer, "topics", "partitions")
-        for topic in entries(request["topics"]):
-            for partition in entries(topic["partitions"]):
-                log = self._ids.target.topic_name(topic), partition["partition_index"]
-                result = results.get(log)
-                if result is None:
-                    self._open_groups.add(group)
-                elif result["error_code"] == 0:
-                    yield (group, *log), partition["committed_offset"]
+        results = dict(self._terms.logs(answer))
+        for log, partition in self._terms.logs(request):
+            if log not in results:
+                self._open_groups.add(group)
+            elif results[log]["error_code"] == 0:
+                yield (group, *log), partition["committed_offset"]
 
     def _offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for commit, offset in self._committed(request, answer):
             self._commits[commit].append((outcome.sent_ns, outcome.answered_ns, offset, ""))
 
-    def _txn_offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        name = request["transactional_id"]
-        self._transactions[name] = ""
-        self._commits_of[name] += self._committed(request, answer)
-
     def _forget_group(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        groups = set(entries(request.get("groups_names"))) or {request.get("group_id")}
+        named = set(entries(request.get("groups_names"))) or {request.get("group_id")}
+        groups = set(map(self._terms.group, named))
         for commit in [commit for commit in self._commits if commit[0] in groups]:
             del self._commits[commit]
-        if "groups_names" in request:
-            results = entries(None if answer is None else answer["results"])
-            self._deleted_groups.update(
-                each["group_id"] for each in results if not each["error_code"]
-            )
-
-    def _init_producer_id(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        name = request["transactional_id"]
-        if name:
-            is_done = answer is not None and answer["error_code"] == 0
-            self._end(outcome, name, "Empty" if is_done else "")
+        for each in entries((answer or {}).get("results")):  # of DeleteGroups
+            if not each["error_code"]:
+                self._deleted_groups.add(self._terms.group(each["group_id"]))
 
     def _begin(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        """A request that is part of a transaction."""
         name = request.get("transactional_id") or request.get("v3_and_below_transactional_id")
         several = [one["transactional_id"] for one in entries(request.get("transactions"))]
-        self._transactions |= dict.fromkeys([each for each in (name, *several) if each], "")
+        for each in filter(None, (name, *several)):
+            self._transaction(each).state = ""
+
+    def _transaction(self, name: str) -> _Transaction:
+        return self._transactions[self._terms.transactional_id(name)]
+
+    def _txn_offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        self._begin(outcome, request, answer)
+        transaction = self._transaction(request["transactional_id"])
+        transaction.commits += self._committed(request, answer)
+
+    def _init_producer_id(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
+        if request["transactional_id"]:
+            is_done = answer is not None and answer["error_code"] == 0
+            self._end(outcome, request["transactional_id"], "Empty" if is_done else "")
 
     def _end_txn(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         name, is_commit = request["transactional_id"], request["committed"]
-        commits = self._commits_of.get(name, [])
+        commits = self._transaction(name).commits
         if answer is None or answer["error_code"]:
             self._open_groups.update(commit[0] for commit, _ in commits)
             self._end(outcome, name, "")
@@ -328,21 +266,20 @@ class Claims:
     def _end(self, outcome: Outcome, name: str, state: str) -> None:
         """Note the end of a transaction; "" if it is not known how it ends."""
         is_aborted = None if not state else state != "CompleteCommit"
-        for batch in self._batches_of.pop(name, []):
-            batch.is_aborted = is_aborted
-        self._commits_of.pop(name, None)
-        self._transactions[name], self._ended_ns[name] = state, outcome.answered_ns
+        self.logs.end_transaction(name, is_aborted=is_aborted)
+        key = self._terms.transactional_id(name)
+        self._transactions[key] = _Transaction(state, outcome.answered_ns)
 
     def _describe_transactions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         """A transaction that the run has ended before is not Ongoing."""
-        for each in entries(None if answer is None else answer["transaction_states"]):
+        for each in entries((answer or {}).get("transaction_states")):
             name, state = each["transactional_id"], each["transaction_state"]
-            known = self._transactions.get(name)
-            is_before = self._ended_ns.get(name, outcome.sent_ns) < outcome.sent_ns
-            if not each["error_code"] and known in _ENDED and is_before and state == "Ongoing":
+            known = self._transaction(name)
+            is_over = known.state in _ENDED and known.ended_ns < outcome.sent_ns
+            if not each["error_code"] and is_over and state == "Ongoing":
                 place, note = "transaction_states[].transaction_state", "the run has ended it"
                 self.contradicted[outcome.step.number].append(
-                    Difference(place, (name,), known, state, note=note)
+                    Difference(place, (name,), known.state, state, note=note)
                 )
 
     # -- the check ------------------------------------------------------------------------------
@@ -357,9 +294,9 @@ class Claims:
         ]
 
     def _check_logs(self, state: EndState, held: set[str]) -> Iterator[RunFinding]:
-        for log, claim in sorted(self._logs.items()):
+        for log, facts in sorted(self.logs.items(), key=lambda each: each[0]):
             content = state.logs.get(log)
-            if not claim.batches and claim.start < 0:
+            if not facts.produced and facts.deleted_to < 0:
                 continue
             subject = f"log {log[0]}-{log[1]}"
             if content is None:
@@ -367,9 +304,9 @@ class Claims:
                     yield RunFinding(_KIND, subject, "a log", "none", _BY_ANSWERS)
                 continue
             may_shrink = any(name.startswith(_SHRINKING) for name in state.configs.get(log[0], ()))
-            yield from _check_extent(subject, claim, content, may_shrink)
+            yield from _check_extent(subject, facts, content, may_shrink)
             if content.batches is not None and not may_shrink:
-                yield from _check_records(subject, claim, content, log[0] in held)
+                yield from _check_records(subject, facts, content, log[0] in held)
 
     def _check_commits(self, state: EndState) -> Iterator[RunFinding]:
         for commit, commits in sorted(self._commits.items()):
@@ -395,10 +332,10 @@ class Claims:
             yield RunFinding(_KIND, f"group {group}", "deleted", "there", _BY_ANSWERS)
 
     def _check_transactions(self, state: EndState) -> Iterator[RunFinding]:
-        for name, expected in sorted(self._transactions.items()):
-            subject = f"transactional id {name}"
+        for name in sorted(self.transactional_ids):
+            subject, expected = f"transactional id {name}", self._transactions[name].state
             found = state.transactions.get(name, "unknown id")
-            if expected and subject not in state.unread and found != expected:
+            if subject not in state.unread and found != expected:
                 yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
 
     def _check_topics(self, state: EndState) -> Iterator[RunFinding]:
@@ -421,11 +358,6 @@ class Claims:
                     yield RunFinding(_KIND, subject, value, found, _BY_ANSWERS, config)
 
 
-def _number(partition: Body) -> int:
-    number: int = partition["index"] if "index" in partition else partition["partition_index"]
-    return number
-
-
 def _completed_ns(outcome: Outcome) -> int:
     return outcome.answered_ns if outcome.answered_ns >= 0 else outcome.sent_ns
 
@@ -435,15 +367,17 @@ def _either(values: Iterable[Any]) -> str:
 
 
 def _check_extent(
-    subject: str, claim: _LogClaim, content: LogContent, may_shrink: bool
+    subject: str, facts: LogFacts, content: LogContent, may_shrink: bool
 ) -> Iterator[RunFinding]:
     """The start and end of a log against acknowledged batches and deleted records."""
-    end = max((base + batch.records for base, batch in claim.batches.items()), default=-1)
+    end = max((each.end for each in facts.produced), default=-1)
     if content.end < end:
         expected, actual = f"ends at {end} or later", f"ends at {content.end}"
         yield RunFinding(_KIND, subject, expected, actual, _BY_ANSWERS)
-    start = claim.start if claim.start >= 0 else min(claim.batches, default=content.start)
-    is_early = claim.start >= 0 and content.start < claim.start
+    start = facts.deleted_to
+    if start < 0:
+        start = min((each.base for each in facts.produced), default=content.start)
+    is_early = facts.deleted_to >= 0 and content.start < start
     is_late = not may_shrink and content.start > start
     if is_early or is_late:
         expected, actual = f"starts at {start}", f"starts at {content.start}"
@@ -451,34 +385,29 @@ def _check_extent(
 
 
 def _check_records(
-    subject: str, claim: _LogClaim, content: LogContent, is_held: bool
+    subject: str, facts: LogFacts, content: LogContent, is_held: bool
 ) -> Iterator[RunFinding]:
     """The records of a log against those that were acknowledged. is_held: it had some before."""
     assert content.batches is not None
-    kept = {
-        base: batch for base, batch in claim.batches.items() if base + batch.records > content.start
-    }
-    wanted, found = sum(batch.records for batch in kept.values()), content.records or 0
-    if found < wanted or (not is_held and found > wanted + claim.unknown):
-        maybe = f" to {wanted + claim.unknown}" if 0 < claim.unknown < _MANY else ""
+    kept = {base: each for base, each in facts.acknowledged.items() if each.end > content.start}
+    wanted, found = sum(each.records for each in kept.values()), content.records or 0
+    if found < wanted or (not is_held and found > wanted + facts.unknown):
+        maybe = f" to {wanted + facts.unknown}" if 0 < facts.unknown < MANY else ""
         text = f"{wanted}{maybe} records"
         yield RunFinding(_KIND, subject, text, f"{found} records", _BY_ANSWERS)
     stored = {each.base_offset: each for each in content.batches}
-    for name, is_right in (
-        ("other records", lambda mine, theirs: mine.digest in (None, theirs.digest)),
-        ("aborted records are visible, or committed ones are not",
-         lambda mine, theirs: mine.is_aborted in (None, theirs.is_aborted)),
-    ):  # fmt: skip
-        wrong = [
-            base
-            for base, batch in sorted(kept.items())
-            if base in stored and not is_right(batch, stored[base])
-        ]
-        lost = [base for base in sorted(kept) if base >= content.start and base not in stored]
-        for bases, text in ((wrong, name), (lost if name == "other records" else [], "none")):
-            if bases:
-                count = RecordCount(sum(kept[base].records for base in bases), bases[0])
-                yield RunFinding(_KIND, subject, str(count), text, _BY_ANSWERS)
+    wrong: dict[str, list[Produced]] = defaultdict(list)
+    for base, each in sorted(kept.items()):
+        if base in stored:
+            if each.data and content_digest(each.data) != stored[base].digest:
+                wrong["other records"].append(each)
+            if each.is_aborted not in (None, stored[base].is_aborted):
+                wrong["aborted records are visible, or committed ones are not"].append(each)
+        elif base >= content.start:
+            wrong["none"].append(each)
+    for text, produced in wrong.items():
+        count = RecordCount(sum(each.records for each in produced), produced[0].base)
+        yield RunFinding(_KIND, subject, str(count), text, _BY_ANSWERS)
 
 
 def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunFinding]:

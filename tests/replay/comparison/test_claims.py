@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from kdissect.codec.message import Message, encode_message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.comparison.end_state import Claims, compare_states
+from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.records import content_digest
-from kdissect.replay.model import Outcome
 from kdissect.replay.target.end_state import EndState, LogContent, StoredBatch
-from kdissect.replay.translation.id_map import IdMap
 from tests.builders.messages import numbered_batch as batch
-from tests.replay.made import MS, PlanMaker
+from tests.replay.comparison import made_run
+from tests.replay.comparison.made_run import Body
+from tests.replay.made import MS
 
 VERSIONS = {
     ApiKey.PRODUCE: 9, ApiKey.OFFSET_COMMIT: 8, ApiKey.TXN_OFFSET_COMMIT: 3, ApiKey.END_TXN: 3,
@@ -24,38 +23,22 @@ VERSIONS = {
 }  # fmt: skip
 
 
-class Run:
-    """Outcomes one after the other, 10 ms each unless their times are given."""
+class Run(made_run.Run):
+    """Exchanges one after the other, 10 ms each unless their times are given."""
 
-    def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
-        self.maker = PlanMaker()
-
-    def add(
-        self,
-        api_key: ApiKey,
-        request: dict[str, Any],
-        answer: dict[str, Any] | None,
-        times_ms: tuple[float, float] | None = None,
-        version: int = -1,
-    ) -> None:
-        number = self.maker.add(0)
-        step = self.maker.steps[number]
+    def ask(
+        self, api_key: ApiKey, request: Body, answer: Body | None,
+        times_ms: tuple[float, float] | None = None, version: int = -1,
+    ) -> None:  # fmt: skip
+        begin, end = times_ms or (len(self.outcomes) * 20, len(self.outcomes) * 20 + 10)
         version = VERSIONS[api_key] if version < 0 else version
-        step.exchange.api_key, step.exchange.api_version = api_key, version
-        header = {"correlation_id": 7, "client_id": "test"}
-        sent = encode_message(Message(api_key, version, "request", header, request))
-        begin, end = times_ms or (number * 20, number * 20 + 10)
-        outcome = Outcome(step, sent, None, int(begin * MS), api_version=version)
-        if answer is not None:
-            header = {"correlation_id": 7}
-            outcome.answer = encode_message(Message(api_key, version, "response", header, answer))
-            outcome.answered_ns = int(end * MS)
-        else:
-            outcome.error = "timeout"
-        self.outcomes.append(outcome)
+        self.add(begin / 1000, api_key, version, request, answer or {})
+        outcome = self.outcomes[-1]
+        outcome.answered_ns = int(end * MS)
+        if answer is None:
+            outcome.answer, outcome.answered_ns, outcome.error = None, -1, "timeout"
 
-    def produce(self, count: int, base: int | None, code: int = 0, owner: str = "") -> None:
+    def write(self, count: int, base: int | None, code: int = 0, owner: str = "") -> None:
         """A batch of one record for each offset of orders-0; base: the response's, or None."""
         partition = {"index": 0, "records": batch(0, count)}
         topics = [{"name": "orders", "partition_data": [partition]}]
@@ -63,24 +46,23 @@ class Run:
                    "transactional_id": owner or None}  # fmt: skip
         result = {"index": 0, "error_code": code, "base_offset": base}
         answer = {"responses": [{"name": "orders", "partition_responses": [result]}]}
-        self.add(ApiKey.PRODUCE, request, None if base is None else answer)
+        self.ask(ApiKey.PRODUCE, request, None if base is None else answer)
 
     def commit(self, offset: int, times_ms: tuple[float, float] | None = None) -> None:
         partition = {"partition_index": 0, "committed_offset": offset}
         topics = [{"name": "orders", "partitions": [partition]}]
         done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
         request = {"group_id": "billing", "topics": topics}
-        self.add(ApiKey.OFFSET_COMMIT, request, {"topics": done}, times_ms)
+        self.ask(ApiKey.OFFSET_COMMIT, request, {"topics": done}, times_ms)
 
     def found(self, state: EndState, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
-        ids = IdMap(self.maker.plan())
-        found = Claims(ids, self.outcomes).check(state, set(held))
+        found = Claims(self.ids(), self.outcomes).check(state, set(held))
         return [f"{each.subject}: {each.expected} -> {each.found}" for each in found]
 
 
 def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
-    """The batch of `Run.produce`, or with another first value."""
+    """The batch of `Run.write`, or with another first value."""
     digest = content_digest(batch(first, count))
     return StoredBatch(base, base + count - 1, count, digest, more.get("is_aborted", False), False)
 
@@ -106,8 +88,8 @@ def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> EndSt
 def test_a_log_has_the_acknowledged_records(state: EndState, expected: str) -> None:
     """Two batches of 2 and 3 records were acknowledged at 0 and 2."""
     run = Run()
-    run.produce(2, 0)
-    run.produce(3, 2)
+    run.write(2, 0)
+    run.write(3, 2)
     found = run.found(state)
     assert bool(found) is bool(expected)
     assert expected in " ".join(found)
@@ -116,8 +98,8 @@ def test_a_log_has_the_acknowledged_records(state: EndState, expected: str) -> N
 def test_a_batch_without_an_answer_may_be_there_or_not() -> None:
     """Two records are certain and three possible: 2 and 5 are right, 1 and 6 are not."""
     run = Run()
-    run.produce(2, 0)
-    run.produce(3, None)
+    run.write(2, 0)
+    run.write(3, None)
     assert run.found(after(0, 2, (0, 2))) == run.found(after(0, 5, (0, 2), (2, 3))) == []
     assert run.found(after(0, 2, (0, 1)))
     assert "2 to 5 records -> 6 records" in run.found(after(0, 6, (0, 2), (2, 3), (5, 1)))[0]
@@ -126,17 +108,17 @@ def test_a_batch_without_an_answer_may_be_there_or_not() -> None:
 def test_a_refused_batch_is_not_counted() -> None:
     """MESSAGE_TOO_LARGE appends nothing; NOT_ENOUGH_REPLICAS_AFTER_APPEND may have appended."""
     run = Run()
-    run.produce(2, 0)
-    run.produce(3, -1, code=10)
+    run.write(2, 0)
+    run.write(3, -1, code=10)
     assert run.found(after(0, 5, (0, 2), (2, 3)))
-    run.produce(3, -1, code=20)
+    run.write(3, -1, code=20)
     assert run.found(after(0, 5, (0, 2), (2, 3))) == []
 
 
 def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
     """More records are no finding if some were there before, nor fewer under retention.ms."""
     run = Run()
-    run.produce(2, 100)
+    run.write(2, 100)
     assert run.found(after(0, 102, (0, 100), (100, 2)), held=("orders",)) == []
     assert run.found(after(101, 102, (101, 1), configs={"orders": {"retention.ms": "1"}})) == []
     assert run.found(after(0, 102, (101, 1)), held=("orders",))
@@ -145,11 +127,11 @@ def test_a_topic_with_earlier_records_or_retention_is_not_counted() -> None:
 def test_deleted_records_move_the_start() -> None:
     """DeleteRecords up to 2: the log starts there, and has the rest."""
     run = Run()
-    run.produce(2, 0)
-    run.produce(3, 2)
+    run.write(2, 0)
+    run.write(3, 2)
     partition = {"partition_index": 0, "offset": 2}
     result = {"partition_index": 0, "low_watermark": 2, "error_code": 0}
-    run.add(
+    run.ask(
         ApiKey.DELETE_RECORDS,
         {"topics": [{"name": "orders", "partitions": [partition]}], "timeout_ms": 1},
         {"topics": [{"name": "orders", "partitions": [result]}]},
@@ -181,13 +163,13 @@ def transactional(run: Run, *, is_committed: bool, offset: int = 3) -> None:
     committed = {"partition_index": 0, "committed_offset": offset}
     topics = [{"name": "orders", "partitions": [committed]}]
     done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
-    run.add(
+    run.ask(
         ApiKey.TXN_OFFSET_COMMIT,
         {"transactional_id": "ledger", "group_id": "billing", "producer_id": 1,
          "producer_epoch": 0, "topics": topics},
         {"topics": done},
     )  # fmt: skip
-    run.add(
+    run.ask(
         ApiKey.END_TXN,
         {"transactional_id": "ledger", "producer_id": 1, "producer_epoch": 0,
          "committed": is_committed},
@@ -228,7 +210,7 @@ def test_topics_and_configs_are_as_answered() -> None:
     run = Run()
     topic = {"name": "orders", "num_partitions": 3, "replication_factor": 1, "assignments": [],
              "configs": [{"name": "retention.ms", "value": "5"}]}  # fmt: skip
-    run.add(
+    run.ask(
         ApiKey.CREATE_TOPICS,
         {"topics": [topic], "timeout_ms": 1, "validate_only": False},
         {"topics": [{"name": "orders", "error_code": 0}]},
@@ -238,7 +220,7 @@ def test_topics_and_configs_are_as_answered() -> None:
     assert "3 partitions -> 1" in run.found(EndState({"orders": 1}, configs=right))[0]
     assert "5 -> not set" in run.found(EndState({"orders": 3}, configs={"orders": {}}))[0]
     assert "created -> not there" in run.found(EndState())[0]
-    run.add(
+    run.ask(
         ApiKey.DELETE_TOPICS,
         {"topic_names": ["orders"], "timeout_ms": 1},
         {"responses": [{"name": "orders", "error_code": 0}]},
@@ -253,20 +235,20 @@ def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> 
     run = Run()
     topic = {"name": "orders", "num_partitions": 1, "replication_factor": 1, "assignments": [],
              "configs": []}  # fmt: skip
-    run.add(
+    run.ask(
         ApiKey.CREATE_TOPICS,
         {"topics": [topic], "timeout_ms": 1, "validate_only": False},
         {"topics": [{"name": "orders", "error_code": 0}]},
     )
-    run.produce(2, 0)
+    run.write(2, 0)
     run.commit(2)
     assert len(run.found(EndState())) == 2
     named = {"topic_names": ["orders"]} if version == 5 else {"topics": [{"name": "orders"}]}
-    run.add(ApiKey.DELETE_TOPICS, {**named, "timeout_ms": 1}, None, version=version)
+    run.ask(ApiKey.DELETE_TOPICS, {**named, "timeout_ms": 1}, None, version=version)
     kept = committed(2)
     kept.topics, kept.logs = {"orders": 1}, {("orders", 0): LogContent(0, 2, (stored(0, 2),))}
     assert run.found(EndState()) == run.found(kept) == []
-    run.produce(3, 0)
+    run.write(3, 0)
     assert "ends at 3 or later" in run.found(after(0, 2, (0, 2)))[0]
 
 
@@ -291,7 +273,7 @@ def test_a_state_has_to_be_that_of_a_reference() -> None:
 def test_records_of_a_transaction_are_visible_if_it_was_committed() -> None:
     """For a consumer that reads committed records only."""
     run = Run()
-    run.produce(2, 0, owner="ledger")
+    run.write(2, 0, owner="ledger")
     transactional(run, is_committed=False)
     state = after(0, 3, (0, 2))
     state.transactions["ledger"] = "CompleteAbort"
@@ -305,11 +287,11 @@ def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
     transactional(run, is_committed=True)
     for state in ("CompleteCommit", "Ongoing"):
         described = {"error_code": 0, "transactional_id": "ledger", "transaction_state": state}
-        run.add(
+        run.ask(
             ApiKey.DESCRIBE_TRANSACTIONS, {"transactional_ids": ["ledger"]},
             {"transaction_states": [described]},
         )  # fmt: skip
-    claims = Claims(IdMap(run.maker.plan()), run.outcomes)
+    claims = Claims(run.ids(), run.outcomes)
     [(number, [one])] = claims.contradicted.items()
     assert number == run.outcomes[-1].step.number
     assert one.answered == "Ongoing"

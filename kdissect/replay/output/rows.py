@@ -1,0 +1,325 @@
+"""What a replay tells, as rows: one for the run, one per exchange, and the summary.
+
+`--json` writes them as lines, and the other outputs are made of them. A later run with `--baseline`
+reads the file: a difference is accepted if the file has it, of the same API, at the same place,
+with the same values, in whichever exchange. So is a finding about the whole run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kdissect.atomic_file import atomic_write
+from kdissect.errors import CaptureError
+from kdissect.replay.comparison.findings import Finding, group
+from kdissect.replay.model import Difference, Judgement, Outcome, RunFinding, Verdict
+from kdissect.replay.output.results import Results
+from kdissect.replay.output.text import (
+    dropped_text,
+    note_of,
+    readable_texts_of,
+    release_changes,
+    run_texts,
+    texts_of,
+)
+from kdissect.text import rfc3339
+
+_VERSION = 3
+_PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99}
+_BASELINE = "baseline"  # the rule that tolerates what the accepted run has
+
+Row = dict[str, Any]
+
+
+def rows(results: Results) -> list[Row]:
+    """All rows in their order: the run, the exchanges, the summary."""
+    workload, run = results.plan.workload, results.run
+    first = {
+        "type": "run",
+        "format_version": _VERSION,
+        "source": workload.source,
+        "source_kind": workload.kind,
+        "target": results.target,
+        "cluster_id": results.cluster_id,
+        "pace": results.pace,
+        "compared_with": results.reference,
+        "reference": results.reference_name or None,
+        "captured_release": results.releases[0] or None,
+        "target_release": results.releases[1] or None,
+        "start_time": timestamp(run.start_time_ns),
+        "steps": len(results.plan.steps),
+        "connections": len(results.plan.lanes),
+        "notes": [*workload.notes, *results.plan.notes, *results.notes],
+        "topics": [
+            {"name": each.name, "made": each.is_made, "note": each.note}
+            for each in results.prepared
+        ],
+    }
+    exchanges = [_exchange_row(results, each) for each in results.outcomes]
+    return [first, *exchanges, summary_row(results)]
+
+
+def write_json_lines(results: Results, path: Path) -> None:
+    """Write the file whole, or not at all."""
+    with atomic_write(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        for row in rows(results):
+            # Captured text may hold lone surrogates: only escaped are they JSON.
+            file.write(json.dumps(row, ensure_ascii=True) + "\n")
+
+
+def _exchange_row(results: Results, outcome: Outcome) -> Row:
+    """Request, result and times of an exchange. IDs beyond 2^53 are strings."""
+    step, judgement, start_time_ns = outcome.step, outcome.judgement, results.run.start_time_ns
+    exchange, root = step.exchange, results.follows.get(step.number)
+    was_sent = outcome.sent is not None
+    then, now = exchange.latency_ns, outcome.latency_ns
+    return {
+        "type": "exchange",
+        "step": step.number,
+        "exchange_id": str(exchange.exchange_id),
+        "connection": step.connection,
+        "index": exchange.index,
+        "capture": exchange.capture or None,
+        "request_packet": exchange.request_packet if exchange.request_packet >= 0 else None,
+        "response_packet": exchange.response_packet if exchange.response_packet >= 0 else None,
+        "client_id": exchange.client_id,
+        "api_key": exchange.api_key,
+        "api_name": step.api_name,
+        "api_version": exchange.api_version,
+        "sent_api_version": outcome.api_version if was_sent and outcome.api_version >= 0 else None,
+        "dropped": [{"path": each.path, "value": dropped_text(each)} for each in outcome.dropped],
+        "class": step.step_class,
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason or None,
+        "skipped": outcome.skipped.code.value if outcome.skipped else None,
+        "error": outcome.error or None,
+        "differences": [
+            {"path": each.path, "place": each.place,
+             **_pair(texts_of(exchange.api_key, each)),
+             "rule": each.rule or None, "note": note_of(each) or None}
+            for each in judgement.differences
+        ],
+        "earlier_answers": [
+            {"reason": each.reason, "sent_time": timestamp(start_time_ns + each.sent_ns),
+             "latency_us": (each.answered_ns - each.sent_ns) / 1000}
+            for each in outcome.earlier
+        ],
+        "request_time": timestamp(exchange.request_time_ns),
+        "sent_time": timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
+        "node_id": outcome.node_id,
+        "lag_us": outcome.lag_ns / 1000 if was_sent and results.is_timed else None,
+        "captured_latency_us": then / 1000 if then >= 0 else None,
+        "latency_us": now / 1000 if now >= 0 else None,
+        "follows": None if root is None else str(results.exchange_id(root)),
+    }  # fmt: skip
+
+
+def summary_row(results: Results) -> Row:
+    """Verdicts, APIs, findings, lag, how it ended."""
+    outcomes, run = results.outcomes, results.run
+    sent = [each for each in outcomes if each.sent is not None]
+    tolerated = group(outcomes, None, tolerated=True)
+    return {
+        "type": "summary",
+        "verdicts": _counts(outcomes),
+        "apis": list(_api_rows(outcomes)),
+        "kinds": [_kind_row(results, each, each.notes) for each in results.kinds],
+        "tolerated": [_kind_row(results, each, ()) for each in tolerated],
+        "release_changes": release_changes(outcomes),
+        "findings": [
+            {"kind": each.kind, "subject": each.subject,
+             **dict(zip(("expected", "found"), run_texts(each), strict=True)),
+             "note": each.note or None, "fails": results.fails(each)}
+            for each in results.findings
+        ],
+        "reasons": _reasons(outcomes),
+        "sent": len(sent),
+        "connections": len({each.step.connection for each in sent}),
+        "elapsed_s": run.elapsed_ns / 1e9,
+        "requests_per_s": len(sent) / (run.elapsed_ns / 1e9) if run.elapsed_ns else 0.0,
+        # behind the schedule; and the part of it that is ours: ready to go, and not yet sent
+        "lag": _span(each.lag_ns for each in sent if results.is_timed),
+        "own_lag": _span(each.own_lag_ns for each in outcomes if each.own_lag_ns >= 0),
+        "reconnects": run.reconnects,
+        "ended": run.ended or None,
+        "failing": results.failing(),
+        "exit_code": results.exit_code,
+    }  # fmt: skip
+
+
+def _counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    counts = Counter(each.judgement.verdict for each in outcomes)
+    return {verdict.value: counts[verdict] for verdict in Verdict if counts[verdict]}
+
+
+def _api_rows(outcomes: Iterable[Outcome]) -> Iterator[Row]:
+    """In order of the APIs' keys; latencies of exchanges that have one in both clusters."""
+    by_api: dict[tuple[int, str], list[Outcome]] = {}
+    for each in outcomes:
+        key = each.step.exchange.api_key, each.step.api_name
+        by_api.setdefault(key, []).append(each)
+    for key in sorted(by_api):
+        pairs = [(each.step.exchange.latency_ns, each.latency_ns) for each in by_api[key]]
+        timed = [(then, now) for then, now in pairs if then >= 0 and now >= 0]
+        yield {
+            "api_name": key[1],
+            "verdicts": _counts(by_api[key]),
+            "captured_latency": _span(then for then, _ in timed),
+            "latency": _span(now for _, now in timed),
+        }
+
+
+def _span(times_ns: Iterable[int]) -> Row:
+    """Percentiles in microseconds; None where there are no times."""
+    found = sorted(times_ns)
+    last = len(found) - 1
+    places = {name: min(int(len(found) * part), last) for name, part in _PARTS.items()}
+    return {
+        "count": len(found),
+        **{name: found[place] / 1000 if found else None
+           for name, place in {**places, "max_us": last}.items()},
+    }  # fmt: skip
+
+
+def _reasons(outcomes: Iterable[Outcome]) -> list[Row]:
+    """Reasons that have no place in a message, the most frequent first. code: of skipped steps."""
+    counts: Counter[tuple[Verdict, str, str, str]] = Counter()
+    for outcome in outcomes:
+        judgement, code = outcome.judgement, outcome.skipped.code.value if outcome.skipped else ""
+        if judgement.verdict not in (Verdict.SAME, Verdict.TOLERATED) and not judgement.differences:
+            reason = judgement.reason or judgement.verdict.value
+            counts[judgement.verdict, outcome.step.api_name, code, reason] += 1
+    return [
+        {"verdict": verdict.value, "api_name": name, "code": code, "reason": reason, "count": count}
+        for (verdict, name, code, reason), count in counts.most_common()
+    ]
+
+
+def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> Row:
+    """A kind of differences. example: its first exchange, with the path and values there."""
+    one = finding.example
+    api_key = results.plan.steps[finding.step].exchange.api_key
+    return {
+        "api_name": finding.api_name,
+        "path": one.place,
+        **_pair(readable_texts_of(api_key, one)),
+        "rule": one.rule or None,
+        "notes": [*notes] or [each for each in [note_of(one)] if each],
+        "count": finding.count,
+        "exchanges": len(finding.steps),
+        "places": len(finding.where),
+        "value_pairs": len(finding.values),
+        "example": str(results.exchange_id(finding.step)),
+        "example_path": one.path,
+        "followers": [
+            {"api_name": api_name, "what": word, "exchanges": count}
+            for (api_name, word), count in finding.followers.most_common()
+        ],
+    }
+
+
+def _pair(texts: tuple[str, str]) -> dict[str, str]:
+    return {"captured": texts[0], "answered": texts[1]}
+
+
+def timestamp(time_ns: int) -> str | None:
+    """RFC 3339 with microseconds; None for an unknown time."""
+    if time_ns < 0:
+        return None
+    seconds, rest = divmod(time_ns, 10**9)
+    moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+    return rfc3339(moment, "microseconds")
+
+
+# -- an accepted run ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """differences: (API, path, captured, answered). reasons: (API, verdict, reason) of exchanges
+    without a difference. findings: (kind, subject, expected, found)."""
+
+    differences: set[tuple[str, ...]] = field(default_factory=set)
+    reasons: set[tuple[str, ...]] = field(default_factory=set)
+    findings: set[tuple[str, ...]] = field(default_factory=set)
+
+    def accept(self, outcomes: Iterable[Outcome]) -> None:
+        """Tolerate what the accepted run has as well."""
+        for outcome in outcomes:
+            outcome.judgement = self._accepted(outcome, outcome.judgement)
+
+    def _accepted(self, outcome: Outcome, judgement: Judgement) -> Judgement:
+        name, key = outcome.step.api_name, outcome.step.exchange.api_key
+        if judgement.verdict is Verdict.ERROR or not judgement.differences:
+            reason = (name, judgement.verdict.value, judgement.reason)
+            is_known = judgement.reason and reason in self.reasons
+            is_bad = judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
+            return (
+                replace(judgement, verdict=Verdict.TOLERATED) if is_known and is_bad else judgement
+            )
+
+        def accepted(one: Difference) -> Difference:
+            is_known = (name, one.path, *texts_of(key, one)) in self.differences
+            return replace(one, rule=_BASELINE) if is_known else one
+
+        return judgement.allowing(accepted)
+
+    def new(self, findings: Iterable[RunFinding]) -> list[RunFinding]:
+        """The findings that the accepted run does not have."""
+        return [
+            each
+            for each in findings
+            if (each.kind, each.subject, *run_texts(each)) not in self.findings
+        ]
+
+
+def read_baseline(path: str) -> Baseline:
+    """The run that --json wrote. Raises CaptureError where it is no such file."""
+    baseline = Baseline()
+    is_whole = False
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                row = json.loads(line)
+                if number == 1:
+                    _check_version(path, row)
+                is_whole = row.get("type") == "summary"
+                if row.get("type") == "exchange":
+                    _add_exchange(baseline, row)
+                for each in row["findings"] if is_whole else ():
+                    names = ("kind", "subject", "expected", "found")
+                    baseline.findings.add(tuple(each[name] for name in names))
+    except OSError as error:
+        raise CaptureError(f"{path}: {error.strerror}") from None
+    except CaptureError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CaptureError(f"{path}: damaged, or no file of --json ({error})") from None
+    if not is_whole:
+        raise CaptureError(f"{path}: the run in it has no end; make it again")
+    return baseline
+
+
+def _check_version(path: str, row: Any) -> None:
+    if row.get("type") != "run":
+        raise CaptureError(f"{path}: no run that --json of `kdissect replay` kept")
+    version = row.get("format_version")
+    if version != _VERSION:
+        raise CaptureError(
+            f"{path}: kept by another kdissect (format_version {version}, this one has "
+            f"{_VERSION}); make it again"
+        )
+
+
+def _add_exchange(baseline: Baseline, row: Row) -> None:
+    name = row["api_name"]
+    for each in row["differences"]:
+        baseline.differences.add((name, each["path"], each["captured"], each["answered"]))
+    if row["reason"]:
+        baseline.reasons.add((name, row["verdict"], row["reason"]))
