@@ -207,7 +207,6 @@ class Step:
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
         runner's own behind it, answered, says that it is done: only then it is complete.
     creates: it creates partitions, whose leaders the next steps need.
-    changes_metadata: brokers see what it changes some time after its answer.
     is_racing: it reads what another request was changing at that moment; either order is right.
     awaits: groups that have to be empty and transactions that have to be over before this is sent,
         because the capture shows that they had run out of time; each with the time that this may
@@ -224,7 +223,6 @@ class Step:
     blocks: bool = False
     needs_fence: bool = False
     creates: bool = False
-    changes_metadata: bool = False
     is_racing: bool = False
     awaits: tuple[tuple[Resource, int], ...] = ()
     skipped: Skipped | None = None

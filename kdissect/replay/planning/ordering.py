@@ -48,7 +48,7 @@ from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import TRANSACTIONS, Mode, ReplayPlan, Resource, Step
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
-    TopicNames,
+    CapturedTopics,
     bodies,
     entries,
     error_codes,
@@ -150,7 +150,7 @@ class _Ordering:
 
     def __init__(self, plan: ReplayPlan) -> None:
         self.plan, self.steps = plan, plan.steps
-        self.names = TopicNames(plan.workload.facts)
+        self.names = CapturedTopics(plan.workload.facts)
         self.active = [step for step in plan.steps if step.skipped is None]
         self.hard: list[set[int]] = [set() for _ in plan.steps]
         self.soft: list[set[int]] = [set() for _ in plan.steps]

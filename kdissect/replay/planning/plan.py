@@ -33,7 +33,6 @@ from kdissect.replay.model import (
     Mode,
     PlanOptions,
     ReplayPlan,
-    Resource,
     ResourceAccess,
     SkipCode,
     Skipped,
@@ -58,8 +57,6 @@ from kdissect.replay.workload.messages import (
 from kdissect.replay.workload.transient import are_refusals
 from kdissect.text import plural
 
-# resources that brokers know from the metadata log
-_METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 # The answer may wait for what others send.
 _BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
@@ -126,7 +123,6 @@ def _step(
         or _refused(exchange, step_class, principal, plan.options.principal)
         or _filtered(exchange, found, plan)
     )
-    changed = [each for each, mode in found if mode in (Mode.WRITE, Mode.COMMUTING_WRITE)]
     return Step(
         number=number,
         connection=exchange.connection,
@@ -136,17 +132,19 @@ def _step(
         at_ns=at_ns,
         expects_response=exchange.expects_response,
         blocks=exchange.api_key in _BLOCKING_APIS,
-        creates=skipped is None and _creates(exchange, changed, workload.facts),
-        changes_metadata=skipped is None and any(each[0] in _METADATA for each in changed),
+        creates=skipped is None and _creates(exchange, found, workload.facts),
         skipped=skipped,
         accesses=found,
     )
 
 
-def _creates(exchange: Exchange, changed: list[Resource], facts: WorkloadFacts) -> bool:
+def _creates(
+    exchange: Exchange, accesses: tuple[ResourceAccess, ...], facts: WorkloadFacts
+) -> bool:
     """Return whether the target has new partitions after a step, as far as the capture shows it."""
     if exchange.api_key not in _CREATING_APIS:
         return False
+    changed = [each for each, mode in accesses if mode is Mode.WRITE]
     topics = [facts.topics.get(each[1]) for each in changed if each[0] == "topic"]
     return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)
 

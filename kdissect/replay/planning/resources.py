@@ -36,7 +36,7 @@ from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
     TOPIC_RESOURCE,
     Body,
-    TopicNames,
+    CapturedTopics,
     entries,
     partitions,
     request_body,
@@ -162,7 +162,7 @@ class ResourceAccesses:
     """
 
     def __init__(self, facts: WorkloadFacts) -> None:
-        self._names = TopicNames(facts)
+        self._names = CapturedTopics(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
         self._in_session: dict[int, set[tuple[str]]] = {}  # fetch session -> topics
         self._awaited: set[str] = set()  # topics that a Metadata response did not show yet

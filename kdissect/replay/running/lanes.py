@@ -42,23 +42,19 @@ class Lane:
 class Connections:
     """The connections of a run to its target.
 
-    opened: all of them, in order; the number of a connection is its place there. live: those that
-    are open. reconnects: connections that ended although their lane had more to send.
+    opened: all of them, in order of their numbers. live: those that are open. reconnects:
+    connections that ended although their lane had more to send.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        self._numbers: dict[Link, int] = {}
         self.opened: list[Link] = []
         self.reconnects = 0
 
     @property
     def live(self) -> list[Link]:
         return [link for link in self.opened if link.lost is None]
-
-    def number(self, link: Link) -> int:
-        return self._numbers[link]
 
     async def of(self, lane: Lane, node_id: int | None) -> Link:
         """The lane's connection to a node, opened or logged in again if it has to be.
@@ -70,7 +66,7 @@ class Connections:
             self.reconnects += link is not None
             link = await self._open(node_id)
             lane.links[node_id] = link
-            self._numbers[link] = len(self.opened)
+            link.number = len(self.opened)
             self.opened.append(link)
         elif link.is_login_due:
             await self._log_in_again(link)

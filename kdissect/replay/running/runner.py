@@ -307,7 +307,7 @@ class Runner:
         return posted
 
     def _note_sent(self, link: Link, sent: bytes, answer: asyncio.Future[Answer] | None) -> _Sent:
-        attempt = Attempt(self._connections.number(link), sent, self._now())
+        attempt = Attempt(link.number, sent, self._now())
         self._attempts.append(attempt)
         return _Sent(attempt, answer)
 

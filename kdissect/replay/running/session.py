@@ -238,7 +238,7 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     """Learn what the target is asked for before the first request. Raises ConnectFailed."""
     ids.target.ranges = taken(target.versions)
     ids.target.learn_metadata(target.metadata)
-    starts = await target.log_offsets(target.topic_names(), EARLIEST)
+    starts = await target.log_offsets(target.topics(), EARLIEST)
     for (name, partition), start in starts.items():
         ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
     # so that a fresh target makes its internal topics before the first request

@@ -298,9 +298,11 @@ class Target:
             listed += answer[array]
         return listed
 
-    def topic_names(self) -> set[str]:
-        """Names of the target's topics, from the last Metadata answer about all topics."""
-        return {each["name"] for each in self.metadata.get("topics", []) if each["error_code"] == 0}
+    def topics(self) -> dict[str, int]:
+        """The target's topics with their number of partitions, from the last Metadata answer about
+        all topics."""
+        listed = [each for each in self.metadata.get("topics", []) if each["error_code"] == 0]
+        return {each["name"]: len(each["partitions"]) for each in listed}
 
     def close(self) -> None:
         for link in self._links.values():

@@ -76,11 +76,13 @@ class Pending(NamedTuple):
 class Link(asyncio.Protocol):
     """Frames over one connection: requests go out at once, their answers come in the same order.
 
-    pending: requests that are not answered, in order. lost: why the connection has ended, or None.
-    opened_ns, lost_ns: when, by `time.monotonic_ns`; -1 not yet.
+    number: among the connections of a run. pending: requests that are not answered, in order.
+    lost: why the connection has ended, or None. opened_ns, lost_ns: when, by `time.monotonic_ns`;
+    -1 not yet.
     """
 
     def __init__(self) -> None:
+        self.number = -1
         self.transport: asyncio.Transport | None = None
         self.pending: deque[Pending] = deque()
         self.lost: str | None = None

@@ -149,7 +149,7 @@ async def read_settings(target: Target) -> dict[str, dict[str, str]]:
     """The settings of the target's topics and brokers that are not Kafka's default, as far as it
     tells them."""
     reader = _Reader(target)
-    await reader.attempt("topics", reader.topics(set(target.topic_names()), set()))
+    await reader.attempt("topics", reader.topics(set(target.topics()), set()))
     await reader.attempt("configs", reader.configs())
     return reader.state.settings
 
@@ -172,11 +172,10 @@ class _Reader:
         """Read the topics that exist, after deleted ones have gone."""
         async for _ in tries(SETTLE_S):
             await self._target.learn_metadata(None)
-            if not gone.intersection(self._target.topic_names()):
+            if not gone.intersection(self._target.topics()):
                 break
-        for topic in self._target.metadata["topics"]:
-            if topic["error_code"] == 0 and topic["name"] in wanted | gone:
-                self.state.topics[topic["name"]] = len(topic["partitions"])
+        there = self._target.topics()
+        self.state.topics = {name: there[name] for name in there if name in wanted | gone}
 
     async def groups(self) -> None:
         self.state.groups = set(await self._target.list_groups())

@@ -203,7 +203,7 @@ async def find_existing(target: Target, effects: Effects) -> dict[Name, str]:
     an empty topic. Raises EnvironmentFailed if the target does not say."""
     found: dict[Name, str] = {}
     try:
-        there = target.topic_names().intersection(effects.names("topic"))
+        there = target.topics().keys() & set(effects.names("topic"))
         if there:
             counts = await target.record_counts(there)
             for name in sorted(there):

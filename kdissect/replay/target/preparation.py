@@ -52,11 +52,7 @@ async def create_topics(
     Returns a result for each topic; if the target refuses one, the reason is in its `note`. Raises
     EnvironmentFailed if the target cannot be reached.
     """
-    there = {
-        topic["name"]: len(topic["partitions"])
-        for topic in target.metadata.get("topics", [])
-        if topic["error_code"] == 0
-    }
+    there = target.topics()
     done: list[Prepared] = []
     wanted: dict[str, TopicFacts] = {}
     for topic in topics_to_make(plan):

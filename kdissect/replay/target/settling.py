@@ -35,7 +35,9 @@ from kdissect.replay.workload.messages import (
 
 SETTLE_S = 10.0
 WAIT_S, SHORT_WAIT_S = 8.0, 0.5
-# parts of a broker that have metadata of their own, beside the image that all others use
+# Resources that brokers know from the metadata log. Some parts of a broker have metadata of their
+# own, beside the image that all others use.
+_METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _METADATA_TOPIC = "__cluster_metadata"
@@ -258,11 +260,16 @@ class Settled:
             if made := made_partitions(outcome):
                 is_settled &= await await_partitions(target, made, limit_s)
                 self._ids.target.learn_metadata(target.metadata)
-        elif step.changes_metadata:
-            changed = {resource[0] for resource, mode in step.accesses if mode is Mode.WRITE}
+        elif (changed := _written(step)) & _METADATA:
             all_parts = bool(changed & _APPLIED_LATER)
             is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
         return is_settled
+
+
+def _written(step: Step) -> set[str]:
+    """The kinds of resources that a request changes."""
+    writes = (Mode.WRITE, Mode.COMMUTING_WRITE)
+    return {resource[0] for resource, mode in step.accesses if mode in writes}
 
 
 def made_partitions(outcome: Outcome) -> dict[str, int]:

@@ -17,7 +17,7 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState, read_end_state
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
-    TopicNames,
+    CapturedTopics,
     entries,
     request_of,
     response_of,
@@ -75,7 +75,7 @@ def used_state(plan: ReplayPlan) -> StartingState:
 
 def starting_state(workload: Workload) -> StartingState:
     """The state before the workload's first request."""
-    collector = _Collector(TopicNames(workload.facts))
+    collector = _Collector(CapturedTopics(workload.facts))
     exchanges = [each for each in workload.exchanges() if not each.internal_reason]
     for exchange in sorted(exchanges, key=lambda each: each.request_time_ns):
         if exchange.api_key in collector.readers and (request := request_of(exchange)) is not None:
@@ -117,7 +117,7 @@ class _Collector:
     made: topics that were not there at first.
     """
 
-    def __init__(self, names: TopicNames) -> None:
+    def __init__(self, names: CapturedTopics) -> None:
         self._names = names
         self.logs: dict[Log, _CapturedLog] = {}
         self.made: set[str] = set()

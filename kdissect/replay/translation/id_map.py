@@ -18,7 +18,7 @@ from kdissect.replay.model import ADMIN, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.sessions import FetchSessions, ShareSessions
-from kdissect.replay.workload.messages import TopicNames, decoded, entries
+from kdissect.replay.workload.messages import CapturedTopics, decoded, entries
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 ZERO_UUID = UUID(int=0)
@@ -54,7 +54,7 @@ class IdMap:
         self.shifts: dict[tuple[int, Log], int] = {}
         self.may_create = ADMIN in plan.options.allow
         self.captured_nodes = sorted(plan.workload.facts.brokers)
-        self.names = TopicNames(plan.workload.facts)
+        self.names = CapturedTopics(plan.workload.facts)
         self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
         for (kind, old), new in self.options.renames.items():
             self.renames[kind][old] = new

@@ -163,7 +163,7 @@ def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
             yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
 
 
-class TopicNames(dict[UUID, str]):
+class CapturedTopics(dict[UUID, str]):
     """The captured names of topics, by their captured ids."""
 
     def __init__(self, facts: WorkloadFacts) -> None:
