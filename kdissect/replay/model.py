@@ -176,6 +176,10 @@ class Skipped:
     is_finding: bool = False
 
 
+class Untranslatable(Exception):
+    """Something in a request has no counterpart at the target: one clause for people."""
+
+
 class Mode(Enum):
     """The access of a request to a resource."""
 

@@ -15,9 +15,8 @@ from kdissect.codec.record_codec import decode_record_set, encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import Layout, layout
-from kdissect.replay.model import DroppedField
+from kdissect.replay.model import DroppedField, Untranslatable
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap
-from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.workload.messages import Body, entries
 
 _MAGIC_2_SINCE = 3  # Produce v3 takes nothing older

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+from kdissect.replay.model import Untranslatable
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import Body, entries, partitions
 from kdissect.replay.workload.transient import SESSION_LOST
@@ -26,10 +27,6 @@ FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 _EPOCH_MAX = 0x7FFFFFFF
 
 Broker = tuple[str, int]  # the captured address
-
-
-class NoSession(Exception):
-    """An incremental Fetch of a session whose partitions are unknown."""
 
 
 @dataclass(slots=True)
@@ -101,7 +98,7 @@ class FetchSessions:
         the broker had lost the session, the body is sent as captured: the target does not know the
         session either. nodes: those that lead the partitions. A session belongs to one node: for
         several the body is a full Fetch without a session.
-        Raises NoSession.
+        Raises Untranslatable for a session whose partitions are unknown.
         """
         captured_id, epoch = body["session_id"], body["session_epoch"]
         if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
@@ -119,7 +116,7 @@ class FetchSessions:
             if number not in self._asked:
                 session.add(body)
             if not session.partitions:
-                raise NoSession
+                raise Untranslatable("its fetch session began before the capture")
             if session.target_id and session.node == nodes[0]:
                 ours = {"session_id": session.target_id, "session_epoch": session.epoch}
                 made = {**body, **ours}

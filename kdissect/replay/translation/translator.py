@@ -3,27 +3,60 @@
 Theory of operation
 -------------------
 Requests are decoded, fields that hold ids (`fields.toml`) are changed, and the request is encoded
-again. If nothing changes, the captured bytes go out with another correlation id. The `IdMap` is
-learnt from answers: the captured response and the target's answer to the same request are read side
-by side, and where the one has X, the other has Y. Later requests with X are sent with Y.
+again. If nothing changes, the captured bytes go out with another correlation id. Most follows from
+the kinds of fields. A few APIs need more than that.
 
-Keys of an `IdMap` are the capture's (names before renames), so a capture is replayed to its own
+The `IdMap` is learnt from answers: the captured response and the target's answer to the same
+request are read side by side, and where the one has X, the other has Y. Later requests with X are
+sent with Y. Its keys are the capture's (names before renames), so a capture is replayed to its own
 cluster and to another one in the same way.
 """
 
 from __future__ import annotations
 
-from kdissect.codec.message import decode_message, encode_message
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from kdissect.codec import message_codec
+from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.model import DELETE_EXISTING, DroppedField, SkipCode, Skipped, Step
-from kdissect.replay.translation import answers, requests, unready
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.protocol.error_codes import ErrorCode, error_name
+from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
+from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
+from kdissect.replay.model import (
+    DELETE_EXISTING,
+    DroppedField,
+    SkipCode,
+    Skipped,
+    Step,
+    Untranslatable,
+)
+from kdissect.replay.translation import answers, unready
+from kdissect.replay.translation.id_map import IdMap, Producer
+from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.reencode import reencoded
-from kdissect.replay.translation.requests import Untranslatable
 from kdissect.replay.translation.unready import Place
-from kdissect.replay.workload.messages import DELETING_APIS
+from kdissect.replay.workload.messages import (
+    DELETING_APIS,
+    GROUP_KEY,
+    TRANSACTION_KEY,
+    Body,
+    entries,
+    error_codes,
+    member_of,
+    request_body,
+    response_body,
+)
+
+# Types of resources with names that the target may call otherwise (ResourceType and
+# ConfigResource.Type of Kafka's clients).
+_ACL_NAMES = {2: "topic", 3: "group", 5: "txn"}
+_CONFIG_NAMES = {2: "topic", 4: "broker", 8: "broker", 32: "group"}  # 8: a broker's loggers
+_MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
+_ACL_APIS = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 
 
 class Translator:
@@ -64,7 +97,7 @@ class Translator:
         except (DecodeError, ValueError):
             # ApiVersions in a version that has no definition: brokers answer it with an error
             return frame
-        is_changed = requests.translate(self.ids, step, request)
+        is_changed = translate(self.ids, step, request)
         version = self.ids.api_version(step)
         if version != step.exchange.api_version:
             request, self.dropped[step.number] = reencoded(self.ids, request, version)
@@ -134,11 +167,32 @@ class Translator:
         last: its JoinGroup (then it is a Heartbeat v1), or the last answered heartbeat of a member
         whose partitions the broker assigns.
         """
-        return encode_message(requests.member_heartbeat(self.ids, last))
+        ids, exchange, captured = self.ids, last.exchange, response_body(last.exchange)
+        group, member = member_of(exchange)
+        api_key, version = exchange.api_key, ids.api_version(last)
+        body: Body = {"group_id": ids.group(group), "member_id": ids.groups.member(group, member)}
+        if exchange.api_key == ApiKey.JOIN_GROUP:
+            api_key, version = ApiKey.HEARTBEAT, 1
+            generation = captured.get("generation_id", -1)
+            body["member_id"] = ids.groups.member(group, captured.get("member_id", ""))
+            body["generation_id"] = ids.groups.generation(group, "", generation)
+        else:
+            body["member_epoch"] = ids.groups.member_epoch(group, member)
+            if exchange.api_key != ApiKey.SHARE_GROUP_HEARTBEAT:
+                body |= ids.groups.assigned(group, member)
+        if exchange.api_key == ApiKey.STREAMS_GROUP_HEARTBEAT:
+            epoch = captured.get("endpoint_information_epoch", -1)
+            body["endpoint_information_epoch"] = ids.groups.endpoint_epoch(group, epoch)
+        header = {"correlation_id": 0, "client_id": exchange.client_id}
+        return encode_message(Message(api_key, version, "request", header, body))
 
     def member_join(self, join: Step) -> bytes:
         """The request with which a member joined, with its id at the target."""
-        return encode_message(requests.member_join(self.ids, join))
+        request = decode_message(join.exchange.request or b"", side="request")
+        group, captured = request.body["group_id"], response_body(join.exchange)
+        translate(self.ids, join, request)
+        request.body["member_id"] = self.ids.groups.member(group, captured.get("member_id", ""))
+        return encode_message(request)
 
     def learn_member(self, last: Step, answer: bytes) -> int:
         """Learn from the answer to a member's heartbeat; return its error code."""
@@ -148,3 +202,308 @@ class Translator:
         if message.body["error_code"] == 0:
             answers.member_followed(self.ids, last, message.body, is_again=False)
         return int(message.body["error_code"])
+
+
+def translate(ids: IdMap, step: Step, request: Message) -> bool:
+    """Change the decoded request's body; says whether anything changed. Raises Untranslatable."""
+    is_changed = False
+    special = _SPECIAL.get(step.exchange.api_key)
+    if special is not None:
+        request.body = special(ids, step, request.body)
+        is_changed = request.body != request_body(step.exchange)
+    # All are found before any is changed, and epochs of members are looked up by the capture's ids.
+    refs = list(iter_fields(request))
+    refs.sort(key=lambda ref: ref.kind is not FieldKind.GENERATION)
+    for ref in refs:
+        change = _CHANGES.get(ref.kind)
+        if change is None:
+            continue
+        value = ref.holder[ref.slot.name]
+        if ref.kind is FieldKind.PRODUCER_ID:
+            is_changed |= _producer_epoch(ids, ref)
+        if isinstance(value, list):
+            found = [change(ids, step, ref, each) for each in value]
+            if ref.kind is FieldKind.NODE:  # several of the capture's may be one at the target
+                found = list(dict.fromkeys(found))
+        else:
+            found = change(ids, step, ref, value)
+        if found != value:
+            ref.holder[ref.slot.name] = found
+            is_changed = True
+    return is_changed
+
+
+# -- by the kind of a field -------------------------------------------------------------------
+
+
+def _topic_id(ids: IdMap, step: Step, ref: FieldRef, value: UUID) -> UUID:
+    found = ids.topic_id(value)
+    if found is not None:
+        return found
+    was_refused = ErrorCode.UNKNOWN_TOPIC_ID in error_codes(response_body(step.exchange))
+    if value in ids.names or was_refused:
+        return value  # the target is to say that it has no such topic, too
+    raise Untranslatable(f"no message of the capture has the name of topic id {value}")
+
+
+def _producer_id(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    if value < 0:
+        return value
+    found = ids.producers.target_id(value)
+    if found is None and ref.slot.field.is_array:
+        return value  # a filter
+    if found is None:
+        raise _unknown_producer(ids, value)
+    return found
+
+
+def _unknown_producer(ids: IdMap, producer_id: int) -> Untranslatable:
+    code = ids.producers.refused.get(producer_id)
+    if code is None:
+        return Untranslatable(f"the capture does not show how producer id {producer_id} was given")
+    return Untranslatable(
+        f"the target refused the InitProducerId that gave producer id {producer_id} in the capture "
+        f"({error_name(code)})"
+    )
+
+
+def _producer_epoch(ids: IdMap, ref: FieldRef) -> bool:
+    """Translate the epoch beside a producer id, which is the capture's still."""
+    name = ref.slot.name.removesuffix("_id") + "_epoch"
+    producer_id = ref.holder[ref.slot.name]
+    if name not in ref.holder or producer_id < 0:
+        return False
+    found = ids.producers.target(Producer(producer_id, ref.holder[name]))
+    if found is None or found.epoch == ref.holder[name]:
+        return False
+    ref.holder[name] = found.epoch
+    return True
+
+
+def _generation(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    member = ref.holder.get("member_id") or ""
+    return ids.groups.generation(ref.around.group, member, value)
+
+
+def _leader_epoch(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    """The target's leader epoch of the partition; -1 if unknown."""
+    if value < 0:
+        return value
+    name, partition = _log(ids, ref)
+    return ids.target.leaders.get((ids.topic(name), partition), (-1, -1))[1]
+
+
+def _offset(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    return ids.offsets.to_target(_log(ids, ref), value)
+
+
+def _log(ids: IdMap, ref: FieldRef) -> tuple[str, int]:
+    return ids.topic_name(ref.around.topic, ref.around.topic_id), ref.around.partition
+
+
+def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
+    """Produced batches with the target's producer id, epoch and sequence."""
+    log = _log(ids, ref)
+    out: bytearray | None = None
+    for header in headers(value):
+        if header.magic != 2 or header.producer_id < 0 or header.is_partial:
+            continue
+        captured = Producer(header.producer_id, header.producer_epoch)
+        producer = ids.producers.target(captured)
+        if producer is None:
+            if header.is_transactional:
+                raise _unknown_producer(ids, header.producer_id)
+            # without a producer id, brokers do not detect duplicates; the records are the same
+            producer, sequence = Producer(-1, -1), -1
+        else:
+            sequence = ids.producers.sequence(captured, log, header.base_sequence)
+        if (*producer, sequence) == (*captured, header.base_sequence):
+            continue
+        if out is None:
+            out = bytearray(value)
+        patch_producer(out, header, *producer, sequence, seal=is_sealed(value, header))
+    return value if out is None else bytes(out)
+
+
+def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
+    """A consumer's subscription or assignment with renamed topics; other clients of groups have
+    other protocols."""
+    of = request_body(step.exchange).get("protocol_type", "consumer")
+    if of not in (None, "consumer") or not ids.renames["topic"]:
+        return value
+    what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
+    definition = catalog.definition(f"ConsumerProtocol{what}")
+    try:
+        format_version, pos = message_codec.read_int16(value, 0)
+        version = min(format_version, definition.versions.last)
+        values, pos = message_codec.decode(definition, version, value, pos)
+    except (DecodeError, ValueError):
+        return value
+    if "topics" in values:
+        values["topics"] = [ids.topic(each) for each in entries(values["topics"])]
+    for holder in ("owned_partitions", "assigned_partitions"):
+        for each in entries(values.get(holder)):
+            each["topic"] = ids.topic(each["topic"])
+    try:
+        return value[:2] + message_codec.encode(definition, version, values) + value[pos:]
+    except EncodeError:
+        return value
+
+
+def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
+    """The target's name of the resource of an ACL or a config: of a topic, a group and so on."""
+    number = ref.holder.get("resource_type", ref.holder.get("resource_type_filter", 0))
+    is_acl = step.exchange.api_key in _ACL_APIS
+    named = (_ACL_NAMES if is_acl else _CONFIG_NAMES).get(number)
+    if named is None or not value:
+        return value
+    if named == "broker":
+        return str(ids.node(int(value))) if value.isascii() and value.isdigit() else value
+    return ids.name(named, value)
+
+
+def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
+    named = {GROUP_KEY: "group", TRANSACTION_KEY: "txn"}.get(ref.holder.get("key_type", GROUP_KEY))
+    if named is None:
+        raise Untranslatable("only brokers look for the coordinator of a share group's state")
+    return ids.name(named, value)
+
+
+_CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
+    FieldKind.TOPIC: lambda ids, step, ref, value: ids.topic(value),
+    FieldKind.GROUP: lambda ids, step, ref, value: ids.group(value),
+    FieldKind.TRANSACTIONAL_ID: lambda ids, step, ref, value: ids.transactional_id(value),
+    FieldKind.MEMBER: lambda ids, step, ref, value: ids.groups.member(ref.around.group, value),
+    FieldKind.NODE: lambda ids, step, ref, value: ids.node(value),
+    FieldKind.OPAQUE: lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),
+    FieldKind.TOPIC_ID: _topic_id,
+    FieldKind.PRODUCER_ID: _producer_id,
+    FieldKind.GENERATION: _generation,
+    FieldKind.LEADER_EPOCH: _leader_epoch,
+    FieldKind.OFFSET: _offset,
+    FieldKind.RECORDS: _records,
+    FieldKind.PROTOCOL: _protocol,
+    FieldKind.RESOURCE: _resource,
+    FieldKind.COORDINATOR: _coordinator,
+}
+
+
+# -- by API: each takes a captured body and returns it, or another one -----------------------------
+
+
+def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
+    if "session_id" not in body:
+        return body
+    code = response_body(step.exchange).get("error_code", 0)
+    return ids.sessions.request(ids.broker(step), step.number, body, code, nodes_of(ids, step))
+
+
+def _produce(ids: IdMap, step: Step, body: Body) -> Body:
+    for log, _ in () if step.expects_response else ids.names.logs(body):
+        ids.offsets.written_silently(log)
+    return body
+
+
+def _metadata(ids: IdMap, step: Step, body: Body) -> Body:
+    """Keep a Metadata request from creating topics, unless the user allows the class `admin`."""
+    topics = entries(body["topics"])
+    if ids.may_create or not topics:
+        return body
+    may_forbid = ids.api_version(step) >= _MAY_FORBID_CREATION
+    if may_forbid and "allow_auto_topic_creation" in body:
+        return {**body, "allow_auto_topic_creation": False}
+    unknown = [
+        each["name"] for each in topics if not ids.target.has_topic(ids.topic(each["name"] or ""))
+    ]
+    if unknown:
+        raise Untranslatable(
+            f"asking for {unknown[0]!r}, which the target has not, could create it: "
+            "needs --allow admin"
+        )
+    return body
+
+
+def _unregister(ids: IdMap, step: Step, body: Body) -> Body:
+    """The target's brokers are its own: none of them may be lost to a workload."""
+    captured = body["broker_id"]
+    if captured in ids.captured_nodes or captured in ids.target.nodes:
+        raise Untranslatable(f"unregistering node {captured} would cost the target a broker")
+    return body
+
+
+def _create_topics(ids: IdMap, step: Step, body: Body) -> Body:
+    """Cut replica counts to the number of the target's brokers."""
+    created = entries(response_body(step.exchange).get("topics"))
+    refused = {each["name"] for each in created if each["error_code"]}
+    for topic in entries(body["topics"]):
+        if topic["name"] not in refused:  # whatever was wrong with it stays so
+            count = len(ids.target.nodes) or topic["replication_factor"]
+            topic["replication_factor"] = min(topic["replication_factor"], count)
+            _limit_in_sync(ids, topic)
+    return body
+
+
+def _configs(ids: IdMap, step: Step, body: Body) -> Body:
+    for resource in entries(body["resources"]):
+        _limit_in_sync(ids, resource)
+    return body
+
+
+def _limit_in_sync(ids: IdMap, holder: Body) -> None:
+    """Limit min.insync.replicas to the target's brokers, else acks=all requests always fail."""
+    for config in entries(holder.get("configs")):
+        if config["name"] == "min.insync.replicas":
+            text, count = config["value"] or "", len(ids.target.nodes)
+            if text.isascii() and text.isdigit() and 0 < count < int(text):
+                config["value"] = str(count)
+
+
+def _sync_group(ids: IdMap, step: Step, body: Body) -> Body:
+    group, given = body["group_id"], body["assignments"]
+    made = ids.groups.assignments(group, body["generation_id"], body["member_id"], given)
+    return {**body, "assignments": [dict(each) for each in made]}
+
+
+def _heartbeat(ids: IdMap, step: Step, body: Body) -> Body:
+    """A member reports what the target assigned to it, if it reported its captured assignment."""
+    for name, assigned in ids.groups.owned(body["group_id"], body["member_id"], body).items():
+        body[name] = [dict(each) for each in assigned]
+        for each in body[name]:
+            if "topic_id" in each:  # `translate` goes from the capture's ids to the target's
+                each["topic_id"] = ids.captured_topic_id(each["topic_id"])
+    if "endpoint_information_epoch" in body:
+        epoch = ids.groups.endpoint_epoch(body["group_id"], body["endpoint_information_epoch"])
+        body["endpoint_information_epoch"] = epoch
+    return body
+
+
+def _share(ids: IdMap, step: Step, body: Body) -> Body:
+    """The target may have given a member records in one answer that the captured broker gave it in
+    several. A request for records that the member holds already waits no longer than the captured
+    one: the locks of the others would time out meanwhile."""
+    captured = response_body(step.exchange)
+    if captured and "max_wait_ms" in body:
+        held = answers.held_after(ids, step, body)
+        wanted = list(answers.acquired(ids, captured, is_captured=True))
+        if wanted and all(held.covers(log, first, last) for log, first, last in wanted):
+            latency_ms = -(-step.exchange.latency_ns // 1_000_000)
+            body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
+    member = ids.groups.member(body["group_id"], body["member_id"])
+    ids.share.request(ids.broker(step), step.number, nodes_of(ids, step)[0], body, member)
+    return body
+
+
+_SPECIAL: dict[int, Callable[[IdMap, Step, Body], Body]] = {
+    ApiKey.PRODUCE: _produce,
+    ApiKey.FETCH: _fetch,
+    ApiKey.METADATA: _metadata,
+    ApiKey.UNREGISTER_BROKER: _unregister,
+    ApiKey.CREATE_TOPICS: _create_topics,
+    ApiKey.ALTER_CONFIGS: _configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _configs,
+    ApiKey.SYNC_GROUP: _sync_group,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
+    ApiKey.STREAMS_GROUP_HEARTBEAT: _heartbeat,
+    ApiKey.SHARE_FETCH: _share,
+    ApiKey.SHARE_ACKNOWLEDGE: _share,
+}
