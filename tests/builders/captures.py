@@ -75,6 +75,11 @@ class Packet:
         data = self.data[:at] + new + self.data[at + len(new) :]
         return replace(self, data=data[: len(self.data)])
 
+    def with_port(self, old: int, new: int) -> Packet:
+        """The packet with another port in place of `old`, whichever end that is."""
+        ports = [new if end[1] == old else end[1] for end in (self.source, self.target)]
+        return self.put(self.tcp_pos, struct.pack(">HH", *ports))
+
     def with_payload(self, payload: bytes) -> Packet:
         """Another payload, and the IP length that belongs to it."""
         data = self.data[: self.payload_pos] + payload

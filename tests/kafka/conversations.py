@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 from hypothesis import strategies as st
 
 from kdissect.codec.message import Message, encode_message
-from kdissect.kafka.assembly import Assembly
+from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.protocol.api_keys import ApiKey
 from tests.builders.frames import framed, produce, request, response
 from tests.builders.playbook import BROKER, CLIENT, Playbook
@@ -94,6 +95,25 @@ def frames_of(assembly: Assembly) -> list[Frame]:
     return found
 
 
+def check_accounts(assembly: Assembly) -> None:
+    """Each captured byte is framed or not; anomalies name the unframed and the missing ones."""
+    counts = assembly.connections["direction"]
+    is_kafka = assembly.connections["protocol"] == Protocol.KAFKA
+    framed, unframed = counts["framed_byte_count"], counts["unframed_byte_count"]
+    assert (counts["byte_count"] == framed + unframed).all()
+    assert (unframed >= 0).all()
+    anomalies = assembly.anomalies
+    for kind, column in (
+        (Anomaly.UNFRAMED_BYTES, unframed),
+        (Anomaly.GAP, counts["missing_byte_count"]),
+    ):
+        told = np.zeros(column.shape, np.int64)
+        rows = anomalies[anomalies["kind"] == kind]
+        np.add.at(told, (rows["connection"], rows["direction"]), rows["byte_count"])
+        assert (told[is_kafka] == column[is_kafka]).all(), kind
+        assert (told[~is_kafka] == 0).all(), kind
+
+
 def _batch(leader_epoch: int) -> bytes:
     """A record batch; its length and leader epoch read like a size and a correlation id."""
     now = 1_700_000_000_000
@@ -163,6 +183,3 @@ def _answer(draw: st.DrawFn, talk: Conversation, number: int, api: tuple[int, in
         body = {"responses": [{"topic": "t", "partitions": [{"records": one} for one in fetched]}]}
     answer = Message(*api, "response", {"correlation_id": number}, body)
     talk.say(BROKER, framed(encode_message(answer)), number, api)
-
-
-sizes = st.lists(st.sampled_from((1, 3, 7, 20, 60, 60, 1400)), min_size=1, max_size=6)

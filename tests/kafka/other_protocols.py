@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import random
 import struct
+from pathlib import Path
+from typing import Any
+
+import kdissect
+from tests.builders.captures import Packet, pcap_bytes
 
 Talk = list[tuple[int, bytes]]
+
+
+def read_packets(packets: list[Packet], folder: Path) -> Any:
+    """The tables of these packets."""
+    path = folder / "made.pcap"
+    path.write_bytes(pcap_bytes(packets))
+    return kdissect.read(path)
 
 
 def sized(data: bytes) -> bytes:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-import kdissect
 from kdissect.codec.message import Message, encode_message
-from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.captures import Packet
 from tests.builders.frames import framed
 from tests.builders.talks import conversation
-from tests.kafka.other_protocols import PROTOCOLS, sized
+from tests.kafka.other_protocols import PROTOCOLS, read_packets, sized
 
 BROKER = {"node_id": 1, "host": "broker-1", "port": 9092}
 ANSWERS: dict[str, tuple[int, int, dict[str, Any]]] = {
@@ -36,12 +35,6 @@ def answer(name: str, correlation_id: int) -> bytes:
     return framed(encode_message(Message(key, version, "response", header, body)))
 
 
-def read(packets: list[Packet], folder: Path) -> Any:
-    path = folder / "made.pcap"
-    path.write_bytes(pcap_bytes(packets))
-    return kdissect.read(path)
-
-
 def of_broker(packets: list[Packet], port: int = 9092) -> list[Packet]:
     return [packet for packet in packets if packet.source[1] == port]
 
@@ -50,7 +43,7 @@ def test_an_answer_alone_is_no_proof(tmp_path: Path) -> None:
     """One response without its request proves no Kafka, however well it decodes."""
     for name in ANSWERS:
         packets = of_broker(conversation([(1, answer(name, 7))], (50000, 9092)))
-        tables = read(packets, tmp_path)
+        tables = read_packets(packets, tmp_path)
         assert not tables.exchanges.num_rows, name
         assert tables.connections.to_arrow()["protocol"].to_pylist() == ["other"], name
 
@@ -91,7 +84,7 @@ def test_no_answers_of_others(talk: Callable[..., Any], tmp_path: Path) -> None:
             made = conversation([(1, one)], (50000, 9092))
             made = of_broker(made)[choose.randint(0, 1) :]
             packets += on_ports_of(made, (20000 + 3 * number + way, 9092))
-    assert not read(packets, tmp_path).exchanges.num_rows
+    assert not read_packets(packets, tmp_path).exchanges.num_rows
 
 
 def on_ports_of(packets: list[Packet], ports: tuple[int, int]) -> list[Packet]:

@@ -24,6 +24,7 @@ from tests.builders.tls_talk import (
     assembled,
     secret_talk,
 )
+from tests.kafka.conversations import check_accounts
 
 TLS_12_CIPHERS = [
     *("ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-RSA-AES256-GCM-SHA384"),
@@ -251,25 +252,7 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
         number = int(row["correlation_id"])
         wanted = _answer(number)
         assert _frame(assembly, row["response"]) == wanted[4:]
-    _check_accounts(assembly)
-
-
-def _check_accounts(assembly: Assembly) -> None:
-    anomalies = assembly.anomalies
-    for row, connection in enumerate(assembly.connections):
-        for direction, counts in enumerate(connection["direction"]):
-            assert counts["framed_byte_count"] >= 0 <= counts["unframed_byte_count"]
-            both = counts["framed_byte_count"] + counts["unframed_byte_count"]
-            assert both == counts["byte_count"]
-            if connection["protocol"] != Protocol.KAFKA:
-                continue
-            mine = anomalies[
-                (anomalies["connection"] == row) & (anomalies["direction"] == direction)
-            ]
-            unframed = mine["byte_count"][mine["kind"] == Anomaly.UNFRAMED_BYTES].sum()
-            assert unframed == counts["unframed_byte_count"]
-            missing = mine["byte_count"][mine["kind"] == Anomaly.GAP].sum()
-            assert missing == counts["missing_byte_count"]
+    check_accounts(assembly)
 
 
 def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
@@ -337,7 +320,7 @@ def test_hostile_bytes_are_survived(tmp_path: Path) -> None:
                     part += struct.pack(">BHH", rng.randrange(19, 25), 0x303, rng.randrange(65536))
                 book = book >> bytes(part) if side == CLIENT else book << bytes(part)
         assembly = assembled(book, log, rng.randbytes(100))
-        _check_accounts(assembly)
+        check_accounts(assembly)
         for row in assembly.exchanges:
             if row["request"]["is_whole"]:
                 number = int(row["correlation_id"])
@@ -377,5 +360,5 @@ def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
         book = book >> bytes(damaged)
     assembly = assembled(book, parties.key_log())
     assert assembly.exchanges["correlation_id"].tolist() == [0]
-    _check_accounts(assembly)
+    check_accounts(assembly)
     assert np.count_nonzero(assembly.anomalies["kind"] == Anomaly.GAP) == 1500

@@ -30,6 +30,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.protocol.model import SIDES
+from tests.kafka.conversations import check_accounts
 from tests.material import CAPTURES
 
 NAMES = (
@@ -179,6 +180,7 @@ def count(whole: Whole, scenario: Scenario, seed: int) -> Count:
         sides = (scenario.side,)
     rest = SegmentBatch(whole.batch.endpoints, segments[kept])
     assembly = assemble(rest, whole.sources)
+    check_accounts(assembly)
     result = Count()
     for side in (0, 1):
         truth = Counter(whole.keys[side])

@@ -26,6 +26,7 @@ WRAPPED = ["sll2.pcap", "vlan_vxlan.pcap", "pcapng_two_interfaces.pcapng", "seqw
 NANOSECONDS = ["be_ns.pcap", "pcapng_ns.pcapng"]  # their times have three more digits
 # Other packets in other places: what the captures say of Kafka is the same all the same.
 SHUFFLED = ["reordered.pcap", "duplicated.pcap"]
+DAMAGED = ["midstream.pcap", "drop1pct.pcap", "snap128.pcap"]  # packets that are cut, or not there
 TIMES = {
     *("request_time", "request_end_time", "response_time", "response_end_time"),
     *("request_time_ns", "response_time_ns", "first_time"),
@@ -187,6 +188,23 @@ def test_reordered_and_duplicated_packets_change_nothing_of_kafka(shape: str) ->
 def test_duplicates_keep_the_times_of_the_first_copies() -> None:
     """Duplicated packets change no time and no duration."""
     _same(_kafka_differences(SHAPES / "duplicated.pcap", drop=set(PACKETS)))
+
+
+@pytest.mark.parametrize("shape", DAMAGED)
+def test_damaged_copies_show_nothing_that_was_not_sent(shape: str) -> None:
+    """Each whole message is one of the undamaged capture: its connection, side, id and size."""
+
+    def messages(tables: Any) -> set[tuple[Any, ...]]:
+        return {
+            (row["client_port"], side, row["correlation_id"], row[f"{side}_size"])
+            for row in tables.exchanges.to_arrow().to_pylist()
+            for side in ("request", "response")
+            if row[f"{side}_decode_status"] not in ("absent", "partial")
+        }
+
+    damaged = messages(read(SHAPES / shape))
+    assert damaged
+    assert damaged <= messages(SHAPES_BASE.tables)
 
 
 def _kafka_differences(path: Path, drop: set[str], in_us: bool = False) -> list[str]:

@@ -95,12 +95,11 @@ def test_every_row_without_a_log_entry_is_explained(capture: Capture) -> None:
 
 
 @every_checked_capture
-def test_counts_are_those_of_the_independent_check(
-    capture: Capture,
-) -> None:
-    """Counts by API and version are those of an independent decoder."""
+def test_counts_are_those_of_the_independent_check(capture: Capture) -> None:
+    """Connections, and messages by API and version, are those of an independent decoder."""
     found = match(capture)
     check = capture.check
+    assert len(capture.rows("connections")) == check["connections"]
     rows = [row for _, row in found.pairs] + found.only_in_capture + found.envelopes
     whole = [row for row in rows if _has_request(row)]
     by_api = _by_api(whole) - _uncounted(capture)
