@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.capture import packet_reader, windows
+from kdissect.capture.inputs import find_captures
 from kdissect.capture.segments import FRAGMENT_PART
 from kdissect.jit import JIT_ENABLED
 from tests.builders.captures import Blocks, pcap
 from tests.builders.packets import ethernet, ipv4, ipv6, tcp, udp
 from tests.capture.scanned import ignored_of, read, segments_of, write
+from tests.conftest import CAPTURES
+from tests.material import CAPTURES as SHARED
 from tests.oracles import packets as oracle
 from tests.oracles.link_layers import scan_capture
 
@@ -178,6 +181,21 @@ def test_pcapng_by_hand(tmp_path: Path) -> None:
         (12, 1_000_000_000_000_000_000, 6, 6),
     ]
     assert ignored_of(results) == {"unknown_interface": 2, "malformed_block": 2}
+
+
+SHAPES = sorted((SHARED / "shapes").glob("*.pcap*"))
+
+
+@pytest.mark.parametrize(
+    "path", [CAPTURES / "librdkafka.pcap", *SHAPES], ids=lambda path: path.name
+)
+def test_captures_of_other_programs_read_like_the_oracle(path: Path, tmp_path: Path) -> None:
+    """What tcpdump, dumpcap and editcap wrote, whole and in splits."""
+    file = find_captures([path])[0]
+    *_, sources = read(file, folder=tmp_path)
+    plain = sources.data(0).tobytes()
+    for split_bytes in (1 << 30, 50_000):
+        check_like_oracle(tmp_path, plain, split_bytes)
 
 
 def make_numbered() -> bytes:

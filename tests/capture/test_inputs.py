@@ -18,6 +18,7 @@ from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.errors import CaptureError
 from tests.builders.captures import Blocks, pcap
 from tests.builders.packets import ethernet, ipv4, tcp
+from tests.capture.scanned import planned
 
 CAPTURE = pcap([ethernet(ipv4(tcp(bytes([n]) * n))) for n in range(200)])
 NOISE = random.Random(1).randbytes(300_000)
@@ -113,6 +114,19 @@ def test_a_folder_lists_other_files(tmp_path: Path) -> None:
         "empty.pcap": "the file is empty",
         "pipe": "not a regular file",
     }
+
+
+def test_other_files_are_listed_after_the_captures(tmp_path: Path) -> None:
+    """They have no packets, and no number of a source."""
+    for name in ("b.pcap", "c.pcap"):
+        (tmp_path / name).write_bytes(CAPTURE)
+    (tmp_path / "a.json").write_text("{}")
+    plan = planned(find_captures([tmp_path]))
+    assert [capture.source for capture in plan.captures] == [0, 1, -1]
+    assert plan.captures[2].error
+    assert [plan.sources.name(number) for number in (0, 1)] == [
+        capture.path for capture in plan.captures[:2]
+    ]
 
 
 def test_file_reached_twice_is_one_input(tmp_path: Path) -> None:
