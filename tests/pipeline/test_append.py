@@ -16,7 +16,7 @@ from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.table_set import MANIFEST
-from tests.builders.captures import Packet, pcap_bytes, split_capture
+from tests.builders.captures import Packet, pcap_bytes
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
@@ -365,34 +365,6 @@ def test_an_append_that_fails_leaves_the_set(halves, monkeypatch):
     tables = appended(out, captures[1])
     assert tables.manifest["append"] == {"read_again": None}
     check(tables, captures)
-
-
-def test_secrets_are_not_kept(tmp_path, in_process):
-    """No file of the state has a password or token of the capture."""
-    path = SHARED / "sasl" / "sasl.pcap"
-    if not path.exists():
-        pytest.skip(ABSENT)
-    count = len(split_capture(path.read_bytes())[1])
-    for place in range(100, count, 400):
-        captures = rotated(path, [place], tmp_path / "parts")
-        out = tmp_path / "tables"
-        kdissect.dissect(None, captures[0], out, overwrite=True, keep_state=True)
-        raw = Path(captures[0]).read_bytes()
-        tokens = [word for word in (b"alice-secret", b"bob-secret") if word in raw]
-        tokens += {raw[at - 40 : at] for at in _plain_tokens(raw)}
-        state = saved_bytes(out)
-        assert state or "missing" in kdissect.open(out).manifest["state"]
-        for token in tokens:
-            assert token not in state
-
-
-def _plain_tokens(raw: bytes) -> list[int]:
-    """Where PLAIN tokens (NUL user NUL password) of SaslAuthenticate end."""
-    found, at = [], raw.find(b"\0alice\0")
-    while at >= 0:
-        found.append(at + 20)
-        at = raw.find(b"\0alice\0", at + 1)
-    return found
 
 
 def _set(tmp_path, **options):

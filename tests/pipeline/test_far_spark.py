@@ -113,14 +113,6 @@ def test_the_folder_with_all_kinds(spark: Any, store: Store, tmp_path: Path) -> 
     assert sum(item["is_capture"] for item in found.manifest["inputs"]) == 4
 
 
-@pytest.mark.usefixtures("in_process")
-def test_a_missing_object_is_an_error(store: Store, tmp_path: Path) -> None:
-    """A missing object is one clear error, and nothing is written."""
-    with pytest.raises(CaptureError, match=r"s3://far/none\.pcap: no such file"):
-        kdissect.dissect(None, store.url("none.pcap"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_object_that_changes_on_the_way(
     spark: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,34 +137,6 @@ def test_an_object_that_changes_on_the_way(
     monkeypatch.setattr(on_spark, "run", run)
     assert kdissect.dissect(spark, url, out).exchanges.num_rows
     assert os.listdir(out)
-
-
-def refusing(status: int, count: int, path: str) -> tuple[list[tuple[int, int]], Any]:
-    """(refused ranges, a fault that refuses the first `count` ranged requests for `path`)."""
-    refused: list[tuple[int, int]] = []
-
-    def fault(method: str, asked: str, span: tuple[int, int] | None) -> int:
-        # the first bytes are looked at by the driver
-        if method == "GET" and asked == path and span and span[1] > 4 and len(refused) < count:
-            refused.append(span)
-            return status
-        return 0
-
-    return refused, fault
-
-
-@pytest.mark.heavy
-def test_a_range_is_asked_for_again(spark: Any, store: Store, tmp_path: Path) -> None:
-    """A store that stumbles now and then costs time and nothing else."""
-    path = CAPTURES / "java_2_0_1.pcap"
-    url = store.put("stumbling.pcap", path)
-    refused, store.fault = refusing(503, 2, "/far/stumbling.pcap")
-    try:
-        found = kdissect.dissect(spark, url, tmp_path / "out", split_bytes=60_000)
-    finally:
-        store.fault = None
-    assert len(refused) == 2
-    assert rows_as_local(found, url, path) == all_rows(kdissect.read(path))
 
 
 @pytest.mark.heavy

@@ -1,9 +1,6 @@
 """Internal topics, control records and topic names, through captures."""
 
-import gzip
-import json
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,7 +11,6 @@ from kdissect.codec.record_codec import encode_message, encode_messages
 from tests.builders.messages import batch, exchange, fetch, metadata_record, write_capture
 from tests.builders.tables import kinds, rows
 from tests.codec.vectors import LOGS, check_row, internal_vectors
-from tests.material import VECTORS
 
 METADATA_ID = UUID(int=1)
 ORDERS_ID = UUID("6ec0a6cc-6ac1-44b6-8f1b-3c1e6b0f0001")
@@ -144,69 +140,21 @@ def test_secrets_of_the_metadata_log(tmp_path: Path) -> None:
     assert rows(open_tables, "internal/UserScramCredentialRecord")[0]["value"]["salt"] == b"salt"
 
 
-def _record_vectors() -> list[dict[str, Any]]:
-    with gzip.open(VECTORS / "records.jsonl.gz", "rt") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def test_record_vectors_through_a_capture(tmp_path: Path) -> None:
-    """Every record set of Kafka's own writers, magic 0 to 2, in one Fetch each."""
-    vectors = _record_vectors()
-    exchanges = [
-        fetch(at, "orders", [bytes.fromhex(vector["data"])], version=4)
-        for at, vector in enumerate(vectors)
-    ]
-    tables = kdissect.read(write_capture(tmp_path / "made.pcap", exchanges))
-    of_exchange = {row["exchange_id"]: row["correlation_id"] for row in rows(tables, "exchanges")}
-    batches: dict[int, list[dict[str, Any]]] = {at: [] for at in range(len(vectors))}
-    records: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in rows(tables, "record_batches"):
-        batches[of_exchange[row["exchange_id"]]].append(row)
-    for row in rows(tables, "records"):
-        place = of_exchange[row["exchange_id"]], row["batch_index"]
-        records.setdefault(place, []).append(row)
-    wrong_crc = 0
-    for at, vector in enumerate(vectors):
-        assert len(batches[at]) == len(vector["batches"]), vector["name"]
-        for index, (row, expected) in enumerate(zip(batches[at], vector["batches"], strict=True)):
-            for name in ("size", "base_offset", "last_offset", "magic", "codec", "crc_ok",
-                         "is_partial", "record_count", "timestamp_type", "producer_id",
-                         "base_sequence", "is_transactional", "is_control"):  # fmt: skip
-                if expected.get("error") is None and not expected["is_partial"]:
-                    assert row[name] == expected[name], (vector["name"], name)
-            wrong_crc += expected.get("crc_ok") is False
-            got = [
-                (r["offset"], r["timestamp_ms"], r["key"], r["value"], r["control_type"],
-                 [(h["key"], h["value"]) for h in r["headers"]])
-                for r in records.get((at, index), [])
-            ]  # fmt: skip
-            wanted = [
-                (r["offset"], r["timestamp"], _bytes(r["key"]), _bytes(r["value"]),
-                 r["control_type"], [(k, _bytes(v)) for k, v in r["headers"]])
-                for r in expected["records"] or []
-            ]  # fmt: skip
-            assert got == wanted, vector["name"]
-    assert wrong_crc
-    told = [row for row in rows(tables, "anomalies") if row["kind"] == "wrong_crc"]
-    assert len(told) >= wrong_crc
-
-
-def _bytes(value: Any) -> bytes | None:
-    if isinstance(value, dict):
-        value = value["$bytes"]
-    return None if value is None else bytes.fromhex(value)
-
-
-def test_a_wrong_crc_inside_a_wrapper_is_an_anomaly(tmp_path: Path) -> None:
-    """The checksum of a message inside a compressed one is checked."""
+def test_wrong_crcs_are_anomalies(tmp_path: Path) -> None:
+    """Those of a batch, of a message, and of a message inside a compressed one."""
     record = {"offset": 0, "timestamp_ms": 5, "key": b"k", "value": b"v"}
-    inner = bytearray(encode_messages([record], 1))
-    inner[12] ^= 1  # its own CRC
+    damaged = bytearray(encode_messages([record], 1))
+    damaged[12] ^= 1  # its own CRC
     wrapper = encode_message(
-        record | {"key": None, "value": compress(Codec.GZIP, bytes(inner))}, 1, int(Codec.GZIP)
+        record | {"key": None, "value": compress(Codec.GZIP, bytes(damaged))}, 1, int(Codec.GZIP)
     )
-    path = write_capture(tmp_path / "made.pcap", [fetch(1, "orders", [wrapper], version=4)])
-    assert kinds(kdissect.read(path)) == ["wrong_crc"]
+    wrong = bytearray(batch([(b"k", b"v")]))
+    wrong[17] ^= 1
+    for at, data in enumerate((bytes(wrong), bytes(damaged), wrapper)):
+        path = write_capture(tmp_path / "made.pcap", [fetch(at, "orders", [data], version=4)])
+        tables = kdissect.read(path)
+        assert kinds(tables) == ["wrong_crc"]
+        assert len(tables.records) == 1
 
 
 def test_control_records_of_any_topic(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import pytest
 import kdissect
 from kdissect.pipeline.set_folder import STAGING
 from tests.builders.tables import all_rows
+from tests.material import needs_material
+from tests.truth.material import Capture
 
 pytestmark = pytest.mark.spark
 
@@ -32,6 +34,21 @@ def test_spark_gives_the_rows_of_read(
     assert all_rows(there) == all_rows(here)
     assert all_rows(kdissect.open(tmp_path / "out")) == all_rows(here)
     assert all_rows(here.write(tmp_path / "written")) == all_rows(here)
+
+
+@pytest.mark.heavy
+@needs_material
+@pytest.mark.parametrize(
+    ("name", "split_bytes"), [("java_latest/java_latest", 700_000), ("sasl/sasl", 100_000)]
+)
+def test_recorded_captures_on_spark(
+    spark: Any, tmp_path: Path, name: str, split_bytes: int
+) -> None:
+    """Larger captures and secrets, with splits through connections."""
+    path = Capture(name).path
+    options = {"reveal_secrets": True, "split_bytes": split_bytes}
+    there = kdissect.dissect(spark, path, tmp_path / "out", **options)
+    assert all_rows(there) == all_rows(Capture(name).tables)
 
 
 @pytest.mark.heavy

@@ -68,62 +68,6 @@ def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
     _same(set_differences(capture.tables, split))
 
 
-@pytest.mark.heavy
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    ("name", "split_bytes"),
-    [
-        ("other_clients/librdkafka", 50_000),
-        ("java_latest/java_latest", 700_000),
-        ("sasl/sasl", 100_000),
-    ],
-)
-def test_spark_gives_the_rows_of_read(
-    spark: Any, tmp_path: Path, name: str, split_bytes: int | None
-) -> None:
-    """Spark writes the tables of `read()`, and `open()` reads them back."""
-    capture = Capture(name)
-    out = tmp_path / "out"
-    ours = kdissect.dissect(
-        spark, [str(capture.path)], str(out), reveal_secrets=True, split_bytes=split_bytes
-    )
-    _same(set_differences(ours, capture.tables))
-    _same(set_differences(kdissect.open(str(out)), capture.tables))
-
-
-@pytest.mark.heavy
-@pytest.mark.spark
-def test_every_table_opens_anywhere(spark: Any, tmp_path: Path) -> None:
-    """pyarrow, pandas and DuckDB read each table without settings, with the same rows; so does
-    Spark each type of column."""
-    duckdb = pytest.importorskip("duckdb")
-    pandas = pytest.importorskip("pandas")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    tables = Capture("share_streams/share").tables
-    out = tmp_path / "out"
-    tables.write(str(out))
-    read_by_spark: set[str] = set()  # types of columns
-    for name in tables.names:
-        folder = out / name
-        expected = tables[name].num_rows
-        schema = tables[name].schema
-        arrow = parquet.read_table(folder)
-        assert arrow.num_rows == expected
-        assert arrow.schema.equals(schema), name
-        assert list(pandas.read_parquet(folder).columns) == schema.names
-        assert len(pandas.read_parquet(folder)) == expected
-        found = duckdb.sql(f"select * from '{folder}/*.parquet'")
-        assert found.columns == schema.names
-        assert len(found.fetchall()) == expected
-        types = {str(field.type) for field in schema}
-        is_chosen = "/" not in name or name in ("apis/Metadata", "apis/ShareFetch")
-        if is_chosen and not types <= read_by_spark:
-            read_by_spark |= types
-            frame = spark.read.parquet(str(folder))
-            assert frame.columns == schema.names
-            assert len(frame.collect()) == expected
-
-
 # Rotation: tcpdump -C wrote the same packets into five files.
 
 
