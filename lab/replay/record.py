@@ -15,9 +15,8 @@ from typing import Any
 from lab.replay.clients.python_session import session as kafka_python
 from lab.replay.runs import target
 from tests.broker.kafka_broker import BEFORE, LATEST, Broker, cache, jars, java
-from tests.broker.read_back import read_logs
 from tests.broker.record import recording
-from tests.broker.sessions import whole_session
+from tests.broker.sessions import read_back, whole_session
 
 CLIENTS = Path(__file__).with_name("clients")
 FOLDER = Path("out/recordings")
@@ -77,7 +76,7 @@ def state(address: str) -> dict[str, Any]:
     names = [name for name in admin.list_topics(timeout=20).topics if not name.startswith("__")]
     logs = {
         f"{topic}-{number}": [len(log), hashlib.sha256(repr(log).encode()).hexdigest()[:16]]
-        for (topic, number), log in sorted(read_logs(address, sorted(names)).items())
+        for (topic, number), log in sorted(read_back(address, sorted(names)).items())
     }
     commits = {}
     for group in sorted(each.group_id for each in admin.list_consumer_groups().result().valid):

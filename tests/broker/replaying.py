@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -15,12 +14,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EVERYTHING = ("--allow", "produce,groups,transactions,admin")
-_CODES = re.compile(r"\w+ then, \w+ now")
-
-
-def is_explained(note: str | None) -> bool:
-    """True if the note of a difference says more than the names of error codes."""
-    return bool(note) and _CODES.fullmatch(note or "") is None
 
 
 @dataclass
@@ -66,15 +59,6 @@ class Replayed:
                     continue
                 found.add((row["api_name"], each["place"], each["captured"], each["answered"]))
         return found
-
-    def unexplained(self) -> list[tuple[int, str, dict[str, str]]]:
-        """(step, API, difference) of differences without a rule and without a note."""
-        return [
-            (row["step"], row["api_name"], each)
-            for row in self.rows
-            for each in row["differences"]
-            if not each["rule"] and not is_explained(each["note"])
-        ]
 
     def explain(self) -> str:
         """For a failing assertion."""

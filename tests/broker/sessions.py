@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -160,7 +160,7 @@ def whole_session(address: str) -> None:
     group_questions(address)
 
 
-def read_back(address: str, topics: tuple[str, ...] = TOPICS) -> Records:
+def read_back(address: str, topics: Iterable[str] = TOPICS) -> Records:
     """Everything that topics hold, aborted records too, in order, per partition."""
     consumer = Consumer(
         {

@@ -8,55 +8,13 @@ import pytest
 
 from kdissect.codec.message import Message
 from tests.broker.certificates import Authority
-from tests.broker.clients import RECORDED, Recorded
-from tests.broker.kafka_broker import AS_RECORDED, BEFORE, LATEST, Broker, free_ports
+from tests.broker.kafka_broker import AS_RECORDED, Broker, free_ports
 from tests.broker.proxy import Proxy
-from tests.broker.replaying import EVERYTHING, ROOT, Replayed, after_plan, finish, replay, start
-from tests.material import ABSENT
+from tests.broker.replaying import EVERYTHING, ROOT, after_plan, finish, replay, start
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
 SARAMA = ROOT / "captures" / "sarama.pcap.gz"
 FAST = ("--pace", "x4")
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=[each.name for each in RECORDED])
-def test_captures_of_clients(
-    start_broker: Callable[..., Broker], tmp_path: Path, recorded: Recorded
-) -> None:
-    """Captures of all clients, on a broker as they were recorded with: no difference, but where
-    several users were captured: the replay is one of them, and may do what others might not."""
-    done = _replayed(recorded, start_broker, tmp_path, recorded.kafka_version)
-    if recorded.listener == "PLAINTEXT":
-        assert done.status == 0, done.explain()
-    assert not done.unexplained(), done.unexplained()[:10]
-    assert done.verdicts["same"] + done.verdicts["tolerated"] >= 20
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=[each.name for each in RECORDED])
-def test_each_difference_of_another_release_is_explained(
-    start_broker: Callable[..., Broker], tmp_path: Path, recorded: Recorded
-) -> None:
-    """Against the next or the previous release each difference has an explanation."""
-    other = BEFORE if recorded.kafka_version == LATEST else LATEST
-    done = _replayed(recorded, start_broker, tmp_path, other)
-    assert not done.unexplained(), done.unexplained()[:10]
-    assert done.verdicts["error"] == 0, done.explain()
-
-
-def _replayed(
-    recorded: Recorded, start_broker: Callable[..., Broker], folder: Path, kafka_version: str
-) -> Replayed:
-    if not recorded.path.exists():
-        pytest.skip(ABSENT)
-    target = start_broker(kafka_version, **recorded.broker())
-    return replay(
-        recorded.path,
-        target.address_of(recorded.listener),
-        folder / "r.jsonl",
-        *EVERYTHING,
-        *recorded.options(),
-        env=recorded.login(),
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
 from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker, free_ports
 from tests.broker.proxy import Proxy
-from tests.broker.read_back import read_logs
 from tests.broker.replaying import EVERYTHING, ROOT, replay
+from tests.broker.sessions import read_back
 from tests.builders.workloads import time_of_first_records
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
@@ -79,7 +79,7 @@ def test_the_state_after_a_run_is_read_back(
 
     state = asyncio.run(run())
     assert not state.unread
-    counts = {log: len(records) for log, records in read_logs(broker.address, topics).items()}
+    counts = {log: len(records) for log, records in read_back(broker.address, topics).items()}
     assert {log: extent.records for log, extent in state.logs.items()} == counts
     assert sum(counts.values()) > 50
     for group in groups:
