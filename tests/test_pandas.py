@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
 import kdissect
-
-CAPTURES = Path(__file__).parents[1] / "captures"
+from tests.conftest import CAPTURES
 
 
 @pytest.fixture(scope="module")

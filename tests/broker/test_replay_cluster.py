@@ -12,8 +12,8 @@ from tests.broker.kafka_broker import AS_RECORDED, Broker, Unavailable, start_cl
 from tests.broker.record import recording
 from tests.broker.replaying import EVERYTHING, replay
 from tests.broker.sessions import read_back, whole_session
-from tests.material import ABSENT
 from tests.material import CAPTURES as MATERIAL
+from tests.material import needed
 from tests.truth import produced
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
@@ -42,11 +42,10 @@ def start_three(tmp_path: Path) -> Iterator[Callable[..., list[Broker]]]:
 def test_a_cluster_on_one_broker(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     """Three brokers, one killed and one stopped meanwhile, share groups, transactions: no
     difference on one broker, and another client reads what the captured ones wrote."""
-    if not CLUSTER.exists():
-        pytest.skip(ABSENT)
+    cluster = needed(CLUSTER)
     target = start_broker(settings=AS_RECORDED | {"share.coordinator.state.topic.min.isr": "1"})
     options = ("--create-topics", "--max-gap", "2s")
-    done = replay(CLUSTER, target.address, tmp_path / "r.jsonl", *EVERYTHING, *options)
+    done = replay(cluster, target.address, tmp_path / "r.jsonl", *EVERYTHING, *options)
     assert done.status == 0, done.explain()
     # the only one left out of those that a client had sent and the captured broker had done
     left_out = [row for row in done.rows if row["skipped"] == "not_translatable"]

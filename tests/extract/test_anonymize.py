@@ -15,8 +15,8 @@ from kdissect.extract.pseudonyms import Pseudonyms
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
 from tests.conftest import CAPTURES
-from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
+from tests.material import needed
 
 ALIKE = ("api_name", "api_version", "correlation_id", "status", "error_codes", "latency_ms",
          "throttle_time_ms", "request_decode_status", "response_decode_status")  # fmt: skip
@@ -102,9 +102,7 @@ def test_the_same_conversations_with_other_names(tmp_path, name):
 )  # fmt: skip
 def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):
     """Only cut frames are lost."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(ABSENT)
+    path = needed(SHARED / name)
     before, after = kdissect.read(path, payload="none"), _retold(path, tmp_path / "out.pcapng")
     found = set(_rows(after))
     lost = [row for row in _rows(before) if row not in found]
@@ -118,9 +116,7 @@ def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):
 
 def test_encrypted_exchanges_are_written_as_plaintext(tmp_path):
     """Decrypted connections are written as plain text."""
-    path, keys = SHARED / "tls" / "tls12.pcap", SHARED / "tls" / "tls12.keylog"
-    if not path.exists():
-        pytest.skip(ABSENT)
+    path, keys = needed(SHARED / "tls" / "tls12.pcap"), SHARED / "tls" / "tls12.keylog"
     before = kdissect.read(path, keylog=keys, payload="none")
     after = _retold(path, tmp_path / "out.pcapng", keylog=(str(keys),))
     assert _rows(after) == _rows(before)

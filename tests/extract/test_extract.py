@@ -20,8 +20,8 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.pipeline.selection import ConnectionName, Selection
 from tests.conftest import CAPTURES
-from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
+from tests.material import needed
 from tests.oracles.packets import read_capture
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
@@ -136,9 +136,7 @@ def test_a_connection_comes_with_its_handshake(tmp_path, whole):
 
 def test_several_captures_keep_their_order(tmp_path):
     """Packets of rotated files follow each other in one file."""
-    captures = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
-    if not captures:
-        pytest.skip(ABSENT)
+    captures = sorted(needed(SHARED / "shapes").glob("rotated_*.pcap"))
     _, out = _run(tmp_path, Selection(), *captures)
     assert _packets(out) == [packet for path in captures for packet in _packets(path)]
 
@@ -148,9 +146,7 @@ def test_several_captures_keep_their_order(tmp_path):
                                   "shapes/vlan_vxlan.pcap"])  # fmt: skip
 def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
     """Each exchange is in the extract of all exchange ids."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(ABSENT)
+    path = needed(SHARED / name)
     tables = kdissect.read(path, payload="none")
     exchanges = tables.exchanges.to_arrow()
     _, out = _run(tmp_path, Selection(exchanges=tuple(exchanges["exchange_id"].to_pylist())), path)
@@ -162,9 +158,7 @@ def test_all_frames_asked_for_one_by_one_are_found_again(tmp_path, name):
 
 def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
     """The extract decrypts on its own."""
-    path, keys = SHARED / "tls" / "tls13.pcap", SHARED / "tls" / "tls13.keylog"
-    if not path.exists():
-        pytest.skip(ABSENT)
+    path, keys = needed(SHARED / "tls" / "tls13.pcap"), SHARED / "tls" / "tls13.keylog"
     tables = kdissect.read(path, keylog=keys)
     tls = tables.connections.to_arrow().filter(pc.field("is_tls") & pc.field("is_kafka"))
     exchanges = tables.exchanges.to_arrow().filter(
@@ -220,9 +214,7 @@ def test_missing_exchanges_and_topics_are_named(tmp_path, request):
 @pytest.mark.parametrize("name", ["pcapng_two_interfaces.pcapng", "be_ns.pcap"])
 def test_packets_are_picked_where_the_oracle_reads_them(name):
     """Position, length, time and link type equal the oracle's."""
-    path = SHARED / "shapes" / name
-    if not path.exists():
-        pytest.skip(ABSENT)
+    path = needed(SHARED / "shapes" / name)
     data = path.read_bytes()
     expected = {
         packet.number: (packet.data_pos, packet.captured, packet.length, packet.time_ns,

@@ -20,21 +20,9 @@ from tests.builders.captures import Packet, pcap_bytes
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
-from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
-from tests.pipeline.appending import (
-    appended,
-    check,
-    check_cuts,
-    counted,
-    plain,
-    rotated,
-    rows,
-    saved_bytes,
-)
-
-ROTATED = sorted((SHARED / "shapes").glob("rotated_*.pcap"))
-
+from tests.material import needed
+from tests.pipeline.appending import appended, check, check_cuts, counted, plain, rotated, rows
 
 # -- by state -------------------------------------------------------------------------------
 
@@ -131,10 +119,7 @@ def test_twenty_places_to_cut(path, tmp_path, in_process):
 @pytest.mark.parametrize("name", ["cluster/cluster", "java_latest/java_latest"])
 def test_connections_that_cross_many_files(name, tmp_path, in_process):
     """Connections that cross nine files."""
-    path = SHARED / f"{name}.pcap"
-    if not path.exists():
-        pytest.skip(ABSENT)
-    captures = rotated(path, 9, tmp_path / "parts")
+    captures = rotated(needed(SHARED / f"{name}.pcap"), 9, tmp_path / "parts")
     for capture in captures:
         tables = appended(tmp_path / "tables", capture)
     check(tables, captures)

@@ -21,6 +21,7 @@ from tests.capture.fragmenting import (
     shuffled,
     to_ipv6,
 )
+from tests.conftest import CAPTURES
 
 EXCHANGE = [
     "client_port", "broker_port", "api_key", "api_version", "correlation_id", "client_id",
@@ -40,8 +41,7 @@ COUNTERS = [
 
 @pytest.fixture(scope="module")
 def packets() -> list[Packet]:
-    capture = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
-    found = read_packets(capture)[:420]
+    found = read_packets(CAPTURES / "librdkafka.pcap")[:420]
     # Linux gives SYN-ACKs, which are never fragmented, the identification 0.
     return [packet.put(18, number.to_bytes(2, "big")) for number, packet in enumerate(found, 1)]
 

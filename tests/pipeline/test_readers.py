@@ -12,8 +12,7 @@ import duckdb
 import pytest
 
 import kdissect
-
-CAPTURES = Path(__file__).parents[2] / "captures"
+from tests.conftest import CAPTURES
 
 READ = """
 import json, sys

@@ -9,8 +9,7 @@ import pytest
 
 import kdissect
 from tests.builders.captures import pcap_bytes, read_packets
-
-CAPTURES = Path(__file__).parents[2] / "captures"
+from tests.conftest import CAPTURES
 
 
 @pytest.mark.parametrize(

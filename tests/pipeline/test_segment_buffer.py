@@ -13,8 +13,8 @@ from kdissect.capture import scratch
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
 from kdissect.pipeline import segment_buffer
+from tests.conftest import CAPTURES
 
-CAPTURES = Path(__file__).parents[2] / "captures"
 SOME = ("librdkafka.pcap", "tls13.pcap.gz")  # plain and decrypted
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from kdissect.api import Tables
 from kdissect.report import Report
 from tests.builders.tables import hostile, tables
 from tests.conftest import CAPTURES
-from tests.material import ABSENT
-from tests.material import CAPTURES as SHARED
 
 
 @pytest.fixture(scope="session")
@@ -90,16 +88,3 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     started.set_page_load_timeout(60)
     yield started
     started.quit()
-
-
-@pytest.fixture
-def shared_capture() -> Callable[[str], Path]:
-    """A capture beside the project; skips if it is absent."""
-
-    def find(name: str) -> Path:
-        path = SHARED / name
-        if not path.exists():
-            pytest.skip(ABSENT)
-        return path
-
-    return find

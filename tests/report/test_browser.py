@@ -14,8 +14,8 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report
 from tests.builders.tables import HOSTILE, hostile
-from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
+from tests.material import needed
 
 READY_MS_MAX = 1000
 DESK, PHONE = (1280, 900), (390, 800)
@@ -126,9 +126,7 @@ def long_names(librdkafka: Tables, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cluster of three brokers: all sections have rows."""
-    capture = SHARED / "cluster" / "cluster.pcap"
-    if not capture.exists():
-        pytest.skip(ABSENT)
+    capture = needed(SHARED / "cluster" / "cluster.pcap")
     out = tmp_path_factory.mktemp("large") / "x.html"
     return kdissect.read(capture).report(out, csv=False).html
 

@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import kdissect
 from bench.multiply import multiply
+from tests.material import CAPTURES, needed
 
 COPIES = 25  # of a capture with 40,858 exchanges
 MEMORY_MB_MAX, PAGE_MB_MAX = 1500, 4
@@ -26,9 +26,9 @@ print(int(peak_kb) >> 10)
 
 
 @pytest.mark.heavy
-def test_a_million_exchanges_in_bounded_memory(shared_capture: Any, tmp_path: Path) -> None:
+def test_a_million_exchanges_in_bounded_memory(tmp_path: Path) -> None:
     """A report of a million exchanges stays within its memory and its page size."""
-    capture = shared_capture("perf/perf_small.pcap")
+    capture = needed(CAPTURES / "perf" / "perf_small.pcap")
     many = tmp_path / "many.pcap"
     multiply(capture, many, COPIES)
     rows = kdissect.read(many).write(tmp_path / "tables").exchanges.num_rows

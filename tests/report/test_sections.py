@@ -19,6 +19,8 @@ from kdissect.sql import Database, requests
 from tests.builders.captures import lose_packets
 from tests.builders.tables import exchange, tables
 from tests.conftest import CAPTURES
+from tests.material import CAPTURES as SHARED
+from tests.material import needed
 from tests.report.documents import OPTIONS, document_of, prepared
 
 
@@ -140,63 +142,21 @@ def test_transactions_by_outcome(document: dict[str, Any], librdkafka: Tables) -
     assert outcomes
 
 
-def test_lag_is_the_log_end_less_the_commit(document: dict[str, Any], librdkafka: Tables) -> None:
-    """Counted again, message by message, for the partitions that the report lists."""
-    names = {
-        row["topic_id"]: row["topic"]
-        for row in librdkafka.topics.to_arrow().to_pylist()
-        if row["topic_id"]
-    }
-    ends: dict[tuple[str, int], int] = {}
-    for row in librdkafka.api("Fetch").to_arrow(["response"]).to_pylist():
-        for topic in (row["response"] or {}).get("responses") or []:
-            name = topic["topic"] or names.get(topic["topic_id"])
-            for part in topic["partitions"]:
-                key = (name, part["partition_index"])
-                ends[key] = max(ends.get(key, -1), part["high_watermark"])
-    commits: dict[tuple[str, str, int], int] = {}
-    table = librdkafka.api("OffsetCommit").to_arrow(["request_time", "request"])
-    for row in sorted(table.to_pylist(), key=lambda row: row["request_time"]):
-        for topic in row["request"]["topics"]:
-            for part in topic["partitions"]:
-                name = topic["name"] or names.get(topic.get("topic_id"))
-                key = (row["request"]["group_id"], name, part["partition_index"])
-                commits[key] = part["committed_offset"]
-    compared = 0
-    for row in document["lag"]["partitions"]["rows"]:
-        key = (row["group_id"], row["topic"], row["partition"])
-        if key in commits and key[1:] in ends and row["last_committed"] == commits[key]:
-            assert row["log_end"] >= ends[key[1:]]
-            assert row["lag_at_end"] == row["log_end"] - commits[key]
-            compared += 1
-    print(f"lag of {compared} partitions compared")
-    assert compared >= 3
-
-
-@pytest.mark.parametrize("name", ["librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz"])
-def test_every_error_code_has_its_place(name: str) -> None:
-    """Each error code of a shipped capture is listed with its field."""
-    _check_errors(CAPTURES / name)
-
-
 @pytest.mark.parametrize(
-    "name",
+    "capture",
     [
-        "admin/admin.pcap",
-        "share_streams/share.pcap",
+        *(CAPTURES / name for name in ("librdkafka.pcap", "java_2_0_1.pcap", "sarama.pcap.gz")),
+        *(SHARED / name for name in ("admin/admin.pcap", "share_streams/share.pcap")),
         *(
-            pytest.param(f"{name}/{name}.pcap", marks=pytest.mark.heavy)
+            pytest.param(SHARED / name / f"{name}.pcap", marks=pytest.mark.heavy)
             for name in ("java_latest", "transactions", "cluster")
         ),
     ],
+    ids=lambda path: path.stem,
 )
-def test_every_error_code_of_shared_captures_has_its_place(name: str, shared_capture: Any) -> None:
-    """The same for captures beside the project."""
-    _check_errors(shared_capture(name))
-
-
-def _check_errors(capture: Path) -> None:
-    """Error codes in messages are those of `exchanges`, row by row."""
+def test_every_error_code_has_its_place(capture: Path) -> None:
+    """Error codes in messages are those of `exchanges`, row by row, each with its field."""
+    needed(capture)
     with prepared(kdissect.read(capture)) as database:
         errors.prepare(database)
         told = database.rows(
@@ -215,9 +175,10 @@ def _check_errors(capture: Path) -> None:
     assert all(row["error"] == error_name(row["code"]) for row in names)
 
 
-def test_an_error_in_a_partition_says_which(shared_capture: Any) -> None:
+def test_an_error_in_a_partition_says_which() -> None:
     """The row names the field, the topic, the partition and the packet."""
-    with prepared(kdissect.read(shared_capture("java_latest/java_latest.pcap"))) as database:
+    capture = needed(SHARED / "java_latest" / "java_latest.pcap")
+    with prepared(kdissect.read(capture)) as database:
         errors.prepare(database)
         rows = errors.collect(database, OPTIONS)["places"]["rows"]
     (row,) = [r for r in rows if r["error"] == "OFFSET_OUT_OF_RANGE" and r["api"] == "Fetch"]

@@ -30,13 +30,13 @@ from kdissect.tables.tcp_columns import tcp_table
 from kdissect.tcp.facts import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
 from tests.builders.playbook import in_memory
-from tests.material import ABSENT
+from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
+from tests.material import needed
 from tests.oracles import tcp_facts as oracle
 from tests.oracles.link_layers import scan_capture
 
 WINDOW_NS = 10_000_000
-CAPTURES = Path(__file__).parents[2] / "captures"
 MS = 1_000_000
 SIDES = ("request", "response")
 WITH_ERROR = ("rtt_ms_p50", "rtt_ms_p99")
@@ -375,9 +375,7 @@ def conversations_of(path: Path) -> dict[tuple[Any, ...], list[oracle.Segment]]:
 )  # fmt: skip
 def test_real_captures(path: Path) -> None:
     """Every connection whose endpoints have only one has the oracle's facts."""
-    if not path.exists():
-        pytest.skip(ABSENT)
-    by_ends = conversations_of(path)
+    by_ends = conversations_of(needed(path))
     rows = kdissect.read(path).connections.to_arrow().to_pylist()
     times = {"idle_start_time": None, "request_last_time": None, "response_last_time": None}
     compared = 0

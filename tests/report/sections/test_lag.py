@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +12,7 @@ from kdissect.api import Tables
 from kdissect.protocol.api_keys import ApiKey
 from tests.builders.tables import SECOND_US, START_US, exchange, tables
 from tests.truth import lag as truth
+from tests.truth.material import Capture
 
 TIME = pa.timestamp("us", "UTC")
 _COMMITTED = pa.struct([("partition_index", pa.int32()), ("committed_offset", pa.int64())])
@@ -291,11 +290,9 @@ def test_a_topic_that_is_created_again_has_a_new_log(how: str) -> None:
         pytest.param("version_sweep/sweep_4_3_1", 71, marks=pytest.mark.heavy),
     ],
 )
-def test_against_the_brokers_logs(
-    name: str, least: int, shared_capture: Callable[[str], Path]
-) -> None:
+def test_against_the_brokers_logs(name: str, least: int) -> None:
     """The same offsets and lag as the request log of the brokers has."""
-    capture = shared_capture(f"{name}.pcap")
-    counts = truth.compare(kdissect.read(capture), capture.with_suffix(".requests.jsonl.gz"))
+    capture = Capture(name)
+    counts = truth.compare(kdissect.read(capture.path), capture.request_log_path)
     assert (counts.wrong, counts.undecided, counts.low) == ([], 0, 0)
     assert counts.right >= least
