@@ -112,6 +112,17 @@ def captures() -> Path:
 
 
 @pytest.fixture
+def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes windows of one size."""
+
+    def make(size: int) -> None:
+        monkeypatch.setattr("kdissect.capture.windows.WINDOW_BYTES_MIN", size)
+        monkeypatch.setattr("kdissect.capture.windows.WINDOW_BYTES_MAX", size)
+
+    return make
+
+
+@pytest.fixture
 def kdissect(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.CompletedProcess[str]]:

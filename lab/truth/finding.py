@@ -27,7 +27,7 @@ from kdissect.protocol.releases import facts
 from lab.truth.captures import log_of, read_capture
 from lab.truth.transaction import read_ends
 from tests.incidents.recorded import SUFFIX, judge, truths
-from tests.truth.lag import read_lines
+from tests.truth.request_log import read_lines
 
 RIGHT, WRONG, UNDECIDED = "right", "wrong", "not decided"
 INCIDENTS = Path(__file__).resolve().parents[2] / "captures" / "incidents"

@@ -14,7 +14,7 @@ from kdissect import Tables
 from kdissect.protocol.api_keys import ApiKey
 from lab.truth.captures import log_of
 from lab.truth.section import RIGHT, UNDECIDED, Judged, Section, captures_with_logs
-from tests.truth.lag import read_lines
+from tests.truth.request_log import read_lines
 
 End = tuple[str, int, int, str]  # transactional ID, producer ID, epoch, outcome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -216,7 +217,7 @@ def make_numbered() -> bytes:
 
 @pytest.mark.parametrize("split_bytes", [1, 150, 400, 1 << 20])
 def test_numbers_of_blocks_that_are_no_packets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split_bytes: int
+    tmp_path: Path, window_bytes: Callable[[int], None], split_bytes: int
 ) -> None:
     """Splits and windows number packets as Wireshark does; only packets are counted."""
     data = make_numbered()
@@ -228,8 +229,7 @@ def test_numbers_of_blocks_that_are_no_packets(
     assert everything[:8] == [3, 6, 9, 12, 15, 18, 20, 21]
     assert numbers[:5] == [3, 6, 9, 18, 20]  # the fourth and fifth packets are no TCP
     assert info.packet_count == len(everything)
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", max(split_bytes, 40))
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", max(split_bytes, 40))
+    window_bytes(max(split_bytes, 40))
     reader = windows.WindowReader(path.path, 0, [path.path])
     shown = [part.batch.segments["packet"].copy() for part in reader.windows()]
     assert np.concatenate(shown).tolist() == numbers

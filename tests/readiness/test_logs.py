@@ -1,7 +1,5 @@
 """What clients do that a release does not take, against the brokers' own request logs."""
 
-import gzip
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -14,6 +12,7 @@ from kdissect.protocol.releases import find_release, spoken_versions
 from kdissect.readiness.assessment import BREAKS, DISPENSABLE_APIS, OK, UNKNOWN
 from kdissect.readiness.software import Behaviour
 from tests.material import CAPTURES, needs_material
+from tests.truth.request_log import read_lines
 
 # how the servers of these recordings call themselves
 SERVERS = r"\d+|broker-\d+-.*|raft-client-\d+|(AddPartitionsManager|Persister)-client-\d+|Network.*"
@@ -59,11 +58,9 @@ def test_java_clients_by_their_behaviour(name: str, client_id: str) -> None:
     broker = "1.1.1" if "zk" in name else "4.3.1" if "tls" in name or "other" in name else "3.9.1"
     offered = spoken_versions(broker)
     requests = set()
-    with gzip.open(CAPTURES / f"{name}.requests.jsonl.gz", "rt") as stream:
-        for line in stream:
-            row = json.loads(line)
-            if (row["client_id"] or "").startswith(client_id) and not row["forwarded"]:
-                requests.add((row["api_key"], row["api_version"]))
+    for row in read_lines(CAPTURES / f"{name}.requests.jsonl.gz"):
+        if (row["client_id"] or "").startswith(client_id) and not row["forwarded"]:
+            requests.add((row["api_key"], row["api_version"]))
     asked = [api_version for api_key, api_version in requests if api_key == ApiKey.API_VERSIONS]
     behaviour = Behaviour(
         max(asked, default=None), True, [(*each, [offered[each[0]].last]) for each in requests]
@@ -75,14 +72,12 @@ def logged(path: Path, release: str) -> Counter[tuple[str | None, int, int]]:
     """Requests of clients that the release does not take, as the broker logged them."""
     taken = spoken_versions(release)
     found: Counter[tuple[str | None, int, int]] = Counter()
-    with gzip.open(path, "rt") as stream:
-        for line in stream:
-            row = json.loads(line)
-            key, api_version, client_id = row["api_key"], row["api_version"], row["client_id"]
-            if re.fullmatch(SERVERS, client_id or "") or key in DISPENSABLE_APIS:
-                continue
-            if key not in taken or api_version < taken[key].first:
-                found[client_id, key, api_version] += 1
+    for row in read_lines(path):
+        key, api_version, client_id = row["api_key"], row["api_version"], row["client_id"]
+        if re.fullmatch(SERVERS, client_id or "") or key in DISPENSABLE_APIS:
+            continue
+        if key not in taken or api_version < taken[key].first:
+            found[client_id, key, api_version] += 1
     return found
 
 

@@ -1,14 +1,13 @@
 """Connections over several windows: when exchanges finish, and how limits act."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kdissect
-from kdissect.capture import windows
 from kdissect.resume import continued
 from kdissect.resume.next_window import CarryLimits
 from tests.builders.captures import Packet
@@ -20,10 +19,9 @@ SECOND = 1_000_000
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(tmp_path: Path, window_bytes: Callable[[int], None]) -> Run:
     """Every packet is a window."""
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 40)
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 40)
+    window_bytes(40)
     return Run(tmp_path / "talk.pcap")
 
 
@@ -248,11 +246,10 @@ def test_requests_alone(run: Run) -> None:
 
 
 def test_the_quietest_connections_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, window_bytes: Callable[[int], None]
 ) -> None:
     """Open exchanges beyond the limit are shown and counted."""
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 400)
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 400)
+    window_bytes(400)
     run = Run(tmp_path / "many.pcap", CarryLimits(connection_max=16))
     packets: list[Packet] = []
     for number in range(100):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.capture import windows
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.capture.windows import WindowReader
 from kdissect.kafka.options import StreamOptions
@@ -33,8 +32,8 @@ from tests.builders.frames import request, response
 from tests.builders.packets import ethernet, ipv4, tcp
 from tests.builders.playbook import BROKER, CLIENT, Playbook
 from tests.builders.tls_talk import Parties, Sealer, TlsTalk
-from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
+from tests.material import needed
 from tests.pipeline.appending import check, check_cuts, counted, rotated, saved_bytes
 
 SIZES = (5, 100, 2000, 20_000)
@@ -165,9 +164,8 @@ def _rows(exchanges) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
-def one_packet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 40)
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 40)
+def one_packet(window_bytes: Callable[[int], None]) -> None:
+    window_bytes(40)
 
 
 @pytest.mark.usefixtures("one_packet")
@@ -241,9 +239,7 @@ def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_proc
 @pytest.mark.parametrize("name", ["tls12", "tls13"])
 def test_cuts_of_captures_with_lost_packets(name: str, tmp_path: Path, in_process) -> None:
     """Record numbers are searched after each hole, in whichever part it is filled or given up."""
-    whole = SHARED / "tls" / f"{name}.pcap"
-    if not whole.exists():
-        pytest.skip(ABSENT)
+    whole = needed(SHARED / "tls" / f"{name}.pcap")
     shutil.copy(whole.with_suffix(".keylog"), tmp_path)
     lose_packets(whole.read_bytes(), tmp_path / whole.name, 0.02)
     assert check_cuts(tmp_path / whole.name, 5, tmp_path) == {None: 5}

@@ -2,13 +2,12 @@
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kdissect.capture import windows
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
 from kdissect.show.loop import Exchanges, Style, show
@@ -37,17 +36,6 @@ def shared(*names: str, quickly: Collection[str] = ()) -> list[Any]:
 def key_log(path: Path) -> tuple[str, ...]:
     found = path.with_name(f"{path.name.split('.')[0]}.keylog")
     return (os.fspath(found),) if found.exists() else ()
-
-
-@pytest.fixture
-def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Makes windows of one size."""
-
-    def make(size: int) -> None:
-        monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", size)
-        monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", size)
-
-    return make
 
 
 def shown(

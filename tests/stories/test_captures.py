@@ -6,8 +6,6 @@ tables of ours.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -219,8 +217,7 @@ def test_records_of_transactions(name: str, say: Callable[[str], None]) -> None:
     """As many records as the clients' own list says they committed and aborted; it leaves out
     the single records of the fenced and of the open transactions."""
     capture = Capture(name)
-    with gzip.open(capture.produced_path, "rt", encoding="utf-8") as lines:
-        written = Counter(json.loads(line)["how"] for line in lines)
+    written = Counter(row["how"] for row in request_log.read_lines(capture.produced_path))
     found: Counter[str] = Counter()
     for row in capture.rows("transactions"):
         if "fence" in row["transactional_id"] or "open" in row["transactional_id"]:

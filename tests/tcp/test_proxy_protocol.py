@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 
 import kdissect
 from kdissect.accounts import check
-from kdissect.capture import windows
 from kdissect.capture.segments import MAPPED
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
@@ -260,11 +260,10 @@ def rows(tables: kdissect.Tables) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("header", [LINE, binary(extra=TLVS), MALFORMED["two fields"]])
 def test_windows_of_a_packet(
-    header: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    header: bytes, tmp_path: Path, window_bytes: Callable[[int], None]
 ) -> None:
     """`show` and streams see the same exchanges, each once."""
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MIN", 40)
-    monkeypatch.setattr(windows, "WINDOW_BYTES_MAX", 40)
+    window_bytes(40)
     run = Run(tmp_path / "talk.pcap")
     assert flat(run.packets(proxied(header))) == [(at, "paired") for at in range(4)]
 

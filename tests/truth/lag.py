@@ -8,10 +8,7 @@ OffsetFetch confirm both. A topic that was deleted, and not created again, has n
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.report import Options
 from kdissect.report.sections import errors, lag, traffic
 from kdissect.sql.requests import make_requests
+from tests.truth.request_log import read_lines
 
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
 Partition = tuple[str, int]
@@ -66,12 +64,6 @@ class LoggedOffsets:
     def name(self, topic: dict[str, Any]) -> str | None:
         """The name of a topic in a message, which may have its id only."""
         return topic.get("name") or topic.get("topic") or self.names.get(topic.get("topicId", ""))
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt") as stream:
-        for line in stream:
-            yield json.loads(line)
 
 
 def read_logged_offsets(log: Path) -> LoggedOffsets:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.truth.request_log import read_lines
 
 FETCHES = ("fetch", "share_fetch")  # sources of records that a consumer was given
 
@@ -47,8 +47,7 @@ class Produced:
 
 def load(path: Path) -> list[Produced]:
     """All records of NAME.produced.jsonl.gz. Texts stand for their UTF-8 bytes."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [_produced(json.loads(line)) for line in lines]
+    return [_produced(line) for line in read_lines(path)]
 
 
 def _produced(one: dict[str, Any]) -> Produced:

@@ -6,6 +6,7 @@ import functools
 import gzip
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,31 +35,34 @@ class Entry:
         )
 
 
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a list beside a capture: its requests, or its produced records."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
 @functools.lru_cache(maxsize=2)
 def load(path: Path) -> list[Entry]:
     """All entries of NAME.requests.jsonl.gz, in the order in which they were completed."""
-    entries = []
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            one = json.loads(line)
-            entries.append(
-                Entry(
-                    key=(
-                        *one["client"],
-                        one["broker"][1],
-                        one["correlation_id"],
-                        one["api_key"],
-                        one["api_version"],
-                    ),
-                    api_name=one["api_name"],
-                    client_id=one["client_id"] or "",
-                    principal=one["principal"],
-                    is_forwarded=one["forwarded"],
-                    request=one.get("request", one.get("request_text")),
-                    response=one.get("response", one.get("response_text")),
-                )
-            )
-    return entries
+    return [
+        Entry(
+            key=(
+                *one["client"],
+                one["broker"][1],
+                one["correlation_id"],
+                one["api_key"],
+                one["api_version"],
+            ),
+            api_name=one["api_name"],
+            client_id=one["client_id"] or "",
+            principal=one["principal"],
+            is_forwarded=one["forwarded"],
+            request=one.get("request", one.get("request_text")),
+            response=one.get("response", one.get("response_text")),
+        )
+        for one in read_lines(path)
+    ]
 
 
 def by_key(entries: list[Entry]) -> dict[Key, list[Entry]]:

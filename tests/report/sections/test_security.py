@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -14,6 +12,7 @@ from tests.builders.tables import Row, connection, exchange, tables
 from tests.material import needs_material
 from tests.report.documents import OPTIONS, prepared
 from tests.truth.material import Capture
+from tests.truth.request_log import read_lines
 
 
 def _logins(**rows: Any) -> list[Row]:
@@ -63,12 +62,10 @@ def test_logins_of_recorded_captures(name: str) -> None:
     """Each logged user has as many accepted connections as the log has ports of the user."""
     capture = Capture(name)
     ports = defaultdict(set)
-    with gzip.open(capture.request_log_path, "rt") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            is_login = entry["api_key"] in (17, 18, 36) or entry["principal"] == "User:ANONYMOUS"
-            if not is_login and not entry["forwarded"]:
-                ports[entry["principal"]].add(tuple(entry["client"]))
+    for entry in read_lines(capture.request_log_path):
+        is_login = entry["api_key"] in (17, 18, 36) or entry["principal"] == "User:ANONYMOUS"
+        if not is_login and not entry["forwarded"]:
+            ports[entry["principal"]].add(tuple(entry["client"]))
     with prepared(capture.tables) as database:
         rows = security.collect(database, OPTIONS)["logins"]["rows"]
     accepted: Counter[str] = Counter()
