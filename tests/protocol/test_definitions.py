@@ -8,7 +8,6 @@ The walk over Kafka's JSON here shares nothing with `tools.update_definitions`.
 import csv
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,11 @@ from kdissect.protocol import catalog
 from kdissect.protocol.model import Type
 from tests.material import DEFINITIONS as FACTS
 from tests.material import needs_material
+from tests.truth.definitions import snake_case, versions_of
 from tools import update_definitions
 
 NEWEST, OLD = "4.3.1", "3.9.1"
 SCALARS = {kind.value for kind in Type} - {"struct"}
-
-
-def versions_of(text):
-    if text in (None, "none"):
-        return range(0)
-    first, _, last = text.rstrip("+").partition("-")
-    return range(int(first), 2**15 if text.endswith("+") else int(last or first) + 1)
-
-
-def snake(name):
-    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
-    return re.sub(r"([A-Z])([A-Z][a-z])", r"\1_\2", name).lower()
 
 
 def default_said(field, is_array, kind, nullable):
@@ -62,7 +50,7 @@ def facts_tree(fields, structs, version):
         nullable = version in versions_of(field.get("nullableVersions"))
         tree.append(
             (
-                snake(field["name"]),
+                snake_case(field["name"]),
                 type_name if type_name in SCALARS else "struct",
                 is_array,
                 nullable,

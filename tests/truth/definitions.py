@@ -37,14 +37,12 @@ def snake_case(name: str) -> str:
     return name.lower()
 
 
-def in_versions(api_version: int, text: str | None) -> bool:
-    """True if Kafka's notation ("3", "1-4", "2+", "none") covers a version."""
+def versions_of(text: str | None) -> range:
+    """What Kafka's notation ("3", "1-4", "2+", "none") covers."""
     if not text or text == "none":
-        return False
-    first, _, last = text.partition("-")
-    if text.endswith("+"):
-        return api_version >= int(text[:-1])
-    return int(first) <= api_version <= int(last or first)
+        return range(0)
+    first, _, last = text.rstrip("+").partition("-")
+    return range(int(first), 2**15 if text.endswith("+") else int(last or first) + 1)
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def write_shipped(logs: Iterable[Path]) -> None:
 def _release_of(name: str, api_version: int) -> str | None:
     for release in RELEASES:
         found = definition(release, name)
-        if found and in_versions(api_version, found["validVersions"]):
+        if found and api_version in versions_of(found["validVersions"]):
             return release
     return None
 
@@ -204,7 +202,7 @@ def _struct(
     present = tuple(
         _field(field, commons, everywhere, api_version, path)
         for field in fields
-        if in_versions(api_version, field.get("versions", field.get("taggedVersions")))
+        if api_version in versions_of(field.get("versions", field.get("taggedVersions")))
     )
     columns = {column for found in everywhere for column in _columns_at(found, path)}
     return Layout(present, frozenset(columns - {field.column for field in present}))
@@ -242,7 +240,7 @@ def _field(
         column=column,
         type=element,
         is_array=is_array,
-        is_tagged=in_versions(api_version, field.get("taggedVersions")),
+        is_tagged=api_version in versions_of(field.get("taggedVersions")),
         entity=field.get("entityType"),
         default=_default(field.get("default"), element, is_array, children),
         children=children,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,6 +17,7 @@ import pytest
 import kdissect
 from tests.material import needs_material
 from tests.truth import request_log
+from tests.truth.definitions import snake_case
 from tests.truth.hidden import secrets_of, token_rows
 from tests.truth.material import LOGGED, REPEATED, Capture
 
@@ -35,22 +35,15 @@ some_and_all = pytest.mark.parametrize(
 )
 
 
-def snake(name: str) -> str:
-    """Kafka's field names as ours."""
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-    return name.lower()
-
-
 def differences(log: Any, ours: Any, path: str) -> Iterator[str]:
     """Where a body of the log is not in our JSON; the log leaves out tagged fields at default."""
     if isinstance(log, dict) and isinstance(ours, dict):
         for name, value in log.items():
-            ours_has = snake(name) in ours
-            yield from (
-                differences(value, ours[snake(name)], f"{path}.{name}")
-                if ours_has
-                else [f"{path}.{name}: not here"]
-            )
+            column = snake_case(name)
+            if column in ours:
+                yield from differences(value, ours[column], f"{path}.{name}")
+            else:
+                yield f"{path}.{name}: not here"
     elif isinstance(log, list) and isinstance(ours, list) and len(log) == len(ours):
         for at, (one, other) in enumerate(zip(log, ours, strict=True)):
             yield from differences(one, other, f"{path}[{at}]")
