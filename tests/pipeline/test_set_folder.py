@@ -273,19 +273,11 @@ def test_an_attempt_that_comes_too_late_does_not_start(store: Store, tmp_path: P
     assert not files(tmp_path)
 
 
-def test_existing_objects_are_not_overwritten(store: Store) -> None:
-    """Other objects at the place raise OutputError."""
-    store.put("other/notes.txt", b"mine")
-    with pytest.raises(OutputError, match="other files"):
-        check_out(store.url("other"), overwrite=True)
-    with pytest.raises(OutputError, match="is a file"):
-        check_out(store.url("other/notes.txt"), overwrite=False)
-    store.put("like/topics/part-of-mine.parquet", b"mine")
-    with pytest.raises(OutputError, match="other files"):
-        check_out(store.url("like"), overwrite=False)
+@pytest.mark.usefixtures("store")
+def test_a_bucket_that_is_not_there() -> None:
+    """No folder can be made in it."""
     with pytest.raises(OutputError, match="cannot be written"):
         check_out("s3://no-such-bucket/set", overwrite=False)
-    assert STAGING not in "".join(store.names("other") + store.names("like"))
 
 
 # -- what comes after the manifest ------------------------------------------------------------

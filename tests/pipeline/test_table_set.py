@@ -1,6 +1,5 @@
 """A table set becomes visible whole or not at all."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,8 @@ def place(request, tmp_path: Path) -> Iterator[tuple[str, Callable[[], list[str]
         )
         return
     with object_store("sets") as store:
-        yield store.url("a"), lambda: [name.removeprefix("a/") for name in store.names("a")]
+        at = tmp_path.name
+        yield store.url(at), lambda: [name.removeprefix(f"{at}/") for name in store.names(at)]
 
 
 def topics(out: str) -> list[str]:
@@ -117,29 +117,41 @@ def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
-def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
-    """--out with other files is refused."""
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="other files"):
-        check_out(str(other), overwrite=True)
+@pytest.mark.parametrize("name", ["notes.txt", "topics/part-of-mine.parquet"])
+def test_existing_files_are_not_overwritten(place, name: str) -> None:
+    """--out with other files is refused, with nothing staged."""
+    out, files = place
+    SetFolder(out).write(name, b"mine")
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="other files"):
+            check_out(out, overwrite=overwrite)
     with pytest.raises(OutputError, match="is a file"):
-        check_out(str(other / "notes.txt"), overwrite=False)
+        check_out(f"{out}/{name}", overwrite=False)
+    assert files() == [name]
 
 
-def test_manifests_are_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (None, "no table set"),
+        ("{", "not readable"),
+        ('{"format_version": 99, "tables": {}}', "is a table set of format 99"),
+    ],
+    ids=["missing", "broken", "newer"],
+)
+def test_manifests_are_checked(place, manifest: str | None, message: str) -> None:
     """A missing manifest, a broken one and a newer one have different errors."""
-    with pytest.raises(CaptureError, match="no table set"):
-        read_manifest(str(tmp_path))
+    out, _ = place
+    SetFolder(out).write(MANIFEST if manifest else "notes.txt", (manifest or "").encode())
+    with pytest.raises(CaptureError, match=message):
+        kdissect.open(out)
+
+
+def test_a_manifest_is_no_table_set(tmp_path: Path) -> None:
+    """Its path is not that of the set."""
     (tmp_path / MANIFEST).write_text("{")
-    with pytest.raises(CaptureError, match="not readable"):
-        read_manifest(str(tmp_path))
     with pytest.raises(CaptureError, match="is a file; a table set is a folder"):
         read_manifest(str(tmp_path / MANIFEST))
-    (tmp_path / MANIFEST).write_text(json.dumps({"format_version": 99, "tables": {}}))
-    with pytest.raises(CaptureError, match="is a table set of format 99"):
-        read_manifest(str(tmp_path))
 
 
 def test_a_listed_file_that_is_gone(place) -> None:

@@ -59,7 +59,7 @@ def test_lines_come_as_packets_come(captures: Path, tmp_path: Path) -> None:
         for _ in range(count):
             assert process.stdout.readline().count(b"127.0.0.1") == 2
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(120) == 130
         assert process.stderr.read() == b"kdissect: interrupted\n"
 
 
@@ -242,7 +242,7 @@ def test_an_interrupted_capture_leaves_a_whole_file(captures: Path, tmp_path: Pa
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(120) == 130
         said = process.stderr.read().decode()
     assert said.endswith("kdissect: interrupted\n")
     rows = file.read_text().splitlines()
