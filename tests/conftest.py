@@ -111,6 +111,16 @@ def captures() -> Path:
     return CAPTURES
 
 
+@pytest.fixture(scope="session")
+def table_set(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
+    """The tables of librdkafka.pcap, in a folder whose name would be a pattern in SQL."""
+    from kdissect import read
+
+    out = tmp_path_factory.mktemp("set") / "tables [1] it's*?"
+    read(captures / "librdkafka.pcap").write(out)
+    return out
+
+
 @pytest.fixture
 def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes windows of one size."""

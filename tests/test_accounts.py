@@ -1,7 +1,6 @@
 """The accounts of a table set: they add up, and each one fails on a set that was broken for it."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -240,5 +239,3 @@ def test_the_command(kdissect: Run, damaged: Tables, tmp_path: Path) -> None:
     assert last.startswith("1 of ")
     document = json.loads(kdissect("check", str(out), "--json").stdout)
     assert (document["format_version"], len(document["faults"])) == (1, 1)
-    shutil.rmtree(out)
-    assert kdissect("check", str(out)).returncode == 2

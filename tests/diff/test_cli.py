@@ -38,18 +38,3 @@ def test_json_is_one_document(kdissect: Run, sets: tuple[str, str]) -> None:
     assert document["format_version"] == 1
     assert document["failed_on"] == ["apis"]
     assert result.returncode == 1
-
-
-@pytest.mark.parametrize("arguments", [["--fail-on", "speed"], ["--memory", "x"]], ids=str)
-def test_bad_usage_is_one_line(kdissect: Run, sets: tuple[str, str], arguments: list[str]) -> None:
-    """Exit 2 with one line."""
-    result = kdissect("diff", *sets, *arguments)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-
-
-def test_no_table_set(kdissect: Run, sets: tuple[str, str], tmp_path: Path) -> None:
-    """A folder without tables is named."""
-    result = kdissect("diff", sets[0], str(tmp_path))
-    assert result.returncode == 2
-    assert str(tmp_path) in result.stderr

@@ -107,14 +107,3 @@ def test_hosts_keep_their_connections_whole(whole):
     none = package.read(CAPTURE, hosts=["127.0.0.2", "::1"])
     assert (none.connections.num_rows, none.exchanges.num_rows, none.records.num_rows) == (0, 0, 0)
     assert none.captures.to_arrow() == every.captures.to_arrow()
-
-
-def test_the_command_line_has_them_too(kdissect, without_spark, tmp_path):
-    """A wrong time or host ends with exit code 2."""
-    done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--from", "soon")
-    assert done.returncode == 2
-    assert "'soon' is no time" in done.stderr
-    done = kdissect("dissect", str(CAPTURE), "--out", str(tmp_path / "t"), "--host", "broker")
-    assert done.returncode == 2
-    assert "'broker' is no IP address" in done.stderr
-    assert not (tmp_path / "t").exists()

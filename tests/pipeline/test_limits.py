@@ -189,24 +189,6 @@ def test_every_limit_is_documented() -> None:
         assert f"| `{name}` | {default} |" in text, name
 
 
-VERBS = {
-    "dissect": ("--out", "{out}"),
-    "show": (),
-    "extract": ("--out", "{out}"),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_that_reads_captures_takes_limits(
-    verb: str, tmp_path: Path, kdissect: Callable[..., CompletedProcess[str]]
-) -> None:
-    """A wrong name is one line and exit code 2, before anything is read."""
-    given = [text.format(out=tmp_path / "out") for text in VERBS[verb]]
-    done = kdissect(verb, "nowhere.pcap", *given, "--limit", "frame-sizes=10")
-    assert done.returncode == 2
-    assert "did you mean frame_size?" in " ".join(done.stderr.split())
-
-
 def test_show_extract_and_replay_keep_to_limits(
     tmp_path: Path, kdissect: Callable[..., CompletedProcess[str]]
 ) -> None:

@@ -16,13 +16,6 @@ from tests.conftest import ROOT
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def table_set(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
-    out = tmp_path_factory.mktemp("readiness") / "tables"
-    package.read(captures / "librdkafka.pcap").write(out)
-    return out
-
-
 def test_a_client_that_breaks_gives_exit_code_1(kdissect: Run, table_set: Path) -> None:
     """Exit code 1 with the reason if a client breaks, else 0."""
     breaks = kdissect("readiness", str(table_set), "--target", "2.4")
@@ -57,25 +50,6 @@ def test_json_is_one_document(kdissect: Run, table_set: Path) -> None:
     assert isinstance(finding["first_exchange_id"], str)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--target", "9.9"],
-        [],
-        ["--target", "latest"],
-        ["--target", "4.0", "--fail-on", "ok"],
-        ["--target", "4.0", "--since", "yesterday"],
-        ["--target", "4.0", "--inventory", "/nowhere/clients.csv"],
-    ],
-    ids=["unknown", "none", "word", "fail-on", "since", "inventory"],
-)
-def test_bad_usage_is_one_line(kdissect: Run, table_set: Path, arguments: list[str]) -> None:
-    """Exit 2 with one line."""
-    result = kdissect("readiness", str(table_set), *arguments)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1
-
-
 def test_the_inventory_of_a_set_and_a_capture(
     kdissect: Run, table_set: Path, tmp_path: Path, captures: Path
 ) -> None:
@@ -92,16 +66,6 @@ def test_the_inventory_of_a_set_and_a_capture(
     assert rows["java-2.0.1-gzip"]["change"] == "new"
     assert rows["rdkafka-gzip"]["change"] == "gone"
     assert rows["rdkafka-gzip"]["topics_written"] == "rd-events"
-
-
-def test_a_capture_named_twice(kdissect: Run, table_set: Path, captures: Path) -> None:
-    """A set and its own capture would count each request twice: exit 2 with one line."""
-    done = kdissect(
-        "readiness", str(table_set), str(captures / "librdkafka.pcap"), "--target", "4.0"
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "name each capture once" in done.stderr
 
 
 def test_a_client_id_does_not_steer_the_terminal(
