@@ -124,7 +124,7 @@ def test_other_files_are_listed_after_the_captures(tmp_path: Path) -> None:
     plan = planned(find_captures([tmp_path]))
     assert [capture.source for capture in plan.captures] == [0, 1, -1]
     assert plan.captures[2].error
-    assert [plan.sources.name(number) for number in (0, 1)] == [
+    assert [plan.sources().name(number) for number in (0, 1)] == [
         capture.path for capture in plan.captures[:2]
     ]
 

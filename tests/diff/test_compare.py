@@ -12,8 +12,15 @@ import pytest
 
 import kdissect
 from kdissect.api import Table, Tables
-from kdissect.diff import KINDS, UnknownKind, compare, failing, parse_kinds
-from kdissect.diff.compare import _LATENCY, _judge
+from kdissect.diff.compare import (
+    _LATENCY,
+    KINDS,
+    UnknownKind,
+    _judge,
+    compare,
+    failing,
+    parse_kinds,
+)
 from kdissect.diff.sample_tests import SampleTest
 from tests.builders.captures import lose_packets
 from tests.builders.halves import halves
