@@ -239,6 +239,8 @@ class Normaliser:
         if isinstance(value, list):
             found = [self._value(step, name, kind, each, holder, around) for each in value]
             return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
+        if value == 0 and holder.get("error_code"):
+            return value  # Kafka's default, and no id: the struct only says what is wrong
         terms, is_acl = self._terms, "principal" in holder or "acls" in holder
         match kind:
             case FieldKind.PARTITION:

@@ -30,7 +30,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
@@ -196,6 +196,20 @@ def test_a_config_that_the_run_has_set_is_right() -> None:
     _, right, wrong = [each.judgement for each in run.outcomes]
     assert {each.rule for each in right.differences} == {"as-set"}
     assert wrong.verdict is Verdict.DIFFERENT
+
+
+def test_a_default_beside_an_error_is_no_id() -> None:
+    """The target has given producer id 0 to another producer; here it is what is always there."""
+    run = Run()
+    state = {"error_code": 105, "transactional_id": "nope", "producer_id": 0}
+    answers = [{"throttle_time_ms": each, "transaction_states": [state]} for each in (0, 9)]
+    asked = {"transactional_ids": ["nope"]}
+    run.add(0, ApiKey.DESCRIBE_TRANSACTIONS, 0, asked, answers[1], answers[0])
+    run.plan.steps.append(run.outcomes[0].step)
+    ids = run.ids()
+    ids.producers.learn(Producer(7, 0), Producer(0, 0))
+    Judge(ids, load_fields()).judge(run.outcomes)
+    assert new(run.outcomes[0].judgement) == []
 
 
 def test_offsets_are_positions() -> None:
