@@ -66,7 +66,6 @@ def replay_command(
     target = _target("--to", to, access)
     reference = _target("--against", compared.against, access)
     output.check()
-    compared.check_files()
 
     workload, plan = _plan(
         source,
@@ -94,20 +93,21 @@ def replay_command(
 def _session_options(
     guard: opt.GuardOptions, speed: opt.SpeedOptions, compared: opt.ComparisonOptions
 ) -> SessionOptions:
+    from kdissect.replay.fields import load_fields
     from kdissect.replay.output.results import FailOn, parse_fail_on
+    from kdissect.replay.output.rows import read_baseline
     from kdissect.replay.running.session import SessionOptions
     from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
 
     return SessionOptions(
         run=speed.run_options(),
         translate=compared.translate_options(),
-        rules=tuple(compared.rules or ()),
-        is_strict=compared.strict,
+        table=load_fields(compared.rules or ()),
         makes_topics=guard.create_topics,
         same_cluster=SAME_CLUSTER in parse_allow(guard.allow or ()),
         into_existing=guard.into_existing,
         fail_on=FailOn() if compared.fail_on is None else parse_fail_on(compared.fail_on),
-        baseline=compared.baseline,
+        baseline=None if compared.baseline is None else read_baseline(compared.baseline),
         control_runs=compared.control_runs,
         reset=guard.reset or "",
     )

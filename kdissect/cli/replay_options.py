@@ -159,13 +159,6 @@ class ComparisonOptions:
             "--rules", metavar="FILE", help="Rules for what may differ (TOML); repeatable."
         ),
     ] = None
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Without the built-in rules: only ids that had to be translated may differ.",
-        ),
-    ] = False
     against: Annotated[
         str | None,
         typer.Option(
@@ -215,15 +208,6 @@ class ComparisonOptions:
             raise typer.BadParameter(
                 "name one of --control-runs and --baseline", param_hint="--control-runs"
             )
-
-    def check_files(self) -> None:
-        """Read rules and baseline, so that a mistake shows before the capture is read."""
-        from kdissect.replay.fields import load_fields
-        from kdissect.replay.output.rows import read_baseline
-
-        load_fields(self.rules or ())
-        if self.baseline is not None:
-            read_baseline(self.baseline)
 
     def translate_options(self) -> TranslateOptions:
         """Return the options of the translation; raises BadParameter."""

@@ -86,10 +86,6 @@ _TYPES: dict[FieldKind, tuple[Type, ...]] = {
 }  # fmt: skip
 _IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1])
 _ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
-# A strict comparison allows nothing else.
-STRICT_KINDS = _IDS | {
-    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.REPLICAS, FieldKind.UNORDERED,
-}  # fmt: skip
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -169,10 +165,9 @@ def _suits(kind: FieldKind, of: Field) -> bool:
     return kind not in _TYPES or of.type in _TYPES[kind]
 
 
-def load_fields(paths: Sequence[str] = (), *, is_strict: bool = False) -> FieldTable:
+def load_fields(paths: Sequence[str] = ()) -> FieldTable:
     """The table, with the rules of files in front.
 
-    is_strict: of the built-in rules only those about ids and order.
     Raises RuleError, a ValueError, that names the file and the rule.
     """
     rules: list[FieldRule] = []
@@ -182,9 +177,7 @@ def load_fields(paths: Sequence[str] = (), *, is_strict: bool = False) -> FieldT
         except (OSError, UnicodeDecodeError) as error:
             raise RuleError(f"{path}: {error}") from None
         rules += parse_rules(text, path, is_own=True)
-    built_in = built_in_fields().rules
-    rules += [rule for rule in built_in if not is_strict or rule.kind in STRICT_KINDS]
-    return FieldTable(tuple(rules))
+    return FieldTable((*rules, *built_in_fields().rules))
 
 
 @cache

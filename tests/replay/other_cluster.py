@@ -232,7 +232,6 @@ def replay(
     plan_options: PlanOptions | None = None,
     options: TranslateOptions | None = None,
     rules: Iterable[str] = (),
-    strict: bool = False,
     flip: Any = None,
 ) -> Replayed:
     """Send every request to the made-up cluster, in the captured order. flip(step, message) may
@@ -273,7 +272,7 @@ def replay(
                 ),
             )  # fmt: skip
         done.outcomes.append(outcome)
-    done.judge = Judge(ids, load_fields(list(rules), is_strict=strict))
+    done.judge = Judge(ids, load_fields(list(rules)))
     done.judge.judge(done.outcomes)
     for outcome in done.outcomes:
         done.judgements[outcome.step.number] = outcome.judgement

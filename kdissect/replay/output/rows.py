@@ -242,9 +242,10 @@ def timestamp(time_ns: int) -> str | None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """differences: (API, path, captured, answered). reasons: (API, verdict, reason) of exchanges
-    without a difference. findings: (kind, subject, expected, found)."""
+    """path: of the file. differences: (API, path, captured, answered). reasons: (API, verdict,
+    reason) of exchanges without a difference. findings: (kind, subject, expected, found)."""
 
+    path: str
     differences: set[tuple[str, ...]] = field(default_factory=set)
     reasons: set[tuple[str, ...]] = field(default_factory=set)
     findings: set[tuple[str, ...]] = field(default_factory=set)
@@ -281,7 +282,7 @@ class Baseline:
 
 def read_baseline(path: str) -> Baseline:
     """The run that --json wrote. Raises CaptureError where it is no such file."""
-    baseline = Baseline()
+    baseline = Baseline(path)
     is_whole = False
     try:
         with open(path, encoding="utf-8") as file:

@@ -16,9 +16,10 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.releases import taken
 from kdissect.replay.comparison.claims import Claims
 from kdissect.replay.comparison.judge import unanswered
+from kdissect.replay.fields import FieldTable, built_in_fields
 from kdissect.replay.model import DELETE_EXISTING, Judgement, ReplayPlan, TranslateOptions, Verdict
 from kdissect.replay.output.results import FailOn, Results
-from kdissect.replay.output.rows import read_baseline
+from kdissect.replay.output.rows import Baseline
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.result import RunOptions, RunResult, not_begun
 from kdissect.replay.running.runner import Runner
@@ -42,20 +43,18 @@ class SessionOptions:
     """The options of a replay; `run` has pace and limits.
 
     into_existing: write to topics, groups and transactional ids that hold data or members.
-    rules: files of rules for the comparison. is_strict: no built-in tolerance.
-    baseline: a file of an earlier run's --json.
+    table: fields with the user's rules. baseline: an accepted run.
     control_runs: how often to replay to the reference. reset: a command before each run, "" none.
     """
 
     run: RunOptions = field(default_factory=RunOptions)
     translate: TranslateOptions = field(default_factory=TranslateOptions)
-    rules: tuple[str, ...] = ()
-    is_strict: bool = False
+    table: FieldTable = field(default_factory=built_in_fields)
     makes_topics: bool = False
     same_cluster: bool = False
     into_existing: bool = False
     fail_on: FailOn = field(default_factory=FailOn)
-    baseline: str | None = None
+    baseline: Baseline | None = None
     control_runs: int = 0
     reset: str = ""
 
@@ -78,7 +77,7 @@ async def replay(
     watch: called with each runner when it begins, and with a text before other parts. say: called
     before the first request with each thing that the target lacks.
 
-    Raises GuardError where a target may not be used, CaptureError for a baseline that is none.
+    Raises GuardError where a target may not be used.
     Troubles with a target are in the results, also where it could not be reached at all: every step
     then says so, and the run has ended early.
     """
@@ -104,7 +103,6 @@ class _Session:
     async def run(self, target: Target, against: Target | None) -> Results:
         """Do all runs in their order, and compare the one that counts with the others."""
         options, plan = self._options, self._plan
-        baseline = read_baseline(options.baseline) if options.baseline else None
         planned = plan_runs(
             plan,
             target,
@@ -145,7 +143,7 @@ class _Session:
         if not settings and not finished.ended:
             settings = await read_settings(target)
         results = self._results(target, finished)
-        verdicts = Verdicts(plan, options, finished, controls, against, target, baseline)
+        verdicts = Verdicts(plan, options, finished, controls, against, target)
         verdicts.add_to(results, settings)
         return results
 

@@ -18,10 +18,9 @@ from kdissect.replay.comparison.latency import (
 )
 from kdissect.replay.comparison.noise import Noise, is_evidence
 from kdissect.replay.comparison.releases import ReleaseDifferences, Releases
-from kdissect.replay.fields import FieldTable, load_fields
+from kdissect.replay.fields import FieldTable
 from kdissect.replay.model import Judgement, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.results import Results
-from kdissect.replay.output.rows import Baseline
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.running.result import RunResult
 from kdissect.replay.target.cluster import Target
@@ -40,10 +39,6 @@ class Verdicts:
     controls: Sequence[RunResult]
     against: Target | None
     target: Target
-    baseline: Baseline | None
-
-    def __post_init__(self) -> None:
-        self._table = load_fields(self.options.rules, is_strict=self.options.is_strict)
 
     def add_to(self, results: Results, settings: Settings) -> None:
         """Judge the outcomes, and add findings and notes to the results."""
@@ -56,11 +51,10 @@ class Verdicts:
         findings = self._end_findings(notes)
         if self.options.fail_on.latency:
             findings += self._slower(notes)
-        if self.baseline is not None:
-            self.baseline.accept(outcomes)
-            findings = self.baseline.new(findings)
-            results.reference = "an earlier run"
-            results.reference_name = str(self.options.baseline)
+        if (baseline := self.options.baseline) is not None:
+            baseline.accept(outcomes)
+            findings = baseline.new(findings)
+            results.reference, results.reference_name = "an earlier run", baseline.path
         if self.against is not None:
             results.reference = "the answers of another target"
             results.reference_name = str(self.against)
@@ -86,7 +80,7 @@ class Verdicts:
         used: set[str] = set()
         best: dict[int, Judgement] = {}
         for reference in references:
-            judge = Judge(run.ids, self._table, reference)
+            judge = Judge(run.ids, self.options.table, reference)
             judge.judge(run.outcomes)
             used |= judge.allowances.used.keys()
             for outcome in run.outcomes:
@@ -95,13 +89,13 @@ class Verdicts:
                     best[number] = judgement
         for outcome in run.outcomes:
             outcome.judgement = best[outcome.step.number]
-        return _unused(self._table, used)
+        return _unused(self.options.table, used)
 
     def _excuse_noise(self) -> list[str]:
         """Tolerate what differs between the control runs; notes name these fields."""
         noise, (first, *others) = Noise(), self._references()
         for other in others:
-            Judge(other.ids, self._table, first).judge(other.outcomes)
+            Judge(other.ids, self.options.table, first).judge(other.outcomes)
             noise.add(other.outcomes)
         for outcome in self.run.outcomes:
             excused = partial(noise.excused, outcome.step.api_name)
