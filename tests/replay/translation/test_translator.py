@@ -1,6 +1,5 @@
 """Every request of real captures in the terms of a made-up cluster, and its answers judged."""
 
-import base64
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -25,7 +24,6 @@ from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers
 from kdissect.replay.translation.nodes import coordinators_of_plan, nodes_of, topics_of
 from kdissect.replay.translation.offsets import OffsetMap
-from kdissect.replay.translation.sessions import AcquiredOffsets, stand_in
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
@@ -511,119 +509,6 @@ def test_one_changed_field_is_found_and_grouped(captures: Path) -> None:
     assert {done.plan.steps[n].api_name for n in different} == {"ListOffsets"}
 
 
-def test_acquired_ranges_of_a_share_session_are_merged_and_split() -> None:
-    """Adjacent ranges become one; a removed middle leaves both ends."""
-    held, log = AcquiredOffsets(), ("t", 0)
-    held.add(log, 0, 9)
-    held.add(log, 10, 19)
-    assert held.covers(log, 0, 19)
-    held.remove(log, 5, 14)
-    assert held.covers(log, 0, 4)
-    assert held.covers(log, 15, 19)
-    assert not held.covers(log, 4, 15)
-    assert not held.copy().covers(("t", 1), 0, 0)
-    held.remove(log, 0, 1 << 62)
-    assert not held.covers(log, 0, 0)
-
-
-def test_a_lost_fetch_session_is_opened_again_once() -> None:
-    """Also if the request was sent again before, for records that were missing then."""
-    fetched = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 9}
-    asked = {"max_wait_ms": 5, "min_bytes": 1, "session_id": 9, "session_epoch": 3,
-             "topics": [{"topic": "t", "partitions": [fetched]}]}  # fmt: skip
-    records = encode_batch([{"offset": 0, "timestamp_ms": 5, "key": None, "value": b"v",
-                             "headers": []}])  # fmt: skip
-    part = {"partition_index": 0, "error_code": 0, "records": records}
-    response_body = {"session_id": 9, "responses": [{"topic": "t", "partitions": [part]}]}
-    request = Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, asked)
-    response = Message(ApiKey.FETCH, 12, "response", {"correlation_id": 1}, response_body)
-    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator, (step,) = Translator(IdMap(plan)), plan.steps
-
-    def answer(code: int, **more: Any) -> bytes:
-        return encode_message(
-            Message(
-                ApiKey.FETCH, 12, "response", {"correlation_id": 1}, {"error_code": code, **more}
-            )
-        )
-
-    assert isinstance(translator.request(step), bytes)
-    assert sent_again(translator, step, answer(0, session_id=77))
-    assert sent_again(translator, step, answer(70))
-    frame = translator.request(step)
-    assert isinstance(frame, bytes)
-    sent = decode_message(frame, side="request").body
-    assert (sent["session_id"], sent["session_epoch"]) == (0, 0)
-
-
-def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
-    """A uuid as Kafka writes it, the same each time."""
-    found = {stand_in("abcdefghijklmnopqrstuv", (host, 9092)) for host in ("10.0.0.1", "10.0.0.2")}
-    assert len(found) == 2
-    for each in found:
-        assert len(base64.urlsafe_b64decode(each + "==")) == 16
-    assert stand_in("a", ("h", 1)) == stand_in("a", ("h", 1))
-
-
-def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
-    """The target took it, but one of its partitions was not ready."""
-    topic_id = UUID(int=7)
-    asked = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "max_wait_ms": 5,
-             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5, "topics": [],
-             "forgotten_topics_data": []}  # fmt: skip
-    leader = {"leader_id": 1, "leader_epoch": 0}
-    part = {"partition_index": 0, "error_code": 0, "current_leader": leader, "records": b"",
-            "acquired_records": []}  # fmt: skip
-    response_body = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
-    request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
-    response = Message(ApiKey.SHARE_FETCH, 1, "response", {}, response_body)
-    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator, (step,) = Translator(IdMap(plan)), plan.steps
-
-    def epoch() -> int:
-        frame = translator.request(step)
-        assert isinstance(frame, bytes)
-        return int(decode_message(frame, side="request").body["share_session_epoch"])
-
-    assert epoch() == 3
-    response.body["responses"][0]["partitions"][0]["error_code"] = 9  # REPLICA_NOT_AVAILABLE
-    assert sent_again(translator, step, encode_message(response))
-    assert epoch() == 4
-    response.body["error_code"] = 14  # the target did not take it
-    assert sent_again(translator, step, encode_message(response))
-    assert epoch() == 4
-
-
-def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
-    """UNKNOWN_SERVER_ERROR is sent again while the share partition may not be initialised; after
-    it has answered without an error, the same error is final."""
-    part = {"partition_index": 0, "error_code": 0, "current_leader": {}, "records": b"",
-            "acquired_records": []}  # fmt: skip
-    response_body = {
-        "error_code": 0,
-        "responses": [{"topic_id": UUID(int=7), "partitions": [part]}],
-    }
-    asked = {"group_id": "g", "member_id": "m", "share_session_epoch": 3, "max_wait_ms": 5,
-             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5, "topics": [],
-             "forgotten_topics_data": []}  # fmt: skip
-    request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, asked)
-    response = Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, response_body)
-    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator, (step,) = Translator(IdMap(plan)), plan.steps
-
-    def is_sent_again(code: int) -> bool:
-        response.body["throttle_time_ms"] = 1  # no copy of the captured bytes
-        response.body["responses"][0]["partitions"][0]["error_code"] = code
-        return bool(sent_again(translator, step, encode_message(response)))
-
-    assert is_sent_again(-1)
-    assert is_sent_again(121)
-    assert not is_sent_again(42)  # INVALID_REQUEST
-    assert not is_sent_again(0)
-    translator.learn(step, encode_message(response))
-    assert not is_sent_again(-1)
-
-
 def heartbeat(epoch: int, assigned: tuple[int, ...] | None, **body: Any) -> tuple[Message, Message]:
     """A heartbeat of member m with its response, which has the member's next epoch."""
     asked = {"group_id": "g", "member_id": "m", "member_epoch": epoch, **body}
@@ -677,64 +562,3 @@ def test_a_heartbeat_of_the_replay_has_the_state_of_the_target() -> None:
         assert body["member_epoch"] == 12
         assert [each["partitions"] for each in body["topic_partitions"]] == [[5, 6]]
     assert decode_message(translator.member_join(joined), side="request").body["member_epoch"] == 0
-
-
-def test_a_share_fetch_for_records_that_are_held_does_not_wait() -> None:
-    """The target gave both records in the first answer. The captured second Fetch took 1 ms, so it
-    waits no longer, unless the member has released its record."""
-    topic_id = UUID(int=7)
-
-    def response_body(first: int, last: int) -> Message:
-        batch = {"first_offset": first, "last_offset": last, "delivery_count": 1}
-        part = {"partition_index": 0, "error_code": 0, "current_leader": {}, "records": b"",
-                "acquired_records": [batch]}  # fmt: skip
-        body = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": [part]}]}
-        return Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, body)
-
-    def asked(epoch: int, acknowledged: int) -> Message:
-        batch = {"first_offset": acknowledged, "last_offset": acknowledged,
-                 "acknowledge_types": [1]}  # fmt: skip
-        parts = [{"partition_index": 0, "acknowledgement_batches": [batch]}] if epoch else []
-        body = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch,
-                "max_wait_ms": 500, "min_bytes": 1, "max_bytes": 9, "max_records": 5,
-                "batch_size": 5, "forgotten_topics_data": [],
-                "topics": [{"topic_id": topic_id, "partitions": parts}]}  # fmt: skip
-        return Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
-
-    for acknowledged, wait_ms in ((0, 1), (1, 500)):
-        exchanges = [exchange(0, asked(0, 0), 0, 1, response_body(0, 0)),
-                     exchange(0, asked(1, acknowledged), 2, 3, response_body(1, 1))]  # fmt: skip
-        plan = make_plan(workload(exchanges), everything())
-        translator, (first, second) = Translator(IdMap(plan)), plan.steps
-        translator.ids.topic_ids[topic_id] = topic_id
-        translator.learn(first, encode_message(response_body(0, 1)))
-        frame = translator.request(second)
-        assert isinstance(frame, bytes)
-        assert decode_message(frame, side="request").body["max_wait_ms"] == wait_ms
-
-
-@pytest.mark.parametrize(("first", "is_sent_again"), [(3, True), (1, False)])
-def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_sent_again: bool) -> None:
-    """The captured answer has records of two partitions. If that of the target has those of one, it
-    is sent again until the member has all of them."""
-    topic_id = UUID(int=7)
-
-    def response_body(*firsts: int) -> Message:
-        parts = [
-            {"partition_index": number, "error_code": 0, "current_leader": {}, "records": b"",
-             "acquired_records": [{"first_offset": at, "last_offset": at, "delivery_count": 1}]}
-            for number, at in enumerate(firsts)
-        ]  # fmt: skip
-        body = {"error_code": 0, "responses": [{"topic_id": topic_id, "partitions": parts}]}
-        return Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, body)
-
-    body = {"group_id": "g", "member_id": "m", "share_session_epoch": 0, "max_wait_ms": 500,
-            "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5,
-            "forgotten_topics_data": [], "topics": []}  # fmt: skip
-    request = Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
-    captured = response_body(1, 1) if is_sent_again else response_body(1)
-    plan = make_plan(workload([exchange(0, request, 0, 1, captured)]), everything())
-    translator, step = Translator(IdMap(plan)), plan.steps[0]
-    translator.ids.topic_ids[topic_id] = topic_id
-    assert isinstance(translator.request(step), bytes)
-    assert bool(sent_again(translator, step, encode_message(response_body(first)))) is is_sent_again

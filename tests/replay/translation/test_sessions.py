@@ -1,0 +1,162 @@
+"""Fetch sessions that the target lost, and what members of share groups hold there."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.codec.record_codec import encode_batch
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.replay.model import Exchange, Step
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.translation.sessions import AcquiredOffsets, stand_in
+from kdissect.replay.translation.translator import Translator
+from tests.builders.workloads import exchange, workload
+from tests.replay.other_cluster import everything
+
+TOPIC_ID = UUID(int=7)
+REPLICA_NOT_AVAILABLE, INVALID_REQUEST, INVALID_RECORD_STATE, LOADING = 9, 42, 121, 14
+
+
+def translated(*exchanges: Exchange) -> tuple[Translator, list[Step]]:
+    """A translator and the steps of one connection; the target has the topic under the same id."""
+    plan = make_plan(workload(list(exchanges)), everything())
+    translator = Translator(IdMap(plan))
+    translator.ids.topic_ids[TOPIC_ID] = TOPIC_ID
+    return translator, plan.steps
+
+
+def sent(translator: Translator, step: Step) -> dict[str, Any]:
+    """The body that the target gets."""
+    frame = translator.request(step)
+    assert isinstance(frame, bytes)
+    return decode_message(frame, side="request").body
+
+
+def sent_again(translator: Translator, step: Step, answer: Message) -> bool:
+    """Whether a request is sent again after an answer, which the translator notes then."""
+    frame = encode_message(answer)
+    is_unready = bool(translator.unready(step, frame))
+    if is_unready:
+        translator.not_final(step, frame)
+    return is_unready
+
+
+def test_a_lost_fetch_session_is_opened_again_once() -> None:
+    """Also if the request was sent again before, for records that were missing then."""
+    fetched = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 9}
+    asked = {"max_wait_ms": 5, "min_bytes": 1, "session_id": 9, "session_epoch": 3,
+             "topics": [{"topic": "t", "partitions": [fetched]}]}  # fmt: skip
+    records = encode_batch([{"offset": 0, "timestamp_ms": 5, "key": None, "value": b"v",
+                             "headers": []}])  # fmt: skip
+    part = {"partition_index": 0, "error_code": 0, "records": records}
+
+    def answer(**body: Any) -> Message:
+        return Message(ApiKey.FETCH, 12, "response", {"correlation_id": 1}, body)
+
+    captured = answer(session_id=9, responses=[{"topic": "t", "partitions": [part]}])
+    request = Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, asked)
+    translator, (step,) = translated(exchange(0, request, 0, 1, captured))
+    sent(translator, step)
+    assert sent_again(translator, step, answer(session_id=77))
+    assert sent_again(translator, step, answer(error_code=70))
+    body = sent(translator, step)
+    assert (body["session_id"], body["session_epoch"]) == (0, 0)
+
+
+def test_acquired_ranges_of_a_share_session_are_merged_and_split() -> None:
+    """Adjacent ranges become one; a removed middle leaves both ends."""
+    held, log = AcquiredOffsets(), ("t", 0)
+    held.add(log, 0, 9)
+    held.add(log, 10, 19)
+    assert held.covers(log, 0, 19)
+    held.remove(log, 5, 14)
+    assert held.covers(log, 0, 4)
+    assert held.covers(log, 15, 19)
+    assert not held.covers(log, 4, 15)
+    assert not held.copy().covers(("t", 1), 0, 0)
+    held.remove(log, 0, 1 << 62)
+    assert not held.covers(log, 0, 0)
+
+
+def test_a_share_session_of_another_broker_has_an_id_of_its_own() -> None:
+    """A uuid as Kafka writes it, the same each time."""
+    found = {stand_in("abcdefghijklmnopqrstuv", (host, 9092)) for host in ("10.0.0.1", "10.0.0.2")}
+    assert len(found) == 2
+    for each in found:
+        assert len(base64.urlsafe_b64decode(each + "==")) == 16
+    assert stand_in("a", ("h", 1)) == stand_in("a", ("h", 1))
+
+
+def share_fetch(epoch: int, acknowledged: int | None = None) -> Message:
+    """A ShareFetch of member m of group g, which may acknowledge the record of one offset."""
+    batch = {"first_offset": acknowledged, "last_offset": acknowledged, "acknowledge_types": [1]}
+    parts = [{"partition_index": 0, "acknowledgement_batches": [batch]}]
+    topics = [] if acknowledged is None else [{"topic_id": TOPIC_ID, "partitions": parts}]
+    body = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch, "max_wait_ms": 500,
+            "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5,
+            "forgotten_topics_data": [], "topics": topics}  # fmt: skip
+    return Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
+
+
+def shared(*acquired: tuple[int, int] | None, code: int = 0, of_partitions: int = 0) -> Message:
+    """A response with the first and last offset that each partition gives; None for no record."""
+    parts = [
+        {"partition_index": number, "error_code": of_partitions, "current_leader": {},
+         "records": b"", "acquired_records": [] if found is None else [
+             {"first_offset": found[0], "last_offset": found[1], "delivery_count": 1}]}
+        for number, found in enumerate(acquired)
+    ]  # fmt: skip
+    body = {"error_code": code, "responses": [{"topic_id": TOPIC_ID, "partitions": parts}]}
+    return Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, body)
+
+
+def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
+    """The target took it, but one of its partitions was not ready."""
+    translator, (step,) = translated(exchange(0, share_fetch(3), 0, 1, shared(None)))
+    assert sent(translator, step)["share_session_epoch"] == 3
+    assert sent_again(translator, step, shared(None, of_partitions=REPLICA_NOT_AVAILABLE))
+    assert sent(translator, step)["share_session_epoch"] == 4
+    not_taken = shared(None, code=LOADING, of_partitions=REPLICA_NOT_AVAILABLE)
+    assert sent_again(translator, step, not_taken)
+    assert sent(translator, step)["share_session_epoch"] == 4
+
+
+def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
+    """UNKNOWN_SERVER_ERROR is sent again while the share partition may not be initialised; after
+    it has answered without an error, the same error is final."""
+    translator, (step,) = translated(exchange(0, share_fetch(3), 0, 1, shared(None)))
+    for code, is_again in ((-1, True), (INVALID_RECORD_STATE, True), (INVALID_REQUEST, False)):
+        assert sent_again(translator, step, shared(None, of_partitions=code)) is is_again
+    assert not sent_again(translator, step, shared(None))
+    translator.learn(step, encode_message(shared(None)))
+    assert not sent_again(translator, step, shared(None, of_partitions=-1))
+
+
+@pytest.mark.parametrize(("acknowledged", "wait_ms"), [(0, 1), (1, 500)])
+def test_a_share_fetch_for_records_that_are_held_does_not_wait(
+    acknowledged: int, wait_ms: int
+) -> None:
+    """The target gave both records in the first answer. The captured second Fetch took 1 ms, so it
+    waits no longer, unless the member has released its record."""
+    translator, (first, second) = translated(
+        exchange(0, share_fetch(0), 0, 1, shared((0, 0))),
+        exchange(0, share_fetch(1, acknowledged), 2, 3, shared((1, 1))),
+    )
+    translator.learn(first, encode_message(shared((0, 1))))
+    assert sent(translator, second)["max_wait_ms"] == wait_ms
+
+
+@pytest.mark.parametrize(("first", "is_again"), [(3, True), (1, False)])
+def test_a_share_fetch_that_lacks_records_of_one_partition(first: int, is_again: bool) -> None:
+    """The captured answer has records of two partitions. If that of the target has those of one, it
+    is sent again until the member has all of them."""
+    captured = shared((1, 1), (1, 1)) if is_again else shared((1, 1))
+    translator, (step,) = translated(exchange(0, share_fetch(0), 0, 1, captured))
+    sent(translator, step)
+    assert sent_again(translator, step, shared((first, first))) is is_again
