@@ -186,7 +186,7 @@ class Mode(Enum):
     READ = "read"  # after writes that were answered before; writes wait for it in turn
     READ_NO_BLOCK = "peek"  # as READ, but no write waits for it: it may wait for the write (Fetch)
     WRITE = "write"
-    COMMUTING_WRITE = "commuting write"  # a write that commutes with others
+    COMMUTING_WRITE = "add"  # a write that commutes with others
 
 
 Resource = tuple[Any, ...]  # see `planning.resources`

@@ -46,6 +46,7 @@ from kdissect.replay.workload.messages import (
     TARGET_OWN_APIS,
     Body,
     api_name,
+    are_refusals,
     entries,
     error_codes,
     errors,
@@ -54,7 +55,6 @@ from kdissect.replay.workload.messages import (
     response_body,
     response_of,
 )
-from kdissect.replay.workload.transient import are_refusals
 from kdissect.text import plural
 
 _CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})

@@ -127,16 +127,12 @@ _ACCESSES: dict[str, dict[str, str]] = {
 _CONFIG_APIS = frozenset(
     {ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
 )
-_MODES = {
-    "read": Mode.READ, "peek": Mode.READ_NO_BLOCK, "write": Mode.WRITE,
-    "add": Mode.COMMUTING_WRITE,
-}  # fmt: skip
 _CLASSES: dict[int, str] = {
     catalog.api(name).key: class_name for class_name, apis in _ACCESSES.items() for name in apis
 }
 _RULES: dict[int, list[tuple[str, Mode]]] = {
     catalog.api(name).key: [
-        (what, _MODES[mode]) for what, mode in map(str.split, filter(None, text.split(", ")))
+        (what, Mode(mode)) for what, mode in map(str.split, filter(None, text.split(", ")))
     ]
     for apis in _ACCESSES.values()
     for name, text in apis.items()

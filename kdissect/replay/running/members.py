@@ -34,12 +34,12 @@ from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
+    REJOINING_APIS,
     decoded,
     member_of,
     request_of,
     response_of,
 )
-from kdissect.replay.workload.transient import REJOINING_APIS
 
 LATE_NS = 2_000_000_000  # longer than rebalances take in which every lane has its JoinGroup
 CHECK_S = 0.25

@@ -20,8 +20,7 @@ from uuid import UUID
 
 from kdissect.replay.model import Untranslatable
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import Body, entries, partitions
-from kdissect.replay.workload.transient import SESSION_LOST
+from kdissect.replay.workload.messages import SESSION_LOST, Body, entries, partitions
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 _EPOCH_MAX = 0x7FFFFFFF

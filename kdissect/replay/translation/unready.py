@@ -1,6 +1,6 @@
 """Finds what an answer says is not ready at the target, so that the request is sent again.
 
-That is an error code after which clients repeat a request (`workload.transient`), unless the
+That is an error code after which clients repeat a request (`TRANSIENT`), unless the
 capture has it as well; or records of the captured response, or the assignment of a member, that are
 not there yet. It is never another difference from the captured response.
 """
@@ -19,15 +19,16 @@ from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
+    NO_TOPIC,
     SHARE_APIS,
     Body,
     bodies,
     error_codes,
     errors,
+    is_transient,
     member_of,
     partitions,
 )
-from kdissect.replay.workload.transient import NO_TOPIC, is_transient
 
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
