@@ -46,21 +46,17 @@ class Detailer:
 
     def lines(self, frames: FrameBuffer, row: int, topics: list[str]) -> Iterator[str]:
         """The lines of exchange `row` of `frames`, which touches `topics`."""
-        exchange = frames.exchanges[row]
         bodies = self._decoded_inside(frames, row)
         for side, name in enumerate(SIDES):
-            column = exchange[name]
-            if column["size"] < 0:
+            size, packet, pos = (
+                int(frames.exchanges[name][row][item]) for item in ("size", "packet", "pos")
+            )
+            if size < 0:
                 continue
-            start, end = int(frames.start[row, side]), int(frames.end[row, side])
-            data = memoryview(frames.buf[start:end].tobytes())
-            size, packet, pos = (int(column[item]) for item in ("size", "packet", "pos"))
             head = f"  {name}: {size} bytes, packet {packet}, stream position {pos}"
             yield self._painted(head, style.BOLD)
-            message = _MessageView(
-                self._options, exchange, side, data, bool(column["is_whole"]), topics, bodies[side]
-            )
-            message.api_version = int(frames.versions(side)[row])
+            holds_metadata = METADATA_TOPIC in topics
+            message = _MessageView(self._options, frames, row, side, bodies[side], holds_metadata)
             yield from self._tree(message)
 
     def _decoded_inside(self, frames: FrameBuffer, row: int) -> list[Any]:
@@ -203,17 +199,23 @@ class _MessageView:
     """One side of an exchange: its nodes, and the parts to hide."""
 
     def __init__(
-        self, options: Options, exchange: Any, side: int, data: memoryview, is_whole: bool,
-        topics: list[str], inside: Any,
-    ) -> None:  # fmt: skip
-        self.data = data
-        self.api_version = int(exchange["api_version"])
+        self,
+        options: Options,
+        frames: FrameBuffer,
+        row: int,
+        side: int,
+        inside: Any,
+        holds_metadata: bool,
+    ) -> None:
+        exchange = frames.exchanges[row]
+        start, end = int(frames.start[row, side]), int(frames.end[row, side])
+        self.data = memoryview(frames.buf[start:end].tobytes())
+        self.api_version = int(frames.versions(side)[row])
         self._options, self._side = options, side
         self._api_key = int(exchange["api_key"])
         self._is_token = bool(exchange["is_sasl_token"])
-        self._is_whole = is_whole
-        self._inside = inside
-        self._holds_metadata = METADATA_TOPIC in topics
+        self._is_whole = bool(exchange[SIDES[side]]["is_whole"])
+        self._inside, self._holds_metadata = inside, holds_metadata
         self._structs: dict[Path, dict[str, Any]] = defaultdict(dict)  # their plain values
         self._is_faulty = False
 
