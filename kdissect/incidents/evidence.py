@@ -12,7 +12,7 @@ from typing import Any
 
 from kdissect.incidents.incident import EVIDENCE_MAX, Incident
 from kdissect.sql import Database
-from kdissect.sql.requests import endpoint, quantile
+from kdissect.sql.requests import endpoint
 from kdissect.text import shell_word
 
 Row = dict[str, Any]
@@ -62,13 +62,16 @@ class Evidence:
         self.database = database
         self.has_field, self.run, self.rows = database.has_field, database.run, database.rows
         captures = self.rows("SELECT capture_id, path FROM captures ORDER BY first_time, path")
+        self._made: set[str] = set()
         self._paths: dict[int, str] = {row["capture_id"]: row["path"] for row in captures}
         more = f" and {len(captures) - 1:,} more" if captures[1:] else ""
         self.captures: str = f"{captures[0]['path']}{more}" if captures else "CAPTURE"
 
-    def quantile(self, column: str, share: float) -> str:
-        """Return SQL of a quantile."""
-        return quantile(self.database, column, share)
+    def is_new(self, table: str) -> bool:
+        """Return whether nobody has asked before: the caller makes the table."""
+        is_made = table in self._made
+        self._made.add(table)
+        return not is_made
 
     def incident(self, row: Row, severity: str, subject: str, text: str, **fields: Any) -> Incident:
         """Return an incident with the times, counts, ids and brokers of a row.

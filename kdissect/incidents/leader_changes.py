@@ -22,9 +22,11 @@ _PARTITION = ("api_metadata", "response", "topics", "partitions")
 
 def make_leaders(evidence: Evidence) -> None:
     """Create the table, once; it has no rows if no response names a leader."""
+    if not evidence.is_new("leaders"):
+        return
     if not evidence.has_field(*_PARTITION, "leader_id"):
         evidence.run(
-            "CREATE TEMP TABLE IF NOT EXISTS leaders (topic VARCHAR, partition INTEGER, "
+            "CREATE TEMP TABLE leaders (topic VARCHAR, partition INTEGER, "
             "leader INTEGER, epoch INTEGER, time TIMESTAMPTZ, exchange_id BIGINT, "
             "connection_id BIGINT)"
         )
@@ -33,7 +35,7 @@ def make_leaders(evidence: Evidence) -> None:
     epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
     evidence.run(
         f"""
-        CREATE TEMP TABLE IF NOT EXISTS leaders AS
+        CREATE TEMP TABLE leaders AS
         WITH topics AS (
           SELECT exchange_id, connection_id, response_time AS time, unnest(response.topics) AS t
           FROM api_metadata WHERE response_time IS NOT NULL

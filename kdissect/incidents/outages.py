@@ -130,7 +130,7 @@ LEFT JOIN moved m USING (broker, era)
 
 def make_outages(evidence: Evidence) -> None:
     """Create the table, once."""
-    if evidence.rows("FROM duckdb_tables() WHERE table_name = 'outages'"):
+    if not evidence.is_new("outages"):
         return
     make_leaders(evidence)
     evidence.run(_ATTEMPTS)

@@ -53,12 +53,12 @@ _NO_CONTENTS = "SELECT exchange_id, topic, partition, NULL::UBIGINT AS content F
 def make_produced(evidence: Evidence) -> bool:
     """Create the table, once; return False if no response in the set has an offset."""
     answers = produce_answers(evidence.database)
-    if answers is None:
-        return False
+    if answers is None or not evidence.is_new("produced"):
+        return answers is not None
     codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
     evidence.run(
         f"""
-        CREATE TEMP TABLE IF NOT EXISTS sent AS
+        CREATE TEMP TABLE sent AS
         WITH batches AS ({_BATCHES}), offsets AS ({answers})
         SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
           o.error,
@@ -68,7 +68,7 @@ def make_produced(evidence: Evidence) -> bool:
         LEFT JOIN offsets o ON o.exchange_id = b.exchange_id AND o.partition = b.partition
           AND (o.topic = b.name OR o.topic_id = b.topic_id);
 
-        CREATE TEMP TABLE IF NOT EXISTS produced AS
+        CREATE TEMP TABLE produced AS
         SELECT s.*, c.content, first_offset - lag(first_offset + records)
           OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
         FROM sent s LEFT JOIN ({_CONTENTS if evidence.database.has("records") else _NO_CONTENTS}) c

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.evidence import BROKERS, IDS, Evidence, Row, lasted_ms, runs
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, WARN, Incident, kind
+from kdissect.sql.requests import quantile
 from kdissect.text import duration, plural, share
 
 ANSWERS_MIN = 20  # of an API, or of a client
@@ -23,8 +24,8 @@ def slow_api(evidence: Evidence) -> Iterator[Incident]:
     rows = evidence.rows(
         f"""
         WITH slow AS (
-          SELECT api, count(*) AS answers, {evidence.quantile("service_ms", 0.5)} AS p50,
-            {evidence.quantile("service_ms", 0.95)} AS p95
+          SELECT api, count(*) AS answers, {quantile(evidence.database, "service_ms", 0.5)} AS p50,
+            {quantile(evidence.database, "service_ms", 0.95)} AS p95
           FROM {_ANSWERS} GROUP BY api HAVING count(*) >= {ANSWERS_MIN} AND p95 >= {API_SLOW_MS}
         )
         SELECT s.*, min(time) AS start, max(response_time) AS stop, count(*) AS requests,
@@ -57,7 +58,8 @@ def slow_client(evidence: Evidence) -> Iterator[Incident]:
     rows = evidence.rows(
         f"""
         WITH clients AS (
-          SELECT api, client, count(*) AS answers, {evidence.quantile("service_ms", 0.95)} AS p95
+          SELECT api, client, count(*) AS answers,
+            {quantile(evidence.database, "service_ms", 0.95)} AS p95
           FROM {_ANSWERS} GROUP BY ALL HAVING count(*) >= {ANSWERS_MIN}
         ), usual AS (
           SELECT api, median(p95) AS usual_p95 FROM clients GROUP BY api
