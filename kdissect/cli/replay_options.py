@@ -13,7 +13,7 @@ from kdissect.cli.options import checked
 
 if TYPE_CHECKING:
     from kdissect.replay.model import TranslateOptions
-    from kdissect.replay.running.result import RunOptions
+    from kdissect.replay.running.runner import RunOptions
     from kdissect.replay.target.connection import Access
 
 Source = Annotated[
@@ -107,7 +107,7 @@ class SpeedOptions:
     def run_options(self) -> RunOptions:
         """Return the pace and the limits of a run; raises BadParameter."""
         from kdissect.replay.planning.schedule import parse_pace, parse_span
-        from kdissect.replay.running.result import RunOptions
+        from kdissect.replay.running.runner import RunOptions
 
         if self.max_gap is not None:
             checked("--max-gap", parse_span, self.max_gap)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kdissect.errors import Error
 from kdissect.replay.comparison.findings import Finding
 from kdissect.replay.model import Outcome, ReplayPlan, RunFinding, Verdict
-from kdissect.replay.running.result import RunResult
+from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.preparation import Prepared
 
 _LATENCY = "latency"  # of --fail-on, and a kind of RunFinding

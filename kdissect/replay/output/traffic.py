@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from kdissect import api
 from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
-from kdissect.replay.running.result import RunResult
+from kdissect.replay.running.runner import RunResult
 
 _MAGIC_NS = 0xA1B23C4D
 

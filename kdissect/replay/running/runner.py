@@ -22,6 +22,7 @@ import gc
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kdissect.errors import Error
@@ -29,17 +30,20 @@ from kdissect.replay.model import (
     Attempt,
     Outcome,
     ReplayPlan,
+    RunFinding,
     SkipCode,
     Skipped,
     Step,
 )
-from kdissect.replay.planning.schedule import schedule
+from kdissect.replay.planning.schedule import Pace, schedule
 from kdissect.replay.running.lanes import Connections, Lane, StepStates
 from kdissect.replay.running.members import Members
-from kdissect.replay.running.result import LinkRecord, RunOptions, RunResult
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Answer, ConnectFailed, Link, allow_many_files
+from kdissect.replay.target.end_state import EndState
+from kdissect.replay.target.preparation import Prepared
 from kdissect.replay.target.settling import Patience, Settled
+from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.translation.unready import Place
@@ -53,6 +57,65 @@ _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no c
 STALLED = "the target stopped answering"
 NOT_WAITED = "the connection was ended without the answer, as the client did"
 SWEEP_S, GRACE_S = 0.1, 1.0
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run.
+
+    pace: when to send.
+    answer_timeout_s: how long to wait for a response. For requests that wait at the broker, the
+    captured latency is added.
+    """
+
+    pace: Pace = field(default_factory=Pace)
+    answer_timeout_s: float = 30.0
+
+
+@dataclass(slots=True)
+class LinkRecord:
+    """Addresses and times of a connection to the target. Times in ns since the run's start."""
+
+    ours: tuple[str, int]
+    theirs: tuple[str, int]
+    opened_ns: int
+    closed_ns: int = -1
+
+
+@dataclass
+class RunResult:
+    """Outcomes and connections of a run, and the state of the target after it.
+
+    outcomes: by step number.
+    attempts: all requests that were sent, also those of the replay's own to members of groups.
+    ended: why the run ended early, else "". is_interrupted: the user ended the run.
+    start_time_ns: wall clock at the run's start.
+    ids: None if the run never began. state, findings: in the capture's terms.
+    """
+
+    outcomes: list[Outcome]
+    attempts: list[Attempt]
+    links: list[LinkRecord]
+    start_time_ns: int
+    elapsed_ns: int = 0
+    ended: str = ""
+    is_interrupted: bool = False
+    reconnects: int = 0
+    ids: IdMap | None = None
+    prepared: list[Prepared] = field(default_factory=list)
+    state: EndState | None = None
+    findings: list[RunFinding] = field(default_factory=list)
+
+
+def not_begun(plan: ReplayPlan, reason: str) -> RunResult:
+    """The result of a run that never began: every step that would have been sent has an error."""
+    outcomes = [
+        Outcome(step, skipped=step.skipped)
+        if step.skipped is not None
+        else Outcome(step, error=f"not sent: {reason}")
+        for step in plan.steps
+    ]
+    return RunResult(outcomes, [], [], time.time_ns(), ended=reason)
 
 
 class Runner:

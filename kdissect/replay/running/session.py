@@ -21,8 +21,7 @@ from kdissect.replay.model import DELETE_EXISTING, Judgement, ReplayPlan, Transl
 from kdissect.replay.output.results import FailOn, Results
 from kdissect.replay.output.rows import Baseline
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
-from kdissect.replay.running.result import RunOptions, RunResult, not_begun
-from kdissect.replay.running.runner import Runner
+from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_begun
 from kdissect.replay.running.verdict import Verdicts
 from kdissect.replay.target.cluster import EARLIEST, Target
 from kdissect.replay.target.connection import ConnectFailed

@@ -22,7 +22,7 @@ from kdissect.replay.fields import FieldTable
 from kdissect.replay.model import Judgement, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.results import Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
-from kdissect.replay.running.result import RunResult
+from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
 
 if TYPE_CHECKING:

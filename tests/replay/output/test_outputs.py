@@ -42,7 +42,7 @@ from kdissect.replay.output.results import FailOnError, Results, parse_fail_on
 from kdissect.replay.output.rows import read_baseline, summary_row, write_json_lines
 from kdissect.replay.output.text import dropped_notes, show_us, texts_of
 from kdissect.replay.planning.schedule import Pace
-from kdissect.replay.running.result import LinkRecord, RunResult
+from kdissect.replay.running.runner import LinkRecord, RunResult
 from tests.replay.made import MS, PlanMaker
 
 HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"

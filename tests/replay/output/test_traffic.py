@@ -5,7 +5,7 @@ from pathlib import Path
 import kdissect
 from kdissect.replay.model import Attempt
 from kdissect.replay.output.traffic import write_capture
-from kdissect.replay.running.result import LinkRecord, RunResult
+from kdissect.replay.running.runner import LinkRecord, RunResult
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
 
 

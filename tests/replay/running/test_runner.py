@@ -12,8 +12,7 @@ import pytest
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.schedule import Pace
 from kdissect.replay.running import lanes
-from kdissect.replay.running.result import RunOptions, RunResult
-from kdissect.replay.running.runner import NOT_WAITED, Runner
+from kdissect.replay.running.runner import NOT_WAITED, Runner, RunOptions, RunResult
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, ConnectFailed, connect
 from tests.replay.made import (
