@@ -24,11 +24,12 @@ from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
 from kdissect.incidents import find_incidents, json_rows
 from kdissect.report import page
-from kdissect.report.document import Document, Options, plain
+from kdissect.report.document import Document, Options
 from kdissect.report.sections import errors, overview, readiness, traffic
 from kdissect.sql import Database
 from kdissect.sql.requests import make_requests
 from kdissect.step_log import logged_step
+from kdissect.tables.value_text import json_value
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
@@ -187,7 +188,7 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
     for number, name in enumerate(names, _PREPARED):
         progress(name, number / (_PREPARED + len(names)))
         with logged_step(_log, name):
-            document[name] = plain(_module(name).collect(database, options))
+            document[name] = json_value(_module(name).collect(database, options))
     document["incidents"] = incidents
     document["clear"] = overview.clear(document)
     return document

@@ -5,20 +5,15 @@ Blocks are paragraphs, charts, tables and stories, in their order.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from kdissect.charts import Chart
 from kdissect.report.page_tables import TABLES, PageTable
 from kdissect.sql import Database
-from kdissect.text import rfc3339
 
-JSON_INT_MAX = 1 << 53  # beyond it a reader of JSON loses digits: such ids travel as text
 LISTED_MAX = 1000  # rows of a list in the JSON document; its `total` says how many there are
-
 PAGE_ROWS = 60  # rows of a table on the page; the CSV file has all
 
 Document = dict[str, Any]
@@ -46,23 +41,6 @@ def listed(database: Database, table: str, order: str, limit: int = LISTED_MAX) 
         "total": database.value(f"SELECT count(*) FROM {table}"),
         "rows": database.rows(f"FROM {table} ORDER BY {order} LIMIT {limit}"),
     }
-
-
-def plain(value: Any) -> Any:
-    """A value of DuckDB as JSON has it: times in RFC 3339, large integers as text."""
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, dt.datetime):
-        return rfc3339(value.astimezone(dt.UTC))
-    if isinstance(value, Decimal):
-        value = int(value)
-    if isinstance(value, int) and abs(value) > JSON_INT_MAX:
-        return str(value)
-    if isinstance(value, float) and not -1e300 < value < 1e300:
-        return None
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, slots=True)
