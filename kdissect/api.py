@@ -46,7 +46,7 @@ from kdissect.pipeline.table_set import (
 )
 from kdissect.pipeline.table_writer import MemorySink, ParquetSink
 from kdissect.tables.arrow_arrays import owned
-from kdissect.tables.schemas import FIXED_TABLES, fixed_tables
+from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, fixed_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -521,8 +521,8 @@ def read(
         timings = {"session_start_s": 0.0, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
         tables = sink.tables()
-        rows = {name: table.num_rows for name, table in tables.items()}
-        manifest = _manifest(plan, manifest_inputs(plan, result["hashes"]), timings, rows)
+        manifest = _manifest(plan, manifest_inputs(plan, result["hashes"]), timings)
+        manifest["totals"] |= {name: tables[name].num_rows for name in COUNTED_TABLES}
     return Tables({name: _in_memory(name, table) for name, table in tables.items()}, manifest)
 
 
@@ -747,20 +747,17 @@ class _Run:
                 sink = ParquetSink(absolute(target), run_id, "state")
                 sink(STATE_KNOWN, state_to_save(plan, result["state"], append))
                 files += sink.close()
-            rows: dict[str, int] = {}
-            kept = append.final if append else {}
-            for table, entry in kept.items():
-                rows[table] = entry["rows"]
-            for file in files:
-                rows[file.table] = rows.get(file.table, 0) + file.row_count
             timings = {**self.timings, **result["timings"]}
             timings["total_s"] = time.perf_counter() - self.began
             inputs = manifest_inputs(plan, result["hashes"])
             before = append.manifest if append else None
-            manifest = _manifest(plan, inputs, timings, rows, before)
-            manifest["state"] = {"missing": reason}  # the commit lists a saved one
+            manifest = _manifest(plan, inputs, timings, before)
+            manifest["state"] = {"missing": reason}
+            if reason is None:
+                manifest["state"] = {"counts": result["state"]["counts"]}
             if append_entry is not None:
                 manifest["append"] = append_entry
+            kept = append.final if append else {}
             self.manifest = commit(target, run_id, files, manifest, kept)
         return count_notes(result["state"]["counts"]) if plan.keeps else []
 
@@ -769,10 +766,9 @@ def _manifest(
     plan: RunPlan,
     inputs: list[dict[str, Any]],
     timings: dict[str, float],
-    rows: dict[str, int],
     before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """before: the manifest of the set that the run adds to."""
+    """The manifest without the counts of rows. before: of the set that the run adds to."""
     totals = {
         "captures": sum(info.source >= 0 for info in plan.captures),
         "packets": sum(info.packet_count for info in plan.captures),
@@ -781,7 +777,6 @@ def _manifest(
     if before is not None:
         totals = {name: count + before["totals"][name] for name, count in totals.items()}
         inputs = [*before["inputs"], *inputs]
-    totals |= {name: rows.get(name, 0) for name in FIXED_TABLES if name != "captures"}
     return {
         "program_version": __version__,
         "options": plan.options.to_json(),

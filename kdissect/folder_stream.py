@@ -73,7 +73,6 @@ from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import iter_chunks
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, check_key_logs
-from kdissect.pipeline.response_versions import infer
 from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.scan import bucket_of
 from kdissect.pipeline.segment_buffer import packed_parts
@@ -85,6 +84,7 @@ from kdissect.pipeline.step_rows import (
     packed_table,
     unpacked_table,
 )
+from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
 from kdissect.resume.completion import Patience
 from kdissect.resume.next_window import payload as payload_of

@@ -9,7 +9,6 @@ host (`copies`).
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -19,17 +18,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kdissect import memory_maps
 from kdissect.capture.copies import local_path
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.packet_reader import END, NEEDED, POS, STEP_CUT, STEP_END
 from kdissect.errors import CaptureError, EnvironmentFailed
-from kdissect.jit import JIT_ENABLED, kernel
+from kdissect.jit import copy_bytes, kernel
 
 WALKED_BYTES = 8 << 20  # bytes tested at a time in a walk over a capture
 WHOLE_RECORD_MAX = 16 << 20  # largest record that is tested completely
@@ -43,27 +38,6 @@ _FAULTS = {
     _BAD_LENGTH: "has a negative length",
     _BAD_POS: "does not lie inside its file",
 }
-
-if JIT_ENABLED:
-
-    @intrinsic
-    def _copy(typingctx: Any, address: Any, out: Any, pos: Any, count: Any) -> Any:
-        """out[pos:pos + count] = the bytes at an address."""
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[1])(context, builder, args[1])
-            pointer = ir.IntType(8).as_pointer()
-            target = builder.gep(builder.bitcast(array.data, pointer), [args[2]])
-            origin = builder.inttoptr(args[0], pointer)
-            cgutils.raw_memcpy(builder, target, origin, args[3], 1)
-            return context.get_dummy_value()
-
-        return types.void(types.uint64, out, types.int64, types.int64), codegen
-else:
-
-    def _copy(address: Any, out: Any, pos: int, count: int) -> None:
-        data = ctypes.string_at(int(address), int(count))
-        out[pos : pos + count] = np.frombuffer(data, np.uint8)
 
 
 @kernel
@@ -91,14 +65,16 @@ def _locate(pos: Any, length: Any, source: Any, bases: Any, sizes: Any, out: Any
 
 
 @kernel
-def _copy_extents(address: Any, length: Any, out: Any) -> None:
+def _copy_extents(address: Any, length: Any, out: Any, target: Any) -> None:
+    """Copy the bytes at each address to `out`, which lies at the address `target`; zeros for
+    address 0."""
     at = 0
     for row in range(len(address)):
         count = length[row]
         if address[row] == 0:
             out[at : at + count] = 0
         elif count > 0:
-            _copy(address[row], out, at, count)
+            copy_bytes(target + at, np.int64(address[row]), count)
         at += count
 
 
@@ -282,5 +258,6 @@ class Sources:
         located, total = self._located(extents["source"], extents["pos"], extents["length"])
         if total > len(self._buffer):
             self._buffer = np.empty(max(total, 2 * len(self._buffer)), np.uint8)
-        _copy_extents(located, np.ascontiguousarray(extents["length"]), self._buffer)
+        length = np.ascontiguousarray(extents["length"])
+        _copy_extents(located, length, self._buffer, self._buffer.ctypes.data)
         return self._buffer[:total]

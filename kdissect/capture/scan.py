@@ -72,7 +72,7 @@ from kdissect.capture.segments import (
 from kdissect.capture.splits import Split
 from kdissect.jit import inlined, kernel, read_i64, read_u8, read_u16, read_u32
 
-_PACKETS, _SEGMENTS, _ENDPOINTS, _CUT = range(4)  # counters of the kernel
+_PACKETS, _SEGMENTS, _ENDPOINTS = range(3)  # counters of the kernel
 _ENDPOINTS_SIZE = ENDPOINTS.itemsize
 _MULTIPLIERS = np.array([random_source.randbits(62) | 1 for _ in range(11)], np.int64)
 _EMPTY = -1
@@ -85,15 +85,14 @@ _FRAGMENT_REASON = reason_name(IP_FRAGMENT)
 class ScanResult:
     """A split's segments, and counts of its packets.
 
-    packet_count = tcp_packet_count + the sum of ignored_reasons. truncated_packet_count: packets of
-    any kind that a snap length cut. cut_segments: rows of batch.segments whose payload it cut.
+    packet_count = tcp_packet_count + the sum of ignored_reasons. cut_segments: rows of
+    batch.segments whose payload a snap length cut.
     """
 
     source: int
     batch: SegmentBatch
     packet_count: int
     tcp_packet_count: int
-    truncated_packet_count: int
     ignored_reasons: dict[str, int]
     fragment_faults: tuple[FragmentFault, ...] = ()
 
@@ -237,8 +236,6 @@ def _scan_packets(
         number = first_packet + counts[_PACKETS] + cursor[OTHER_COUNT]
         counts[_PACKETS] += 1
         captured = packet[CAPTURED]
-        if captured < packet[LENGTH]:
-            counts[_CUT] += 1
         interface = packet[INTERFACE]
         if interface == NO_INTERFACE:
             reason = UNKNOWN_INTERFACE
@@ -312,7 +309,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
     interfaces[: len(known)] = known
     cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
-    counts = np.zeros(4, np.int64)
+    counts = np.zeros(3, np.int64)
     reasons = np.zeros(REASON_COUNT, np.int64)
     segments = np.zeros(split.packet_count + 1, SEGMENT)
     endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
@@ -334,7 +331,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
             _hash_endpoints(endpoints, counts[_ENDPOINTS], table, _MULTIPLIERS)
 
     outcome = sources.windows(split.source, cursor, split.end, step)
-    packet_count, segment_count, endpoint_count, cut_count = (int(count) for count in counts)
+    packet_count, segment_count, endpoint_count = (int(count) for count in counts)
     assert outcome == STEP_END, (outcome, split)
     assert packet_count == split.packet_count, (packet_count, split)
     batch = SegmentBatch(
@@ -353,7 +350,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
         ignored[_FRAGMENT_REASON] = ignored.get(_FRAGMENT_REASON, 0) - len(here.completed)
         ignored = {reason: count for reason, count in ignored.items() if count}
         faults = tuple(FragmentFault(*row) for row in here.faults.tolist())
-    return ScanResult(split.source, batch, packet_count, segment_count, cut_count, ignored, faults)
+    return ScanResult(split.source, batch, packet_count, segment_count, ignored, faults)
 
 
 def _merged(batch: SegmentBatch, more: SegmentBatch) -> SegmentBatch:

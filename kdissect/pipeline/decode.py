@@ -15,13 +15,14 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.cluster import Cluster, NamesUsed
+from kdissect.pipeline.cluster import Cluster
 from kdissect.pipeline.frame_buffer import FrameBuffer
 from kdissect.pipeline.message_anomalies import TableOutput, write_message_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter_chunks
 from kdissect.pipeline.message_tables import write_tables
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.saved_state import NamesUsed
 from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink, unpacked_table
 from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector

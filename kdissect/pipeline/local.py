@@ -16,11 +16,10 @@ from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble, assembled
-from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.decode import decode
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
-from kdissect.pipeline.saved_state import earlier_events
+from kdissect.pipeline.saved_state import NamesUsed, earlier_events
 from kdissect.pipeline.scan import scan
 from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile

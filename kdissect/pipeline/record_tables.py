@@ -13,9 +13,9 @@ from kdissect.arrays import Ints, Rows
 from kdissect.codec.record_batches import FaultStage, iter_record_chunks
 from kdissect.codec.redaction import TEXT
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.cluster import NamesUsed
 from kdissect.pipeline.message_anomalies import NO_BYTES, TableOutput, add_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk
+from kdissect.pipeline.saved_state import NamesUsed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import REQUEST

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdissect.errors import CaptureError
+from kdissect.pipeline.cluster import Cluster
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS, Row, RowKind
 from kdissect.stories.events import SCHEMAS, Collector
@@ -27,6 +30,47 @@ COUNTS = {
     "any more",
     "open_exchanges": "requests or responses are not complete: the next --append continues them",
 }
+
+
+@dataclass(slots=True)
+class NamesUsed:
+    """Names in final rows that a later message may complete.
+
+    ids: topic ids without a known name. names: topics whose records came by name, without an id.
+    users: SCRAM users, which may be ids of delegation tokens.
+    """
+
+    ids: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    users: set[str] = field(default_factory=set)
+
+    def add_users(self, connections: pa.Table) -> None:
+        """Add the SCRAM users in rows of `connections`."""
+        is_scram = pc.fill_null(pc.starts_with(connections["sasl_mechanism"], "SCRAM"), False)
+        principals = connections["principal"].filter(is_scram).unique().to_pylist()
+        self.users.update(user.removeprefix("User:") for user in principals if user is not None)
+
+    def merge(self, other: NamesUsed) -> None:
+        self.ids |= other.ids
+        self.names |= other.names
+        self.users |= other.users
+
+    def to_json(self) -> dict[str, list[str]]:
+        return {name: sorted(getattr(self, name)) for name in ("ids", "names", "users")}
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> NamesUsed:
+        return NamesUsed(**{name: set(values) for name, values in document.items()})
+
+    def late(self, before: Cluster, after: Cluster) -> list[str]:
+        """Names that `after` knows and that rows written with `before` lack."""
+        old, new = before.topics.names(), after.topics.names()
+        late = {new.name(ident) for ident in self.ids if old.name(ident) != new.name(ident)}
+        late |= {old.name(ident) for ident in old.of_id if old.name(ident) != new.name(ident)}
+        late |= {name for name in self.names if old.id_of.get(name) != new.id_of.get(name)}
+        owners = before.owners, after.owners
+        late |= {user for user in self.users if owners[0].get(user) != owners[1].get(user)}
+        return sorted(late)
 
 
 def read_state(path: str) -> pa.Table:

@@ -25,7 +25,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.exchanges import Exchanges
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.cluster import Learnt, learn
-from kdissect.pipeline.response_versions import infer
+from kdissect.pipeline.unrequested_responses import infer
 
 LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files
 _ROWS_AT_ONCE = 1 << 16  # segments moved at a time

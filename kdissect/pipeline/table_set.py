@@ -24,7 +24,7 @@ from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import SetFolder, write_lock
 from kdissect.pipeline.step_rows import STATE
 from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, StagedFile
-from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION, fixed_tables
+from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
 Entries = dict[str, dict[str, Any]]  # by table: row count and files
@@ -114,11 +114,10 @@ def commit(
     """Publish the staged files, write the manifest and return it.
 
     After the manifest is written nothing can fail; files that cannot be removed stay until the next
-    run.
-    `manifest` gets `format_version` and `tables` here. Fixed tables without rows get an empty file,
-    so that every reader finds their schema. kept: row counts and files of the old set that stay in
-    the new one. Tables of a saved state (`append`) are listed apart, with the files of all tables
-    that the next append keeps.
+    run. `manifest` gets `format_version`, `tables` and the counts of rows here. Fixed tables
+    without rows get an empty file, so that every reader finds their schema. kept: row counts and
+    files of the old set that stay in the new one. Tables of a saved state (`append`) are listed
+    apart, with the files of all tables that the next append keeps.
     """
     place = SetFolder(out)
     tables: Entries = {name: {"rows": 0, "files": []} for name in FIXED_TABLES}
@@ -134,12 +133,14 @@ def commit(
             entry["files"].append(name)
     state = {name: tables.pop(name) for name in list(tables) if name.startswith(STATE)}
     if state:
-        manifest = {**manifest, "state": {"tables": state, "final": final}}
+        manifest = {**manifest, "state": {**manifest["state"], "tables": state, "final": final}}
     for name, schema in _empty_files(tables, run_id, manifest):
         buffer = pa.BufferOutputStream()
         _write_empty(buffer, schema)
         place.write(name, buffer.getvalue().to_pybytes())
-    document = {"format_version": FORMAT_VERSION, **manifest, "tables": tables}
+    counts = {name: tables[name]["rows"] for name in COUNTED_TABLES}
+    totals = {**manifest.get("totals", {}), **counts}
+    document = {"format_version": FORMAT_VERSION, **manifest, "totals": totals, "tables": tables}
     listed = _listed(document)
     # the manifest must not list a file that another run removed
     if not place.is_open(run_id) or not all(place.has(sorted(listed))):

@@ -128,9 +128,9 @@ class Counts:
     """What all windows so far have counted.
 
     kafka: connections that were recognised as Kafka's. unread: int64[len(Spoken)], the others by
-    protocol. given_up: connections whose open exchanges were completed to make room. limited:
-    connections that another limit cut short. late: packets that came after their place was
-    complete.
+    protocol. given_up: connections whose open exchanges were completed as they were, to make room
+    or because a message with secrets must not be carried. limited: connections in which the search
+    for Kafka ended. late: packets that came after their place was complete.
     """
 
     kafka: int = 0

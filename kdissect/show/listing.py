@@ -20,8 +20,8 @@ from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import decode_messages
 from kdissect.pipeline.message_tables import write_exchanges
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.response_versions import infer
 from kdissect.pipeline.selection import Selection
+from kdissect.pipeline.unrequested_responses import infer
 from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.stories.events import Collector

@@ -75,6 +75,7 @@ FIXED_TABLES: dict[str, pa.Schema] = {
     for name, declared in _DECLARED.items()
     if name not in ("apis", "internal")
 }
+COUNTED_TABLES = tuple(name for name in FIXED_TABLES if name != "captures")  # in `totals`
 CONNECTIONS, EXCHANGES = FIXED_TABLES["connections"], FIXED_TABLES["exchanges"]
 RECORD_BATCHES, RECORDS = FIXED_TABLES["record_batches"], FIXED_TABLES["records"]
 GROUP_EVENTS, TRANSACTIONS = FIXED_TABLES["group_events"], FIXED_TABLES["transactions"]

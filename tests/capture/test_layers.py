@@ -178,9 +178,9 @@ def test_snap_length_cuts_payload_but_not_its_length(tmp_path: Path) -> None:
         assert segment[3:7] == (0, 0, 0, 0)
         assert (segment.flags, segment.ip_id) == (0, 7 | NO_HEADER)
     data = pcap([IN_ETHERNET[: 34 + 3]], lengths=[size])
-    _, _, results, _ = read(write(tmp_path, data))
+    info, _, results, _ = read(write(tmp_path, data))
     assert ignored_of(results) == {"headers_cut": 1}
-    assert results[0].truncated_packet_count == 1
+    assert info.truncated_packet_count == 1
 
 
 def test_a_tcp_header_that_makes_no_sense_tells_the_endpoints(tmp_path: Path) -> None:
