@@ -39,7 +39,7 @@ from kdissect.errors import CaptureError
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.spark_session import use_this_python
 from kdissect.protocol import catalog
-from kdissect.tables.arrow_arrays import plain
+from kdissect.tables.arrow_arrays import plain, plain_schema
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.schemas import api_schema, fixed_tables
 
@@ -179,7 +179,7 @@ def schema_of(
         found = tables()
         if table not in found:
             raise ValueError(f"no record of these captures makes a table {table}")
-        return _plain_schema(found[table].schema)
+        return plain_schema(found[table].schema)
     raise ValueError(f"no table {table!r}; there are {', '.join(fixed)}, apis/NAME, internal/NAME")
 
 
@@ -189,17 +189,7 @@ def _api_schema(api_key: int, options: Options, is_token: bool = False) -> pa.Sc
     empty = [pa.array([], side) for side in sides]
     nesting = options.limits.nesting
     request, response, _ = add_decoded(api_key, empty[0], empty[1], options.reveal_secrets, nesting)
-    return _plain_schema(api_schema(request.type, response.type))
-
-
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with the value types of dictionaries."""
-    return pa.schema(
-        [
-            field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-            for field in schema
-        ]
-    )
+    return plain_schema(api_schema(request.type, response.type))
 
 
 class _TableReader(DataSourceReader):

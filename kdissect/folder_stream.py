@@ -61,7 +61,6 @@ from kdissect.kafka.assembly import CARRIED, Anomaly
 from kdissect.packing import pack, unpack
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.assemble import anomaly_tables
-from kdissect.pipeline.cluster import Cluster, learn_topics
 from kdissect.pipeline.decode import decode_exchanges
 from kdissect.pipeline.filters import (
     anomalies_within,
@@ -69,6 +68,7 @@ from kdissect.pipeline.filters import (
     exchanges_within,
     of_hosts,
 )
+from kdissect.pipeline.learn import Cluster, learn_topics
 from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import iter_chunks
 from kdissect.pipeline.options import Options
@@ -76,13 +76,13 @@ from kdissect.pipeline.plan import capture_id, check_key_logs
 from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.scan import bucket_of
 from kdissect.pipeline.segment_buffer import packed_parts
+from kdissect.pipeline.selection import duration_ms
 from kdissect.pipeline.spark_session import use_this_python
 from kdissect.pipeline.step_rows import (
     ROW_BYTES_MAX,
     STATE_OPEN,
     RowKind,
     packed_table,
-    unpacked_table,
 )
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
@@ -99,7 +99,7 @@ from kdissect.resume.open_connection import (
 from kdissect.show.reading import key_log_texts
 from kdissect.stories.events import Collector
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
-from kdissect.tables.arrow_arrays import plain
+from kdissect.tables.arrow_arrays import plain, unpacked
 from kdissect.tables.topics import TopicNames
 
 TABLES = ("exchanges", "record_batches", "records", "anomalies", "apis")
@@ -122,7 +122,6 @@ _PARTS = "bucket long, kind int, data binary, late_packets long, carry_limits lo
 _SCANNED = pa.schema([("bucket", pa.int64()), ("time", pa.timestamp("us", "UTC")),
                       ("data", pa.binary())])  # fmt: skip
 _PART_TYPES = (np.dtype(np.uint8), ENDPOINTS, SEGMENT, np.dtype(np.uint8))
-_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _COMPRESSED = (".gz", ".zst", ".lz4")
 
 Batches = Iterator[pa.RecordBatch]
@@ -167,7 +166,7 @@ def stream(
         raise CaptureError(f"{place}: a stream reads a folder or glob of captures")
     run = Options.of(**options)
     check_key_logs(run.keylog)
-    late_ms, schema = _milliseconds(late), schema_of(table, run)
+    late_ms, schema = int(duration_ms(late)), schema_of(table, run)
     use_this_python(spark)
     spark.conf.set(STATE_STORE, ROCKS_DB)
     files = (
@@ -193,13 +192,6 @@ def stream(
         F.sum("carry_limits").alias("carry_limits"),
     )
     return counted.mapInArrow(_rows_stage(schema), from_arrow_schema(schema))
-
-
-def _milliseconds(late: str) -> int:
-    found = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|h|d)", late.strip())
-    if not found:
-        raise ValueError(f'late is a time as "30s", "10m" or "2h", not {late!r}')
-    return int(found[1]) * _UNITS[found[2]]
 
 
 # -- files to segments ----------------------------------------------------------------------
@@ -373,7 +365,7 @@ class _Connections(StatefulProcessor):
 
 def _unpacked(data: bytes) -> list[OpenConnection]:
     try:
-        return from_table(unpacked_table(data)[1])
+        return from_table(unpacked(data)[1])
     except ValueError as error:
         reason = "the checkpoint is another version's; begin with a new one"
         raise CaptureError(f"{reason} ({error})") from error
@@ -484,7 +476,7 @@ def _rows_stage(schema: pa.Schema) -> Callable[[Batches], Batches]:
         for batch in batches:
             for data in batch.column("data").to_pylist():
                 if data:
-                    _, table = unpacked_table(data)
+                    _, table = unpacked(data)
                     yield from plain(table, schema).to_batches(max_chunksize=65_536)
 
     return stage

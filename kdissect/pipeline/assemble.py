@@ -29,7 +29,6 @@ from kdissect.kafka.assemble import paired_frames
 from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.cluster import Learnt
 from kdissect.pipeline.filters import (
     NOT_FOLLOWED,
     anomalies_within,
@@ -37,6 +36,7 @@ from kdissect.pipeline.filters import (
     exchanges_within,
     follow,
 )
+from kdissect.pipeline.learn import Learnt
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
@@ -52,7 +52,6 @@ from kdissect.pipeline.step_rows import (
     RowKind,
     packed_table,
     sliced,
-    unpacked_table,
 )
 from kdissect.resume.carry import CarriedBytes, CompletedExchanges, ConnectionCarry
 from kdissect.resume.next_window import CarryLimits
@@ -63,7 +62,7 @@ from kdissect.tables.anomalies import (
     in_parts,
     stream_anomalies,
 )
-from kdissect.tables.arrow_arrays import binaries
+from kdissect.tables.arrow_arrays import binaries, unpacked
 from kdissect.tables.connections import connections_table
 from kdissect.tcp.columns import CloseReason
 
@@ -102,7 +101,7 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
         if row.kind == RowKind.SEGMENTS:
             gathered.add(row.data)
         elif row.kind == RowKind.STATES:
-            states += from_table(unpacked_table(row.data)[1])
+            states += from_table(unpacked(row.data)[1])
         else:
             yield row._replace(key=row.order % plan.slot_count)
     batch, scratch = gathered.batch()

@@ -15,21 +15,22 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.cluster import Cluster
 from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.message_anomalies import TableOutput, write_message_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter_chunks
 from kdissect.pipeline.message_tables import write_tables
 from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import NamesUsed
-from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink, unpacked_table
+from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
 from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector
 from kdissect.stories.fetch_messages import fetch_events
 from kdissect.stories.group_messages import group_events
 from kdissect.stories.messages import Messages
 from kdissect.stories.producer_messages import producer_events
+from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tables.connections import broker_texts
 from kdissect.tables.topics import TopicNames
 
@@ -55,7 +56,7 @@ def decode(
     for row in rows:
         slot = row.key
         if row.kind == RowKind.TABLE:
-            name, table = unpacked_table(row.data)
+            name, table = unpacked(row.data)
             if name == "connections":
                 used.add_users(table)
                 table = with_owners(table, facts.owners)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.cluster import Cluster
+from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import NamesUsed, continued_connections
 from kdissect.pipeline.step_rows import (
@@ -28,9 +28,9 @@ from kdissect.pipeline.step_rows import (
     RowKind,
     Sink,
     packed_table,
-    unpacked_table,
 )
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
+from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tables.schemas import CAPTURES, table_of_rows
 
 LATE_NAMES_LISTED = 20
@@ -85,7 +85,7 @@ class RunSummary:
             elif row.kind == RowKind.FACTS:
                 summary.facts.merge(Cluster.from_bytes(row.data))
             else:
-                name, table = unpacked_table(row.data)
+                name, table = unpacked(row.data)
                 summary.connections.setdefault(name, []).append(table)
         return summary
 

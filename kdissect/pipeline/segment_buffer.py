@@ -24,7 +24,7 @@ from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.exchanges import Exchanges
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.cluster import Learnt, learn
+from kdissect.pipeline.learn import Learnt, learn
 from kdissect.pipeline.unrequested_responses import infer
 
 LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files

@@ -21,8 +21,18 @@ from kdissect.tables.arrow_arrays import ip_text
 from kdissect.tables.waits import service_ns
 
 _SASL_TOKEN = "SaslToken"
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min)?")
-_UNITS_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min|h|d)?")
+_UNITS_MS = {
+    "ns": 1e-6,
+    "us": 1e-3,
+    "µs": 1e-3,
+    "ms": 1.0,
+    "s": 1e3,
+    "m": 6e4,
+    "min": 6e4,
+    "h": 3.6e6,
+    "d": 8.64e7,
+}
 
 
 def duration_ms(text: str) -> float:

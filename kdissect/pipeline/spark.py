@@ -36,8 +36,8 @@ from kdissect.capture import object_store
 from kdissect.pipeline import local
 from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble
-from kdissect.pipeline.cluster import Cluster
 from kdissect.pipeline.decode import decode
+from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import Runner
 from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables

@@ -22,8 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kdissect.pipeline.options import MB
-from kdissect.tables.arrow_arrays import plain
-from kdissect.tables.schemas import FIXED_TABLES
+from kdissect.tables.arrow_arrays import packed, plain, plain_schema
 
 Sink = Callable[[str, pa.Table], None]  # receives (name of a table, rows of it)
 
@@ -69,15 +68,5 @@ def sliced(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def packed_table(name: str, table: pa.Table) -> bytes:
-    schema = FIXED_TABLES.get(TABLE_OF.get(name, name), table.schema)
-    table = plain(table, schema).replace_schema_metadata({"table": name})
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(out.getvalue().to_pybytes())
-
-
-def unpacked_table(data: bytes) -> tuple[str, pa.Table]:
-    table = pa.ipc.open_stream(data).read_all()
-    name = table.schema.metadata[b"table"].decode()
-    return name, table.replace_schema_metadata(None)
+    """A table without dictionaries, for `arrow_arrays.unpacked`."""
+    return packed(name, plain(table, plain_schema(table.schema)))

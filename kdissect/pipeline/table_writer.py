@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, STATE, STATE_KNOWN, STATE_OPEN, TABLE_OF
-from kdissect.tables.arrow_arrays import owned, plain
+from kdissect.tables.arrow_arrays import owned, plain, plain_schema
 from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
 
 ROW_GROUP_BYTES = 64 << 20
@@ -133,23 +133,11 @@ class _Writer:
 
 
 def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
-    """Tables of one name with one schema: a column is a dictionary in all of them or in none."""
+    """Tables of one name with one schema: a column may be a dictionary in some of them only."""
     if all(table.schema.equals(tables[0].schema) for table in tables):
         return tables
-    fields = []
-    for index, first in enumerate(tables[0].schema):
-        kinds = {table.schema.field(index).type for table in tables}
-        kind = first.type if len(kinds) == 1 else _plain_type(kinds)
-        fields.append(first.with_type(kind))
-    schema = pa.schema(fields)
-    return [table.cast(schema) for table in tables]
-
-
-def _plain_type(kinds: set[Any]) -> Any:
-    for kind in kinds:
-        if not pa.types.is_dictionary(kind):
-            return kind
-    return next(iter(kinds)).value_type
+    schema = plain_schema(tables[0].schema)
+    return [plain(table, schema) for table in tables]
 
 
 def _arrow_schema(schema: pa.Schema) -> dict[str, str]:
@@ -157,11 +145,7 @@ def _arrow_schema(schema: pa.Schema) -> dict[str, str]:
 
     Parquet's own schema has no place for them. Arrow's readers find them under this key.
     """
-    fields = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-        for field in schema
-    ]
-    data = pa.schema(fields, schema.metadata).serialize().to_pybytes()
+    data = plain_schema(schema).serialize().to_pybytes()
     return {"ARROW:schema": base64.b64encode(data).decode()}
 
 

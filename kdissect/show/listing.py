@@ -13,9 +13,9 @@ import pyarrow as pa
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
-from kdissect.pipeline.cluster import learn_topics
 from kdissect.pipeline.decode import decode_exchanges
 from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
+from kdissect.pipeline.learn import learn_topics
 from kdissect.pipeline.message_anomalies import TableOutput
 from kdissect.pipeline.message_chunks import decode_messages
 from kdissect.pipeline.message_tables import write_exchanges

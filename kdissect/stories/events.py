@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.tables.arrow_arrays import mix64
+from kdissect.tables.arrow_arrays import mix64, packed, unpacked
 
 _ROW_BYTES_MAX = 4 << 20  # bytes of one packed table
 
@@ -190,20 +190,15 @@ def _pack(name: str, table: pa.Table) -> bytes:
     for column in _REPEATED[name]:
         index = table.schema.get_field_index(column)
         table = table.set_column(index, column, table[column].dictionary_encode())
-    out = pa.BufferOutputStream()
-    table = table.combine_chunks().replace_schema_metadata({"events": name})
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(out.getvalue().to_pybytes())
+    return packed(name, table.combine_chunks())
 
 
 def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
     """The events of one key from all tasks, by name of SCHEMAS; every name is present."""
     tables_of: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
     for data in parts:
-        table = pa.ipc.open_stream(data).read_all()
-        name = table.schema.metadata[b"events"].decode()
-        tables_of[name].append(table.replace_schema_metadata(None).cast(SCHEMAS[name]))
+        name, table = unpacked(data)
+        tables_of[name].append(table.cast(SCHEMAS[name]))
     return {
         name: pa.concat_tables(tables).combine_chunks() if tables else SCHEMAS[name].empty_table()
         for name, tables in tables_of.items()

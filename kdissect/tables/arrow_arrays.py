@@ -93,6 +93,15 @@ def ip_text(raw: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema with the value types of dictionaries."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in schema
+    ]
+    return pa.schema(fields, schema.metadata)
+
+
 def plain(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table cast to the schema's types: dictionaries become plain strings."""
     if table.schema.equals(schema):
@@ -103,6 +112,22 @@ def plain(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for column, field in zip(table.columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def packed(name: str, table: pa.Table) -> bytes:
+    """A table and its name as one value, for `unpacked`."""
+    out = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({"name": name})
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(out.getvalue().to_pybytes())
+
+
+def unpacked(data: bytes) -> tuple[str, pa.Table]:
+    """(name, table) that `packed` was given."""
+    table = pa.ipc.open_stream(data).read_all()
+    name = table.schema.metadata[b"name"].decode()
+    return name, table.replace_schema_metadata(None)
 
 
 def owned(table: pa.Table) -> pa.Table:

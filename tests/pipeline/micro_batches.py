@@ -11,8 +11,9 @@ from pyspark.sql import Row
 
 from kdissect import folder_stream
 from kdissect.datasource import schema_of
-from kdissect.folder_stream import _Connections, _Messages, _milliseconds, _rows_stage, _scan_stage
+from kdissect.folder_stream import _Connections, _Messages, _rows_stage, _scan_stage
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.selection import duration_ms
 
 
 class State:
@@ -52,7 +53,7 @@ class Query:
     def __init__(
         self, folder: Path, table: str = "exchanges", late: str = "10m", **options: Any
     ) -> None:
-        self.folder, self.table, self.late_ms = str(folder), table, _milliseconds(late)
+        self.folder, self.table, self.late_ms = str(folder), table, int(duration_ms(late))
         self.options = Options(**options)
         self.connections: dict[int, State] = {}
         self.messages: dict[int, State] = {}

@@ -14,9 +14,9 @@ import pytest
 
 import kdissect
 from kdissect import folder_stream
-from kdissect.pipeline.step_rows import unpacked_table
 from kdissect.resume.next_window import CarryLimits
 from kdissect.resume.open_connection import from_table
+from kdissect.tables.arrow_arrays import unpacked
 from tests.builders.captures import Blocks, pcap_bytes, split_capture
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
@@ -275,7 +275,7 @@ def test_a_closed_connection_leaves_no_state(folder):
         talk.close()
         (folder / f"{number}.pcap").write_bytes(pcap_bytes(talk.packets))
         query.batch()
-    saved = [from_table(unpacked_table(state.value[0])[1]) for state in query.connections.values()]
+    saved = [from_table(unpacked(state.value[0])[1]) for state in query.connections.values()]
     ports = [int(one.row["endpoints"]["port_a"][0]) for some in saved for one in some]
     assert sorted(ports) == [40001, 40002]
 
@@ -295,11 +295,19 @@ def test_only_chosen_hosts_and_times(folder, put):
     assert min(late["request_time_ns"].drop_null().to_pylist()) >= middle
 
 
+def test_columns_that_an_option_adds(folder, put):
+    """The rows of `records` have the decoded values, as in `read`."""
+    put(0, 1, 2)
+    found = Query(folder, "records", decode_values="string").batch()
+    whole = kdissect.read(folder, decode_values="string").records.to_arrow()
+    assert found.column_names == whole.column_names
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
         ({"table": "connections"}, ValueError, "a stream has no table connections: it has"),
-        ({"late": "soon"}, ValueError, "late is a time as"),
+        ({"late": "soon"}, ValueError, "is no duration"),
         ({"folder": "none"}, kdissect.CaptureError, "a stream reads a folder or glob"),
         ({"colour": "red"}, TypeError, "colour"),
         ({"payload": "some"}, ValueError, "payload must be one of"),

@@ -15,7 +15,7 @@ import kdissect
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.capture.windows import WindowReader
 from kdissect.kafka.options import StreamOptions
-from kdissect.pipeline.step_rows import STATE_OPEN, packed_table, unpacked_table
+from kdissect.pipeline.step_rows import STATE_OPEN, packed_table
 from kdissect.resume.carry import ConnectionCarry
 from kdissect.resume.continued import LOOKED_AT_MAX
 from kdissect.resume.next_window import TLS_HANDSHAKE_BYTES
@@ -26,6 +26,7 @@ from kdissect.resume.open_connection import (
     new_connection,
     to_table,
 )
+from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
 from tests.builders.captures import lose_packets, pcap
 from tests.builders.frames import request, response
@@ -141,7 +142,7 @@ class Run:
             packed = b""
             if state is not None and state.phase is Phase.KAFKA:
                 packed = packed_table(STATE_OPEN, to_table([state]))
-                (again,) = from_table(unpacked_table(packed)[1])
+                (again,) = from_table(unpacked(packed)[1])
                 assert (again.tls, again.parts) == (state.tls, state.parts)
             count = max(count, int(last.batch.segments["packet"].max(initial=0)))
             yield count, rows, state, packed

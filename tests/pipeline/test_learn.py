@@ -8,7 +8,7 @@ import pytest
 import kdissect
 from kdissect.pipeline.brokers import BROKER, CONTROLLER, ListedBroker, NodeRole, SeenBrokers
 from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.cluster import Cluster
+from kdissect.pipeline.learn import Cluster
 from tests.material import needs_material
 from tests.truth.material import Capture
 
