@@ -7,7 +7,7 @@ from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
-from kdissect.replay.model import Exchange, Step
+from kdissect.replay.model import Step
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.offsets import Log
@@ -24,32 +24,6 @@ from kdissect.replay.workload.messages import (
 )
 
 _EARLIEST = -2  # timestamp of ListOffsets
-
-
-# -- before the run ---------------------------------------------------------------------------
-
-
-def from_capture(ids: IdMap, exchange: Exchange) -> None:
-    """Take from a captured exchange, before the run, the values that answers are compared with.
-
-    These are log start offsets, fetched offsets, assignments, and partitions in transactions.
-    """
-    if exchange.api_key not in (ApiKey.SYNC_GROUP, ApiKey.FETCH, ApiKey.PRODUCE):
-        return
-    asked, captured = bodies(exchange)
-    if exchange.api_key == ApiKey.SYNC_GROUP:
-        ids.groups.add_captured(asked)
-        return
-    for log, entry in ids.names.logs(captured):
-        ids.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
-    if exchange.api_key == ApiKey.FETCH:
-        for log, entry in ids.names.logs(asked):
-            ids.offsets.add_captured(log, fetched=entry["fetch_offset"])
-    elif asked.get("transactional_id") is not None:
-        ids.marked.update(log for log, _ in ids.names.logs(asked))
-
-
-# -- during the run -------------------------------------------------------------------------------
 
 
 def from_answer(ids: IdMap, step: Step, response: bytes) -> None:

@@ -14,11 +14,11 @@ from uuid import UUID
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import ADMIN, ReplayPlan, Step, TranslateOptions
+from kdissect.replay.model import ADMIN, Exchange, ReplayPlan, Step, TranslateOptions
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.sessions import FetchSessions, ShareSessions
-from kdissect.replay.workload.messages import CapturedTopics, decoded, entries
+from kdissect.replay.workload.messages import CapturedTopics, bodies, decoded, entries
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 ZERO_UUID = UUID(int=0)
@@ -58,6 +58,26 @@ class IdMap:
         self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
         for (kind, old), new in self.options.renames.items():
             self.renames[kind][old] = new
+        for step in plan.steps:
+            if step.skipped is None:
+                self._add_captured(step.exchange)
+
+    def _add_captured(self, exchange: Exchange) -> None:
+        """Take from a captured exchange the values that answers are compared with: log start
+        offsets, fetched offsets, assignments, and partitions in transactions."""
+        if exchange.api_key not in (ApiKey.SYNC_GROUP, ApiKey.FETCH, ApiKey.PRODUCE):
+            return
+        asked, captured = bodies(exchange)
+        if exchange.api_key == ApiKey.SYNC_GROUP:
+            self.groups.add_captured(asked)
+            return
+        for log, entry in self.names.logs(captured):
+            self.offsets.add_captured(log, start=entry.get("log_start_offset", -1))
+        if exchange.api_key == ApiKey.FETCH:
+            for log, entry in self.names.logs(asked):
+                self.offsets.add_captured(log, fetched=entry["fetch_offset"])
+        elif asked.get("transactional_id") is not None:
+            self.marked.update(log for log, _ in self.names.logs(asked))
 
     def broker(self, step: Step) -> tuple[str, int]:
         """The captured broker that a step went to; sessions are the brokers'."""

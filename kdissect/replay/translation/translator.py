@@ -69,9 +69,6 @@ class Translator:
     def __init__(self, ids: IdMap) -> None:
         self.ids = ids
         self.dropped: dict[int, list[DroppedField]] = {}
-        for step in ids.plan.steps:
-            if step.skipped is None:
-                answers.from_capture(ids, step.exchange)
 
     # -- requests -------------------------------------------------------------------------------
 
