@@ -116,37 +116,26 @@ class StepStates:
         self.left = count
         self.is_complete = bytearray(count)
         self._is_sent = bytearray(count)
-        self._on_complete: dict[int, asyncio.Future[None]] = {}
-        self._on_sent: dict[int, asyncio.Future[None]] = {}
+        self._on_complete: dict[int, asyncio.Event] = {}
+        self._on_sent: dict[int, asyncio.Event] = {}
 
     async def until_complete(self, number: int) -> None:
         if not self.is_complete[number]:
-            await _future(self._on_complete, number)
+            await self._on_complete.setdefault(number, asyncio.Event()).wait()
 
     async def until_sent(self, number: int) -> None:
         """A complete step counts as sent."""
         if not self._is_sent[number]:
-            await _future(self._on_sent, number)
+            await self._on_sent.setdefault(number, asyncio.Event()).wait()
 
     def sent(self, number: int) -> None:
         self._is_sent[number] = 1
-        _resolve(self._on_sent, number)
+        if (event := self._on_sent.pop(number, None)) is not None:
+            event.set()
 
     def complete(self, number: int) -> None:
         self.left -= not self.is_complete[number]
         self.is_complete[number] = 1
         self.sent(number)
-        _resolve(self._on_complete, number)
-
-
-async def _future(waited: dict[int, asyncio.Future[None]], number: int) -> None:
-    future = waited.get(number)
-    if future is None:
-        future = waited[number] = asyncio.get_running_loop().create_future()
-    await future  # cancelled with all that wait for it, at the end of the run
-
-
-def _resolve(waited: dict[int, asyncio.Future[None]], number: int) -> None:
-    future = waited.pop(number, None)
-    if future is not None and not future.done():
-        future.set_result(None)
+        if (event := self._on_complete.pop(number, None)) is not None:
+            event.set()
