@@ -36,7 +36,7 @@ from kdissect.readiness.client_tables import make_client_tables
 from kdissect.readiness.roles import find_roles, needed_apis
 from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, minor
 from kdissect.sql import Database
-from kdissect.text import rfc3339
+from kdissect.tables.value_text import json_value
 
 _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
@@ -96,7 +96,7 @@ def assess(database: Database, target: str) -> dict[str, Any]:
     verdict = _worst(each["verdict"] for each in clients)
     if verdict == OK and (unseen["tls_connection_count"] or not clients):
         verdict = UNKNOWN
-    return {
+    document: dict[str, Any] = {
         "format_version": _FORMAT_VERSION,
         "target": target,
         "release": release,
@@ -110,6 +110,7 @@ def assess(database: Database, target: str) -> dict[str, Any]:
         "internal": internal,
         "unseen": unseen,
     }
+    return {name: json_value(value) for name, value in document.items()}
 
 
 def _worst(verdicts: Iterable[str]) -> str:
@@ -181,18 +182,14 @@ def _client(
         "verdict": _worst(each["verdict"] for each in (*findings, *never_seen)),
         "connection_count": row["connection_count"],
         "request_count": row["request_count"],
-        "first_time": _time(row["first_time"]),
-        "last_time": _time(row["last_time"]),
+        "first_time": row["first_time"],
+        "last_time": row["last_time"],
         "roles": [role.name for role in roles],
         "findings": findings,
         "never_seen": never_seen,
         "formats": formats,
         "upgrade": _upgrade(row, findings, never_seen, release),
     }
-
-
-def _time(value: Any) -> str | None:
-    return None if value is None else rfc3339(value)
 
 
 def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
@@ -272,7 +269,7 @@ def _judged(
         "setting": setting,
         "verdict": verdict,
         "why": why,
-        "first_time": _time(row["first_time"]),
+        "first_time": row["first_time"],
         "first_exchange_id": str(row["first_exchange_id"]),
     }
 

@@ -84,7 +84,7 @@ class Detailer:
         return decoded
 
     def _painted(self, part: str, colour: str) -> str:
-        return f"{colour}{part}{style.RESET}" if self._colour and part else part
+        return style.painted(part, colour, self._colour)
 
     # -- trees ------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Records:
         for row in self._records.get(exchange_id, []):
             records[row["batch_index"]].append(row)
         for batch in self._batches.get(exchange_id, []):
-            yield "  " + _painted(_batch_line(batch), style.DIM, colour)
+            yield "  " + style.painted(_batch_line(batch), style.DIM, colour)
             for row in records.pop(batch["batch_index"], []):
                 yield "    " + self._line(row, colour)
         for rows in records.values():
@@ -49,7 +49,7 @@ class Records:
     def _line(self, row: Row, colour: bool) -> str:
         offset = "?" if row["offset"] is None else row["offset"]
         topic = visible(row["topic"] or row["topic_id"] or "?")
-        place = _painted(f"{topic}-{row['partition']} @ {offset}", style.GREEN, colour)
+        place = style.painted(f"{topic}-{row['partition']} @ {offset}", style.GREEN, colour)
         when = row["timestamp"]
         parts = [place]
         if when is not None:
@@ -118,7 +118,3 @@ def _shown(item: Any) -> str:
     if isinstance(item, dict):
         item = {name: each for name, each in item.items() if each is not None}
     return value_text(item)
-
-
-def _painted(part: str, colour: str, wanted: bool) -> str:
-    return f"{colour}{part}{style.RESET}" if wanted else part

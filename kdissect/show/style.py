@@ -14,6 +14,11 @@ ARROW = " → "
 NO_ANSWER_WANTED = "no answer wanted"
 
 
+def painted(part: str, colour: str, wanted: bool) -> str:
+    """Return the text in a colour, if colours are wanted."""
+    return f"{colour}{part}{RESET}" if wanted and part else part
+
+
 class Clock(StrEnum):
     """--time"""
 
