@@ -56,13 +56,11 @@ class StoredBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
-    """A log. start, end: offsets. batches: those with data; None if they were not read.
-    stable_end: the last stable offset, -1 unknown."""
+    """A log. start, end: offsets. batches: those with data; None if they were not read."""
 
     start: int
     end: int
     batches: tuple[StoredBatch, ...] | None = None
-    stable_end: int = -1
 
     @property
     def records(self) -> int | None:
@@ -201,7 +199,7 @@ class _Reader:
         """The log with its batches; without them if it cannot be read to its end."""
         version = self._target.version(ApiKey.FETCH, _FETCH_BY_NAME)
         aborted = _AbortedTransactions()
-        offset, stable_end, size = extent.start, -1, 0
+        offset, size = extent.start, 0
         batches: list[StoredBatch] = []
         is_committed = 1
         while offset < extent.end:
@@ -212,7 +210,6 @@ class _Reader:
             partition = partitions[0] if partitions else {}
             if partition.get("error_code"):
                 why = error_name(partition["error_code"])
-            stable_end = partition.get("last_stable_offset", -1) if is_committed else stable_end
             data, reached = partition.get("records") or b"", offset
             aborted.listed += entries(partition.get("aborted_transactions"))
             for batch in batches_of(data):
@@ -228,7 +225,7 @@ class _Reader:
                 self.state.unread[f"{log[0]}-{log[1]}"] = f"{why} at offset {offset}"
                 return extent
             offset = reached
-        return LogContent(extent.start, extent.end, tuple(batches), stable_end)
+        return LogContent(extent.start, extent.end, tuple(batches))
 
     # -- configs, groups, transactions ----------------------------------------------------------
 

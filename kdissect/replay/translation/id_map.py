@@ -180,7 +180,6 @@ class TargetCluster:
     """
 
     def __init__(self) -> None:
-        self.cluster_id = ""
         self.ranges: dict[int, tuple[int, int]] = {}
         self.nodes: dict[int, tuple[str, int]] = {}
         self.topic_ids: dict[str, UUID] = {}
@@ -201,7 +200,6 @@ class TargetCluster:
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A Metadata or DescribeTopicPartitions response of the target."""
-        self.cluster_id = self.cluster_id or body.get("cluster_id") or ""
         for broker in entries(body.get("brokers")):
             self.nodes[broker["node_id"]] = broker["host"], broker["port"]
         for topic in entries(body.get("topics")):
