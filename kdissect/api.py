@@ -707,7 +707,7 @@ class _Run:
             append = append_plan(self.target, paths, options, read_again)
             if append is None:
                 return self.over(paths, options)
-            notes = [f"{path}: is in {self.target} already; left out" for path in append.known]
+            notes = [f"{path}: is in {self.target} already; left out" for path in append.left_out]
             if append.inputs:
                 notes += self.after_set(append)
         except ReadAgainError as error:

@@ -134,15 +134,14 @@ class ReadAgainError(Exception):
 class AppendPlan:
     """An existing set, its saved state, and the inputs that are new to it.
 
-    document: the row of STATE_KNOWN. known: named paths that the set already contains.
+    left_out: named paths that the set already contains.
     """
 
     manifest: dict[str, Any]
-    document: dict[str, Any]
     before: Before
     options: Options
-    inputs: list[InputFile]
-    known: list[str] = field(default_factory=list)
+    inputs: list[InputFile] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def final(self) -> dict[str, dict[str, Any]]:
@@ -188,21 +187,17 @@ def append_plan(
     for path in chain.from_iterable(files.values()):
         if not os.path.isfile(path):
             raise ReadAgainError(f"{path} is gone")
-    (known,) = files[STATE_KNOWN]
-    document = json.loads(read_state(known)["document"][0].as_py())
+    (path,) = files[STATE_KNOWN]
+    known = json.loads(read_state(path)["document"][0].as_py())
     append = AppendPlan(
         manifest,
-        document,
         Before(
-            capture_ids=tuple(document["capture_ids"]),
+            known=known,
             open_files=tuple(files.get(STATE_OPEN, ())),
             event_files=tuple(
                 path for name in SCHEMAS for path in files.get(f"{STATE}/{name}", ())
             ),
             connection_files=tuple(files["connections"]),
-            facts=document["facts"].encode(),
-            names_used=json.dumps(document["names_used"]).encode(),
-            end_ns=document["end_ns"],
             byte_count=manifest["totals"]["bytes"],
         ),
         replace(
@@ -211,16 +206,15 @@ def append_plan(
             # a connection without its key log is cut and counted (`carry_limits` in COUNTS)
             keylog=tuple(path for path in before["keylog"] if os.path.isfile(path)),
         ),
-        [],
     )
     listed = {item["path"]: item for item in manifest["inputs"]}
     for item in find_captures(list(paths)):
         if item.path not in listed:
             append.inputs.append(item)
-        elif not is_the_same(item.path, listed[item.path], document["changed_ns"]):
+        elif not is_the_same(item.path, listed[item.path], known["changed_ns"]):
             raise ReadAgainError(f"{item.path} is not what it was")
         else:
-            append.known.append(item.path)
+            append.left_out.append(item.path)
     return append
 
 
@@ -246,10 +240,9 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
 def planned_append(append: AppendPlan, spool_dir: str | None) -> Iterator[RunPlan]:
     """The plan of a run over the new inputs. Raises ReadAgainError if they begin before the set
     ends, or have IP fragments."""
-    before = append.before
     with planned_inputs(append.inputs, append.options, spool_dir) as plan:
         times = [info.first_time_ns for info in plan.captures if info.first_time_ns is not None]
-        if times and min(times) < before.end_ns - DISORDER_NS:
+        if times and min(times) < append.before.known["end_ns"] - DISORDER_NS:
             raise ReadAgainError("the new captures begin before the end of those in the set")
         if plan.fragments is not None:
             raise ReadAgainError("the new captures have IP fragments")
@@ -258,8 +251,8 @@ def planned_append(append: AppendPlan, spool_dir: str | None) -> Iterator[RunPla
 
 def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
     """The plan with room for the captures of the set. No step reads those captures."""
-    before = append.before
-    count = len(before.capture_ids)
+    earlier = append.before.known["capture_ids"]
+    count = len(earlier)
     return replace(
         plan,
         files=(*[os.devnull] * count, *plan.files),
@@ -268,10 +261,10 @@ def after_set(plan: RunPlan, append: AppendPlan) -> RunPlan:
             replace(info, source=info.source + count) if info.source >= 0 else info
             for info in plan.captures
         ),
-        capture_ids=before.capture_ids + plan.capture_ids,
+        capture_ids=(*earlier, *plan.capture_ids),
         splits=tuple(replace(split, source=split.source + count) for split in plan.splits),
         keeps=True,
-        before=before,
+        before=append.before,
     )
 
 
@@ -296,12 +289,16 @@ def state_unavailable_reason(out: str, options: Options, plan: RunPlan) -> str |
 
 
 def state_to_save(plan: RunPlan, state: dict[str, Any], append: AppendPlan | None) -> pa.Table:
-    """The row of STATE_KNOWN of a run that saved state."""
+    """The row of STATE_KNOWN of a run that saved state.
+
+    capture_ids: of all captures of the set. facts: packed `Cluster`. end_ns: time of the latest
+    packet. changed_ns: times of change of local captures. names_used: JSON of `NamesUsed`.
+    """
     used = NamesUsed.from_json(state["names_used"])
     changed = {}
     if append is not None:
-        used.merge(NamesUsed.from_json(append.document["names_used"]))
-        changed = append.document["changed_ns"]
+        used.merge(NamesUsed.from_json(append.before.known["names_used"]))
+        changed = append.before.known["changed_ns"]
     document = {
         "capture_ids": plan.capture_ids[: len(plan.sizes)],
         "facts": state["facts"],

@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 
 SPLIT_BYTES_MAX = 128 * MB
 SPLIT_BYTES_MIN = 4 * MB
-HASHED_BYTES = 256 << 10  # read at a time into one buffer that stays in the cache
 WALKED_HERE_MAX = 256 * MB  # plain files of so many bytes are walked in less time than a job takes
 
 FILE_COST = MB  # bytes that can be walked in the time that opening a file takes
@@ -204,14 +203,9 @@ def capture_id(path: str) -> int:
 
 def hashed(path: str) -> Hashed:
     """Hash a file. Raises OSError."""
-    digest = hashlib.sha256()
-    size = 0
-    block = memoryview(bytearray(HASHED_BYTES))
-    with open(path, "rb", buffering=0) as stream:
-        while count := stream.readinto(block):
-            digest.update(block[:count])
-            size += count
-    return Hashed(size, digest.hexdigest())
+    with open(path, "rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return Hashed(file.tell(), digest.hexdigest())
 
 
 def hashed_input(file: InputFile, folder: str) -> Hashed | None:

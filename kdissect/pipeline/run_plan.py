@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,19 +52,15 @@ def task_count(byte_count: int, split_bytes: int | None = None) -> int:
 class Before:
     """The set that a run continues.
 
-    capture_ids: of its captures, which the plan does not read.
-    open_files, event_files, connection_files: absolute paths of open connections, of events, and of
-    the rows of open connections. facts: packed `Cluster`. names_used: JSON of `NamesUsed`. end_ns:
-    time of its latest packet. byte_count: bytes of its captures.
+    known: what `append.state_to_save` wrote. open_files, event_files, connection_files: absolute
+    paths of open connections, of events, and of the rows of open connections. byte_count: bytes of
+    its captures, which the plan does not read.
     """
 
-    capture_ids: tuple[int, ...]
+    known: dict[str, Any]
     open_files: tuple[str, ...]
     event_files: tuple[str, ...]
     connection_files: tuple[str, ...]
-    facts: bytes
-    names_used: bytes
-    end_ns: int
     byte_count: int
 
 
@@ -92,7 +89,7 @@ class RunPlan:
     @property
     def earlier_count(self) -> int:
         """Number of captures of earlier runs; their `source` numbers come first."""
-        return len(self.before.capture_ids) if self.before else 0
+        return len(self.before.known["capture_ids"]) if self.before else 0
 
     @cached_property
     def source_start(self) -> npt.NDArray[np.int64]:
@@ -148,7 +145,7 @@ class RunPlan:
     def end_ns(self) -> int:
         """Time of the latest packet so far, in ns since 1970; 0 without packets."""
         times = [info.last_time_ns for info in self.captures if info.last_time_ns is not None]
-        return max([self.before.end_ns if self.before else 0, *times])
+        return max([self.before.known["end_ns"] if self.before else 0, *times])
 
     @property
     def event_key_count(self) -> int:

@@ -8,7 +8,6 @@ decode task, because a fact that comes late applies to earlier rows as well.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -102,7 +101,7 @@ def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> dict[str
     """Write the tables of the whole run; returns a result as those of tasks (`local.summed`)."""
     before = plan.before
     if before is not None:
-        summary.facts.merge(Cluster.from_bytes(before.facts))
+        summary.facts.merge(Cluster.from_bytes(before.known["facts"].encode()))
     stats, facts = summary.stats, summary.facts
     used = NamesUsed()
     for name, tables in summary.connections.items():
@@ -129,8 +128,8 @@ def _late_names(plan: RunPlan, facts: Cluster, sink: Sink) -> int:
     them."""
     if plan.before is None:
         return 0
-    used = NamesUsed.from_json(json.loads(plan.before.names_used))
-    names = used.late(Cluster.from_bytes(plan.before.facts), facts)
+    used = NamesUsed.from_json(plan.before.known["names_used"])
+    names = used.late(Cluster.from_bytes(plan.before.known["facts"].encode()), facts)
     if names:
         listed = ", ".join(names[:LATE_NAMES_LISTED])
         detail = f"{len(names)} names became known that rows of earlier runs lack: {listed}"

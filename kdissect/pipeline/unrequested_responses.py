@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import NO_API, Assembly
 from kdissect.kafka.response_bodies import Pair, every_response, fits
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 
 _RESPONSE = 1
 # responses of a bucket tried with every definition; later ones only with those found
@@ -109,10 +109,7 @@ def _candidates(
     """The (api key, version) pairs of each row whose definition decodes its response to the end."""
     fitting: list[set[Pair]] = [set() for _ in rows]
     sizes = assembly.exchanges["response"]["size"][rows]
-    number = (np.cumsum(sizes) - sizes) // CHUNK_BYTES
-    for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(number)) + 1):
-        if not len(part):
-            continue
+    for part in chunks(np.arange(len(rows)), sizes, CHUNK_BYTES):
         frames = FrameBuffer.gather(assembly, sources, rows[part], (_RESPONSE,))
         start = np.ascontiguousarray(frames.start[:, _RESPONSE])
         end = np.ascontiguousarray(frames.end[:, _RESPONSE])
