@@ -6,7 +6,7 @@ or committed offsets, a target without them answers differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,45 +178,47 @@ class _Collector:
 async def find_missing(
     target: Target,
     starting: StartingState,
-    names: Mapping[tuple[str, str], str],
+    renames: Mapping[tuple[str, str], str],
     *,
     makes_topics: bool,
 ) -> list[str]:
     """List the gaps of the target's starting state, a line for each.
 
-    names: (kind, captured name) -> the target's name. makes_topics: whether missing topics will be
-    created.
+    renames: as in `TranslateOptions`. makes_topics: whether missing topics will be created.
     """
     if starting == StartingState():
         return []
+
+    def new(kind: str, name: str) -> str:
+        return renames.get((kind, name), name)
+
     captured = {*starting.topics, *(topic for topic, _ in starting.logs)}
     captured |= {topic for _, topic, _ in starting.commits}
-    topics = {name: names.get(("topic", name), name) for name in captured}
-    groups = {each[0]: names.get(("group", each[0]), each[0]) for each in starting.commits}
-    state = await read_end_state(target, topics.values(), groups.values(), (), with_records=False)
+    topics = {new("topic", name) for name in captured}
+    groups = {new("group", name) for name, _, _ in starting.commits}
+    state = await read_end_state(target, topics, groups, (), with_records=False)
     lines = [f"{part} could not be read: {why}" for part, why in state.unread.items()]
     if "topics" not in state.unread:
-        lines += _missing_topics(starting, state, topics, makes_topics)
-        lines += _missing_data(starting, state, topics, groups)
+        lines += _missing(starting, state, new, makes_topics=makes_topics)
     return [visible(line) for line in lines]
 
 
-def _missing_topics(
-    starting: StartingState, state: EndState, topics: Mapping[str, str], makes_topics: bool
+def _missing(
+    starting: StartingState,
+    state: EndState,
+    new: Callable[[str, str], str],
+    *,
+    makes_topics: bool,
 ) -> Iterator[str]:
-    for name, count in starting.topics.items():
-        found = state.topics.get(topics[name])
+    for captured, count in starting.topics.items():
+        name = new("topic", captured)
+        found = state.topics.get(name)
         if found is None and not makes_topics:
-            yield f"topic {topics[name]} is not there"
+            yield f"topic {name} is not there"
         elif found is not None and count and found != count:
-            yield f"topic {topics[name]} has {plural(found, 'partition')}, not {count}"
-
-
-def _missing_data(
-    starting: StartingState, state: EndState, topics: Mapping[str, str], groups: Mapping[str, str]
-) -> Iterator[str]:
-    for (topic, partition), (first, end) in starting.logs.items():
-        name = topics[topic]
+            yield f"topic {name} has {plural(found, 'partition')}, not {count}"
+    for (captured, partition), (first, end) in starting.logs.items():
+        name = new("topic", captured)
         extent = state.logs.get((name, partition))
         count = 0 if extent is None else extent.end - extent.start
         if count < end - first and "logs" not in state.unread:
@@ -224,11 +226,10 @@ def _missing_data(
                 f"{name}-{partition} has {plural(count, 'offset')}; answers of the capture bring "
                 f"{end - first} from before its own records"
             )
-    for (group, topic, partition), offset in starting.commits.items():
-        name = groups[group]
-        if f"group {name}" not in state.unread:
-            if (name, topics[topic], partition) not in state.commits:
-                yield (
-                    f"group {name} has no committed offset in {topics[topic]}-{partition}, "
-                    f"{offset} in the capture"
-                )
+    for (group, captured, partition), offset in starting.commits.items():
+        commit = new("group", group), new("topic", captured), partition
+        if f"group {commit[0]}" not in state.unread and commit not in state.commits:
+            yield (
+                f"group {commit[0]} has no committed offset in {commit[1]}-{partition}, "
+                f"{offset} in the capture"
+            )
