@@ -25,12 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from kdissect.codec.arrow_columns import arrow_type
-from kdissect.codec.internal_records import VALUE_MAX, Places, definition_plan
-from kdissect.codec.message_columns import MessageColumns, decode_plan
+from kdissect.codec.embedded_structs import DecodedStructs, Places, decode_structs
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition
-from kdissect.status import REASONS, Status
+from kdissect.status import Status
 
 CONSUMER, CONNECT = "consumer", "connect"
 STREAMS_ASSIGNOR = "stream"
@@ -97,65 +95,56 @@ def assignments(
 
 def principals(values: pa.Array) -> Embedded:
     """Principals of Envelope requests: an int16 version and DefaultPrincipalData (KIP-590)."""
-    given = _Given.of(values)
-    is_layout = np.ones(len(values), np.bool_)
-    read = _read(catalog.definition("DefaultPrincipalData"), given, given.has_bytes, is_layout)
-    return Embedded(_with_version(read), read.faults)
+    return _prefixed(catalog.definition("DefaultPrincipalData"), values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """Values to decode. places: bytes after the version. number: the version, -1 if cut off.
-    has_bytes: bool, values with any bytes."""
-
-    places: Places
-    number: Ints
-    has_bytes: Flags
-
-    @staticmethod
-    def of(values: pa.Array) -> _Given:
-        places = Places.of(values)
-        number, has_number = places.int16()
-        number = np.where(has_number, number, -1)
-        return _Given(places.without(np.where(has_number, 2, 0)), number, places.length > 0)
+def _prefixed(definition: Definition, values: pa.Array) -> Embedded:
+    """Values that are known to have a layout, after its version."""
+    places = Places.of(values)
+    read = _read(definition, places, 2, places.length > 0, np.ones(len(values), np.bool_))
+    version = pa.array(read.version.astype(np.int16), mask=~read.good)
+    columns = [("format_version", version), *_fields(read.body)]
+    return Embedded(struct_of(columns, ~read.good), read.faults)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
     """Values read with one layout.
 
-    good: bool, decoded successfully. body: struct per value, null if not. number: versions.
+    good: bool, decoded successfully. body: struct per value, null if not.
     """
 
     good: Flags
     body: pa.StructArray
-    number: Ints
+    version: Ints
     faults: list[FormatFault]
 
 
 def _decode(
     layouts: _Layouts, values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
 ) -> Embedded:
-    given = _Given.of(values)
+    places = Places.of(values)
+    has_bytes = places.length > 0
     unknown = _unknown(protocol_type, len(values))
     is_consumer = _equal(protocol_type, CONSUMER, len(values))
     is_connect = _equal(protocol_type, CONNECT, len(values))
     consumer = _read(
         layouts.consumer,
-        given,
-        given.has_bytes & (is_consumer | unknown),
+        places,
+        2,
+        has_bytes & (is_consumer | unknown),
         is_consumer,
-        clamped=True,
+        reads_newer=True,
     )
-    wanted = given.has_bytes & (is_connect | (unknown & ~consumer.good))
-    connect = _read(layouts.connect, given, wanted, is_connect)
+    wanted = has_bytes & (is_connect | (unknown & ~consumer.good))
+    connect = _read(layouts.connect, places, 2, wanted, is_connect)
     good = consumer.good | connect.good
     protocol = pc.if_else(
         pa.array(consumer.good), CONSUMER, pc.if_else(pa.array(connect.good), CONNECT, None)
     )
     columns: list[tuple[str, pa.Array]] = [
         ("protocol", protocol.cast(pa.string())),
-        ("format_version", pa.array(given.number.astype(np.int16), mask=~good)),
+        ("format_version", pa.array(consumer.version.astype(np.int16), mask=~good)),
     ]
     faults = consumer.faults + connect.faults
     for name, column in _fields(consumer.body):
@@ -168,12 +157,9 @@ def _decode(
     for name, column in _fields(connect.body):
         inner.append((name, column))
         if name == "allocation":
-            allocation = _Given.of(column)
-            definition = catalog.definition("ConnectProtocolAssignment")
-            is_layout = np.ones(len(column), np.bool_)
-            read = _read(definition, allocation, allocation.has_bytes, is_layout)
-            inner.append((name + DECODED, _with_version(read)))
-            faults += read.faults
+            allocation = _prefixed(catalog.definition("ConnectProtocolAssignment"), column)
+            inner.append((name + DECODED, allocation.column))
+            faults += allocation.faults
     columns.append((CONNECT, struct_of(inner, ~connect.good)))
     return Embedded(struct_of(columns, ~good), sorted(faults, key=lambda fault: fault.index))
 
@@ -181,70 +167,52 @@ def _decode(
 def _streams(definition: Definition, values: pa.Array, assignor: pa.Array | None) -> _Read:
     """User data of Kafka Streams; that of other assignors stays bytes."""
     places = Places.of(values)
-    number, has_number = places.int32()
-    given = _Given(places, number, has_number)
     is_layout = _equal(assignor, STREAMS_ASSIGNOR, len(values))
-    return _read(
-        definition, given, has_number & (is_layout | _unknown(assignor, len(values))), is_layout
-    )
+    wanted = (places.length >= 4) & (is_layout | _unknown(assignor, len(values)))
+    return _read(definition, places, 0, wanted, is_layout)
 
 
 def _read(
-    definition: Definition, given: _Given, wanted: Flags, is_layout: Flags, clamped: bool = False
+    definition: Definition,
+    places: Places,
+    prefix: int,
+    wanted: Flags,
+    is_layout: Flags,
+    reads_newer: bool = False,
 ) -> _Read:
     """Read the wanted values with one layout.
 
+    prefix: 2 if the version is an int16 before the body, 0 if it is the body's first int32.
     is_layout: values that are known to have the layout; extra bytes after their end are ignored,
-    and faults are reported. Other values must be consumed completely. clamped: read versions above
-    the newest known one as that one.
+    and faults are reported. Other values must be consumed completely.
     """
-    rows = np.flatnonzero(wanted)
-    plan = definition_plan(definition)
-    good = np.zeros(len(wanted), np.bool_)
-    if not len(rows):
-        return _Read(good, pa.nulls(len(wanted), arrow_type(plan.body)), given.number, [])
-    places = given.places.take(rows)
-    versions = given.number[rows]
-    last = definition.versions.last
-    known = (versions >= definition.versions.first) & (clamped | (versions <= last))
-    fits = known & (places.length <= VALUE_MAX)
-    columns = decode_plan(
-        plan,
-        places.buf,
-        np.where(fits, places.start, 0),
-        np.where(fits, places.start + places.length, 0),
-        np.where(fits, np.minimum(versions, last), -1).astype(np.int16),
-    )
-    decoded = columns.status == Status.OK
-    good[rows] = decoded & (is_layout[rows] | (columns.surplus == 0))
-    place = np.zeros(len(wanted), np.int64)
-    place[rows] = np.arange(len(rows))
-    body = columns.body.take(pa.array(place, mask=~good))
-    wrong = (fits | (versions < definition.versions.first)) & ~decoded
+    version, has_version = places.int16() if prefix else places.int32()
+    start = places.without(np.where(has_version, prefix, 0))
+    chosen = Places(start.buf, start.start, np.where(wanted, start.length, -1))
+    structs = decode_structs(definition, chosen, version, has_version, reads_newer)
+    status, columns = structs.status, structs.columns
+    is_decoded = wanted & (status == Status.OK)
+    good = is_decoded & (is_layout | (columns.surplus == 0))
+    body = columns.body.take(pa.array(np.arange(len(good)), mask=~good))
+    is_newer = (status == Status.UNKNOWN_VERSION) & (version > definition.versions.last)
+    is_wrong = wanted & ~is_decoded & ~is_newer & (status != Status.LIMIT)
+    is_wrong |= is_decoded & columns.invalid_utf8
     faults = [
-        FormatFault(int(rows[at]), *_fault(definition, columns, at))
-        for at in np.flatnonzero(
-            is_layout[rows] & (wrong | (decoded & columns.invalid_utf8))
-        ).tolist()
+        FormatFault(row, *_fault(structs, row))
+        for row in np.flatnonzero(is_layout & is_wrong).tolist()
     ]
-    return _Read(good, body, given.number, faults)
+    return _Read(good, body, version, faults)
 
 
-def _fault(definition: Definition, columns: MessageColumns, at: int) -> tuple[Status, str]:
-    status = Status(int(columns.status[at]))
+def _fault(structs: DecodedStructs, row: int) -> tuple[Status, str]:
+    status = Status(int(structs.status[row]))
     if status is Status.OK:
-        return Status.INVALID_UTF8, f"a string of a {definition.name} is no UTF-8"
-    where = " > ".join(part for part in (definition.name, columns.error_path(at)) if part)
-    return status, f"{where}, pos {int(columns.error_pos[at])} of the body: {REASONS[status]}"
+        return Status.INVALID_UTF8, f"a string of a {structs.definition.name} is no UTF-8"
+    return status, structs.detail(row)
 
 
 def _fields(body: pa.StructArray) -> list[tuple[str, pa.Array]]:
     return [(body.type[i].name, body.field(i)) for i in range(body.type.num_fields)]
-
-
-def _with_version(read: _Read) -> pa.StructArray:
-    version = pa.array(read.number.astype(np.int16), mask=~read.good)
-    return struct_of([("format_version", version), *_fields(read.body)], ~read.good)
 
 
 def struct_of(columns: Sequence[tuple[str, pa.Array]], null: Flags) -> pa.StructArray:

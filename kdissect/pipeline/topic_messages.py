@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bytes, Indices, TimesNs
 from kdissect.capture.mapped_files import Sources
-from kdissect.codec.internal_records import METADATA, Places, decode_internal
+from kdissect.codec.embedded_structs import Places
+from kdissect.codec.internal_records import METADATA, decode_internal
 from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
 from kdissect.codec.strings import uuids

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from kdissect.codec.internal_records import Places
+from kdissect.codec.embedded_structs import Places
 from kdissect.tables.schemas import decoded_fields
 
 FULL, KEYS, HASH, _NONE = "full", "keys", "hash", "none"

@@ -152,7 +152,7 @@ def test_cut_values_of_a_known_protocol_are_null_with_a_fault() -> None:
     valid = found.column.is_valid().to_pylist()
     assert valid == [False] * len(whole) + [True]
     assert [fault.index for fault in found.faults] == list(range(1, len(whole)))
-    assert found.faults[0].status is Status.UNKNOWN_VERSION
+    assert found.faults[0].status is Status.TRUNCATED
     assert {fault.status for fault in found.faults[1:]} == {
         Status.TRUNCATED,
         Status.COUNT_IMPOSSIBLE,

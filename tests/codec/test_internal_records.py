@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
-from kdissect.codec.internal_records import (
-    LOG_OF_TOPIC,
-    Framing,
+from kdissect.codec.embedded_structs import (
     Places,
-    decode_embedded,
-    decode_internal,
+    decode_prefixed,
+    decode_structs,
     definition_plan,
     read_uvarints,
+)
+from kdissect.codec.internal_records import (
+    LOG_OF_TOPIC,
+    decode_internal,
 )
 from kdissect.protocol import catalog
 from kdissect.status import Status
@@ -52,21 +54,25 @@ def rows(log: str, vectors: list[dict[str, Any]]) -> tuple[dict[int, tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "framing"),
+    ("kind", "has_prefix"),
     [
-        ("consumer_protocol", Framing.PREFIX),
-        ("principal", Framing.PREFIX),
-        ("streams_subscription", Framing.FIELD_INT32),
+        ("consumer_protocol", True),
+        ("principal", True),
+        ("streams_subscription", False),
     ],
 )
-def test_embedded_structs_decode(kind: str, framing: Framing) -> None:
+def test_embedded_structs_decode(kind: str, has_prefix: bool) -> None:
     """A struct without a key decodes, by the place of its version."""
     for vector in internal_vectors()[kind]:
         definition = value_definition(vector)
-        bodies = decode_embedded(definition, pa.array([vector["value"]], pa.binary()), framing)
+        places = Places.of(pa.array([vector["value"]], pa.binary()))
+        if has_prefix:
+            bodies = decode_prefixed(definition, places)
+        else:
+            bodies = decode_structs(definition, places, *places.int32())
         assert bodies.status.tolist() == [0]
         assert bodies.columns.surplus.tolist() == [0]
-        assert bodies.api_version.tolist() == [vector["version"]]
+        assert bodies.version.tolist() == [vector["version"]]
         same(vector["value_body"], bodies.columns.body[0].as_py(), definition.fields)
 
 

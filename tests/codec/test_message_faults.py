@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
-from kdissect.codec.internal_records import definition_plan
+from kdissect.codec.embedded_structs import definition_plan
 from kdissect.codec.message_columns import MessageColumns, decode_columns, decode_plan
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
