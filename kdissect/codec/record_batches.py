@@ -223,7 +223,7 @@ _IDLE: list[_Workspace] = []
 
 
 class _Section(NamedTuple):
-    """The compressed section buf[start:start + size] of batch `row`; crc: of the batch."""
+    """The compressed section buf[start:start + size] of batch `row`."""
 
     row: int
     set_index: int
@@ -231,7 +231,6 @@ class _Section(NamedTuple):
     codec: int
     start: int
     size: int
-    crc: int
 
 
 class _Decoder:
@@ -252,8 +251,6 @@ class _Decoder:
         self.chunk_bytes = chunk_bytes
         self.workspace = workspace
         self.arena_used = 0
-        # by (CRC, size): a decompressed section, its address and its decompressed size
-        self.in_arena: dict[tuple[int, int], tuple[_Section, int, int]] = {}
         # (row, address, size) of batches whose records are in the arena
         self.decompressed: list[tuple[int, int, int]] = []
         self.current_set = -1
@@ -297,10 +294,10 @@ class _Decoder:
                 yield from self._flush(low, i)
                 low, base = i, bytes_before
             covered = self.view[crc_start:end]
-            self.crc[i] = crc = crc32c.crc32c(covered) if magic == 2 else zlib.crc32(covered)
+            self.crc[i] = crc32c.crc32c(covered) if magic == 2 else zlib.crc32(covered)
             if not codec:
                 continue
-            section = _Section(i, set_index, magic, codec, start, size, crc)
+            section = _Section(i, set_index, magic, codec, start, size)
             if not self._decompress(section):
                 yield from self._flush(low, i)
                 low, base = i, bytes_before
@@ -342,13 +339,6 @@ class _Decoder:
             self.set_bytes_left = self.limits.set_allowance(int(self.length[section.set_index]))
         allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
         data = self.buf[section.start : section.start + size]
-        decompressed_twin = self._twin(section, data)
-        if decompressed_twin is not None and decompressed_twin[2] <= allowance:
-            twin, address, written = decompressed_twin
-            self.set_bytes_left -= written
-            self.decompressed.append((i, address, written))
-            self.inner_crcs[:, i] = self.inner_crcs[:, twin.row]
-            return True
         workspace = self.workspace
         while True:
             room = min(workspace.arena.size - self.arena_used, allowance)
@@ -371,22 +361,7 @@ class _Decoder:
         self.set_bytes_left -= written
         self.arena_used += written
         self.decompressed.append((i, address, written))
-        self.in_arena[section.crc, size] = section, address, written
         return True
-
-    def _twin(self, section: _Section, data: Any) -> tuple[_Section, int, int] | None:
-        """A section in the arena with the same compressed bytes, codec and magic, or None.
-
-        A broker forwards the bytes that it received, often at once: to followers and to consumers.
-        """
-        entry = self.in_arena.get((section.crc, section.size))
-        if entry is None:
-            return None
-        twin = entry[0]
-        if twin.codec != section.codec or twin.magic != section.magic:
-            return None
-        twin_bytes = self.buf[twin.start : twin.start + twin.size]
-        return entry if data.tobytes() == twin_bytes.tobytes() else None
 
     def _place_decompressed(self) -> None:
         """Set the addresses of the decompressed records for the parser."""
@@ -429,7 +404,6 @@ class _Decoder:
             if status == Status.OK:
                 break
         self.arena_used = 0
-        self.in_arena.clear()
 
     def _chunk(
         self, low: int, done: int, high: int, records: rk.RecordColumns, headers: rk.HeaderColumns

@@ -1,8 +1,9 @@
 """Hides secrets: passwords, tokens, salts, HMACs, values of sensitive configs.
 
-`is_secret` is the only rule: a field of that name in a struct with these values. A name means the
-same in all definitions, so one visitor redacts decoded messages, Arrow columns and frames. A secret
-becomes ``[redacted]``, bytes the same in ASCII; null stays null.
+A field of a secret name is secret (`SECRET_FIELDS`), and so is the value of a config that is
+sensitive (`is_sensitive_name`). Secrets are strings or bytes. A name means the same in all
+definitions, so one visitor redacts decoded messages and frames, and one redacts Arrow columns. A
+secret becomes ``[redacted]``, bytes the same in ASCII; null stays null.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ from kdissect.tcp.columns import (
     CloseReason,
 )
 from kdissect.tcp.connection_ids import connection_ids
-from kdissect.tcp.facts import TcpFacts
+from kdissect.tcp.measurements import TcpFacts
 from kdissect.tcp.proxy_protocol import remove_headers
 from kdissect.tcp.reassembly import Streams, reassemble
 from kdissect.tls.alerts import first_alerts
@@ -238,8 +238,8 @@ def _paired(
     tls, is_tls = _read_tls(detection, streams, connections, key_logs)
     plain = plain_streams(streams, tls, len(sources), scratch)
     recognise_plain(
-        plain, streams.connections, detection.has_syn, detection.is_likely, kafka,
-        np.zeros(0, PENDING), client_side, protocol,
+        plain, streams.connections, detection.has_syn, detection.is_likely, kafka, client_side,
+        protocol,
     )  # fmt: skip
 
     requests, responses, pairs = _frames(streams, plain, detection, kafka, scratch)
@@ -340,14 +340,9 @@ def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scra
     """Detect the protocol of connections without earlier state."""
     protocol, client_side = detection.protocol, detection.client_side
     rows = np.flatnonzero(protocol == Protocol.NONE)
-    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
-    side, detected = client_side[rows], protocol[rows]
-    recognise(
-        streams.pieces, scratch.copied(streams.segments["time_ns"]),
-        streams.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
-        streams.connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
-        detection.has_syn[both], detection.is_likely[rows], kafka, np.zeros(0, PENDING), side,
-        detected,
+    side, detected = recognise(
+        streams.pieces, scratch.copied(streams.segments["time_ns"]), streams.sides,
+        streams.connections, detection.has_syn, detection.is_likely, kafka, rows, client_side,
     )  # fmt: skip
     client_side[rows], protocol[rows] = side, detected
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.tcp.facts import TcpFacts, no_facts
+from kdissect.tcp.measurements import TcpFacts, no_facts
 from kdissect.tls.handshake import TlsFacts
 
 NO_DIRECTION = 2

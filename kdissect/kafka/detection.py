@@ -37,6 +37,7 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     FAIR,
     GOOD,
     HEADER,
+    PENDING,
     REQUEST_STEP_MAX,
     RISE_MAX,
     STEP_MAX,
@@ -51,7 +52,7 @@ from kdissect.kafka.frame_search import (  # fmt: skip
 from kdissect.kafka.framing import TOKEN_SIZE_MAX, bounds_of
 from kdissect.kafka.sasl_detection import is_mechanisms
 from kdissect.tcp.byte_ranges import find, int64, peek
-from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH
+from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, SIDE_WIDTH
 
 TOKENS_MAX = 8  # tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # largest size of a request that is only partly there
@@ -278,17 +279,22 @@ def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: An
 
 def recognise(
     pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
-    pending: Any, client_side: Any, protocol: Any,
-) -> None:  # fmt: skip
-    """Fill `protocol` uint8 and `client_side` uint8 of each connection.
+    rows: Any, client_side: Any,
+) -> Any:  # fmt: skip
+    """(client sides, protocols) of the connections `rows`, uint8 each.
 
-    On entry client_side has the choice by port, which stays if nothing else decides. hinted: uint8,
-    1 if the user named a port of the connection. pending: an empty `frame_search.PendingRequests`.
+    client_side: of all connections, the choice by port, which stays if nothing else decides.
+    hinted: uint8, 1 if the user named a port of the connection.
     """
+    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
+    side, protocol = client_side[rows], np.zeros(len(rows), np.uint8)
     _recognise(
-        pieces, times, sides, connections, has_origin, hinted, kafka, pending, client_side,
-        protocol, np.zeros(2, HEADER), np.zeros(CLIENTS_MAX, np.int64),
+        pieces, times, sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
+        connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1), has_origin[both], hinted[rows],
+        kafka, np.zeros(0, PENDING), side, protocol, np.zeros(2, HEADER),
+        np.zeros(CLIENTS_MAX, np.int64),
     )  # fmt: skip
+    return side, protocol
 
 
 @kernel

@@ -1,6 +1,6 @@
 """Frames, their pairs, and exchange rows made from both: all at once or part by part.
 
-A frame is 12 numbers in a flat table, an exchange a row of 140 bytes. A large connection has too
+A frame is 12 numbers in a flat table, an exchange a row of 148 bytes. A large connection has too
 many exchanges to make at once, so `Paired` keeps the tables and makes rows on request.
 """
 
@@ -33,7 +33,7 @@ from kdissect.kafka.pairing import NOT_ACKNOWLEDGED
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
-from kdissect.tcp.facts import TcpFacts
+from kdissect.tcp.measurements import TcpFacts
 from kdissect.tls.handshake import TlsFacts
 
 Ints = npt.NDArray[np.int64]
@@ -176,30 +176,6 @@ def _acknowledged(table: Any, segments: Any, origin: Any, acknowledged: Any) -> 
         acknowledged[row] = NOT_ACKNOWLEDGED
         if has_ack and first != NO_ORIGIN:
             acknowledged[row] = (int64(segment["ack"]) - first) & 0xFFFFFFFF
-
-
-@making_kernel
-def _late_rows(requests: Any, responses: Any, request_of: Any, segments: Any) -> Any:
-    """(rows, ns) of responses that began before their requests ended, without SASL tokens."""
-    count = 0
-    for turn in range(2):
-        if turn:
-            rows = np.empty(count, np.int64)
-            late = np.empty(count, np.int64)
-            count = 0
-        for row in range(len(request_of)):
-            at = row * FRAME_WIDTH
-            if request_of[row] < 0 or responses[at + frame_tables.KIND] == frame_tables.TOKEN:
-                continue
-            last_segment = requests[request_of[row] * FRAME_WIDTH + frame_tables.LAST]
-            ended = segments[last_segment]["time_ns"]
-            late_ns = ended - segments[responses[at + frame_tables.FIRST]]["time_ns"]
-            if late_ns > 0:
-                if turn:
-                    rows[count] = row
-                    late[count] = late_ns
-                count += 1
-    return rows, late
 
 
 @kernel
@@ -510,8 +486,17 @@ class Ids:
 def late_responses(
     requests: Frames, responses: Frames, request_of: Ints, segments: Any
 ) -> tuple[Ints, Ints]:
-    """(rows, ns): responses that began before their requests ended, and by how much."""
-    rows, late = _late_rows(
-        requests.table.reshape(-1), responses.table.reshape(-1), request_of, segments
-    )
-    return rows, late
+    """(rows, ns): responses that began before their requests ended, and by how much.
+
+    SASL tokens are left out.
+    """
+    late_rows, late_ns = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for first in range(0, len(request_of), FRAMES_AT_ONCE):
+        request = request_of[first : first + FRAMES_AT_ONCE]
+        table = responses.table[first : first + FRAMES_AT_ONCE]
+        rows = np.flatnonzero((request >= 0) & (table[:, frame_tables.KIND] != frame_tables.TOKEN))
+        ended = segments["time_ns"][requests.table[request[rows], frame_tables.LAST]]
+        late = ended - segments["time_ns"][table[rows, frame_tables.FIRST]]
+        late_rows.append(first + rows[late > 0])
+        late_ns.append(late[late > 0])
+    return np.concatenate(late_rows), np.concatenate(late_ns)

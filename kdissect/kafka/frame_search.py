@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
+from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
 from kdissect.kafka.sasl_detection import (
     end_of_mechanism,
     is_broker_token,
@@ -78,6 +79,7 @@ FEATURES_MAX = 16  # tagged fields in it, and their highest number
 SMALL_ID = 256  # messages are full of numbers below this
 WINDOW = 64  # pending requests examined around the expected one
 CLOCK_SLACK_NS = 5_000_000  # clock difference between two taps, or with `-i any`
+CERTAIN_SLACK_NS = 1 << 40  # the same where the boundary is certain
 
 CLIENTS_MAX = 8  # client ids remembered per connection
 
@@ -329,7 +331,7 @@ PendingRequests = npt.NDArray[np.void]  # PENDING[n], in stream order, of all co
 PENDING = np.dtype([
     ("correlation", "i8"),  # unsigned id
     ("time", "i8"),  # ns when the first byte was sent
-    ("kind", "i8"),  # 0 expects a response, 1 is a SASL token, 2 expects no response (acks=0)
+    ("kind", "i8"),  # EXPECTS, TOKEN or SILENT
     ("end", "i8"),  # after its last byte, in its stream
 ])  # fmt: skip
 
@@ -368,7 +370,7 @@ def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_bef
     for row in range(first, near):
         if pending[row]["time"] > sent_before:
             return -1
-        if pending[row]["correlation"] == correlation and pending[row]["kind"] == 0:
+        if pending[row]["correlation"] == correlation and pending[row]["kind"] == EXPECTS:
             return row
     if near >= stop:
         return -1
@@ -378,7 +380,7 @@ def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_bef
     for row in range(max(near, guess - WINDOW), min(stop, guess + 1)):
         if pending[row]["time"] > sent_before:
             return -1
-        if pending[row]["correlation"] == correlation and pending[row]["kind"] == 0:
+        if pending[row]["correlation"] == correlation and pending[row]["kind"] == EXPECTS:
             return row
     return -1
 
@@ -396,7 +398,7 @@ def _is_of_the_future(pending: Any, first: int, last: int, correlation: int, now
 @inlined
 def expecting(pending: Any, first: int, stop: int) -> int:
     """The first request in [first, stop) that expects a response; `stop` if none."""
-    while first < stop and pending[first]["kind"] == 2:
+    while first < stop and pending[first]["kind"] == SILENT:
         first += 1
     return first
 
@@ -516,7 +518,7 @@ def response_points(
             elif first < last:
                 # Its request may lie before the first captured one, or among them.
                 away = pending[first]["correlation"] - correlation
-                if pending[first]["kind"] == 1 or away == 0 or abs(away) > STEP_MAX:
+                if pending[first]["kind"] == TOKEN or away == 0 or abs(away) > STEP_MAX:
                     return -1
                 points += 1
     # evidence of position: the start of a segment
@@ -552,7 +554,9 @@ def response_points(
         if following["size"] < 0 or following["correlation"] < 0:
             break
         start = row + 1 if row >= 0 else first
-        after = find_pending(pending, start, last, following["correlation"], time + (1 << 40))
+        after = find_pending(
+            pending, start, last, following["correlation"], time + CERTAIN_SLACK_NS
+        )
         if after >= 0:
             points += 2
             row = after
@@ -575,7 +579,7 @@ def pending_token(pending: Any, first: int, last: int, sent_before: int) -> int:
     for row in range(first, min(last, first + _TOKENS_AHEAD_MAX)):
         if pending[row]["time"] > sent_before:
             return -1
-        if pending[row]["kind"] == 1:
+        if pending[row]["kind"] == TOKEN:
             return row
     return -1
 

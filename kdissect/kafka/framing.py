@@ -8,8 +8,8 @@ The walk searches only after a gap over a size prefix, or after an impossible si
 the limit, text of another protocol). So a lost packet costs only the frames that it overlaps.
 
 Requests are framed first, without responses. Responses are framed with the requests at hand: the
-correlation id of a pending request is the evidence that a search needs. A whole response that a
-search found has to decode as well (`response_bodies.py`).
+correlation id of a pending request is the evidence that a search needs. A whole response to such a
+request, up to 1 MiB, has to decode as well (`response_bodies.py`).
 
 A frame whose header was captured becomes a row, even if bytes in its middle or at its end are
 missing. For this purpose a request header ends after the correlation id. Bytes in no frame are
@@ -36,6 +36,7 @@ from kdissect.kafka.acks import acks_of
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
     ABSENT,
+    CERTAIN_SLACK_NS,
     CLIENTS_MAX,
     CLOCK_SLACK_NS,
     FAIR,
@@ -86,7 +87,6 @@ from kdissect.tcp.columns import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
 TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
 AHEAD = 8  # pieces; the first bytes of that piece are prefetched
-CERTAIN_SLACK_NS = 1 << 40  # on a certain boundary, clocks of two captures may differ by this
 
 # Position of a walk, WalkState.walk[0]. `connection` is the current one;
 # `is_inside` says whether the other fields describe a position in it.

@@ -39,8 +39,7 @@ import numpy.typing as npt
 from kdissect.capture.scratch import Scratch
 from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import PairStatus
-from kdissect.kafka.frame_tables import SILENT as SILENT_KIND
-from kdissect.kafka.frame_tables import TOKEN as TOKEN_KIND
+from kdissect.kafka.frame_tables import SILENT, TOKEN
 from kdissect.tcp.byte_ranges import int64
 
 CLOCKS_MAX_NS = 1_000_000_000
@@ -156,7 +155,7 @@ def _token_behind_hole(answer: _Answer, requests: Any) -> int:
     found = int64(-1)
     begin = answer.highest + 1
     for row in range(begin, min(answer.stop, begin + TOKENS_AHEAD_MAX)):
-        if requests.rows[row]["kind"] == TOKEN_KIND and _waits(requests, row):
+        if requests.rows[row]["kind"] == TOKEN and _waits(requests, row):
             if not _may_answer(answer, requests, row):
                 break
             found = row
@@ -168,7 +167,7 @@ def _is_next(answer: _Answer, requests: Any, row: int) -> bool:
     """Return whether a response without a hole before it answers `row`, the oldest that waits."""
     if row == answer.stop or requests.rows[row]["kind"] != answer.kind:
         return False
-    if answer.kind != TOKEN_KIND and requests.rows[row]["correlation"] != answer.correlation:
+    if answer.kind != TOKEN and requests.rows[row]["correlation"] != answer.correlation:
         return False
     return _may_answer(answer, requests, row)
 
@@ -179,7 +178,7 @@ def _fill(buckets: Any, mask: int, requests: Any, start: int, stop: int) -> None
     for at in range(mask + 1):
         buckets.head[at] = -1
     for row in range(start, stop):
-        if requests.rows[row]["kind"] == TOKEN_KIND:
+        if requests.rows[row]["kind"] == TOKEN:
             continue
         at = requests.rows[row]["correlation"] & mask
         buckets.following[row] = -1
@@ -214,7 +213,7 @@ def _look_up(answer: _Answer, requests: Any, buckets: Any, mask: int) -> tuple[i
                 is_kept = is_answered and not is_second
                 is_second |= is_answered
             elif _may_answer(answer, requests, row):
-                if requests.rows[row]["kind"] != SILENT_KIND:
+                if requests.rows[row]["kind"] != SILENT:
                     if found < 0 or row > answer.highest:
                         found = row
                     if not answer.is_behind_hole:
@@ -275,7 +274,7 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
                 limit, hole,
             )  # fmt: skip
             while first < stop and (
-                not _waits(requests, first) or requests.rows[first]["kind"] == SILENT_KIND
+                not _waits(requests, first) or requests.rows[first]["kind"] == SILENT
             ):
                 first += 1
             row = int64(-1)
@@ -283,9 +282,9 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
             if not hole:
                 if _is_next(answer, requests, first):
                     row = first
-            elif answer.kind == TOKEN_KIND:
+            elif answer.kind == TOKEN:
                 row = _token_behind_hole(answer, requests)
-            if row < 0 and answer.kind != TOKEN_KIND:
+            if row < 0 and answer.kind != TOKEN:
                 if not is_filled:
                     _fill(buckets, mask, requests, start, stop)
                     is_filled = True
@@ -293,7 +292,7 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
             if hole:
                 # Answers come in order: what waits between these was answered in the hole.
                 for passed in range(highest + 1, row):
-                    if _waits(requests, passed) and requests.rows[passed]["kind"] != SILENT_KIND:
+                    if _waits(requests, passed) and requests.rows[passed]["kind"] != SILENT:
                         requests.is_lost[passed] = 1
             responses.request_of[number] = row
             if row < 0:
@@ -307,7 +306,7 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
             if requests.answer_of[row] >= 0:
                 continue
             is_reason = is_closed[connection] and (row > highest or not has_loss[connection])
-            if requests.rows[row]["kind"] == SILENT_KIND:
+            if requests.rows[row]["kind"] == SILENT:
                 requests.status[row] = PairStatus.NO_RESPONSE_EXPECTED
             elif is_reason and not requests.is_lost[row]:
                 requests.status[row] = PairStatus.CONNECTION_CLOSED

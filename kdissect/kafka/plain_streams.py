@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import joined
+from kdissect.arrays import Bytes, joined
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.kafka import frame_tables
 from kdissect.kafka.assembly import NO_CARRIED, WARNING, Anomaly, Carried, Protocol
 from kdissect.kafka.detection import recognise
-from kdissect.kafka.frame_search import Kafka, PendingRequests
+from kdissect.kafka.frame_search import Kafka
 from kdissect.kafka.frame_tables import FAULT_WIDTH
 from kdissect.tcp.byte_ranges import PIECE, Pieces
 from kdissect.tcp.columns import (
     BYTE_COUNT,
-    CONNECTION_WIDTH,
     END,
     PIECE_START,
     PIECE_STOP,
@@ -122,36 +121,19 @@ def plain_streams(
 
 
 def recognise_plain(
-    plain: PlainStreams,
-    connections: Ints,
-    has_origin: npt.NDArray[np.uint8],
-    hinted: npt.NDArray[np.uint8],
-    kafka: Kafka,
-    pending: PendingRequests,
-    client_side: npt.NDArray[np.uint8],
-    protocol: npt.NDArray[np.uint8],
-) -> None:
+    plain: PlainStreams, connections: Ints, has_origin: Bytes, hinted: Bytes, kafka: Kafka,
+    client_side: Bytes, protocol: Bytes,
+) -> None:  # fmt: skip
     """Detect the protocol of decrypted connections, if it is not known; others stay TLS."""
     rows = np.array(sorted(plain.opened), np.int64)
     rows = rows[protocol[rows] != Protocol.KAFKA]
     if not len(rows):
         return
-    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
-    side = client_side[rows]
-    protocols = np.zeros(len(rows), np.uint8)
-    recognise(
-        plain.pieces,
-        plain.times,
-        plain.sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
-        connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1),
-        has_origin[both],
-        hinted[rows],
-        kafka,
-        pending,
-        side,
-        protocols,
-    )
-    is_kafka = protocols == Protocol.KAFKA
+    side, found = recognise(
+        plain.pieces, plain.times, plain.sides, connections, has_origin, hinted, kafka, rows,
+        client_side,
+    )  # fmt: skip
+    is_kafka = found == Protocol.KAFKA
     protocol[rows[is_kafka]] = Protocol.KAFKA
     client_side[rows[is_kafka]] = side[is_kafka]
 

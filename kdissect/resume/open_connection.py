@@ -20,7 +20,7 @@ from kdissect.kafka.assemble import EARLIER, EarlierState
 from kdissect.kafka.assembly import CONNECTION, Protocol
 from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.framing import new_streams
-from kdissect.tcp.facts import CONNECTION_FACTS, RTT_COUNT, SIDE_FACTS, TcpFacts, no_facts
+from kdissect.tcp.measurements import CONNECTION_FACTS, RTT_COUNT, SIDE_FACTS, TcpFacts, no_facts
 from kdissect.tls.session import TlsState
 
 Ints = npt.NDArray[np.int64]

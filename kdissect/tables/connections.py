@@ -16,7 +16,7 @@ from kdissect.tables.arrow_arrays import TIME_TYPE, ip_text, labels, names_of
 from kdissect.tables.schemas import CONNECTIONS, table_of
 from kdissect.tables.tcp_columns import tcp_columns
 from kdissect.tcp.columns import CloseReason
-from kdissect.tcp.facts import TcpFacts
+from kdissect.tcp.measurements import TcpFacts
 from kdissect.tls.handshake import Certificate, TlsFacts
 
 _NO_CERTIFICATE = Certificate()

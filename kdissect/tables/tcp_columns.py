@@ -11,7 +11,7 @@ from kdissect.arrays import Bools, Ints, Rows, TimesNs
 from kdissect.protocol.model import SIDES
 from kdissect.tables.arrow_arrays import ip_text, labels
 from kdissect.tables.schemas import CONNECTIONS, table_of
-from kdissect.tcp.facts import NO_TIME, UNKNOWN, TcpFacts
+from kdissect.tcp.measurements import NO_TIME, UNKNOWN, TcpFacts
 
 SCALE_MAX = 14
 _CLOSERS = ("client", "broker")

@@ -96,7 +96,7 @@ from kdissect.tcp.columns import (
     UNUSED,
     CloseReason,
 )
-from kdissect.tcp.facts import TcpFacts, tcp_facts
+from kdissect.tcp.measurements import TcpFacts, distance, tcp_facts
 from kdissect.tcp.overlaps import lay_pieces, listed
 
 FAR = 1 << 30  # a larger distance between sequence numbers means two connections
@@ -293,12 +293,6 @@ def ordered(
     if not is_one and merge(segments, start, scratch.empty(len(segments), np.int64), order):
         segments = _moved(segments, order, scratch)
     return segments, start
-
-
-@inlined
-def distance(number: int, last: int) -> int:
-    """Signed distance of a 32-bit sequence number from the last one, the short way around."""
-    return ((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
 @inlined

@@ -27,7 +27,7 @@ from kdissect.capture.segments import (
 )
 from kdissect.kafka.assembly import CONNECTION
 from kdissect.tables.tcp_columns import tcp_table
-from kdissect.tcp.facts import TcpFacts, no_facts
+from kdissect.tcp.measurements import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
 from tests.builders.playbook import in_memory
 from tests.conftest import CAPTURES

@@ -1,4 +1,4 @@
-"""Facts of TCP connections: handshakes, receive windows, round-trip times, idle time, closing.
+"""Measures TCP connections: handshakes, receive windows, round-trip times, idle time, closing.
 
 Theory of operation
 -------------------
@@ -230,7 +230,7 @@ def _read_options(address: Any, sizes: Any, options: Any) -> None:
 
 
 @inlined
-def _distance(number: int, last: int) -> int:
+def distance(number: int, last: int) -> int:
     """Signed distance of a sequence number from the last one, the short way around."""
     return ((number - last + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
@@ -309,7 +309,7 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
         begin = (begin + 1) & 0xFFFFFFFF
     end = (begin + length) & 0xFFFFFFFF
     # RFC 9293, 3.8.4: a keep-alive probe may have the byte before the next one
-    is_probe = length == 1 and own["next"] >= 0 and _distance(begin, own["next"]) == -1
+    is_probe = length == 1 and own["next"] >= 0 and distance(begin, own["next"]) == -1
     is_probe = is_probe and not flags & (SYN | FIN | RST)
     has_data = length > 0 and not is_probe
     if has_data or flags & (SYN | FIN | RST):
@@ -327,10 +327,10 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
     sample = int64(-1)
     if flags & ACK and not flags & RST and not is_part:
         ack = int64(s["ack"])
-        if peer["timed_since"] != NO_TIME and _distance(ack, peer["timed_end"]) >= 0:
+        if peer["timed_since"] != NO_TIME and distance(ack, peer["timed_end"]) >= 0:
             sample = time - peer["timed_since"]
             peer["timed_since"] = NO_TIME
-        if own["acked"] < 0 or _distance(ack, own["acked"]) >= 0:
+        if own["acked"] < 0 or distance(ack, own["acked"]) >= 0:
             own["acked"] = ack
             if not flags & SYN and not s["ip_id"] & NO_WINDOW:
                 _announce(int64(s["window"]), flags, time, own)
@@ -343,13 +343,13 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
         peer["has_ended"] = 1
     if is_outside or not (has_data or flags & SYN):
         return sample
-    if own["next"] >= 0 and _distance(begin, own["next"]) < 0:
-        if _distance(begin, own["timed_end"]) < 0:
+    if own["next"] >= 0 and distance(begin, own["next"]) < 0:
+        if distance(begin, own["timed_end"]) < 0:
             own["timed_since"] = NO_TIME  # a retransmission: the next ACK may be of either copy
     elif own["timed_since"] == NO_TIME and not flags & (SYN | RST) and not is_part:
         own["timed_end"] = end
         own["timed_since"] = time
-    if own["next"] < 0 or _distance(end, own["next"]) > 0:
+    if own["next"] < 0 or distance(end, own["next"]) > 0:
         own["next"] = end
     return sample
 
@@ -367,7 +367,7 @@ def _open_and_close(flags: int, side: int, ack: int, c: Any, own: Any, peer: Any
         own["unanswered_syn_count"] = 0  # an answer was not captured, but this side saw one
     if flags & RST and own["next"] < 0 and peer["unanswered_syn_count"] and flags & ACK:
         # RFC 9293, 3.10.7.1: the RST that refuses a SYN acknowledges it, and its data
-        c["is_refused"] = 1 if 0 <= _distance(peer["next"], ack) < 0x10000 else 0
+        c["is_refused"] = 1 if 0 <= distance(peer["next"], ack) < 0x10000 else 0
     if not flags & SYN or flags & ACK:
         peer["unanswered_syn_count"] = 0
     if flags & (FIN | RST) and c["closed_by"] < 0:
