@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
-from kdissect.capture.segments import FRAGMENT_PART, SYN, SegmentBatch
+from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
 from kdissect.kafka import frame_tables, framing, pairing
 from kdissect.kafka.anomalies import bounded, found_anomalies
 from kdissect.kafka.assembly import (
@@ -27,7 +27,6 @@ from kdissect.kafka.assembly import (
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import (
     FRAMES_AT_ONCE,
-    NO_ORIGIN,
     NO_RESPONSE,
     Frames,
     Ints,
@@ -67,8 +66,6 @@ from kdissect.tcp.columns import (
     LAST_TIME,
     OUT_OF_ORDER_COUNT,
     PAIR,
-    PIECE_START,
-    PIECE_STOP,
     RETRANSMITTED_COUNT,
     RTT,
     SEGMENT_COUNT,
@@ -144,27 +141,6 @@ class EarlierState:
     connections: npt.NDArray[np.void]
     tls: dict[int, TlsState]
     tcp: TcpFacts
-
-
-def _acknowledged(responses: Frames, streams: Streams, of_requests: Ints, scratch: Scratch) -> Ints:
-    """Per response: request-stream position (modulo 2^32) that its segment acknowledges, or
-    NO_ACK.
-
-    of_requests: per connection, the number of its request stream.
-    """
-    segments, pieces = streams.segments, streams.pieces
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)[of_requests]
-    piece = sides[:, PIECE_START]
-    has_bytes = sides[:, PIECE_STOP] > piece
-    piece = piece[has_bytes]
-    first = pieces["segment"][piece]
-    inside = pieces["file_pos"][piece] - segments["pos"][first] - pieces["pos"][piece]
-    # RFC 9293: the ACK field is the next sequence number that its sender expects. The SYN takes one
-    # sequence number, so position 0 is that of the SYN plus 1.
-    is_syn = segments["flags"][first] & SYN != 0
-    origin = np.full(len(sides), NO_ORIGIN, np.int64)  # sequence number of position 0
-    origin[has_bytes] = segments["seq"][first].astype(np.int64) + is_syn + inside
-    return responses.acknowledged(segments, origin, scratch)
 
 
 def assemble(
@@ -397,7 +373,6 @@ def _frames(
     )  # fmt: skip
     pending = _pending(requests, plain.times, scratch)
 
-    of_requests = _streams_of(client_side, REQUEST)
     of_responses = _streams_of(client_side, RESPONSE)
 
     def walk_responses(state: framing.WalkState, most: int) -> Any:
@@ -414,8 +389,7 @@ def _frames(
     behind_hole = responses.behind_hole(begins, scratch)
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
-        requests, responses, pending, plain.times,
-        _acknowledged(responses, streams, of_requests, scratch), behind_hole,
+        requests, responses, pending, plain.times, behind_hole,
         connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
         (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
     )  # fmt: skip
@@ -471,15 +445,12 @@ def _pending(requests: Frames, times: Ints, scratch: Scratch) -> PendingRequests
     """The requests as rows of PENDING."""
     rows = scratch.empty(len(requests.table), PENDING)
     _fill_frames(rows, requests, times)
-    rows["end"] = requests.table[:, frame_tables.POS]
-    rows["end"] += requests.table[:, frame_tables.FRAME_SIZE]
-    rows["end"] += 4
     return rows
 
 
 def _pairs(
     requests: Frames, responses: Frames, pending: PendingRequests, times: Ints,
-    acknowledged: Any, behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
+    behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
 ) -> Pairs:  # fmt: skip
     request_count, response_count = len(requests.table), len(responses.table)
     request_rows = RequestRows(
@@ -490,7 +461,6 @@ def _pairs(
     )  # fmt: skip
     answers = scratch.empty(response_count, ANSWERS)
     _fill_frames(answers, responses, times)
-    answers["acknowledged"] = acknowledged
     answers["is_behind_hole"] = behind_hole
     response_rows = ResponseRows(
         answers, responses.start,

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from kdissect.arrays import gather_ranges, joined
 from kdissect.capture.scratch import Scratch, Written
-from kdissect.capture.segments import ACK, FRAGMENT_PART
 from kdissect.jit import inlined, kernel, making_kernel
 from kdissect.kafka import frame_tables, framing
 from kdissect.kafka.assembly import (
@@ -29,7 +28,6 @@ from kdissect.kafka.assembly import (
     PairStatus,
 )
 from kdissect.kafka.frame_tables import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
-from kdissect.kafka.pairing import NOT_ACKNOWLEDGED
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
@@ -41,7 +39,6 @@ Walk = Callable[
     [framing.WalkState, int], Any
 ]  # `framing.some_requests` or `some_responses`: (state, most)
 
-NO_ORIGIN = -(1 << 62)  # no sequence number is known
 NO_RESPONSE = -(1 << 62)  # no earlier response is known
 FRAMES_AT_ONCE = 1 << 15  # frames found between writes to files
 _REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
@@ -103,16 +100,6 @@ class Frames:
         )
         return is_behind_hole
 
-    def acknowledged(self, segments: Any, origin: Ints, scratch: Scratch) -> Ints:
-        """int64[frames]: position in the other stream that the frame's first segment acknowledges.
-
-        The position is modulo 2^32; NOT_ACKNOWLEDGED if there is none. origin: per connection, the
-        sequence number of position 0 there, or NO_ORIGIN.
-        """
-        positions = scratch.empty(len(self.table), np.int64)
-        _acknowledged(self.table.reshape(-1), segments, origin, positions)
-        return positions
-
     def framed_bytes(self) -> Ints:
         """int64[connections]: captured bytes inside frames."""
         return _framed_bytes(self.table.reshape(-1), len(self.start) - 1)
@@ -163,19 +150,6 @@ def _behind_hole(table: Any, start: Any, has_origin: Any, found: Any) -> None:
             pos = table[row * FRAME_WIDTH + frame_tables.POS]
             found[row] = pos != before
             before = pos + 4 + table[row * FRAME_WIDTH + frame_tables.FRAME_SIZE]
-
-
-@kernel
-def _acknowledged(table: Any, segments: Any, origin: Any, acknowledged: Any) -> None:
-    for row in range(len(acknowledged)):
-        segment = segments[table[row * FRAME_WIDTH + frame_tables.FIRST]]
-        first = origin[table[row * FRAME_WIDTH + frame_tables.CONNECTION]]
-        # RFC 9293, 3.1: the acknowledgment number counts only if the ACK bit is set. A part of an
-        # IP fragment repeats the header of its datagram.
-        has_ack = segment["flags"] & ACK and not segment["ip_id"] & FRAGMENT_PART
-        acknowledged[row] = NOT_ACKNOWLEDGED
-        if has_ack and first != NO_ORIGIN:
-            acknowledged[row] = (int64(segment["ack"]) - first) & 0xFFFFFFFF
 
 
 @kernel

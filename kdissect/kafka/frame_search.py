@@ -332,7 +332,6 @@ PENDING = np.dtype([
     ("correlation", "i8"),  # unsigned id
     ("time", "i8"),  # ns when the first byte was sent
     ("kind", "i8"),  # EXPECTS, TOKEN or SILENT
-    ("end", "i8"),  # after its last byte, in its stream
 ])  # fmt: skip
 
 

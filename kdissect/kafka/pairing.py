@@ -16,9 +16,7 @@ responses in the hole.
 A later request with the id that was not sent yet does not count: the id belonged to a request that
 was not captured. Clocks of two taps differ, so a request with an id of its own may appear up to
 CLOCKS_MAX_NS later than its response (an anomaly says so). One whose id its neighbour shares must
-come first, and one that the response's segment does not acknowledge was not there yet. (Made
-captures may have acknowledgements that mean nothing: they count if any of the connection's reaches
-a request.)
+come first, and so must a token.
 
 Produce with acks=0 wants no response, and a response in a hole is missing. For other requests
 without a response the reason is the closed connection, if they come after the last answered one.
@@ -49,23 +47,10 @@ CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at
 
 IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
 
-NOT_ACKNOWLEDGED = -1  # of a response whose segment acknowledges nothing
-NO_LIMIT = 1 << 62  # of stream positions
-
-
-@inlined
-def _unwrapped(number: int, near: int) -> int:
-    """The position near `near` whose lowest 32 bits are `number`."""
-    return near + ((number - near + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-
-
 ANSWERS = np.dtype([
     ("correlation", "i8"),
     ("time", "i8"),
     ("kind", "i8"),
-    # position in the request stream, modulo 2^32, that its segment acknowledges, or
-    # NOT_ACKNOWLEDGED
-    ("acknowledged", "i8"),
     ("is_behind_hole", "i8"),  # bytes before it are in no frame
 ])  # fmt: skip
 
@@ -112,8 +97,7 @@ def buckets_for(start: npt.NDArray[np.int64], scratch: Scratch) -> Buckets:
 class _Answer(NamedTuple):
     """A response while it is paired, and the requests of its connection: rows start to stop.
 
-    acknowledged: position in the request stream; NO_LIMIT if it tells nothing. highest: the last
-    request answered before it.
+    highest: the last request answered before it.
     """
 
     start: int
@@ -122,7 +106,6 @@ class _Answer(NamedTuple):
     correlation: int
     time: int
     kind: int
-    acknowledged: int
     is_behind_hole: bool
 
 
@@ -139,14 +122,12 @@ def _may_answer(answer: _Answer, requests: Any, row: int) -> bool:
     request = requests.rows[row]
     if request["time"] <= answer.time:
         return True
-    if request["time"] > answer.time + CLOCKS_MAX_NS:
+    if request["kind"] == TOKEN or request["time"] > answer.time + CLOCKS_MAX_NS:
         return False
     correlation = request["correlation"]
     if row > answer.start and requests.rows[row - 1]["correlation"] == correlation:
         return False
-    if row + 1 < answer.stop and requests.rows[row + 1]["correlation"] == correlation:
-        return False
-    return request["end"] <= answer.acknowledged
+    return row + 1 == answer.stop or requests.rows[row + 1]["correlation"] != correlation
 
 
 @inlined
@@ -252,26 +233,12 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
         for row in range(start, stop):
             requests.answer_of[row] = -1
             requests.is_lost[row] = 0
-        acked = int64(0)  # so far
-        reach = int64(0)  # the highest of all
-        for number in range(responses.start[connection], responses.start[connection + 1]):
-            acknowledged = responses.rows[number]["acknowledged"]
-            if acknowledged != NOT_ACKNOWLEDGED:
-                acked = _unwrapped(acknowledged, acked)
-                reach = max(reach, acked)
-        tells_acks = start < stop and reach >= requests.rows[start]["end"]
-        acked = int64(0)
         for number in range(responses.start[connection], responses.start[connection + 1]):
             response = responses.rows[number]
-            limit = int64(NO_LIMIT)
-            if response["acknowledged"] != NOT_ACKNOWLEDGED:
-                acked = _unwrapped(response["acknowledged"], acked)
-                if tells_acks:
-                    limit = acked
             hole = response["is_behind_hole"] != 0
             answer = _Answer(
                 start, stop, highest, response["correlation"], response["time"], response["kind"],
-                limit, hole,
+                hole,
             )  # fmt: skip
             while first < stop and (
                 not _waits(requests, first) or requests.rows[first]["kind"] == SILENT

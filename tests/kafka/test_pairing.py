@@ -20,23 +20,19 @@ kinds = st.sampled_from((EXPECTS, EXPECTS, EXPECTS, SILENT, TOKEN))
 steps = st.integers(0, 600_000_000)
 
 
-acks = st.one_of(st.none(), st.integers(0, 300), st.integers(2**32 - 40, 2**32 - 1))
-
-
 @st.composite
 def connections(draw: st.DrawFn) -> tuple[list[Request], list[Response], bool, bool]:
-    time = end = 0
+    time = 0
     requests, responses = [], []
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
-        end += draw(st.integers(8, 40))
-        requests.append(Request(draw(ids), time, draw(kinds), end))
+        requests.append(Request(draw(ids), time, draw(kinds)))
     time = draw(steps) - 300_000_000
     for _ in range(draw(st.integers(0, 14))):
         time += draw(steps)
         kind = draw(st.sampled_from((EXPECTS, EXPECTS, TOKEN)))
         hole = draw(st.sampled_from((False, False, True)))
-        responses.append(Response(draw(ids), time, kind, draw(acks), hole))
+        responses.append(Response(draw(ids), time, kind, hole))
     return requests, responses, draw(st.booleans()), draw(st.booleans())
 
 
@@ -50,12 +46,11 @@ def kernel(
     pending = np.zeros(len(requests), PENDING)
     for row, request in zip(pending, requests, strict=True):
         row["correlation"], row["time"] = request.correlation_id, request.time_ns
-        row["kind"], row["end"] = request.kind, request.end
+        row["kind"] = request.kind
     answer_rows = np.zeros(len(responses), ANSWERS)
     for row, response in zip(answer_rows, responses, strict=True):
         row["correlation"], row["time"] = response.correlation_id, response.time_ns
         row["kind"], row["is_behind_hole"] = response.kind, response.is_behind_hole
-        row["acknowledged"] = pairing.NOT_ACKNOWLEDGED if response.ack is None else response.ack
     request_rows = RequestRows(
         pending, starts, np.empty(len(requests), np.int64), np.empty(len(requests), np.uint8),
         np.empty(len(requests), np.uint8),
@@ -108,8 +103,8 @@ def test_linear_for_ids_that_never_change() -> None:
 
 def test_linear_for_ids_that_never_change_behind_holes() -> None:
     """100,000 requests with one ID, each response after a gap, cost linear work."""
-    requests = [Request(0, 10 * number, EXPECTS, 30 * number) for number in range(100_000)]
-    responses = [Response(0, 20 * number + 5, EXPECTS, None, True) for number in range(50_000)]
+    requests = [Request(0, 10 * number, EXPECTS) for number in range(100_000)]
+    responses = [Response(0, 20 * number + 5, EXPECTS, True) for number in range(50_000)]
     answer_of, status, came, is_lost = kernel([(requests, responses, False, True)])[0]
     assert came == [pairing.IN_ORDER] * 50_000
     assert [row for row, answer in enumerate(answer_of) if answer >= 0] == list(
@@ -121,18 +116,18 @@ def test_linear_for_ids_that_never_change_behind_holes() -> None:
 
 def test_a_response_behind_a_hole_answers_the_youngest_request_with_its_id() -> None:
     """Ids that begin again (re-authentication): the first answer was lost."""
-    pending = ((5, 0, 40), (6, 10, 80), (5, 20, 120))
-    requests = [Request(number, time, EXPECTS, end) for number, time, end in pending]
-    late = [Response(5, 25, EXPECTS, 120, True)]
+    pending = ((5, 0), (6, 10), (5, 20))
+    requests = [Request(number, time, EXPECTS) for number, time in pending]
+    late = [Response(5, 25, EXPECTS, True)]
     assert kernel([(requests, late, False, True)])[0][0] == [-1, -1, 0]
-    in_order = [Response(5, 25, EXPECTS, 120, False)]
+    in_order = [Response(5, 25, EXPECTS, False)]
     assert kernel([(requests, in_order, False, True)])[0][0] == [0, -1, -1]
 
 
 def test_requests_before_a_hole_wait_no_longer() -> None:
     """The answers to 5 and 6 were in the hole; the next answer with id 5 is another request's."""
-    requests = [Request(5, 0, EXPECTS, 40), Request(6, 1, EXPECTS, 80), Request(7, 2, EXPECTS, 120)]
-    told = [Response(7, 10, EXPECTS, 120, True), Response(5, 20, EXPECTS, 160, False)]
+    requests = [Request(5, 0, EXPECTS), Request(6, 1, EXPECTS), Request(7, 2, EXPECTS)]
+    told = [Response(7, 10, EXPECTS, True), Response(5, 20, EXPECTS, False)]
     answer_of, status, came, is_lost = kernel([(requests, told, True, True)])[0]
     assert answer_of == [-1, -1, 0]
     assert is_lost == [True, True, False]
@@ -142,9 +137,9 @@ def test_requests_before_a_hole_wait_no_longer() -> None:
 
 def test_a_token_answers_the_token_before_it() -> None:
     """Lock step: the answer to the first was lost, or the first itself."""
-    both = [Request(-1, 0, TOKEN, 40), Request(-1, 20, TOKEN, 80)]
-    assert kernel([(both, [Response(-1, 30, TOKEN, 80, True)], False, True)])[0][0] == [-1, 0]
-    second = [Request(9, 0, EXPECTS, 30), Request(-1, 20, TOKEN, 80)]
-    told = [Response(9, 5, EXPECTS, 30), Response(-1, 10, TOKEN, 40)]
+    both = [Request(-1, 0, TOKEN), Request(-1, 20, TOKEN)]
+    assert kernel([(both, [Response(-1, 30, TOKEN, True)], False, True)])[0][0] == [-1, 0]
+    second = [Request(9, 0, EXPECTS), Request(-1, 20, TOKEN)]
+    told = [Response(9, 5, EXPECTS), Response(-1, 10, TOKEN)]
     answer_of, _, came, _ = kernel([(second, told, False, False)])[0]
     assert (answer_of, came) == ([0, -1], [pairing.IN_ORDER, pairing.UNASKED])

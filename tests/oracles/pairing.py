@@ -30,40 +30,23 @@ class Request(NamedTuple):
     correlation_id: int
     time_ns: int
     kind: int  # EXPECTS, TOKEN, SILENT
-    end: int = 0  # in its stream
 
 
 class Response(NamedTuple):
     correlation_id: int
     time_ns: int
     kind: int  # EXPECTS or TOKEN
-    ack: int | None = None  # modulo 2^32
     is_behind_hole: bool = False
 
 
-def may_answer(
-    requests: Sequence[Request], row: int, time_ns: int, acked: int | None = None
-) -> bool:
-    """A request is not younger than its response, but for clocks; never with a neighbour's id."""
-    if requests[row].time_ns <= time_ns:
-        return True
+def may_answer(requests: Sequence[Request], row: int, time_ns: int) -> bool:
+    """A request is not younger than its response, but for clocks; never with a neighbour's id, nor
+    without an id."""
+    if requests[row].time_ns <= time_ns or requests[row].kind == TOKEN:
+        return requests[row].time_ns <= time_ns
     neighbours = [*requests[max(0, row - 1) : row], *requests[row + 1 : row + 2]]
     own = all(other.correlation_id != requests[row].correlation_id for other in neighbours)
-    is_there = acked is None or requests[row].end <= acked
-    return own and is_there and requests[row].time_ns <= time_ns + CLOCKS_APART_NS
-
-
-def acknowledged(requests: Sequence[Request], responses: Sequence[Response]) -> list[int | None]:
-    """What each response acknowledges of the requests' stream, as far as it means anything."""
-    positions: list[int | None] = []
-    here = 0
-    for response in responses:
-        if response.ack is not None:
-            low = here - 2**31
-            here = low + (response.ack - low) % 2**32
-        positions.append(None if response.ack is None else here)
-    reach = max((position for position in positions if position is not None), default=0)
-    return positions if requests and reach >= requests[0].end else [None] * len(responses)
+    return own and requests[row].time_ns <= time_ns + CLOCKS_APART_NS
 
 
 def pair(
@@ -76,32 +59,30 @@ def pair(
     status = [PairStatus.RESPONSE_MISSING] * len(requests)
     came = []
     highest = -1
-    acks = acknowledged(requests, responses)
 
     for answer, response in enumerate(responses):
         wanted = TOKEN if response.kind == TOKEN else EXPECTS
         hole = response.is_behind_hole
-        acked = acks[answer]
         waiting = [row for row in range(len(requests)) if answer_of[row] < 0 and not is_lost[row]]
         found = -1
         if wanted == TOKEN and hole:
             for row in waiting:
                 if highest < row <= highest + TOKENS_AHEAD and requests[row].kind == TOKEN:
-                    if not may_answer(requests, row, response.time_ns, acked):
+                    if not may_answer(requests, row, response.time_ns):
                         break
                     found = row
         elif wanted == TOKEN:
             oldest = [row for row in waiting if requests[row].kind != SILENT][:1]
             if oldest and requests[oldest[0]].kind == TOKEN:
                 row = oldest[0]
-                found = row if may_answer(requests, row, response.time_ns, acked) else -1
+                found = row if may_answer(requests, row, response.time_ns) else -1
         else:
             same = [
                 row
                 for row in waiting
                 if requests[row].kind != TOKEN
                 and requests[row].correlation_id == response.correlation_id
-                and may_answer(requests, row, response.time_ns, acked)
+                and may_answer(requests, row, response.time_ns)
             ]
             expecting = [row for row in same if requests[row].kind == EXPECTS]
             in_order = [row for row in expecting if row > highest]
