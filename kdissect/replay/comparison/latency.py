@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +48,7 @@ Ints = npt.NDArray[np.int64]
 class LatencyTest:
     """The test of one API. Latencies are medians.
 
-    noise: the largest median ratio of two control runs, at least 1.
-    predicted: the ratio up to which another control run may differ.
+    predicted: the ratio up to which another control run may differ, 1 for a single one.
     is_decided: whether there are enough connections.
     is_large: slower by enough, and more than by chance.
     """
@@ -61,7 +59,6 @@ class LatencyTest:
     reference_ns: int
     answered_ns: int
     ratio: float
-    noise: float
     predicted: float
     p_value: float
     is_decided: bool
@@ -74,7 +71,7 @@ class LatencyTest:
 
     def finding(self) -> RunFinding:
         """The finding of a slower API."""
-        noise = f", control runs differ by {self.noise:.2f}" if self.noise > 1 else ""
+        noise = f"; control runs may differ by {self.predicted:.2f}" if self.predicted > 1 else ""
         return RunFinding(
             KIND,
             self.api_name,
@@ -166,10 +163,6 @@ def _tested(
     """The effect in an API, and whether it is a finding. logs: by run, the tested one last."""
     controls, run = logs[:-1], logs[-1]
     effect = float(np.median(run - controls.mean(axis=0)))
-    noise = max(
-        (abs(float(np.median(one - other))) for one, other in combinations(controls, 2)),
-        default=0.0,
-    )
     reference_ns, answered_ns = (int(np.median(np.exp(each))) for each in (controls, run))
     is_large = (
         decided
@@ -179,7 +172,7 @@ def _tested(
     )
     return LatencyTest(
         name, logs.shape[1], connections, reference_ns, answered_ns, math.exp(effect),
-        math.exp(noise), math.exp(_predicted(controls)), p_value, decided, is_large,
+        math.exp(_predicted(controls)), p_value, decided, is_large,
     )  # fmt: skip
 
 

@@ -37,15 +37,9 @@ class Releases:
     target: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, workload: Workload, target: Ranges) -> Releases:
-        return cls(
-            tuple(releases_offering(_captured_ranges(workload))), tuple(releases_offering(target))
-        )
-
-    @classmethod
-    def between(cls, reference: Ranges, target: Ranges) -> Releases:
-        """Of a reference and a target, by the versions that they offer."""
-        return cls(tuple(releases_offering(reference)), tuple(releases_offering(target)))
+    def between(cls, captured: Ranges, target: Ranges) -> Releases:
+        """By the versions that the captured broker, or a reference, and the target offer."""
+        return cls(tuple(releases_offering(captured)), tuple(releases_offering(target)))
 
     @property
     def then(self) -> str:
@@ -74,7 +68,7 @@ def _minor(releases: tuple[str, ...]) -> str:
     return " or ".join(minors) if len(minors) <= 2 else ""
 
 
-def _captured_ranges(workload: Workload) -> dict[int, tuple[int, int]]:
+def captured_ranges(workload: Workload) -> Ranges:
     """API key -> (first, last) version that a captured broker offered clients; the longest list."""
     ranges: dict[int, tuple[int, int]] = {}
     for exchange in workload.exchanges():
@@ -135,18 +129,3 @@ class ReleaseDifferences:
         if one.captured is ABSENT:
             return key in self.offered and any(key in each for each in spoken)
         return key in self.offered and one.answered in self.offered[key]
-
-
-def told_changes(outcomes: Iterable[Outcome]) -> list[tuple[str, Difference, int]]:
-    """(API, an example, count) of each change that the answers show, in order. A config is one
-    change, whatever resource has it; the versions of all APIs are one."""
-    found: dict[tuple[str, ...], tuple[str, Difference, int]] = {}
-    for outcome in outcomes:
-        for each in outcome.judgement.differences:
-            if each.rule != RULE:
-                continue
-            name = each.keys[-1] if each.keys and "configs[]" in each.place else ""
-            place = each.place.partition("[]")[0] if not name else each.place.rpartition(".")[2]
-            _, example, count = found.get((name, place, each.note), ("", each, 0))
-            found[name, place, each.note] = outcome.step.api_name, example, count + 1
-    return list(found.values())

@@ -16,7 +16,7 @@ from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import RESPONSE
 from kdissect.replay.comparison.normal_form import SURPLUS, plain
 from kdissect.replay.comparison.records import PLACE
-from kdissect.replay.comparison.releases import told_changes
+from kdissect.replay.comparison.releases import RULE as RELEASE_RULE
 from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
 from kdissect.text import plural
 
@@ -164,17 +164,22 @@ def run_texts(finding: RunFinding) -> tuple[str, str]:
 
 
 def release_changes(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """The changes of the release that the answers show, each once, as rows."""
-    rows = []
-    for api_name, one, count in told_changes(outcomes):
-        captured, answered = readable_texts_of(-1, one)
-        rows.append(
-            {
-                "api_name": api_name, "path": one.path, "captured": captured, "answered": answered,
-                "what": one.note, "count": count,
-            }
-        )  # fmt: skip
-    return rows
+    """The changes of the release that the answers show, as rows. A config is one change, whatever
+    resource has it; the versions of all APIs are one."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for outcome in outcomes:
+        for one in outcome.judgement.differences:
+            if one.rule != RELEASE_RULE:
+                continue
+            name = one.keys[-1] if one.keys and "configs[]" in one.place else ""
+            place = one.place.partition("[]")[0] if not name else one.place.rpartition(".")[2]
+            captured, answered = readable_texts_of(-1, one)
+            row = {
+                "api_name": outcome.step.api_name, "path": one.path, "captured": captured,
+                "answered": answered, "what": one.note, "count": 0,
+            }  # fmt: skip
+            rows.setdefault((name, place, one.note), row)["count"] += 1
+    return list(rows.values())
 
 
 def release_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:

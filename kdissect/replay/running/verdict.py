@@ -17,7 +17,7 @@ from kdissect.replay.comparison.latency import (
     notes_of,
 )
 from kdissect.replay.comparison.noise import Noise, is_evidence
-from kdissect.replay.comparison.releases import ReleaseDifferences, Releases
+from kdissect.replay.comparison.releases import ReleaseDifferences, Releases, captured_ranges
 from kdissect.replay.fields import FieldTable
 from kdissect.replay.model import Judgement, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.results import Results
@@ -109,9 +109,10 @@ class Verdicts:
         ]
 
     def _releases(self) -> Releases:
-        if self.against is None:
-            return Releases.of(self.plan.workload, self.target.versions)
-        return Releases.between(self.against.versions, self.target.versions)
+        captured = captured_ranges(self.plan.workload)
+        if self.against is not None:
+            captured = self.against.versions
+        return Releases.between(captured, self.target.versions)
 
     def _end_findings(self, notes: list[str]) -> list[RunFinding]:
         """Findings about the end state that the control runs do not have."""

@@ -72,7 +72,7 @@ def test_a_difference_that_control_runs_have_too_is_no_finding() -> None:
     plan = plan_of(8)
     noisy = a_run(plan, 1), a_run(plan, 2, factor=2), a_run(plan, 3, factor=3.5)
     found = of_all(plan, *noisy)
-    assert found.noise == pytest.approx(2, rel=0.1)
+    assert found.ratio < found.predicted
     assert not found.is_slower
 
 

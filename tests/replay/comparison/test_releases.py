@@ -10,9 +10,9 @@ from kdissect.replay.comparison.releases import (
     RULE,
     ReleaseDifferences,
     Releases,
-    told_changes,
 )
 from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
+from kdissect.replay.output.text import release_changes
 from tests.replay.comparison.made_run import Run
 
 CONFIGS = "results[].configs[].value"
@@ -81,4 +81,4 @@ def test_a_change_is_told_once() -> None:
         Difference("api_keys[].max_version", ("Fetch",), 17, 18),
         Difference("api_keys[]", ("LeaderAndIsr",), {}, ABSENT),
     )  # fmt: skip
-    assert [count for _, _, count in told_changes([outcome])] == [2, 3]
+    assert [row["count"] for row in release_changes([outcome])] == [2, 3]
