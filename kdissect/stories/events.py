@@ -156,8 +156,11 @@ class Collector:
     def packed(self) -> Iterator[Packed]:
         """Yield all events, packed by key."""
         number = 0
-        for name, collected in self.tables().items():
-            table = collected.combine_chunks()
+        for name, parts in self._tables.items():
+            if not parts:
+                continue
+            table = pa.concat_tables(parts).combine_chunks()
+            parts.clear()  # packed events take their room
             keys = self._keys(name, table)
             order = np.argsort(keys, kind="stable")
             bounds = np.flatnonzero(np.diff(keys[order])) + 1
