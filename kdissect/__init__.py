@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kdissect.datasource import register
     from kdissect.errors import CaptureError, DecodeError, EncodeError, Error, OutputError
     from kdissect.folder_stream import stream
-    from kdissect.pipeline.limits import Limits
+    from kdissect.pipeline.options import Limits
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _PUBLIC = {
     "DecodeError": "kdissect.errors",
     "EncodeError": "kdissect.errors",
     "Error": "kdissect.errors",
-    "Limits": "kdissect.pipeline.limits",
+    "Limits": "kdissect.pipeline.options",
     "Message": "kdissect.codec.message",
     "OutputError": "kdissect.errors",
     "Table": "kdissect.api",

@@ -31,10 +31,8 @@ from kdissect.pipeline.append import (
     state_unavailable_reason,
 )
 from kdissect.pipeline.filters import time_ns
-from kdissect.pipeline.limits import Limits
-from kdissect.pipeline.options import Options, PathLike, Time, paths_of
-from kdissect.pipeline.plan import Runner, manifest_inputs, planned
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
+from kdissect.pipeline.plan import Runner, RunPlan, manifest_inputs, planned
 from kdissect.pipeline.step_rows import STATE_KNOWN
 from kdissect.pipeline.table_set import (
     absolute,

@@ -50,7 +50,7 @@ PIECE_BYTES = 64 << 10  # decompressed at a time
 # wait this long for more from a pipe that has delivered so many bytes
 PATIENCE_S, MUCH_BYTES = 0.005, 32 << 10
 PIPE_BYTES = 1 << 20  # requested capacity of a pipe
-_TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
+TLS_KEY_LOG = 0x544C534B  # type of a pcapng's decryption secrets
 
 
 def buffer_as_sources(paths: Sequence[str], buffer: npt.NDArray[np.uint8]) -> Sources:
@@ -252,7 +252,7 @@ class WindowReader:
         self._forget_sections()
         rows = walk.secrets.reshape(-1, SECRET_SIZE)[: cursor[SECRET_COUNT]].tolist()
         texts = [
-            data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == _TLS_KEY_LOG
+            data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
         ]
         return Window(batch, buffer, filled, texts)
 

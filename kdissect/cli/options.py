@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from kdissect.pipeline.limits import Limits
-    from kdissect.pipeline.options import Options
+    from kdissect.pipeline.options import Limits, Options
     from kdissect.pipeline.selection import Selection
 
 Result = TypeVar("Result")
@@ -158,7 +157,7 @@ class ReadingOptions:
     @property
     def limits(self) -> Limits:
         """The limits; raises BadParameter, which lists all of them, for a wrong one."""
-        from kdissect.pipeline.limits import Limits
+        from kdissect.pipeline.options import Limits
 
         return checked("--limit", Limits.parse, self.limit or ())
 

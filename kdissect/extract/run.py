@@ -26,8 +26,7 @@ from kdissect.extract.rewrite import Conversation, Rewriter
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import planned
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan, planned
 from kdissect.pipeline.selection import Selection
 from kdissect.step_log import logged_step
 from kdissect.tables.arrow_arrays import plain

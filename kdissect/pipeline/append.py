@@ -54,8 +54,7 @@ from kdissect.capture.inputs import STDIN, InputFile, find_captures
 from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import hashed, planned_inputs
-from kdissect.pipeline.run_plan import Before, RunPlan
+from kdissect.pipeline.plan import Before, RunPlan, hashed, planned_inputs
 from kdissect.pipeline.saved_state import COUNTS, NamesUsed, read_state
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest

@@ -38,7 +38,7 @@ from kdissect.pipeline.filters import (
 )
 from kdissect.pipeline.learn import Learnt
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, packed_parts, parts

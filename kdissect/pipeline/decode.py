@@ -20,8 +20,8 @@ from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.message_anomalies import TableOutput, write_message_anomalies
 from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter_chunks
 from kdissect.pipeline.message_tables import write_tables
+from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
-from kdissect.pipeline.run_plan import RunPlan
 from kdissect.pipeline.saved_state import NamesUsed
 from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
 from kdissect.protocol.model import REQUEST

@@ -17,7 +17,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble, assembled
 from kdissect.pipeline.decode import decode
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import NamesUsed, earlier_events
 from kdissect.pipeline.scan import scan

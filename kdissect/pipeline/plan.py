@@ -1,4 +1,12 @@
-"""Plan a run: find the inputs, walk over their packet headers, and number their splits.
+"""The plan of a run, which every task receives: its inputs, and how work is cut into tasks.
+
+Theory of operation
+-------------------
+Work has units of bounded bytes, so that memory does not depend on the input: a *split* is a range
+of one capture, a *bucket* holds whole connections, a *slot* is a range of the concatenated
+captures, a *key of events* holds whole groups and producers. A task takes consecutive units, one at
+a time. The number of tasks follows from the bytes of the captures and the option `split_bytes`
+alone (`task_count`), never from the cores that a session happens to have.
 
 The caller's process lists the inputs. Everything that reads them is a call for some inputs, or for
 all together, which a `Runner` makes: on Spark in tasks.
@@ -8,12 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,22 +33,163 @@ from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.capture.ip_fragments import Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.object_store import is_remote
-from kdissect.capture.splits import WalkedCapture, walk_capture
+from kdissect.capture.splits import CaptureInfo, Split, WalkedCapture, walk_capture
+from kdissect.capture.windows import TLS_KEY_LOG
 from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.run_plan import RunPlan, task_count
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
 _log = logging.getLogger(__name__)
 
-SPLIT_BYTES_MAX = 128 * MB
-SPLIT_BYTES_MIN = 4 * MB
+SPLIT_BYTES_MIN, SPLIT_BYTES_MAX = 4 * MB, 128 * MB
+BUCKET_BYTES_MAX = 16 * MB  # average bytes of captures per bucket
+SLOT_BYTES_MAX = 64 * MB
+EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events
+TASK_BYTES_SMALL, TASK_BYTES = 8 * MB, 32 * MB
 WALKED_HERE_MAX = 256 * MB  # plain files of so many bytes are walked in less time than a job takes
-
 FILE_COST = MB  # bytes that can be walked in the time that opening a file takes
+HASHED_PER_SCANNED = 4  # bytes that can be hashed in the time that scanning a byte takes
+
 # Calls a function for each item, in a task of its own; returns the results in the order of items.
 Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+
+
+def task_count(byte_count: int, split_bytes: int | None = None) -> int:
+    """Number of tasks of each step for `byte_count` bytes of captures.
+
+    A task costs Spark and its worker some 30 ms. So a small input has up to four tasks, of 8 MB or
+    more, and a larger one a task per 32 MB. A shuffle has a block for each pair of tasks: from 2 GB
+    on, the number of tasks grows with the square root of the bytes, so that the blocks stay in
+    proportion to the bytes. split_bytes: bytes per task, in place of these.
+    """
+    if split_bytes is not None:
+        return max(1, -(-byte_count // split_bytes))
+    few = min(byte_count // TASK_BYTES_SMALL, 4)
+    many = min(2 * (byte_count // (2 * TASK_BYTES)), math.isqrt(byte_count * 2 // MB))
+    return max(1, few, many)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The set that a run continues.
+
+    known: what `append.state_to_save` wrote. open_files, event_files, connection_files: absolute
+    paths of open connections, of events, and of the rows of open connections. byte_count: bytes of
+    its captures, which the plan does not read.
+    """
+
+    known: dict[str, Any]
+    open_files: tuple[str, ...]
+    event_files: tuple[str, ...]
+    connection_files: tuple[str, ...]
+    byte_count: int
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All that a task needs to know; made once per run, picklable.
+
+    files: the inputs; files[source] are those that are captures, in the order of `source` numbers.
+    sizes: plain bytes of each capture. folder: of copies (`capture.copies`). keeps: the run saves
+    state for a later append. before: the set that the run adds to. Its captures have the first
+    `source` numbers; they are not read, and `captures` is without them. capture_ids: of these, then
+    of `captures`.
+    """
+
+    files: tuple[str | InputFile, ...]
+    sizes: tuple[int, ...]
+    captures: tuple[CaptureInfo, ...]
+    capture_ids: tuple[int, ...]
+    splits: tuple[Split, ...]
+    fragments: Joined | None
+    folder: str
+    options: Options
+    keeps: bool = False
+    before: Before | None = None
+
+    @property
+    def earlier_count(self) -> int:
+        """Number of captures of earlier runs; their `source` numbers come first."""
+        return len(self.before.known["capture_ids"]) if self.before else 0
+
+    @cached_property
+    def source_start(self) -> npt.NDArray[np.int64]:
+        """int64[captures]: position of each one's first byte in the bytes of all captures."""
+        sizes = np.array(self.sizes, np.int64)
+        return np.cumsum(sizes) - sizes
+
+    @cached_property
+    def byte_count(self) -> int:
+        """Plain bytes of the captures that this run reads."""
+        return sum(self.sizes)
+
+    @cached_property
+    def task_count(self) -> int:
+        """Number of tasks of each step."""
+        return task_count(self.byte_count, self.options.split_bytes)
+
+    @cached_property
+    def bucket_count(self) -> int:
+        """Number of buckets; a limit counts the connections of a bucket, so `split_bytes` does not
+        change it."""
+        tasks = task_count(self.byte_count)
+        return tasks * max(1, -(-self.byte_count // (tasks * BUCKET_BYTES_MAX)))
+
+    @cached_property
+    def slot_count(self) -> int:
+        per_task = max(1, -(-self.byte_count // (self.task_count * SLOT_BYTES_MAX)))
+        return self.task_count * per_task
+
+    @property
+    def slot_bytes(self) -> int:
+        return max(1, -(-self.byte_count // self.slot_count))
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units of the scan: splits, then inputs to hash, then files of saved
+        connections."""
+        saved = len(self.before.open_files) if self.before else 0
+        return len(self.splits) + len(self.files) + saved
+
+    @cached_property
+    def scan_bounds(self) -> list[int]:
+        """First unit of each scan task, and the end: consecutive units of about equal bytes."""
+        hashed = (0 if isinstance(file, str) else file.size // HASHED_PER_SCANNED
+                  for file in self.files)  # fmt: skip
+        ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
+        bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
+        count = len(ends) - 1
+        saved = range(count, self.unit_count)  # a task for each file
+        return [*bounds[bounds < count].tolist(), *saved, self.unit_count]
+
+    @property
+    def end_ns(self) -> int:
+        """Time of the latest packet so far, in ns since 1970; 0 without packets."""
+        times = [info.last_time_ns for info in self.captures if info.last_time_ns is not None]
+        return max([self.before.known["end_ns"] if self.before else 0, *times])
+
+    @property
+    def event_key_count(self) -> int:
+        """Number of keys over which events of groups and producers are spread."""
+        byte_count = self.byte_count + (self.before.byte_count if self.before else 0)
+        return max(1, -(-byte_count // EVENT_KEY_BYTES))
+
+    def sources(self) -> Sources:
+        return Sources(self.files, self.folder)
+
+    def key_logs(self, sources: Sources) -> list[memoryview]:
+        """The text of each key log file and of each secrets block inside a capture."""
+        files = Sources(self.options.keylog)
+        texts = [files.data(number) for number in range(len(files))]
+        for info in self.captures:
+            for kind, pos, length in info.secrets:
+                if kind == TLS_KEY_LOG and info.source >= 0:
+                    texts.append(sources.data(info.source)[pos : pos + length].copy())
+        return [text.data for text in texts]
+
+
+# -- making a plan ---------------------------------------------------------------------------
 
 
 class Hashed(NamedTuple):

@@ -19,7 +19,7 @@ import pyarrow as pa
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.clients import with_owners
 from kdissect.pipeline.learn import Cluster
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.saved_state import NamesUsed, continued_connections
 from kdissect.pipeline.step_rows import (
     RUN,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from kdissect.errors import CaptureError
 from kdissect.pipeline.learn import Cluster
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS, Row, RowKind
 from kdissect.stories.events import SCHEMAS, Collector
 from kdissect.tables.arrow_arrays import plain

@@ -20,8 +20,7 @@ from kdissect.capture.scan import scan as scan_packets
 from kdissect.capture.segments import SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
-from kdissect.pipeline.plan import hashed_input
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan, hashed_input
 from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.step_rows import (

@@ -10,7 +10,7 @@
 
 Between the jobs the driver merges the facts of all tasks, which every decode task needs.
 The shuffle moves an index of the exchanges, packed into binary values of at most 4 MB. For a small
-input one task does all steps, because a stage would cost more than its work (`run_plan`).
+input one task does all steps, because a stage would cost more than its work (`plan`).
 The run uses the caller's session. It needs no launch-time settings and no SparkContext, so Spark
 Connect works too.
 """
@@ -38,8 +38,7 @@ from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble
 from kdissect.pipeline.decode import decode
 from kdissect.pipeline.learn import Cluster
-from kdissect.pipeline.plan import Runner
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import Runner, RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import earlier_events
 from kdissect.pipeline.scan import scan

@@ -15,7 +15,7 @@ from kdissect import __version__
 from kdissect.capture.mapped_files import was_cut
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.interrupts import is_interrupt
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan
 
 
 @contextmanager

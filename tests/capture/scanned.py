@@ -11,8 +11,7 @@ from kdissect.capture.scan import ScanResult, scan
 from kdissect.capture.segments import SegmentBatch
 from kdissect.capture.splits import CaptureInfo, Split
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import make_plan
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.plan import RunPlan, make_plan
 from tests.oracles.link_layers import Segment
 
 

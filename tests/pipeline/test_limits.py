@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kdissect
-from kdissect.pipeline.limits import Limits
+from kdissect.pipeline.options import Limits
 from kdissect.replay.workload.source import load_workload
 from tests.builders.captures import pcap_bytes, read_packets
 from tests.builders.frames import request, response

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 import kdissect
-from kdissect.pipeline import run_plan
+from kdissect.pipeline import plan
 from tests.builders.messages import (
     Exchange,
     batch,
@@ -171,7 +171,7 @@ def test_splits_and_slots_do_not_matter(
         pieces(b"".join(batches), cuts_of(random.Random(1), batches, 50), follower=3),
     )
     expected = {name: Counter(map(repr, rows(kdissect.read(path), name))) for name in RECORDED}
-    monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 10_000)
+    monkeypatch.setattr(plan, "EVENT_KEY_BYTES", 10_000)
     tables = kdissect.read(path, split_bytes=split_bytes)
     assert {name: Counter(map(repr, rows(tables, name))) for name in RECORDED} == expected
     assert kinds(tables) == []

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import kdissect
-from kdissect.pipeline import run_plan
+from kdissect.pipeline import plan
 from kdissect.stories import events
 from kdissect.stories.events import Collector, story, unpack
 from tests.material import needs_material
@@ -23,7 +23,7 @@ from tests.truth.rows import set_differences
 def test_the_number_of_keys_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small keys of events give the tables of few large ones."""
     capture = Capture(name)
-    monkeypatch.setattr(run_plan, "EVENT_KEY_BYTES", 100_000)
+    monkeypatch.setattr(plan, "EVENT_KEY_BYTES", 100_000)
     monkeypatch.setattr(events, "_ROW_BYTES_MAX", 3_000)
     many = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=70_000)
     assert not set_differences(capture.tables, many)

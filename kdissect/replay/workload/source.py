@@ -15,10 +15,8 @@ from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
 from kdissect.pipeline.clients import principal_of
 from kdissect.pipeline.frame_buffer import FrameBuffer
-from kdissect.pipeline.limits import Limits
-from kdissect.pipeline.options import MB, Options
-from kdissect.pipeline.plan import planned
-from kdissect.pipeline.run_plan import RunPlan
+from kdissect.pipeline.options import MB, Limits, Options
+from kdissect.pipeline.plan import RunPlan, planned
 from kdissect.pipeline.selection import Selection
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
