@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,25 +156,19 @@ def _error_code(data: bytes | bytearray | memoryview) -> int:
 
 def _decode_api_versions(api: Api, version: int, data: bytes | bytearray | memoryview) -> Message:
     """The response to ApiVersions v1 or later, which may be a v0 body with error 35 (KIP-511)."""
-    error_code = _error_code(data)
-    try:
+    oldest = None
+    with suppress(DecodeError):
         oldest = _decode(api, 0, "response", data)
-    except DecodeError:
+    if oldest is not None and oldest.surplus:
         oldest = None
-    if oldest is not None and (error_code != ErrorCode.UNSUPPORTED_VERSION or oldest.surplus):
-        # Without that error, v0 is accepted only if no other version decodes and the body fits
-        # exactly.
-        spare, oldest = (None if oldest.surplus else oldest), None
-    else:
-        spare = None
-    if oldest is not None:
+    if oldest is not None and _error_code(data) == ErrorCode.UNSUPPORTED_VERSION:
         return oldest
     try:
         return _decode(api, version, "response", data)
     except DecodeError:
-        if spare is not None:
-            return spare
-        raise
+        if oldest is None:
+            raise
+        return oldest  # without that error, only because its own version does not decode
 
 
 def encode_message(message: Message) -> bytes:

@@ -357,7 +357,7 @@ class _Decoder:
             return True
         address = workspace.arena_address + self.arena_used
         if section.magic < 2:
-            self.inner_crcs[:, i] = _wrong_inner_crc(out[:written].tobytes(), section.magic)
+            self.inner_crcs[:, i] = wrong_inner_crc(out[:written].tobytes(), section.magic)
         self.set_bytes_left -= written
         self.arena_used += written
         self.decompressed.append((i, address, written))
@@ -583,7 +583,7 @@ def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(names))
 
 
-def _wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int]:
+def wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int]:
     """(stored, computed) CRC of the first message in a wrapper with a wrong one; (0, 0) if all are
     right. The search ends where the section has no further message of this magic."""
     pos = 0

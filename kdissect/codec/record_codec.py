@@ -26,7 +26,13 @@ import crc32c
 import numpy as np
 
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, compress, decompress
-from kdissect.codec.record_batches import BATCHES, CONTROL_TYPES, TIMESTAMP_TYPES, FaultStage
+from kdissect.codec.record_batches import (
+    BATCHES,
+    CONTROL_TYPES,
+    TIMESTAMP_TYPES,
+    FaultStage,
+    wrong_inner_crc,
+)
 from kdissect.status import Status
 
 _ENTRY_LENGTH_MIN = 14
@@ -144,9 +150,9 @@ def _decode_entry(
     if magic < 2 and codec != Codec.NONE and row["record_count"]:
         row["base_offset"] = result.records[before]["offset"]
     if magic < 2 and codec != Codec.NONE:
-        wrong = _wrong_inner_crc(section, magic)
-        if wrong is not None:
-            fault(Status.BAD_CRC, FaultStage.RECORDS, *wrong)
+        stored, computed = wrong_inner_crc(section, magic)
+        if stored != computed:
+            fault(Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
     if status != Status.OK:
         fault(status, FaultStage.RECORDS, announced, row["record_count"])
     invalid = 0
@@ -365,22 +371,6 @@ def _last_inner_offset(section: bytes) -> int | None:
         last = offset
         pos += 12 + size
     return last
-
-
-def _wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int] | None:
-    """(stored, computed) CRC of the first message in a wrapper with a wrong one; None if all are
-    right."""
-    pos = 0
-    while len(section) - pos > 16:
-        _, size, stored, inner_magic = struct.unpack_from(">qiIb", section, pos)
-        end = pos + 12 + size
-        if size < _ENTRY_LENGTH_MIN or end > len(section) or inner_magic != magic:
-            return None
-        computed = zlib.crc32(section[pos + 16 : end])
-        if stored != computed:
-            return stored, computed
-        pos = end
-    return None
 
 
 def _decode_message(section: bytes, pos: int, row: dict[str, Any]) -> tuple[dict[str, Any], int]:

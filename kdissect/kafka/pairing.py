@@ -40,7 +40,7 @@ from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.frame_tables import SILENT, TOKEN
 from kdissect.tcp.byte_ranges import int64
 
-CLOCKS_MAX_NS = 1_000_000_000
+CLOCKS_MAX_NS = 1_000_000_000  # by so much the clocks of two captures may differ
 TOKENS_AHEAD_MAX = 64  # requests after the last answered one that are searched for a token
 BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response

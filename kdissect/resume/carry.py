@@ -69,6 +69,7 @@ from kdissect.capture.windows import Window
 from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.assembly import Protocol as Spoken
 from kdissect.kafka.options import StreamOptions
+from kdissect.kafka.pairing import CLOCKS_MAX_NS
 from kdissect.resume.completion import Patience, complete, settled
 from kdissect.resume.continued import Bools, Continued, continued
 from kdissect.resume.next_window import (
@@ -97,7 +98,6 @@ from kdissect.resume.open_connection import (
 from kdissect.tcp.reassembly import FAR_ONCE_CLOSED
 
 FINISHED_AT_ONCE = 64 << 20  # carried bytes that are worked on together at the end
-CLOCKS_MAX_NS = 1_000_000_000  # by so much the clocks of two captures may differ
 
 
 class SegmentWindow(Protocol):
