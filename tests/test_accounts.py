@@ -13,12 +13,12 @@ import pytest
 
 import kdissect as package
 from kdissect.accounts import accounts, check
-from kdissect.api import Table, Tables
+from kdissect.api import Tables
 from kdissect.sql.database import Database
 from tests.builders.captures import lose_packets
+from tests.builders.tables import Change, changed, with_column
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-Change = Callable[[pa.Table], pa.Table]
 
 
 def plus_one(name: str) -> Change:
@@ -28,10 +28,7 @@ def plus_one(name: str) -> Change:
         values = table[name].to_pylist()
         place = next(row for row, value in enumerate(values) if value)
         values[place] += 1
-        field = table.schema.field(name)
-        return table.set_column(
-            table.schema.get_field_index(name), field, pa.array(values, field.type)
-        )
+        return with_column(table, name, values)
 
     return change
 
@@ -50,13 +47,11 @@ def no_row(table: pa.Table) -> pa.Table:
 
 def later(table: pa.Table) -> pa.Table:
     """All offsets are higher."""
-    place = table.schema.get_field_index("offset")
-    return table.set_column(place, table.schema.field(place), pc.add(table["offset"], 1000))
+    return with_column(table, "offset", pc.add(table["offset"], 1000))
 
 
 def wrong_crc(table: pa.Table) -> pa.Table:
-    place = table.schema.get_field_index("crc_ok")
-    return table.set_column(place, "crc_ok", pa.array([False] * table.num_rows))
+    return with_column(table, "crc_ok", [False] * table.num_rows)
 
 
 def without(column: str, value: str) -> Change:
@@ -72,8 +67,7 @@ def without_epochs(event: str) -> Change:
 
 def no_reasons(table: pa.Table) -> pa.Table:
     table = plus_one("tcp_packet_count")(table)
-    place = table.schema.get_field_index("ignored_packet_count")
-    return table.set_column(place, table.schema.field(place), pa.array([-1], pa.int64()))
+    return with_column(table, "ignored_packet_count", [-1])
 
 
 GAPS = "missing bytes are those of the gaps in anomalies"
@@ -143,13 +137,6 @@ def damaged(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Tables:
     return package.open(folder / "tables")
 
 
-def broken(tables: Tables, name: str, change: Change) -> Tables:
-    """The tables with one of them changed."""
-    made = {each: tables[each] for each in tables.names}
-    made[name] = Table(name, pads.dataset(change(tables[name].to_arrow())))
-    return Tables(made, tables.manifest)
-
-
 def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> None:
     """Whole captures, one of TLS, and two of which packets are missing."""
     for name in ("librdkafka.pcap", "sarama.pcap.gz", "tls13.pcap.gz"):
@@ -181,7 +168,7 @@ def test_sets_of_some_times_and_hosts_add_up(selected: dict[str, str], captures:
 @pytest.mark.parametrize(("name", "change", "account"), BROKEN)
 def test_each_account_fails(damaged: Tables, name: str, change: Change, account: str) -> None:
     """A set broken on purpose. The account has no row before."""
-    for tables, is_broken in ((damaged, False), (broken(damaged, name, change), True)):
+    for tables, is_broken in ((damaged, False), (changed(damaged, name, change), True)):
         datasets = {each: tables[each].dataset for each in tables.names}
         with Database(datasets) as database:
             faults = [
@@ -197,7 +184,7 @@ def test_each_account_fails(damaged: Tables, name: str, change: Change, account:
 def test_member_epochs_without_a_row(captures: Path, event: str, account: str) -> None:
     """Two epochs of a consumer group have rows that are derived from all its heartbeats."""
     tables = package.read(captures / "librdkafka.pcap")
-    faults = check(broken(tables, "group_events", without_epochs(event)))["faults"]
+    faults = check(changed(tables, "group_events", without_epochs(event)))["faults"]
     assert [fault["place"] for fault in faults if fault["account"] == account] == [
         "group rd-new epoch 2",
         "group rd-new epoch 3",
@@ -206,15 +193,15 @@ def test_member_epochs_without_a_row(captures: Path, event: str, account: str) -
 
 def test_offsets_of_a_batch_with_a_wrong_crc(damaged: Tables) -> None:
     """They are not compared: bytes of the batch changed on their way."""
-    tables = broken(damaged, "records", later)
+    tables = changed(damaged, "records", later)
     assert OFFSETS in {fault["account"] for fault in check(tables)["faults"]}
-    tables = broken(tables, "record_batches", wrong_crc)
+    tables = changed(tables, "record_batches", wrong_crc)
     assert OFFSETS not in {fault["account"] for fault in check(tables)["faults"]}
 
 
 def test_a_table_with_fewer_rows_than_the_manifest_says(damaged: Tables) -> None:
     """It is a fault, whatever else adds up."""
-    faults = check(broken(damaged, *FEWER_ROWS))["faults"]
+    faults = check(changed(damaged, *FEWER_ROWS))["faults"]
     assert MANIFEST in [fault["account"] for fault in faults]
 
 

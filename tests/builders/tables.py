@@ -16,6 +16,7 @@ from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES, TOPICS
 
 Row = dict[str, Any]
+Change = Callable[[pa.Table], pa.Table]
 
 SECOND_US = 1_000_000
 START_US = 1_790_000_000 * SECOND_US
@@ -51,6 +52,20 @@ def tables(manifest: Row | None = None, **rows: pa.Table | Iterable[Row]) -> Tab
         {name: Table(name, pads.dataset(table)) for name, table in made.items()},
         {"inputs": [], "totals": totals, **(manifest or {})},
     )
+
+
+def changed(source: Tables, name: str, change: Change) -> Tables:
+    """The tables with one of them changed."""
+    made = {each: source[each] for each in source.names}
+    made[name] = Table(name, pads.dataset(change(source[name].to_arrow())))
+    return Tables(made, source.manifest)
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """The table with other values in a column, of its type."""
+    field = table.schema.field(name)
+    array = pa.array(values, field.type) if isinstance(values, list) else values.cast(field.type)
+    return table.set_column(table.schema.get_field_index(name), field, array)
 
 
 def exchange(number: int, *, at_us: int = 0, latency_us: int | None = 1000, **values: Any) -> Row:

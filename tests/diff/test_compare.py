@@ -1,7 +1,6 @@
 """What changed: captures with themselves, with others, and with changes made by hand."""
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from kdissect.diff.compare import (
 from kdissect.diff.sample_tests import SampleTest
 from tests.builders.captures import lose_packets
 from tests.builders.halves import halves
-from tests.builders.tables import connection, exchange
+from tests.builders.tables import changed, connection, exchange, with_column
 from tests.builders.tables import tables as table_set
 
 
@@ -36,18 +35,6 @@ def sarama(captures: Path) -> Tables:
 @pytest.fixture(scope="module")
 def java(captures: Path) -> Tables:
     return kdissect.read(captures / "java_2_0_1.pcap")
-
-
-def changed(tables: Tables, name: str, change: Callable[[pa.Table], pa.Table]) -> Tables:
-    """The tables with one of them made otherwise."""
-    made = {each: tables[each] for each in tables.names}
-    made[name] = Table(name, pads.dataset(change(tables[name].to_arrow())))
-    return Tables(made, tables.manifest)
-
-
-def column(table: pa.Table, name: str, values: Any) -> pa.Table:
-    place = table.schema.get_field_index(name)
-    return table.set_column(place, table.schema.field(name), pc.cast(values, table[name].type))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +75,9 @@ def repeated(tables: Tables) -> Tables:
 
     def again(table: pa.Table, number: int) -> pa.Table:
         for name in ("connection_id", "exchange_id"):
-            table = column(table, name, pc.bit_wise_xor(table[name], number))
+            table = with_column(table, name, pc.bit_wise_xor(table[name], number))
         later = pa.scalar(number * 10_000_000, pa.duration("us"))
-        return column(table, "request_time", pc.add(table["request_time"], later))
+        return with_column(table, "request_time", pc.add(table["request_time"], later))
 
     def four(table: pa.Table) -> pa.Table:
         return pa.concat_tables(again(table, number) for number in range(4))
@@ -112,7 +99,7 @@ def slowed(tables: Tables, api: str, delay_ms: float, share: float = 1.0) -> Tab
             pc.equal(table["api_name"], api), pc.less(pc.bit_wise_and(rows, 15), int(16 * share))
         )
         later = pc.add(table["service_ms"], delay_ms)
-        return column(table, "service_ms", pc.if_else(chosen, later, table["service_ms"]))
+        return with_column(table, "service_ms", pc.if_else(chosen, later, table["service_ms"]))
 
     return changed(tables, "exchanges", delayed)
 
@@ -142,7 +129,7 @@ def renamed(tables: Tables) -> Tables:
 
     def rename(table: pa.Table) -> pa.Table:
         names = pc.binary_join_element_wise("new", table["client_id"], "-")
-        return column(table, "client_id", names)
+        return with_column(table, "client_id", names)
 
     return changed(tables, "exchanges", rename)
 
@@ -185,7 +172,7 @@ def test_exchanges_of_one_moment_are_one_event(many: Tables) -> None:
             pc.equal(table["api_name"], "Produce"), pc.min(table["request_time"]),
             table["request_time"],
         )  # fmt: skip
-        return column(table, "request_time", times)
+        return with_column(table, "request_time", times)
 
     both = [changed(each, "exchanges", at_once) for each in (many, slowed(many, "Produce", 1000))]
     (row,) = compare(*both)["changes"]["latency"]
@@ -227,7 +214,7 @@ def failed(tables: Tables, api: str, code: int, every: int) -> Tables:
         rows = [row for row, name in enumerate(table["api_name"].to_pylist()) if name == api]
         for row in rows[::every]:
             codes[row] = [code]
-        return column(table, "error_codes", pa.array(codes, table["error_codes"].type))
+        return with_column(table, "error_codes", pa.array(codes, table["error_codes"].type))
 
     return changed(tables, "exchanges", change)
 
@@ -276,7 +263,7 @@ def test_larger_requests_and_batches_are_found(sarama: Tables, many: Tables) -> 
     grown = changed(
         many,
         "exchanges",
-        lambda table: column(table, "request_size", pc.multiply(table["request_size"], 10)),
+        lambda table: with_column(table, "request_size", pc.multiply(table["request_size"], 10)),
     )
     found = {(row["part"], row["api"]) for row in compare(many, grown)["changes"]["sizes"]}
     assert ("request", "Produce") in found
@@ -284,7 +271,7 @@ def test_larger_requests_and_batches_are_found(sarama: Tables, many: Tables) -> 
     grown = changed(
         sarama,
         "record_batches",
-        lambda table: column(table, "size", pc.multiply(table["size"], 20)),
+        lambda table: with_column(table, "size", pc.multiply(table["size"], 20)),
     )
     assert {row["part"] for row in compare(sarama, grown)["changes"]["sizes"]} == {"batch"}
 
@@ -293,7 +280,7 @@ def test_another_release_of_a_client_is_found(sarama: Tables) -> None:
     """Another release of the software, another principal, another address."""
 
     def upgraded(table: pa.Table) -> pa.Table:
-        return column(
+        return with_column(
             table,
             "client_software_version",
             pc.replace_substring_regex(table["client_software_version"], "^", "9."),

@@ -15,7 +15,7 @@ import pytest
 from kdissect.api import Tables
 from kdissect.report import CSV_TABLES, Report
 from kdissect.report.page import json_script
-from tests.builders.tables import exchange, tables
+from tests.builders.tables import connection, exchange, tables
 
 _VOID = frozenset(("meta", "link", "br", "input", "img", "hr"))
 _SIZE_MAX = 3_000_000
@@ -160,24 +160,12 @@ def test_csv_files_are_whole_and_start_no_formula(
 def test_a_cut_list_counts_its_other_rows(tmp_path: Path) -> None:
     """The page shows the first rows, and names the CSV file."""
     rows = [exchange(i, client_id=f"client-{i:03}", connection_id=i) for i in range(1, 131)]
-    made = tables(exchanges=rows, connections=[_connection(i) for i in range(1, 131)])
+    made = tables(exchanges=rows, connections=[connection(i) for i in range(1, 131)])
     report = made.report(tmp_path / "many.html")
     assert report.document["clients"]["total"] == 130
     said = " ".join("".join(_read(report.html).text).split())
     assert "60 of 130 rows; all in many-clients.csv" in said
     assert len((tmp_path / "many-clients.csv").read_text().splitlines()) == 131
-
-
-def _connection(number: int) -> dict[str, Any]:
-    return {
-        "connection_id": number,
-        "client_ip": "10.0.0.1",
-        "client_port": 50000,
-        "broker_ip": "10.0.0.9",
-        "broker_port": 9092,
-        "is_kafka": True,
-        "protocol": "kafka",
-    }
 
 
 def test_the_document_is_json(document: dict[str, Any]) -> None:
