@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from lab.replay.runs import VERDICTS, busy, cells, run_recorded
-from lab.replay.clients import RECORDED
+from lab.replay.captures import RECORDED
 
 HEAD = ("capture", "nodes", "pace", "exit", *VERDICTS, "at end", "seconds")
 WIDTHS = (20, 5, 8, 4, 6, 9, 9, 5, 7, 6, 7)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.replay.clients import Recorded
+from lab.replay.captures import Recorded
 from tests.broker.kafka_broker import Broker, start_cluster
 from tests.broker.replaying import EVERYTHING, Replayed, replay
 
@@ -101,7 +101,7 @@ def run_recorded(
     node_count: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> Run:
-    """A capture of `lab.replay.clients` on a fresh target with the settings of its broker."""
+    """A capture of `lab.replay.captures` on a fresh target with the settings of its broker."""
     broker = recorded.broker()
     broker["settings"] = {**broker["settings"], **(settings or {})}
     with target(kafka_version, node_count, **broker) as fresh:

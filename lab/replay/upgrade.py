@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab.replay.record import FOLDER, difference, state
 from lab.replay.runs import VERDICTS, Run, cells, run, run_recorded, target
-from lab.replay.clients import RECORDED
+from lab.replay.captures import RECORDED
 from tests.broker.kafka_broker import BEFORE, LATEST
 
 HEAD = ("capture", "to", "exit", *VERDICTS, "at end", "seconds", "state")
