@@ -94,8 +94,8 @@ def _remove_leftovers(place: SetFolder) -> None:
 def staging(out: str) -> Iterator[str]:
     """Yield the id of a new run; its staged files are removed at the end, also after an error."""
     place, run_id, is_failed = SetFolder(out), uuid.uuid4().hex[:12], True
-    place.begin(run_id)
     try:
+        place.begin(run_id)
         yield run_id
         is_failed = False
     finally:

@@ -117,6 +117,21 @@ def test_a_failed_first_run_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "set").exists()
 
 
+def test_an_interrupt_as_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stays, also of a run that has only just made its folder."""
+    begin = SetFolder.begin
+
+    def cut(place: SetFolder, run_id: str) -> None:
+        begin(place, run_id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SetFolder, "begin", cut)
+    out = tmp_path / "set"
+    with pytest.raises(KeyboardInterrupt), writing(str(out), overwrite=False), staging(str(out)):
+        pass
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "topics/part-of-mine.parquet"])
 def test_existing_files_are_not_overwritten(place, name: str) -> None:
     """--out with other files is refused, with nothing staged."""
