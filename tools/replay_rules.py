@@ -15,7 +15,7 @@ HEAD = """# Rules of the comparison
 names instead of IDs, positions instead of offsets, sets
 instead of lists in any order. Then every value has to be equal, but for the fields of this page.
 The first rule that fits a field counts; rules of `--rules FILE`
-come before the built-in ones.
+come before the built-in ones. `--strict` uses only the built-in rules about IDs and order.
 
 A difference that a rule of kind *tolerance* or *equal-modulo* permits, or a rule of yours, makes
 the verdict *tolerated*. The other kinds leave the verdict *same*.

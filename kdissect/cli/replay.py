@@ -102,7 +102,7 @@ def _session_options(
     return SessionOptions(
         run=speed.run_options(),
         translate=compared.translate_options(),
-        table=load_fields(compared.rules or ()),
+        table=load_fields(compared.rules or (), is_strict=compared.strict),
         makes_topics=guard.create_topics,
         same_cluster=SAME_CLUSTER in parse_allow(guard.allow or ()),
         into_existing=guard.into_existing,

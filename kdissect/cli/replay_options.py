@@ -159,6 +159,13 @@ class ComparisonOptions:
             "--rules", metavar="FILE", help="Rules for what may differ (TOML); repeatable."
         ),
     ] = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Without the built-in rules: only ids that had to be translated may differ.",
+        ),
+    ] = False
     against: Annotated[
         str | None,
         typer.Option(

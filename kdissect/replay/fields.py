@@ -86,6 +86,10 @@ _TYPES: dict[FieldKind, tuple[Type, ...]] = {
 }  # fmt: skip
 _IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1])
 _ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
+# A strict comparison allows nothing else.
+_STRICT = _IDS | {
+    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.REPLICAS, FieldKind.UNORDERED,
+}  # fmt: skip
 
 
 # -- the table ------------------------------------------------------------------------------------
@@ -165,9 +169,10 @@ def _suits(kind: FieldKind, of: Field) -> bool:
     return kind not in _TYPES or of.type in _TYPES[kind]
 
 
-def load_fields(paths: Sequence[str] = ()) -> FieldTable:
+def load_fields(paths: Sequence[str] = (), *, is_strict: bool = False) -> FieldTable:
     """The table, with the rules of files in front.
 
+    is_strict: of the built-in rules only those about ids and order.
     Raises RuleError, a ValueError, that names the file and the rule.
     """
     rules: list[FieldRule] = []
@@ -177,7 +182,9 @@ def load_fields(paths: Sequence[str] = ()) -> FieldTable:
         except (OSError, UnicodeDecodeError) as error:
             raise RuleError(f"{path}: {error}") from None
         rules += parse_rules(text, path, is_own=True)
-    return FieldTable((*rules, *built_in_fields().rules))
+    built_in = built_in_fields().rules
+    rules += [rule for rule in built_in if not is_strict or rule.kind in _STRICT]
+    return FieldTable(tuple(rules))
 
 
 @cache

@@ -117,6 +117,13 @@ def test_order_is_free_and_elements_have_names(plan: ReplayPlan) -> None:
     assert new(found)[0][0] == "api_keys[Produce again]"
 
 
+def test_strict_allows_only_ids_and_order(plan: ReplayPlan) -> None:
+    step = step_named(plan, "Metadata")
+    changed = judged(plan, step, lambda body: body.update(throttle_time_ms=9), is_strict=True)
+    assert changed.verdict is Verdict.DIFFERENT
+    assert judged(plan, step, lambda body: None, is_strict=True).verdict is Verdict.SAME
+
+
 @pytest.mark.parametrize(
     ("rule", "raised_by", "allowed"),
     [
