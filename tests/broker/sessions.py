@@ -6,7 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -173,7 +180,7 @@ def read_back(address: str, topics: Iterable[str] = TOPICS) -> Records:
     )
     known = consumer.list_topics(timeout=WAIT_S).topics
     places = [
-        TopicPartition(topic, number, 0)
+        TopicPartition(topic, number, OFFSET_BEGINNING)
         for topic in topics
         for number in (known[topic].partitions if topic in known else ())
     ]
