@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any
@@ -66,51 +67,50 @@ def paused_twice(scene: Scene) -> None:
             time.sleep(5)
 
 
-def killed_with_java(scene: Scene) -> None:
-    """SIGKILL to a single broker with Java clients; it starts again after some seconds."""
-    broker = scene.broker()
+def _goes_away(
+    scene: Scene,
+    end: Callable[[Broker], None],
+    away_s: float,
+    before: Callable[[Broker], None],
+) -> None:
+    """A single broker with Java clients ends, and starts again after some seconds.
+
+    before: what happens between the start of the clients and the end of the broker.
+    """
+    broker = scene.broker({"auto.create.topics.enable": "true"})
     create_topic(broker.address, "orders", 3)
     with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
         _java_traffic(stack, broker.address)
-        time.sleep(scene.pick(6, 3))
+        before(broker)
         with scene.incident("broker_unreachable", broker.address):
-            broker.kill()
-            time.sleep(scene.pick(8, 5))
+            end(broker)
+            time.sleep(away_s)
             broker.start()
         time.sleep(5)
+
+
+def killed_with_java(scene: Scene) -> None:
+    """SIGKILL to a single broker with Java clients; it starts again after some seconds."""
+    _goes_away(scene, Broker.kill, scene.pick(8, 5), lambda _: time.sleep(scene.pick(6, 3)))
 
 
 def stopped_in_order(scene: Scene) -> None:
     """A single broker stops in order and starts again: its clients have no other broker."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders", 3)
-    with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
-        _java_traffic(stack, broker.address)
-        time.sleep(scene.pick(4, 6))
-        with scene.incident("broker_unreachable", broker.address):
-            broker.stop()
-            time.sleep(scene.pick(6, 9))
-            broker.start()
-        time.sleep(5)
+    _goes_away(scene, Broker.stop, scene.pick(6, 9), lambda _: time.sleep(scene.pick(4, 6)))
 
 
 def killed_after_topics(scene: Scene) -> None:
     """SIGKILL to a single broker seconds after topics were made, whose first writes it refused."""
-    broker = scene.broker({"auto.create.topics.enable": "true"})
-    create_topic(broker.address, "orders", 3)
-    one = producer(broker.address, client_id="importer")
-    with scene.recording(broker.ports[PLAINTEXT]), ExitStack() as stack:
-        _java_traffic(stack, broker.address)
+
+    def make_topics(broker: Broker) -> None:
+        one = producer(broker.address, client_id="importer")
         time.sleep(2)
         for number in range(60):
             one.produce(f"import-{number}", b"first")
             one.flush(5)
         time.sleep(scene.pick(1, 7))
-        with scene.incident("broker_unreachable", broker.address):
-            broker.kill()
-            time.sleep(scene.pick(8, 12))
-            broker.start()
-        time.sleep(5)
+
+    _goes_away(scene, Broker.kill, scene.pick(8, 12), make_topics)
 
 
 def node_killed_and_back(scene: Scene) -> None:
