@@ -50,6 +50,7 @@ _CLASSIC_APIS = frozenset(
     }
 )  # fmt: skip
 _MEMBER_APIS = _CLASSIC_APIS | MEMBER_HEARTBEATS
+_READING_APIS = frozenset({ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS})
 _REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 
 Member = tuple[str, str]  # captured group and member id
@@ -90,6 +91,8 @@ class Members:
     def sent(self, outcome: Outcome) -> None:
         """A request has gone out."""
         step, api_key = outcome.step, outcome.step.exchange.api_key
+        if api_key in _READING_APIS:
+            step.is_racing |= self._has_lost_session(step, outcome.sent_ns)
         request = request_of(step.exchange) if api_key in _MEMBER_APIS else None
         if request is None:
             return
@@ -105,6 +108,17 @@ class Members:
                 self._members.pop((group, member), None)
         elif api_key in MEMBER_HEARTBEATS and request.body["member_epoch"] < 0:
             self._members.pop((group, own), None)
+
+    def _has_lost_session(self, step: Step, now_ns: int) -> bool:
+        """Return whether the session of a classic member may have run out by now, and had not when
+        the capture's client read its group."""
+        groups = set(step.named("group"))
+        return any(
+            joined.is_classic
+            and (step.exchange.api_key == ApiKey.LIST_GROUPS or group in groups)
+            and now_ns - joined.heard_ns >= joined.session_ns > step.at_ns - joined.seen_ns
+            for (group, _), joined in self._members.items()
+        )
 
     def done(self, outcome: Outcome) -> None:
         """Note the member of a request that succeeded in the capture and at the target."""
@@ -172,9 +186,7 @@ class Members:
         for member, joined in list(self._members.items()):
             if member[0] not in groups or joined.is_busy:
                 continue
-            if self._lanes[joined.join.connection].is_over:
-                del self._members[member]  # its client was gone in the capture, too
-            else:
+            if not self._lanes[joined.join.connection].is_over:
                 yield member, joined
 
     def _is_silent(self, joined: _Joined, now: int) -> bool:

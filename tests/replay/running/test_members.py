@@ -132,6 +132,26 @@ def test_sessions_are_kept() -> None:
         assert run.keep(now_s) == asked
 
 
+def test_a_group_is_racing_once_a_session_is_over_that_lasted_in_the_capture() -> None:
+    """Also of a client that has sent all its requests; not if it was over in the capture, or is
+    another group."""
+    for api_key, group, captured_s, sent_s, is_racing in (
+        (ApiKey.LIST_GROUPS, "", 9, 11, True),
+        (ApiKey.LIST_GROUPS, "", 9, 9, False),
+        (ApiKey.LIST_GROUPS, "", 12, 12, False),
+        (ApiKey.DESCRIBE_GROUPS, "g", 9, 11, True),
+        (ApiKey.DESCRIBE_GROUPS, "h", 9, 11, False),
+    ):
+        run = Run(next_s=None)
+        run.answered(outcome(1, ApiKey.JOIN_GROUP))
+        assert run.keep(0.1) == []
+        exchange = Exchange(2, 0, 2, api_key, 2, "c", b"", b"", 0, 0, 0, 0)
+        named = ((("group", group), Mode.READ),)
+        step = Step(2, 0, exchange, "", "read", captured_s * S, True, accesses=named)
+        run.members.sent(Outcome(step, b"", sent_ns=sent_s * S))
+        assert step.is_racing is is_racing
+
+
 def test_a_refused_member_joins_again() -> None:
     """Before its SyncGroup is sent again it joins; before another request it syncs, too."""
     sync = outcome(2, ApiKey.SYNC_GROUP)
