@@ -1,6 +1,7 @@
 """Changes that a Kafka release makes by design: told once, apart from findings.
 
-The releases of the captured broker and of the target are known by the API versions that they offer.
+The releases of the captured broker and of the target are known by the API versions that they offer,
+and so is the way from ZooKeeper to KRaft, which is a change of its own at any release.
 `release_changes.toml` lists what the releases change: configs, defaults, features, errors. The
 versions of an API follow from the releases themselves. A difference that is not in the list stays a
 finding, and so does another value of a config.
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from kdissect.protocol import catalog
-from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.releases import (
     first_release_with,
     last_release_with,
@@ -31,19 +32,29 @@ Ranges = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """Releases that the captured broker and the target may be of, oldest first; empty: unknown."""
+    """Releases that the captured broker and the target may be of, oldest first; empty: unknown.
+
+    leaves_zookeeper: the captured broker has ZooKeeper, and the target has KRaft. Only a broker
+    with ZooKeeper offers UpdateMetadata.
+    """
 
     captured: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
+    leaves_zookeeper: bool = False
 
     @classmethod
     def between(cls, captured: Ranges, target: Ranges) -> Releases:
         """By the versions that the captured broker, or a reference, and the target offer."""
-        return cls(tuple(releases_offering(captured)), tuple(releases_offering(target)))
+        has_zookeeper = [ApiKey.UPDATE_METADATA in ranges for ranges in (captured, target)]
+        return cls(
+            tuple(releases_offering(captured)),
+            tuple(releases_offering(target)),
+            leaves_zookeeper=has_zookeeper == [True, False],
+        )
 
     @property
     def then(self) -> str:
-        return _minor(self.captured)
+        return _minor(self.captured) + " with ZooKeeper" * self.leaves_zookeeper
 
     @property
     def now(self) -> str:
@@ -51,7 +62,7 @@ class Releases:
 
     @property
     def differ(self) -> bool:
-        return bool(self.then and self.now) and self.then != self.now
+        return bool(_minor(self.captured) and self.now) and self.then != self.now
 
     def speaking(self, step: Step) -> Iterator[str]:
         """The releases that speak the version of a request, for people."""
@@ -116,7 +127,8 @@ class ReleaseDifferences:
         first, last = (now[0], then[-1]) if is_downgrade else (then[0], now[-1])
         return next(
             (each for each in changes()
-             if first < each.since <= last and each.fits(api, one, is_downgrade=is_downgrade)),
+             if (first < each.since <= last if each.since else self.releases.leaves_zookeeper)
+             and each.fits(api, one, is_downgrade=is_downgrade)),
             None,
         )  # fmt: skip
 
@@ -125,7 +137,8 @@ class ReleaseDifferences:
         key = catalog.api(one.keys[0]).key
         spoken = [spoken_versions(release) for release in self.releases.target]
         if one.answered is ABSENT:
-            return not any(key in each for each in spoken)
+            is_of_zookeeper = self.releases.leaves_zookeeper and key in INTER_BROKER_APIS
+            return is_of_zookeeper or not any(key in each for each in spoken)
         if one.captured is ABSENT:
             return key in self.offered and any(key in each for each in spoken)
         return key in self.offered and one.answered in self.offered[key]

@@ -71,6 +71,29 @@ def test_an_older_target_shows_the_same_changes_the_other_way_round() -> None:
     assert outcome.judgement.verdict is Verdict.TOLERATED
 
 
+@pytest.mark.parametrize(
+    ("one", "is_change"),
+    [
+        (Difference("api_keys[]", ("Envelope",), {}, ABSENT), True),
+        (Difference("api_keys[]", ("DescribeQuorum",), ABSENT, {}), True),
+        (Difference("api_keys[]", ("Produce",), {}, ABSENT), False),
+        (Difference("topics[].topic_id", ("t",), "", "t"), True),
+        (Difference("topics[].topic_id", ("t",), "t", "u"), False),
+    ],
+)
+def test_from_zookeeper_to_kraft(one: Difference, is_change: bool) -> None:
+    """Also at the same release; a broker with ZooKeeper is known by what it offers."""
+    spoken = spoken_versions("3.9.1")
+    kraft = {key: (each.first, each.last) for key, each in spoken.items()}
+    del kraft[ApiKey.UPDATE_METADATA]
+    releases = Releases.between({**kraft, ApiKey.UPDATE_METADATA: (0, 8)}, kraft)
+    assert (releases.leaves_zookeeper, releases.differ) == (True, True)
+    assert not Releases.between(kraft, kraft).leaves_zookeeper
+    releases = Releases(UPGRADE.captured, UPGRADE.captured, leaves_zookeeper=True)
+    outcome = judged(ApiKey.API_VERSIONS, one, releases=releases)
+    assert [each.rule == RULE for each in outcome.judgement.differences] == [is_change]
+
+
 def test_a_change_is_told_once() -> None:
     """The versions of all APIs are one line, a config of many resources is one."""
     outcome = judged(
