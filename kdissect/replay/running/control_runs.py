@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.replay.model import ReplayPlan, TranslateOptions
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.end_state import EndState
 from kdissect.replay.target.guard import Effects, Name, effects_of, topics_to_make
 from kdissect.replay.target.preparation import delete_names
 from kdissect.replay.workload.messages import request_of
@@ -74,11 +73,6 @@ class PlannedRun:
             return []
         made = [name for name in self.effects.all() if name not in self.existing]
         return [f"{self.name}: {line}" for line in await delete_names(self.target, made)]
-
-    def state_in_capture_terms(self, state: EndState) -> EndState:
-        """The end state by the capture's names."""
-        old_names = {(kind, new): old for (kind, old), new in self.translate.renames.items()}
-        return state.renamed(old_names)
 
 
 def plan_runs(

@@ -43,10 +43,10 @@ from kdissect.replay.target.connection import Answer, ConnectFailed, Link, allow
 from kdissect.replay.target.end_state import EndState
 from kdissect.replay.target.preparation import Prepared
 from kdissect.replay.target.settling import Patience, Settled
+from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.translation.unready import Place
 from kdissect.text import plural
 
 PAUSES_S = (0.03, 0.06, 0.12, 0.25, 0.5)  # before a request is sent again; the last one for more

@@ -7,23 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.releases import taken
-from kdissect.replay.comparison.claims import Claims
-from kdissect.replay.comparison.judge import unanswered
+from kdissect.replay.comparison.claims import Claims, compare_states
+from kdissect.replay.comparison.findings import Explainer, Settings, find
+from kdissect.replay.comparison.judge import Judge, ReferenceRun, unanswered
+from kdissect.replay.comparison.latency import (
+    captured_latencies,
+    compare_latencies,
+    latencies_of,
+    notes_of,
+)
+from kdissect.replay.comparison.noise import Noise, is_evidence
+from kdissect.replay.comparison.releases import ReleaseDifferences, Releases, captured_ranges
 from kdissect.replay.fields import FieldTable, built_in_fields
-from kdissect.replay.model import DELETE_EXISTING, Judgement, ReplayPlan, TranslateOptions, Verdict
+from kdissect.replay.model import (
+    DELETE_EXISTING,
+    Judgement,
+    ReplayPlan,
+    RunFinding,
+    TranslateOptions,
+    Verdict,
+)
 from kdissect.replay.output.results import FailOn, Results
 from kdissect.replay.output.rows import Baseline
+from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_begun
-from kdissect.replay.running.verdict import Verdicts
-from kdissect.replay.target.cluster import EARLIEST, Target
+from kdissect.replay.target.cluster import EARLIEST, READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.end_state import read_end_state, read_settings
 from kdissect.replay.target.guard import check_cluster, check_existing, find_existing
@@ -142,8 +160,7 @@ class _Session:
         if not settings and not finished.ended:
             settings = await read_settings(target)
         results = self._results(target, finished)
-        verdicts = Verdicts(plan, options, finished, controls, against, target)
-        verdicts.add_to(results, settings)
+        _Verdicts(results, options, controls, against, target).add(settings)
         return results
 
     # -- before a run -----------------------------------------------------------------------------
@@ -239,25 +256,29 @@ async def _learn_target(ids: IdMap, target: Target) -> None:
     for (name, partition), start in starts.items():
         ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
     # so that a fresh target makes its internal topics before the first request
-    ids.target.coordinators |= await target.find_coordinators(coordinators_of_plan(ids))
+    end = time.monotonic() + READY_S
+    for key in coordinators_of_plan(ids):
+        left_s = max(end - time.monotonic(), 0.0)
+        if (node_id := await target.coordinator(*key, left_s)) is not None:
+            ids.target.coordinators[key] = node_id
     ids.target.learn_metadata(await target.learn_metadata(None))
 
 
 async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> None:
     """Read the end state of a run that wrote something, and compare it with the answers."""
-    topics = planned.effects.names("topic")
+    topics = [ids.captured_topic_name(name) for name in planned.effects.names("topic")]
     claims = Claims(ids, finished.outcomes)
     if not topics and not claims.committed_groups and not claims.transactional_ids:
         return
-    state = await read_end_state(
+    finished.state = await read_end_state(
         planned.target,
         topics,
-        map(ids.group, claims.committed_groups),
-        map(ids.transactional_id, claims.transactional_ids),
-        map(ids.topic, claims.gone),
+        claims.committed_groups,
+        claims.transactional_ids,
+        claims.gone,
+        renames=planned.translate.renames,
     )
     planned.target.close()
-    finished.state = planned.state_in_capture_terms(state)
     held = {name for (kind, name), text in planned.existing.items() if kind == "topic" and text}
     held = set(map(ids.captured_topic_name, held))
     finished.findings = claims.check(finished.state, held)
@@ -285,3 +306,125 @@ def _stopped_by_signals(runner: Runner) -> Any:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+# -- verdicts ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _Verdicts:
+    """Judges the run of `results` by the capture or the reference, without noise. controls: runs of
+    the reference, or of the target itself."""
+
+    results: Results
+    options: SessionOptions
+    controls: Sequence[RunResult]
+    against: Target | None
+    target: Target
+
+    def add(self, settings: Settings) -> None:
+        """Judge the outcomes, and add findings and notes to the results."""
+        results, outcomes, notes = self.results, self.results.outcomes, self.results.notes
+        notes += self._judge()
+        if len(self.controls) > 1:
+            notes += self._excuse_noise()
+        captured = self.against.versions if self.against else captured_ranges(results.plan.workload)
+        releases = Releases.between(captured, self.target.versions)
+        ReleaseDifferences(releases, self.target.versions).allow(outcomes)
+        results.findings = self._end_findings(notes)
+        if self.options.fail_on.latency:
+            results.findings += self._slower(notes)
+        if (baseline := self.options.baseline) is not None:
+            baseline.accept(outcomes)
+            results.findings = baseline.new(results.findings)
+            results.reference, results.reference_name = "an earlier run", baseline.path
+        if self.against is not None:
+            results.reference = "the answers of another target"
+            results.reference_name = str(self.against)
+        notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
+        results.releases = releases.then, releases.now
+        explainer = Explainer(releases, settings)
+        results.kinds, results.follows = find(results.plan, outcomes, explainer)
+
+    def _references(self) -> list[ReferenceRun]:
+        return [
+            ReferenceRun(each.outcomes, each.ids) for each in self.controls if each.ids is not None
+        ]
+
+    def _judge(self) -> list[str]:
+        """Judge each answer by the capture, or by the answer of the reference that it resembles
+        most. Returns notes about rules of the user that allowed nothing."""
+        ids, table, outcomes = self.results.run.ids, self.options.table, self.results.outcomes
+        if ids is None:
+            return []
+        references: list[ReferenceRun | None] = [None]
+        if self.against is not None and self.controls:
+            references = [*self._references()]
+        used: set[str] = set()
+        best: dict[int, Judgement] = {}
+        for reference in references:
+            judge = Judge(ids, table, reference)
+            judge.judge(outcomes)
+            used |= judge.allowances.used.keys()
+            for outcome in outcomes:
+                judgement, number = outcome.judgement, outcome.step.number
+                if number not in best or _findings(judgement) < _findings(best[number]):
+                    best[number] = judgement
+        for outcome in outcomes:
+            outcome.judgement = best[outcome.step.number]
+        return [
+            f"rule {rule.name} allowed nothing: nothing differs at {', '.join(rule.paths)}"
+            for rule in table.rules
+            if rule.is_own and rule.name not in used and rule.is_allowance
+        ]
+
+    def _excuse_noise(self) -> list[str]:
+        """Tolerate what differs between the control runs; notes name these fields."""
+        noise, (first, *others) = Noise(), self._references()
+        for other in others:
+            Judge(other.ids, self.options.table, first).judge(other.outcomes)
+            noise.add(other.outcomes)
+        for outcome in self.results.outcomes:
+            excused = partial(noise.excused, outcome.step.api_name)
+            outcome.judgement = outcome.judgement.allowing(excused)
+        return [
+            f"control runs differ from each other in {api} {place}, in {field.count} places: "
+            + ("never excused" if is_evidence(place) else "excused")
+            for (api, place), field in sorted(
+                noise.fields.items(), key=lambda each: (-each[1].count, each[0])
+            )
+        ]
+
+    def _end_findings(self, notes: list[str]) -> list[RunFinding]:
+        """Findings about the end state that the control runs do not have."""
+        run = self.results.run
+        if run.state is None:
+            return []
+        notes += [
+            f"the end state of {part} could not be read: {why}"
+            for part, why in run.state.unread.items()
+        ]
+        excused = [each for control in self.controls for each in control.findings]
+        notes += [f"a control run: {finding_text(each)}" for each in excused]
+        findings = [each for each in run.findings if each not in excused]
+        states = [each.state for each in self.controls if each.state is not None]
+        if states and self.against is not None:
+            known = {each.subject for each in findings}
+            compared = compare_states(run.state, states)
+            findings += [each for each in compared if each.subject not in known]
+        return findings
+
+    def _slower(self, notes: list[str]) -> list[RunFinding]:
+        """Findings about latencies; notes say what they do not prove."""
+        plan, controls = self.results.plan, [latencies_of(each.outcomes) for each in self.controls]
+        tests = compare_latencies(
+            plan, controls or [captured_latencies(plan)], latencies_of(self.results.outcomes)
+        )
+        notes += notes_of(tests, control_count=len(controls))
+        return [each.finding() for each in tests if each.is_slower]
+
+
+def _findings(judgement: Judgement) -> tuple[bool, int]:
+    """A rank that is lower for a judgement with fewer findings."""
+    count = sum(not each.rule for each in judgement.differences)
+    return judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR), count

@@ -7,7 +7,7 @@ again when a captured request needs a topic that is not known yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,16 @@ _LOADING = frozenset(
     }
 )
 EARLIEST, LATEST = -2, -1  # timestamps of ListOffsets
-_READY_S, _READY_PAUSE_S = 10.0, 0.05
-ASK_TIMEOUT_S = 15.0
+READY_S = 10.0
+_PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
+_ASK_TIMEOUT_S = 15.0
+# Kinds of names -> API that lists them; its array, and the fields of a name and its state there.
+_LISTS = {
+    "group": (ApiKey.LIST_GROUPS, "groups", "group_id", "group_state"),
+    "transactional-id": (
+        ApiKey.LIST_TRANSACTIONS, "transaction_states", "transactional_id", "transaction_state",
+    ),
+}  # fmt: skip
 
 
 class TargetError(Error, ValueError):
@@ -48,6 +56,18 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def tries(limit_s: float) -> AsyncIterator[None]:
+    """Yield at least once, and again and again, after pauses, until the time is over."""
+    loop = asyncio.get_running_loop()
+    end, count = loop.time() + limit_s, 0
+    while True:
+        yield
+        if loop.time() >= end:
+            return
+        await asyncio.sleep(_PAUSES_S[min(count, len(_PAUSES_S) - 1)])
+        count += 1
 
 
 @dataclass(eq=False)
@@ -104,7 +124,7 @@ class Target:
         api_version: int,
         body: Mapping[str, Any],
         node_id: int | None = None,
-        limit_s: float = ASK_TIMEOUT_S,
+        limit_s: float = _ASK_TIMEOUT_S,
     ) -> Message:
         """One question of the replay's own to a node, over a connection that stays open.
 
@@ -180,7 +200,7 @@ class Target:
             self.metadata = answer
         return answer
 
-    async def coordinator(self, key_type: int, key: str, wait_s: float = _READY_S) -> int | None:
+    async def coordinator(self, key_type: int, key: str, wait_s: float = READY_S) -> int | None:
         """The node that coordinates a group or transaction; None if it is not ready after `wait_s`.
 
         A new cluster creates the internal topics of groups and transactions on the first request.
@@ -198,27 +218,11 @@ class Target:
         self, api_key: int, version: int, body: dict[str, Any], node_id: int | None, wait_s: float
     ) -> dict[str, Any]:
         """The body of an answer, after a coordinator has loaded its groups or transactions."""
-        end = asyncio.get_running_loop().time() + wait_s
-        while True:
+        async for _ in tries(wait_s):
             answer = (await self.ask(api_key, version, body, node_id)).body
-            if answer["error_code"] not in _LOADING or asyncio.get_running_loop().time() > end:
-                return answer
-            await asyncio.sleep(_READY_PAUSE_S)
-
-    async def find_coordinators(
-        self, keys: Sequence[tuple[int, str]]
-    ) -> dict[tuple[int, str], int]:
-        """(key type, key) -> node of its coordinator, those that are ready after a while.
-
-        Raises ConnectFailed.
-        """
-        found: dict[tuple[int, str], int] = {}
-        end = asyncio.get_running_loop().time() + _READY_S
-        for key in keys:
-            left_s = max(end - asyncio.get_running_loop().time(), 0.0)
-            if (node_id := await self.coordinator(*key, left_s)) is not None:
-                found[key] = node_id
-        return found
+            if answer["error_code"] not in _LOADING:
+                break
+        return answer
 
     def led(self) -> dict[int, dict[str, list[int]]]:
         """leader -> topic -> partitions, from the last Metadata answer about all topics."""
@@ -230,14 +234,11 @@ class Target:
                     names.setdefault(topic["name"], []).append(each["partition_index"])
         return by_leader
 
-    async def record_counts(self, names: Collection[str]) -> dict[str, int]:
-        """Offsets between start and end of the logs, by topic. Raises ConnectFailed."""
-        counts: dict[str, int] = {}
+    async def extents(self, names: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
+        """(topic, partition) -> first offset and end of its log. Raises ConnectFailed."""
         starts = await self.log_offsets(names, EARLIEST)
         ends = await self.log_offsets(names, LATEST)
-        for log in starts.keys() & ends.keys():
-            counts[log[0]] = counts.get(log[0], 0) + ends[log] - starts[log]
-        return counts
+        return {log: (starts[log], ends[log]) for log in sorted(starts.keys() & ends.keys())}
 
     async def log_offsets(
         self, names: Collection[str], timestamp: int
@@ -271,32 +272,20 @@ class Target:
                         found[topic["name"], each["partition_index"]] = each["offset"]
         return found
 
-    async def list_groups(self) -> dict[str, str]:
-        """Groups of every kind by id, with their state. Raises ConnectFailed."""
-        groups = await self._list(ApiKey.LIST_GROUPS, "groups")
-        return {each["group_id"]: each.get("group_state") or "a group" for each in groups}
-
-    async def list_transactions(self) -> dict[str, str]:
-        """Transactional ids with their state; none before Kafka 3.0 (KIP-664).
-
-        Raises ConnectFailed.
-        """
-        states = await self._list(ApiKey.LIST_TRANSACTIONS, "transaction_states")
-        return {each["transactional_id"]: each["transaction_state"] for each in states}
-
-    async def _list(self, api_key: ApiKey, array: str) -> list[dict[str, Any]]:
-        """Elements of every node's answer: each coordinator lists its own."""
-        version = self.newest(api_key)
+    async def states(self, kind: str) -> dict[str, str]:
+        """Each "group" of any type, or "transactional-id", with its state. No transactional ids
+        before Kafka 3.0 (KIP-664). Raises ConnectFailed."""
+        api_key, array, name, state = _LISTS[kind]
+        version, found = self.newest(api_key), dict[str, str]()
         if version is None:
-            return []
-        listed: list[dict[str, Any]] = []
-        for node_id in self.nodes:
-            answer = await self._ask_until_loaded(api_key, version, {}, node_id, _READY_S)
+            return found
+        for node_id in self.nodes:  # each coordinator lists its own
+            answer = await self._ask_until_loaded(api_key, version, {}, node_id, READY_S)
             if code := answer["error_code"]:
-                name = catalog.api(api_key).name
-                raise ConnectFailed("unreachable", f"{name} was answered {error_name(code)}")
-            listed += answer[array]
-        return listed
+                listing = catalog.api(api_key).name
+                raise ConnectFailed("unreachable", f"{listing} was answered {error_name(code)}")
+            found |= {each[name]: each.get(state) or f"a {kind}" for each in answer[array]}
+        return found
 
     def topics(self) -> dict[str, int]:
         """The target's topics with their number of partitions, from the last Metadata answer about

@@ -21,9 +21,9 @@ from kdissect.replay.comparison.records import (
     content_digest,
     has_append_time,
 )
-from kdissect.replay.target.cluster import EARLIEST, LATEST, Target
+from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states, tries
+from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,
@@ -36,10 +36,9 @@ _FETCH_BYTES = 4 << 20
 _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
-_NAMED_PARTS = {"group ": "group", "transactional id ": "transactional-id"}  # of `unread`
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
 
-Log = tuple[str, int]  # the target's name of a topic, partition
+Log = tuple[str, int]  # topic, partition
 
 
 class StoredBatch(NamedTuple):
@@ -71,11 +70,12 @@ class LogContent:
 
 @dataclass
 class EndState:
-    """The state of a target by its own names.
+    """The state of a target, by the capture's names.
 
     topics: those that exist, with their number of partitions. commits: (group, topic, partition) ->
     offset. groups: those that exist. configs: of each topic, those that are set on the topic.
-    settings: by resource (``topic orders``, ``broker 1``), configs that are not Kafka's default.
+    settings: by resource of the target (``topic orders``, ``broker 1``), configs that are not
+    Kafka's default.
     unread: what could not be read, with the reason.
     """
 
@@ -88,32 +88,6 @@ class EndState:
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
-    def renamed(self, names: Mapping[tuple[str, str], str]) -> EndState:
-        """The same state with other names. names: (kind, name here) -> new name."""
-
-        def new(kind: str, name: str) -> str:
-            return names.get((kind, name), name)
-
-        def part(text: str) -> str:
-            for prefix, kind in _NAMED_PARTS.items():
-                if text.startswith(prefix):
-                    return prefix + new(kind, text.removeprefix(prefix))
-            return text
-
-        return EndState(
-            {new("topic", name): count for name, count in self.topics.items()},
-            {(new("topic", name), number): log for (name, number), log in self.logs.items()},
-            {
-                (new("group", name), new("topic", topic), number): offset
-                for (name, topic, number), offset in self.commits.items()
-            },
-            {new("group", name) for name in self.groups},
-            {new("transactional-id", name): state for name, state in self.transactions.items()},
-            {new("topic", name): configs for name, configs in self.configs.items()},
-            self.settings,
-            {part(text): why for text, why in self.unread.items()},
-        )
-
 
 async def read_end_state(
     target: Target,
@@ -122,16 +96,17 @@ async def read_end_state(
     transactional_ids: Iterable[str],
     gone: Iterable[str] = (),
     *,
+    renames: Mapping[tuple[str, str], str] | None = None,
     with_records: bool = True,
 ) -> EndState:
-    """Read the state of these names. gone: topics that were deleted; deletion takes a moment.
+    """Read the state of these names of the capture. gone: topics that were deleted; deletion takes
+    a moment. renames: as in `TranslateOptions`.
 
     Parts that the target does not answer are in `EndState.unread`.
     """
-    reader = _Reader(target)
-    wanted = set(topics)
-    await reader.attempt("topics", reader.topics(wanted, set(gone)))
-    await reader.attempt("logs", reader.logs(wanted))
+    reader = _Reader(target, renames or {})
+    await reader.attempt("topics", reader.topics(topics, gone))
+    await reader.attempt("logs", reader.logs())
     if with_records:
         await reader.attempt("records", reader.records())
         await reader.attempt("groups", reader.groups())
@@ -146,8 +121,8 @@ async def read_end_state(
 async def read_settings(target: Target) -> dict[str, dict[str, str]]:
     """The settings of the target's topics and brokers that are not Kafka's default, as far as it
     tells them."""
-    reader = _Reader(target)
-    await reader.attempt("topics", reader.topics(set(target.topics()), set()))
+    reader = _Reader(target, {})
+    await reader.attempt("topics", reader.topics(target.topics(), ()))
     await reader.attempt("configs", reader.configs())
     return reader.state.settings
 
@@ -155,9 +130,15 @@ async def read_settings(target: Target) -> dict[str, dict[str, str]]:
 class _Reader:
     """Reads one target into `state`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, renames: Mapping[tuple[str, str], str]) -> None:
         self._target = target
+        self._new = renames
+        self._old = {(kind, new): old for (kind, old), new in renames.items()}
+        self._topics: list[str] = []  # those that exist, by the target's names
         self.state = EndState()
+
+    def _captured(self, kind: str, name: str) -> str:
+        return self._old.get((kind, name), name)
 
     async def attempt(self, what: str, reading: Any) -> None:
         """Await a part; a failure is noted, and the other parts are read all the same."""
@@ -166,34 +147,39 @@ class _Reader:
         except (ConnectFailed, EnvironmentFailed, TimeoutError) as error:
             self.state.unread[what] = str(error) or "no answer"
 
-    async def topics(self, wanted: set[str], gone: set[str]) -> None:
+    async def topics(self, wanted: Iterable[str], gone: Iterable[str]) -> None:
         """Read the topics that exist, after deleted ones have gone."""
+        names, deleted = (
+            {self._new.get(("topic", name), name) for name in each} for each in (wanted, gone)
+        )
         async for _ in tries(SETTLE_S):
             await self._target.learn_metadata(None)
-            if not gone.intersection(self._target.topics()):
+            if not deleted.intersection(self._target.topics()):
                 break
         there = self._target.topics()
-        self.state.topics = {name: there[name] for name in there if name in wanted | gone}
+        self._topics = sorted(there.keys() & (names | deleted))
+        self.state.topics = {self._captured("topic", name): there[name] for name in self._topics}
 
     async def groups(self) -> None:
-        self.state.groups = set(await self._target.list_groups())
+        names = await self._target.states("group")
+        self.state.groups = {self._captured("group", name) for name in names}
 
     # -- records --------------------------------------------------------------------------------
 
-    async def logs(self, wanted: set[str]) -> None:
+    async def logs(self) -> None:
         """Read the first and last offsets of all partitions."""
-        starts = await self._target.log_offsets(wanted, EARLIEST)
-        ends = await self._target.log_offsets(wanted, LATEST)
-        for log in sorted(starts.keys() & ends.keys()):
-            self.state.logs[log] = LogContent(starts[log], ends[log])
+        for (name, number), extent in (await self._target.extents(self._topics)).items():
+            self.state.logs[self._captured("topic", name), number] = LogContent(*extent)
 
     async def records(self) -> None:
         """Read the records of all logs."""
         for leader, names in self._target.led().items():
-            logs = [(name, each) for name, numbers in names.items() for each in numbers]
-            for log in sorted(logs):
-                if (extent := self.state.logs.get(log)) is not None:
-                    self.state.logs[log] = await self._content(leader, log, extent)
+            for name, numbers in sorted(names.items()):
+                for number in sorted(numbers):
+                    log = self._captured("topic", name), number
+                    if (extent := self.state.logs.get(log)) is not None:
+                        content = await self._content(leader, (name, number), extent)
+                        self.state.logs[log] = content
 
     async def _content(self, leader: int, log: Log, extent: LogContent) -> LogContent:
         """The log with its batches; without them if it cannot be read to its end."""
@@ -232,7 +218,7 @@ class _Reader:
     async def configs(self) -> None:
         """Read what is set on the topics, and what else is no default of topics and brokers."""
         version = self._target.version(ApiKey.DESCRIBE_CONFIGS)
-        resources = [(TOPIC_RESOURCE, name) for name in sorted(self.state.topics)]
+        resources = [(TOPIC_RESOURCE, name) for name in self._topics]
         for node_id in sorted(self._target.nodes):
             mine = [(_BROKER_RESOURCE, str(node_id)), *resources]
             resources = []
@@ -255,7 +241,7 @@ class _Reader:
             config: value for config, value in values.items() if sources[config] != _DEFAULT_CONFIG
         }
         if is_topic:
-            self.state.configs[name] = {
+            self.state.configs[self._captured("topic", name)] = {
                 config: value for config, value in values.items() if sources[config] == TOPIC_CONFIG
             }
 
@@ -264,23 +250,24 @@ class _Reader:
         version = self._target.version(ApiKey.OFFSET_FETCH, _ONE_GROUP)
         if version < _ALL_TOPICS:
             raise ConnectFailed("unreachable", "its OffsetFetch cannot list all topics")
-        node = await self._target.coordinator(GROUP_KEY, group)
-        asked = {"group_id": group, "topics": None}
+        name = self._new.get(("group", group), group)
+        node = await self._target.coordinator(GROUP_KEY, name)
+        asked = {"group_id": name, "topics": None}
         body = (await self._target.ask(ApiKey.OFFSET_FETCH, version, asked, node)).body
         if body.get("error_code"):
             self.state.unread[f"group {group}"] = error_name(body["error_code"])
         for topic in body["topics"]:
             for each in topic["partitions"]:
                 if each["error_code"] == 0 and each["committed_offset"] >= 0:
-                    key = group, topic["name"], each["partition_index"]
+                    key = group, self._captured("topic", topic["name"]), each["partition_index"]
                     self.state.commits[key] = each["committed_offset"]
 
     async def transaction(self, name: str) -> None:
         """Read the state of a transactional id, after a transaction that is being ended has
         ended."""
         self._target.version(ApiKey.DESCRIBE_TRANSACTIONS)
-        state = ""
-        async for state in transaction_states(self._target, name, SETTLE_S):
+        state, named = "", self._new.get(("transactional-id", name), name)
+        async for state in transaction_states(self._target, named, SETTLE_S):
             if state not in ENDING:
                 break
         if state:

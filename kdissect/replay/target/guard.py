@@ -10,6 +10,7 @@ name that existed before is not deleted, unless the user gives `--allow delete-e
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -204,18 +205,14 @@ async def find_existing(target: Target, effects: Effects) -> dict[Name, str]:
     found: dict[Name, str] = {}
     try:
         there = target.topics().keys() & set(effects.names("topic"))
-        if there:
-            counts = await target.record_counts(there)
-            for name in sorted(there):
-                count = counts.get(name, 0)
-                found["topic", name] = plural(count, "record") if count else ""
-        for kind, list_names in (
-            ("group", target.list_groups),
-            ("transactional-id", target.list_transactions),
-        ):
-            names = effects.names(kind)
-            if names:
-                states = await list_names()
+        counts = Counter[str]()
+        for (name, _), (start, end) in (await target.extents(there)).items():
+            counts[name] += end - start
+        for name in sorted(there):
+            found["topic", name] = plural(counts[name], "record") if counts[name] else ""
+        for kind in ("group", "transactional-id"):
+            if names := effects.names(kind):
+                states = await target.states(kind)
                 found |= {(kind, name): states[name] for name in names if name in states}
     except ConnectFailed as error:
         raise EnvironmentFailed(f"{target}: {error}") from None

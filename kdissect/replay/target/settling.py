@@ -12,7 +12,6 @@ after it see it, on every node.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -20,11 +19,11 @@ from contextlib import suppress
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Mode, Outcome, Step
-from kdissect.replay.target.cluster import EARLIEST, Target
+from kdissect.replay.target.cluster import EARLIEST, Target, tries
 from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of, topics_of
-from kdissect.replay.translation.unready import Place
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     NOT_MADE_YET,
@@ -39,22 +38,11 @@ WAIT_S, SHORT_WAIT_S = 8.0, 0.5
 # own, beside the image that all others use.
 _METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
-_PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 _OPEN = ENDING | {"Ongoing"}
 _NO_MEMBERS = frozenset({"Empty", "Dead"})
-
-
-async def tries(limit_s: float) -> AsyncIterator[None]:
-    """Yield again and again, after pauses, until the time is over."""
-    loop = asyncio.get_running_loop()
-    end, count = loop.time() + limit_s, 0
-    while loop.time() < end:
-        yield
-        await asyncio.sleep(_PAUSES_S[min(count, len(_PAUSES_S) - 1)])
-        count += 1
 
 
 async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> bool:

@@ -6,7 +6,7 @@ or committed offsets, a target without them answers differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,48 +188,44 @@ async def find_missing(
     """
     if starting == StartingState():
         return []
-
-    def new(kind: str, name: str) -> str:
-        return renames.get((kind, name), name)
-
-    captured = {*starting.topics, *(topic for topic, _ in starting.logs)}
-    captured |= {topic for _, topic, _ in starting.commits}
-    topics = {new("topic", name) for name in captured}
-    groups = {new("group", name) for name, _, _ in starting.commits}
-    state = await read_end_state(target, topics, groups, (), with_records=False)
+    topics = {*starting.topics, *(topic for topic, _ in starting.logs)}
+    topics |= {topic for _, topic, _ in starting.commits}
+    groups = {group for group, _, _ in starting.commits}
+    state = await read_end_state(target, topics, groups, (), renames=renames, with_records=False)
     lines = [f"{part} could not be read: {why}" for part, why in state.unread.items()]
     if "topics" not in state.unread:
-        lines += _missing(starting, state, new, makes_topics=makes_topics)
+        lines += _missing(starting, state, renames, makes_topics=makes_topics)
     return [visible(line) for line in lines]
 
 
 def _missing(
     starting: StartingState,
     state: EndState,
-    new: Callable[[str, str], str],
+    renames: Mapping[tuple[str, str], str],
     *,
     makes_topics: bool,
 ) -> Iterator[str]:
-    for captured, count in starting.topics.items():
-        name = new("topic", captured)
+    def new(kind: str, name: str) -> str:
+        return renames.get((kind, name), name)
+
+    for name, count in starting.topics.items():
         found = state.topics.get(name)
         if found is None and not makes_topics:
-            yield f"topic {name} is not there"
+            yield f"topic {new('topic', name)} is not there"
         elif found is not None and count and found != count:
-            yield f"topic {name} has {plural(found, 'partition')}, not {count}"
-    for (captured, partition), (first, end) in starting.logs.items():
-        name = new("topic", captured)
-        extent = state.logs.get((name, partition))
+            yield f"topic {new('topic', name)} has {plural(found, 'partition')}, not {count}"
+    for log, (first, end) in starting.logs.items():
+        extent = state.logs.get(log)
         count = 0 if extent is None else extent.end - extent.start
         if count < end - first and "logs" not in state.unread:
             yield (
-                f"{name}-{partition} has {plural(count, 'offset')}; answers of the capture bring "
-                f"{end - first} from before its own records"
+                f"{new('topic', log[0])}-{log[1]} has {plural(count, 'offset')}; answers of the "
+                f"capture bring {end - first} from before its own records"
             )
-    for (group, captured, partition), offset in starting.commits.items():
-        commit = new("group", group), new("topic", captured), partition
-        if f"group {commit[0]}" not in state.unread and commit not in state.commits:
+    for (group, topic, partition), offset in starting.commits.items():
+        is_there = (group, topic, partition) in state.commits
+        if not is_there and f"group {group}" not in state.unread:
             yield (
-                f"group {commit[0]} has no committed offset in {commit[1]}-{partition}, "
-                f"{offset} in the capture"
+                f"group {new('group', group)} has no committed offset in "
+                f"{new('topic', topic)}-{partition}, {offset} in the capture"
             )

@@ -1,13 +1,21 @@
-"""Answers teach the `IdMap`: captured response and answer are read side by side."""
+"""Answers teach the `IdMap`: captured response and answer are read side by side.
+
+They also say what is not ready at the target (`unready`), so that the request is sent again. That
+is an error code after which clients repeat a request (`TRANSIENT`), unless the capture has it as
+well; or records of the captured response, or the assignment of a member, that are not there yet. It
+is never another difference from the captured response.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.batch_headers import headers
-from kdissect.replay.model import Step
+from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.batch_headers import headers, last_data
+from kdissect.replay.model import Resource, Step
+from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.offsets import Log
@@ -15,15 +23,21 @@ from kdissect.replay.translation.sessions import AcquiredOffsets
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     MEMBER_HEARTBEATS,
+    NO_TOPIC,
     NOT_MADE_YET,
+    SHARE_APIS,
     Body,
     bodies,
     entries,
+    error_codes,
+    errors,
+    is_transient,
     member_of,
     partitions,
 )
 
 _EARLIEST = -2  # timestamp of ListOffsets
+_INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
 
 def from_answer(ids: IdMap, step: Step, response: bytes) -> None:
@@ -141,7 +155,7 @@ def _lost(ids: IdMap, asked: Body, captured: Body, written: set[Log]) -> None:
 
 def _fetch(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     session_id = captured.get("session_id", 0)
-    ids.sessions.answered(ids.broker(step), step.number, session_id, answer, is_final=True)
+    ids.sessions.answered(ids.broker(step), step.number, answer, session_id)
 
 
 def _list_offsets(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
@@ -168,16 +182,6 @@ def _producer(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body)
     ids.producers.learn(
         *(Producer(each["producer_id"], each["producer_epoch"]) for each in (captured, answer))
     )
-
-
-def _join_group(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    if asked and captured:
-        ids.groups.joined(asked["group_id"], captured, answer)
-
-
-def _heartbeat(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    if asked and captured:
-        ids.groups.heartbeat(asked, captured, answer)
 
 
 def member_followed(ids: IdMap, step: Step, answer: Body, *, is_again: bool) -> None:
@@ -269,10 +273,168 @@ _LEARNERS: dict[int, Any] = {
     ApiKey.LIST_OFFSETS: _list_offsets,
     ApiKey.INIT_PRODUCER_ID: _producer,
     ApiKey.END_TXN: _producer,
-    ApiKey.JOIN_GROUP: _join_group,
+    ApiKey.JOIN_GROUP: lambda ids, step, *bodies: ids.groups.joined(*bodies),
     ApiKey.SHARE_FETCH: _share,
     ApiKey.SHARE_ACKNOWLEDGE: _share,
     ApiKey.CREATE_DELEGATION_TOKEN: _opaque("hmac", "token_id"),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: _opaque("client_instance_id", "subscription_id"),
-    **dict.fromkeys(MEMBER_HEARTBEATS, _heartbeat),
+    **dict.fromkeys(MEMBER_HEARTBEATS, lambda ids, step, *bodies: ids.groups.heartbeat(*bodies)),
 }
+
+
+# -- what is not ready ------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A partition, topic, group or transaction of a request that is not ready, as the answer names
+    it. owners: groups and transactions of a request whose answer names none. what: "" an error
+    code, else what it lacks."""
+
+    owners: tuple[Resource, ...] = ()
+    topic: Any = None
+    partition: int = -1
+    what: str = ""
+
+
+def unready(ids: IdMap, step: Step, answer: Body) -> dict[Place, str]:
+    """Places that are not ready -> the reason to send the request again."""
+    asked, captured = bodies(step.exchange)
+    if not captured:
+        return {}
+    api_key = step.exchange.api_key
+    codes = error_codes(answer)
+    if any(codes):
+        known = {0, *error_codes(captured)}
+        found = {
+            place: f"error {code}: not ready yet"
+            for place, code in _errors(step, answer)
+            if code not in known and _is_transient(ids, step, place, code)
+        }
+        is_partly_done = api_key == ApiKey.PRODUCE and len(found) < len(codes)
+        if is_partly_done and not _is_idempotent(asked):
+            return {}  # some partitions were written, and would be so twice
+        if found:
+            return found
+    if api_key == ApiKey.FETCH:
+        return _without_records(ids, captured, answer)
+    if api_key == ApiKey.SHARE_FETCH:
+        return _without_share_records(ids, step, asked, captured, answer)
+    if api_key in MEMBER_HEARTBEATS:
+        return _without_assignment(ids, step, captured, answer)
+    return {}
+
+
+def _errors(step: Step, answer: Body) -> Iterator[tuple[Place, int]]:
+    """Each error code of an answer with the place that has it."""
+    owners = tuple(
+        resource for resource, _ in step.accesses if resource[0] in ("group", "txn")
+    ) or ((step.api_name,),)
+    for around, _, code in errors(answer):
+        place = Place(owners)
+        for holder in around:
+            topic = holder.get("name") or holder.get("topic") or holder.get("topic_id")
+            if topic is not None:
+                place = Place((), topic)
+            group = holder.get("group_id") or holder.get("transactional_id")
+            if group is not None:
+                place = Place(((group,),))
+            for name in ("partition_index", "index", "partition"):
+                place = place._replace(partition=holder.get(name, place.partition))
+        yield place, code
+
+
+def _is_transient(ids: IdMap, step: Step, place: Place, code: int) -> bool:
+    api_key = step.exchange.api_key
+    if api_key in SHARE_APIS and code in _INITIALISING:
+        # the state of a share partition is read from its coordinator at first (KIP-932)
+        return (place.topic, place.partition) not in ids.share.ready
+    if not is_transient(api_key, code):
+        return False
+    return code not in NO_TOPIC or _is_expected(ids, place)
+
+
+def _is_expected(ids: IdMap, place: Place) -> bool:
+    """Return whether the target has a topic or partition by its metadata, or is making it."""
+    target = ids.target
+    is_id = not isinstance(place.topic, str)
+    name = target.names.get(place.topic, "") if is_id else place.topic
+    if name in target.being_made:
+        return True
+    if place.partition >= 0 and target.has_topic(name):
+        return (name, place.partition) in target.leaders
+    return target.has_topic(name)
+
+
+def _is_idempotent(asked: Body) -> bool:
+    """Return whether brokers recognise batches of a Produce that they have written already."""
+    return bool(asked) and all(
+        header.producer_id >= 0
+        for _, _, partition in partitions(asked)
+        for header in headers(partition["records"] or b"")
+    )
+
+
+def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Place, str]:
+    """Partitions that do not bring all captured data records: the Fetch came before the Produce, or
+    transaction markers are not written yet."""
+    if answer.get("error_code"):
+        return {}
+    answered = {
+        (ids.topic_key(topic, is_captured=False), number): partition
+        for topic, number, partition in partitions(answer)
+    }
+    found = {}
+    for topic, number, partition in partitions(captured):
+        last = last_data(partition["records"] or b"")
+        if last < 0:
+            continue
+        other = answered.get((ids.topic_key(topic, is_captured=True), number), {})
+        log = ids.names.of(topic), number
+        wanted = ids.offsets.to_target(log, last)
+        if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
+            found[Place((), *log, "records")] = "it does not bring all records yet"
+    return found
+
+
+def _without_share_records(
+    ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body
+) -> dict[Place, str]:
+    """A member of a share group got fewer records than in the capture: the request came before they
+    were produced, or before another member released them."""
+    if not asked or set(error_codes(answer)) != set(error_codes(captured)):
+        return {}
+    held = held_after(ids, step, asked)
+    for log, first, last in acquired(ids, answer, is_captured=False):
+        held.add(log, first, last)
+    owner = (("group", asked["group_id"]),)
+    return {
+        Place(owner, *log, "records"): "it does not get all records yet"
+        for log, first, last in acquired(ids, captured, is_captured=True)
+        if not held.covers(log, first, last)
+    }
+
+
+def _without_assignment(ids: IdMap, step: Step, captured: Body, answer: Body) -> dict[Place, str]:
+    """The coordinator computes assignments some time after a member joins: a member without any
+    partition has none yet, if the captured one has."""
+    group, member = member_of(step.exchange)
+    if (
+        answer["error_code"]
+        or not is_assigned(assignment_in(captured))
+        or is_assigned(assignment_in(answer))
+        or is_assigned(ids.groups.assigned(group, member))
+    ):
+        return {}
+    place = Place((("group", group), ("member", member)), what="assignment")
+    return {place: "its member has no partitions yet"}
+
+
+def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
+    """Note what the target has done of a request that is sent again."""
+    api_key = step.exchange.api_key
+    if api_key == ApiKey.FETCH:
+        ids.sessions.answered(ids.broker(step), step.number, answer)
+    elif api_key in SHARE_APIS and answer["error_code"] == 0:
+        note_share(ids, step, answer)
+    elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:
+        member_followed(ids, step, answer, is_again=True)

@@ -93,8 +93,11 @@ class Groups:
 
     # -- from the target ------------------------------------------------------------------------
 
-    def joined(self, group: str, captured: Body, answer: Body) -> None:
+    def joined(self, request: Body, captured: Body, answer: Body) -> None:
         """A JoinGroup of a classic group was answered."""
+        if not request or not captured:
+            return
+        group = request["group_id"]
         if captured["member_id"] and answer["member_id"]:
             self.members[group, captured["member_id"]] = answer["member_id"]
         if captured["error_code"] == 0 and answer["error_code"] == 0:
@@ -112,7 +115,7 @@ class Groups:
 
     def heartbeat(self, request: Body, captured: Body, answer: Body) -> None:
         """A heartbeat of a consumer, share or streams group was answered."""
-        if answer["error_code"] != 0 or captured["error_code"] != 0:
+        if not request or not captured or answer["error_code"] or captured["error_code"]:
             return
         group = request["group_id"]
         member = captured["member_id"] or request["member_id"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 _CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
@@ -19,11 +20,15 @@ class _LogOffsets:
     captured_start: int = -1  # first log start offset in the capture
     first_fetched: int = -1  # smallest offset that the capture fetched
     target_start: int = -1
-    bases: list[int] = field(default_factory=list)  # captured base offsets, ascending
-    shifts: dict[int, int] = field(default_factory=dict)  # captured base -> target minus captured
-    by_target: list[tuple[int, int]] = field(default_factory=list)  # target base, captured base
+    batches: list[tuple[int, int]] = field(default_factory=list)  # captured, target base, ascending
+    by_target: list[tuple[int, int]] = field(default_factory=list)  # target, captured base
     is_fresh: bool = False  # nothing was in it when the replay began to write
     is_unsure: bool = False  # a Produce with acks 0 came since: no answer says what became of it
+
+    def distance(self, mode: str) -> int:
+        """Target's offsets minus captured ones, by the start of the log; 0 if it is unknown."""
+        start = self.first_fetched if mode == EARLIEST else self.captured_start
+        return 0 if self.target_start < 0 or start < 0 else self.target_start - start
 
 
 class OffsetMap:
@@ -40,94 +45,80 @@ class OffsetMap:
         if mode not in MODES:
             raise ValueError(f"offsets: {mode!r} is none of {', '.join(MODES)}")
         self.mode = mode
-        self._logs: dict[Log, _LogOffsets] = {}
-
-    def _of(self, log: Log) -> _LogOffsets:
-        found = self._logs.get(log)
-        if found is None:
-            found = self._logs[log] = _LogOffsets()
-        return found
+        self._logs: defaultdict[Log, _LogOffsets] = defaultdict(_LogOffsets)
 
     def add_captured(self, log: Log, *, start: int = -1, fetched: int = -1) -> None:
         """Add captured offsets, before the run: the first log start and the lowest fetch offset."""
-        entry = self._of(log)
-        if start >= 0 and entry.captured_start < 0:
+        entry = self._logs[log]
+        if entry.captured_start < 0:
             entry.captured_start = start
         if fetched >= 0 and (entry.first_fetched < 0 or fetched < entry.first_fetched):
             entry.first_fetched = fetched
 
     def target_starts(self, log: Log, start: int) -> None:
         """Set the target's earliest offset of a log, unless an earlier call did."""
-        entry = self._of(log)
-        if entry.target_start < 0 <= start:
+        entry = self._logs[log]
+        if entry.target_start < 0:
             entry.target_start = start
 
     def created(self, topic: str) -> None:
         """Note that the replay created this topic, so its logs are empty and begin at offset 0."""
-        for log in [log for log in self._logs if log[0] == topic]:
-            captured_start = self._logs[log].captured_start
-            self._logs[log] = _LogOffsets(
-                captured_start, self._logs[log].first_fetched, target_start=0, is_fresh=True
-            )
+        for log, entry in self._logs.items():
+            if log[0] == topic:
+                self._logs[log] = _LogOffsets(
+                    entry.captured_start, entry.first_fetched, target_start=0, is_fresh=True
+                )
 
     def produced(self, log: Log, captured: int, target: int) -> None:
         """The same batch has these base offsets in the capture and at the target."""
         if captured < 0 or target < 0:
             return
-        entry = self._of(log)
-        if captured not in entry.shifts:
-            insort(entry.bases, captured)
-        entry.shifts[captured] = target - captured
+        entry = self._logs[log]
+        place = bisect_left(entry.batches, (captured,))
+        known = entry.batches[place : place + 1]
+        is_known = bool(known) and known[0][0] == captured
+        entry.batches[place : place + is_known] = [(captured, target)]
         entry.by_target.clear()
         entry.is_unsure = False
 
     def written_silently(self, log: Log) -> None:
         """A Produce with acks 0 was sent: the captured broker may have lost it, and the target not.
         The next Produce that both brokers acknowledge tells."""
-        self._of(log).is_unsure = True
+        self._logs[log].is_unsure = True
 
     def expect(self, log: Log, captured: int) -> int | None:
         """The target's base offset for a batch with this captured base offset; None if unknown."""
-        entry = self._logs.get(log)
-        if captured < 0 or (entry is not None and entry.is_unsure):
+        entry = self._logs[log]
+        if captured < 0 or entry.is_unsure:
             return None
-        if entry is None or not entry.bases:
-            if entry is not None and entry.is_fresh and entry.captured_start >= 0:
-                return captured - entry.captured_start
-            return captured if self.mode == _CAPTURED else None
-        place = max(0, bisect_right(entry.bases, captured) - 1)
-        return captured + entry.shifts[entry.bases[place]]
+        if entry.batches:
+            return _moved(entry.batches, captured)
+        if entry.is_fresh and entry.captured_start >= 0:
+            return captured - entry.captured_start
+        return captured if self.mode == _CAPTURED else None
 
     def to_target(self, log: Log, offset: int) -> int:
         """The target's offset of a captured one; negative ones have a meaning of their own."""
         if offset < 0 or offset == _UNKNOWN_OFFSET or self.mode == _CAPTURED:
             return offset
-        return max(0, offset + self._shift(log, offset))
+        entry = self._logs[log]
+        if entry.batches and self.mode == RELATIVE:
+            return max(0, _moved(entry.batches, offset))
+        return max(0, offset + entry.distance(self.mode))
 
     def to_capture(self, log: Log, offset: int) -> int:
         """The captured offset of one of the target's: by the last batch before it there."""
-        entry = self._logs.get(log)
-        if offset < 0 or entry is None or self.mode == _CAPTURED:
+        if offset < 0 or self.mode == _CAPTURED:
             return offset
-        if self.mode == EARLIEST or not entry.bases:
-            return max(0, offset - self._shift(log, offset))
+        entry = self._logs[log]
+        if self.mode == EARLIEST or not entry.batches:
+            return max(0, offset - entry.distance(self.mode))
         if not entry.by_target:
-            entry.by_target = sorted((base + entry.shifts[base], base) for base in entry.bases)
-        place = max(0, bisect_right(entry.by_target, (offset, FOREVER_OFFSET)) - 1)
-        target_base, captured_base = entry.by_target[place]
-        return max(0, captured_base + offset - target_base)
+            entry.by_target = sorted((target, captured) for captured, target in entry.batches)
+        return max(0, _moved(entry.by_target, offset))
 
-    def _shift(self, log: Log, offset: int) -> int:
-        entry = self._logs.get(log)
-        if entry is None:
-            return 0
-        if self.mode == EARLIEST:
-            if entry.target_start < 0 or entry.first_fetched < 0:
-                return 0
-            return entry.target_start - entry.first_fetched
-        if entry.bases:
-            place = max(0, bisect_right(entry.bases, offset) - 1)
-            return entry.shifts[entry.bases[place]]
-        if entry.target_start < 0 or entry.captured_start < 0:
-            return 0
-        return entry.target_start - entry.captured_start
+
+def _moved(bases: list[tuple[int, int]], offset: int) -> int:
+    """The offset on the other side. bases: base offsets of batches, on this side and the other."""
+    here, there = bases[max(0, bisect_right(bases, (offset, FOREVER_OFFSET)) - 1)]
+    return there + offset - here

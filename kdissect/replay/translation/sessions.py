@@ -129,11 +129,12 @@ class FetchSessions:
         return made
 
     def answered(
-        self, broker: Broker, number: int, captured_id: int, answer: Body, is_final: bool
+        self, broker: Broker, number: int, answer: Body, captured_id: int | None = None
     ) -> None:
         """Note the session of the target's answer to a step.
 
-        captured_id: session id in the captured response; 0 if there is none, or no response.
+        captured_id: session id in the captured response; 0 if there is none, or no response. None:
+        the step is sent again.
         """
         session = self._asked.get(number)
         if session is None:
@@ -144,10 +145,10 @@ class FetchSessions:
             session.target_id, session.epoch = answer.get("session_id", 0), 1
         else:
             session.epoch = _after(session.epoch)
-        if is_final:
+        if captured_id is not None:
             del self._asked[number]
-            if captured_id:
-                self._sessions[broker, captured_id] = session
+        if captured_id:
+            self._sessions[broker, captured_id] = session
 
     def failed(self, number: int) -> None:
         """Drop the target's session of a step without answer, since its epoch is now unknown."""

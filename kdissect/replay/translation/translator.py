@@ -34,11 +34,11 @@ from kdissect.replay.model import (
     Step,
     Untranslatable,
 )
-from kdissect.replay.translation import answers, unready
+from kdissect.replay.translation import answers
+from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.reencode import reencoded
-from kdissect.replay.translation.unready import Place
 from kdissect.replay.workload.messages import (
     DELETING_APIS,
     GROUP_KEY,
@@ -140,13 +140,13 @@ class Translator:
         if captured is None or response[4:] == captured[4:]:
             return {}
         answer = self.ids.answer_of(step, response)
-        return {} if answer is None else unready.unready(self.ids, step, answer.body)
+        return {} if answer is None else answers.unready(self.ids, step, answer.body)
 
     def not_final(self, step: Step, response: bytes) -> None:
         """Learn from an answer after which the request is sent again."""
         answer = self.ids.answer_of(step, response)
         if answer is not None:
-            unready.note_not_final(self.ids, step, answer.body)
+            answers.note_not_final(self.ids, step, answer.body)
 
     def learn(self, step: Step, response: bytes) -> None:
         """Learn the target's ids and offsets from a final answer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience
-from kdissect.replay.translation.unready import Place
+from kdissect.replay.translation.answers import Place
 
 ONE, OTHER, THIRD = (Place((), "t", number) for number in (1, 2, 3))
 
