@@ -1,4 +1,8 @@
-"""Decode: turn the exchanges of one slot into tables, and into events for the analyse step."""
+"""Decode and analyse: the last two steps.
+
+`decode` turns the exchanges of one slot into tables and events. `analyse` builds the tables that
+need all events of one key, such as a consumer group's history.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,26 @@ from kdissect.pipeline.record_tables import decode_records
 from kdissect.pipeline.saved_state import NamesUsed
 from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
 from kdissect.protocol.model import REQUEST
-from kdissect.stories.events import Collector
+from kdissect.stories.events import Collector, in_order, unpack
 from kdissect.stories.fetch_messages import fetch_events
+from kdissect.stories.fetch_sessions import fetch_sessions_table
 from kdissect.stories.group_messages import group_events
+from kdissect.stories.groups import group_events_table
 from kdissect.stories.messages import Messages
 from kdissect.stories.producer_messages import producer_events
+from kdissect.stories.sequences import sequence_anomalies
+from kdissect.stories.transactions import transactions_table
 from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tables.connections import broker_texts
 from kdissect.tables.topics import TopicNames
 
 _EVENTS = (("groups", group_events), ("producers", producer_events), ("fetches", fetch_events))
+_TABLES = (
+    ("group_events", "groups", group_events_table),
+    ("fetch_sessions", "fetches", fetch_sessions_table),
+    ("transactions", "producers", transactions_table),
+    ("anomalies", "producers", sequence_anomalies),
+)
 
 
 def decode(
@@ -130,3 +144,13 @@ def _messages(
         marks=chunk.marks,
         topic_names=names,
     )
+
+
+def analyse(events: list[bytes], sink: Sink) -> dict[str, Any]:
+    """Write the tables built from all events of one key; returns the timings in seconds."""
+    began = time.perf_counter()
+    of_kind = {name: in_order(table) for name, table in unpack(events).items()}
+    for name, kind, rows_of in _TABLES:
+        if of_kind[kind].num_rows:
+            sink(name, rows_of(of_kind[kind]))
+    return {"timings": {"analyse_s": time.perf_counter() - began}}

@@ -14,9 +14,8 @@ from typing import Any
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble, assembled
-from kdissect.pipeline.decode import decode
+from kdissect.pipeline.decode import analyse, decode
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import NamesUsed, earlier_events

@@ -34,15 +34,14 @@ from pyspark.sql import functions as F
 from kdissect import memory_maps
 from kdissect.capture import object_store
 from kdissect.pipeline import local
-from kdissect.pipeline.analyse import analyse
 from kdissect.pipeline.assemble import assemble
-from kdissect.pipeline.decode import decode
+from kdissect.pipeline.decode import analyse, decode
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import Runner, RunPlan
 from kdissect.pipeline.run_tables import RunSummary, write_run_tables
 from kdissect.pipeline.saved_state import earlier_events
 from kdissect.pipeline.scan import scan
-from kdissect.pipeline.spark_jobs import job_errors
+from kdissect.pipeline.spark_session import job_errors
 from kdissect.pipeline.step_rows import RUN, Row, RowKind
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 from kdissect.step_log import logged_step
@@ -56,7 +55,6 @@ _SCHEMA = pa.schema(
     [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
 )
 Batches = Iterator[pa.RecordBatch]
-Stage = Callable[[Batches], Batches]
 
 
 def run(
@@ -67,7 +65,7 @@ def run(
     sink = ParquetSink(out, run_id, "run")
     results: list[dict[str, Any]] = []
     if plan.task_count == 1:
-        whole = _mapped(spark.range(0, 1, 1, 1), _whole_stage(plan, out, run_id), RESULTS)
+        whole = _mapped(spark.range(0, 1, 1, 1), RESULTS, _whole, plan, out, run_id)
         results += _results(spark, plan, whole)
     else:
         assembled = _assembled(spark, plan).persist()
@@ -95,9 +93,9 @@ def _results(spark: SparkSession, plan: RunPlan, frame: DataFrame) -> list[dict[
 def _assembled(spark: SparkSession, plan: RunPlan) -> DataFrame:
     """Rows of the assemble step."""
     scans = len(plan.scan_bounds) - 1
-    scanned = _mapped(spark.range(0, scans, 1, scans), _scan_stage(plan), ROWS)
+    scanned = _mapped(spark.range(0, scans, 1, scans), ROWS, _scan, plan)
     buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, _assemble_stage(plan), ROWS)
+    return _mapped(buckets, ROWS, _assemble, plan)
 
 
 def _decoded(
@@ -107,127 +105,112 @@ def _decoded(
     """Results of the tasks that decode and analyse, as JSON."""
     tasks = plan.task_count
     slots = _by_key(assembled.where(f"key != {RUN}"), plan.slot_count, tasks)
-    decoded = _mapped(slots, _decode_stage(plan, facts, out, run_id), ROWS)
+    decoded = _mapped(slots, ROWS, _decode, plan, facts, out, run_id)
     if plan.before is not None and plan.before.event_files:
         files = len(plan.before.event_files)
         numbers = spark.range(0, files, 1, min(files, tasks))
-        decoded = decoded.union(_mapped(numbers, _events_stage(plan), ROWS))
+        decoded = decoded.union(_mapped(numbers, ROWS, _events, plan))
     keys = _by_key(decoded, plan.event_key_count, tasks)
-    return _mapped(keys, _analyse_stage(plan, out, run_id), RESULTS)
+    return _mapped(keys, RESULTS, _analyse, plan, out, run_id)
 
 
 # -- stages --------------------------------------------------------------------------------
 
 
-def _scan_stage(plan: RunPlan) -> Stage:
-    def stage(batches: Batches) -> Batches:
-        _enter("scan")
-        sources = plan.sources()
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                for number in range(plan.scan_bounds[task], plan.scan_bounds[task + 1]):
-                    yield from map(_batch, scan(plan, sources, number))
-        _settle("scan")
-
-    return stage
-
-
-def _assemble_stage(plan: RunPlan) -> Stage:
-    def stage(batches: Batches) -> Batches:
-        _enter("assemble")
-        of_run: list[Row] = []
-        for key, group in groupby(_rows(batches), key=lambda row: row.key):
-            if key == RUN:
-                of_run += group
-                continue
-            # a mapping per bucket: a task may have many buckets, with bytes from all over the
-            # captures
-            for row in assemble(plan, plan.sources(), group):
-                if row.key == RUN:
-                    of_run.append(row)
-                else:
-                    yield _batch(row)
-        yield from map(_batch, RunSummary.of(of_run).rows())
-        _settle("assemble")
-
-    return stage
-
-
-def _decode_stage(plan: RunPlan, facts: Cluster, out: str, run_id: str) -> Stage:
-    def stage(batches: Batches) -> Batches:
-        _enter("decode")
-        results = []
-        sink: ParquetSink | None = None
-        row = None
-        for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
-            sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
-            for row in decode(plan, facts, plan.sources(), rows, sink):
-                if row.kind == RowKind.RESULT:
-                    results.append(json.loads(row.data))
-                else:
-                    yield _batch(row)
-        if sink is not None and row is not None:
-            result = local.summed(results)
-            result["files"] = [asdict(file) for file in sink.close()]
-            yield _batch(row._replace(data=json.dumps(result).encode()))
-        _settle("decode")
-
-    return stage
-
-
-def _events_stage(plan: RunPlan) -> Stage:
-    """Yield the events of the set's earlier captures."""
-
-    def stage(batches: Batches) -> Batches:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from map(_batch, earlier_events(plan, number))
-
-    return stage
-
-
-def _analyse_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
-    def stage(batches: Batches) -> Batches:
-        _enter("analyse")
-        for key, group in groupby(_rows(batches), key=lambda row: row.key):
-            events: list[bytes] = []
-            for row in group:
-                if row.kind == RowKind.RESULT:
-                    yield pa.RecordBatch.from_pydict({"result": [row.data.decode()]})
-                else:
-                    events.append(row.data)
-            if events:
-                sink = ParquetSink(out, run_id, f"e{key:05d}", is_final=not plan.keeps)
-                result = analyse(events, sink)
-                result["files"] = [asdict(file) for file in sink.close()]
-                yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
-        _settle("analyse")
-
-    return stage
-
-
-def _whole_stage(plan: RunPlan, out: str, run_id: str) -> Stage:
-    """All steps in one task, for a capture with one split and one slot."""
-
-    def stage(batches: Batches) -> Batches:
-        for _ in batches:
-            files, result = local.staged_run(plan, out, run_id)
-            result["files"] = [asdict(file) for file in files]
-            yield pa.RecordBatch.from_pydict({"result": [json.dumps(result)]})
-        _settle("whole")
-
-    return stage
-
-
-def _mapped(frame: DataFrame, stage: Stage, schema: str) -> DataFrame:
-    """The rows that a stage makes of a frame's, with the driver's settings of object stores."""
+def _mapped(
+    frame: DataFrame, schema: str, stage: Callable[..., Batches], *values: Any
+) -> DataFrame:
+    """The batches `stage(batches, *values)` of each task, with the driver's settings of object
+    stores."""
     settings = object_store.settings()
 
-    def with_settings(batches: Batches) -> Batches:
+    def task(batches: Batches) -> Batches:
         object_store.use(settings)
-        yield from stage(batches)
+        _enter(stage.__name__)
+        yield from stage(batches, *values)
+        _settle(stage.__name__)
 
-    return frame.mapInArrow(with_settings, schema)
+    return frame.mapInArrow(task, schema)
+
+
+def _scan(batches: Batches, plan: RunPlan) -> Batches:
+    sources = plan.sources()
+    for task in _numbers(batches):
+        for number in range(plan.scan_bounds[task], plan.scan_bounds[task + 1]):
+            yield from map(_batch, scan(plan, sources, number))
+
+
+def _assemble(batches: Batches, plan: RunPlan) -> Batches:
+    of_run: list[Row] = []
+    for key, group in groupby(_rows(batches), key=lambda row: row.key):
+        if key == RUN:
+            of_run += group
+            continue
+        # a mapping per bucket: a task may have many buckets, with bytes from all over the captures
+        for row in assemble(plan, plan.sources(), group):
+            if row.key == RUN:
+                of_run.append(row)
+            else:
+                yield _batch(row)
+    yield from map(_batch, RunSummary.of(of_run).rows())
+
+
+def _decode(batches: Batches, plan: RunPlan, facts: Cluster, out: str, run_id: str) -> Batches:
+    results = []
+    sink: ParquetSink | None = None
+    row = None
+    for slot, rows in groupby(_rows(batches), key=lambda row: row.key):
+        sink = sink or ParquetSink(out, run_id, f"s{slot:05d}")
+        for row in decode(plan, facts, plan.sources(), rows, sink):
+            if row.kind == RowKind.RESULT:
+                results.append(json.loads(row.data))
+            else:
+                yield _batch(row)
+    if sink is not None and row is not None:
+        data = _with_files(local.summed(results), sink.close())
+        yield _batch(row._replace(data=data.encode()))
+
+
+def _events(batches: Batches, plan: RunPlan) -> Batches:
+    """Yield the events of the set's earlier captures."""
+    for number in _numbers(batches):
+        yield from map(_batch, earlier_events(plan, number))
+
+
+def _analyse(batches: Batches, plan: RunPlan, out: str, run_id: str) -> Batches:
+    for key, group in groupby(_rows(batches), key=lambda row: row.key):
+        events: list[bytes] = []
+        for row in group:
+            if row.kind == RowKind.RESULT:
+                yield _result(row.data.decode())
+            else:
+                events.append(row.data)
+        if events:
+            sink = ParquetSink(out, run_id, f"e{key:05d}", is_final=not plan.keeps)
+            result = analyse(events, sink)
+            yield _result(_with_files(result, sink.close()))
+
+
+def _whole(batches: Batches, plan: RunPlan, out: str, run_id: str) -> Batches:
+    """All steps in one task, for a capture with one split and one slot."""
+    for _ in batches:
+        files, result = local.staged_run(plan, out, run_id)
+        yield _result(_with_files(result, files))
+
+
+def _with_files(result: dict[str, Any], files: list[StagedFile]) -> str:
+    """A task's result as JSON."""
+    return json.dumps({**result, "files": [asdict(file) for file in files]})
+
+
+def _result(result: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"result": [result]})
+
+
+def _numbers(batches: Batches) -> Iterator[int]:
+    """The numbers of a task's rows of `spark.range`."""
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
 
 
 def _by_key(frame: DataFrame, keys: int, tasks: int) -> DataFrame:
@@ -284,18 +267,18 @@ def in_tasks(spark: SparkSession) -> Runner:
     """A function that makes calls in tasks of a Spark job, one for each item."""
 
     def run(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        def stage(batches: Batches) -> Batches:
-            for batch in batches:
-                for number, item in zip(*(column.to_pylist() for column in batch), strict=True):
-                    data = pickle.dumps(call(pickle.loads(item)))
-                    yield pa.RecordBatch.from_pydict({"number": [number], "data": [data]})
-            _settle("call")
-
         rows = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
         frame = spark.createDataFrame(rows, CALLS)
         frame = frame.repartitionById(len(items), F.expr("cast(number as int)"))
         with job_errors(spark):
-            results = _mapped(frame, stage, CALLS).collect()
+            results = _mapped(frame, CALLS, _call, call).collect()
         return [pickle.loads(row.data) for row in sorted(results, key=lambda row: row.number)]
 
     return run
+
+
+def _call(batches: Batches, call: Callable[[Any], Any]) -> Batches:
+    for batch in batches:
+        for number, item in zip(*(column.to_pylist() for column in batch), strict=True):
+            data = pickle.dumps(call(pickle.loads(item)))
+            yield pa.RecordBatch.from_pydict({"number": [number], "data": [data]})

@@ -8,7 +8,7 @@
   EVENTS rows keyed by group or producer, and RESULT.
 - analyse reads the events of one such key. It writes tables built from many messages into a sink.
 
-Each step is a plain function over rows, in a module of its name. A bucket holds whole connections.
+Each step is a plain function over rows. A bucket holds whole connections.
 A slot holds about equal bytes of any connections. Both depend on the input and the options alone,
 so the rows are the same however many workers there are.
 """

@@ -23,7 +23,7 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import scan
 from kdissect.errors import EnvironmentFailed
 from kdissect.pipeline import spark as on_spark
-from kdissect.pipeline.spark_jobs import job_errors
+from kdissect.pipeline.spark_session import job_errors
 from tests.builders.tables import all_rows
 from tests.capture.scanned import planned, write
 from tests.conftest import CAPTURES, ROOT
