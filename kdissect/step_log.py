@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_log = logging.getLogger(__name__)
+
 
 @contextmanager
-def logged_step(log: logging.Logger, name: str, **counts: int) -> Iterator[dict[str, int]]:
+def logged_step(name: str, **counts: int) -> Iterator[dict[str, int]]:
     """Log a step when it ends: its name, duration and counts, which the caller may add to.
 
     Only counts go into the log, because any text may come from a capture.
@@ -21,4 +23,4 @@ def logged_step(log: logging.Logger, name: str, **counts: int) -> Iterator[dict[
         end = "took"
     finally:
         texts = "".join(f", {key} {value:,}" for key, value in counts.items())
-        log.debug("%s %s %.3f s%s", name, end, time.perf_counter() - began, texts)
+        _log.debug("%s %s %.3f s%s", name, end, time.perf_counter() - began, texts)

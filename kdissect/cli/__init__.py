@@ -118,4 +118,5 @@ def _is_usage(error: BaseException) -> bool:
 def _usage_text(error: Any) -> str:
     context = getattr(error, "ctx", None)
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
-    return f"{error.format_message()}{hint}"
+    # Typer puts this before the text of a value that it refuses
+    return f"{error.format_message().replace('Value error, ', '')}{hint}"

@@ -11,15 +11,13 @@ import typer
 from kdissect.cli.options import AsJson
 from kdissect.cli.verbs import verb
 
-DEFINITIONS_EXAMPLES = """
+
+@verb("""
   kdissect definitions
   kdissect definitions Fetch
   kdissect definitions 1 12 --json
   kdissect definitions fetch 12 13
-"""
-
-
-@verb("definitions", DEFINITIONS_EXAMPLES)
+""")
 def definitions_command(
     api: Annotated[
         str | None, typer.Argument(metavar="[API]", help="Name or key; other definitions by name.")

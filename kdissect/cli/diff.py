@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.messages import EXIT_FINDING, put, shown
-from kdissect.cli.options import AsJson, Quiet, SourceOptions
+from kdissect.cli.messages import shown
+from kdissect.cli.options import ResultOptions, SourceOptions
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
-_log = logging.getLogger(__name__)
 
-DIFF_EXAMPLES = """
+@verb("""
   kdissect diff before/ after/
   kdissect diff before.pcap after.pcap
   kdissect diff before/ after/ --fail-on errors,latency
   kdissect diff before/ after/ --json > changes.json
-"""
-
-
-@verb("diff", DIFF_EXAMPLES)
+""")
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A table set or capture from before.")],
     b: Annotated[str, typer.Argument(metavar="B", help="A table set or capture from after.")],
     capture: SourceOptions,
+    result: ResultOptions,
     fail_on: Annotated[
         str | None,
         typer.Option(
@@ -47,24 +43,21 @@ def diff_command(
             "--memory", metavar="SIZE", help="Memory for the comparison before it uses the disk."
         ),
     ] = "1GiB",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Compare two captures: versions, clients, errors, latency, sizes and settings."""
     from kdissect.diff.compare import compare, failing, parse_kinds
 
     kinds = parse_kinds(fail_on)
     tables = open_source([a], capture), open_source([b], capture)
-    with logged_step(_log, "compare"):
+    with logged_step("compare"):
         document = compare(*tables, memory_limit=memory)
     failed = failing(document, kinds)
-    if as_json:
-        put([json.dumps({**document, "fail_on": kinds, "failed_on": failed}, indent=1)])
-    elif not quiet:
-        put(_lines(document, a, b))
-        put(["", f"Failed on {', '.join(failed)}"] if failed else [])
-    if failed:
-        raise typer.Exit(EXIT_FINDING)
+    ending = ["", f"Failed on {', '.join(failed)}"] if failed else []
+    result.put(
+        {**document, "fail_on": kinds, "failed_on": failed},
+        chain(_lines(document, a, b), ending),
+        failed=bool(failed),
+    )
 
 
 def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:

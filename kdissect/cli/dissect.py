@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from kdissect.background import Background
 from kdissect.cli.environment import check_disk, check_java, check_spark
 from kdissect.cli.messages import say, some_of
 from kdissect.cli.options import (
+    AsJson,
     CaptureOptions,
     Captures,
     FromTime,
@@ -32,17 +32,6 @@ from kdissect.cli.verbs import verb
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.step_log import logged_step
 
-_log = logging.getLogger(__name__)
-
-DISSECT_EXAMPLES = """
-  kdissect dissect trace.pcap --out tables/
-  kdissect dissect '/data/dump-*.pcap.gz' --out tables/ --overwrite
-  kdissect dissect trace.pcap --out tables/ --host 10.0.0.7 --from 2026-11-21T07:30:00Z
-  kdissect dissect trace.pcap --out tables/ --keep-state
-  kdissect dissect '/data/dump-*.pcap' --out tables/ --append
-  kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
-"""
-
 
 class DecodeValues(StrEnum):
     """The values of --decode-values."""
@@ -52,7 +41,14 @@ class DecodeValues(StrEnum):
     SCHEMA_REGISTRY_ID = "schema-registry-id"
 
 
-@verb("dissect", DISSECT_EXAMPLES)
+@verb("""
+  kdissect dissect trace.pcap --out tables/
+  kdissect dissect '/data/dump-*.pcap.gz' --out tables/ --overwrite
+  kdissect dissect trace.pcap --out tables/ --host 10.0.0.7 --from 2026-11-21T07:30:00Z
+  kdissect dissect trace.pcap --out tables/ --keep-state
+  kdissect dissect '/data/dump-*.pcap' --out tables/ --append
+  kdissect dissect day1/ day2/ --out tables/ --port 19092 --master 'local[8]'
+""")
 def dissect_command(
     captures: Captures,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the tables.")],
@@ -102,7 +98,7 @@ def dissect_command(
         list[str] | None,
         typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the messages of packet captures as Parquet tables, on Spark."""
@@ -134,7 +130,7 @@ def dissect_command(
         start = Background(lambda: _start_spark(master, settings, log_path))
         from kdissect import api
 
-        with logged_step(_log, "start of Spark"):
+        with logged_step("start of Spark"):
             spark = start.result()
         with _progress(spark, sum(item.size for item in inputs), quiet):
             tables = api.dissect(

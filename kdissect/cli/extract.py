@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from kdissect.cli.messages import say
-from kdissect.cli.options import AsJson, Captures, Quiet, ReadingOptions, SelectionOptions, Spool
+from kdissect.cli.options import Captures, ReadingOptions, ResultOptions, SelectionOptions, Spool
 from kdissect.cli.verbs import verb
 
-_EXAMPLES = """
+
+@verb("""
   kdissect extract trace.pcap --exchange 4611686018427387905 --out one.pcapng
   kdissect extract '/data/dump-*.pcap.gz' --client orders-7 --topic payments --out payments.pcapng
   kdissect extract trace.pcap --group billing --anonymize --out to-share.pcapng
   kdissect extract trace.pcap --connection 10.0.0.7:51234 --out connection.pcapng
-"""
-
-
-@verb("extract", _EXAMPLES)
+""")
 def extract_command(
     captures: Captures,
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="The pcapng to write.")],
     selected: SelectionOptions,
     capture: ReadingOptions,
+    result: ResultOptions,
     anonymize: Annotated[
         bool,
         typer.Option(
@@ -37,8 +35,6 @@ def extract_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE if it exists.")
     ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Copy the packets of exchanges or connections to a pcapng for Wireshark, with comments.
 
@@ -61,21 +57,17 @@ def extract_command(
         say(f"warning: {plural(done.left_out_count, 'frame')} left out: not readable")
     if not done.packet_count:
         say("warning: nothing in the captures matches; the file has no packets")
-    if as_json:
-        document = {
-            "format_version": 1,
-            "path": done.path,
-            "packets": done.packet_count,
-            "exchanges": done.exchange_count,
-            "connections": done.connection_count,
-            "secrets_bytes": done.secrets_byte_count,
-            "left_out_frames": done.left_out_count,
-        }
-        typer.echo(json.dumps(document, indent=1))
-    elif not quiet:
-        counts = (
-            plural(done.packet_count, "packet"),
-            plural(done.exchange_count, "exchange"),
-            plural(done.connection_count, "connection"),
-        )
-        typer.echo(f"{counts[0]} of {counts[1]} on {counts[2]} to {done.path}")
+    document = {
+        "format_version": 1,
+        "path": done.path,
+        "packets": done.packet_count,
+        "exchanges": done.exchange_count,
+        "connections": done.connection_count,
+        "secrets_bytes": done.secrets_byte_count,
+        "left_out_frames": done.left_out_count,
+    }
+    line = (
+        f"{plural(done.packet_count, 'packet')} of {plural(done.exchange_count, 'exchange')} "
+        f"on {plural(done.connection_count, 'connection')} to {done.path}"
+    )
+    result.put(document, [line])

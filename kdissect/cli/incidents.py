@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -10,26 +10,24 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.cli.messages import EXIT_FINDING, put
-from kdissect.cli.options import AsJson, Quiet, SelectionOptions, SourceOptions, Sources
+from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions, Sources
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import examples, verb
 
-INCIDENTS_EXAMPLES = """
+_WIDTH_MAX, _INDENT = 100, 6
+
+
+@verb("""
   kdissect incidents trace.pcap
   kdissect incidents tables/ --json
   kdissect incidents 'trace-*.pcap' --keylog keys.log --fail-on bad
   kdissect incidents tables/ --fail-on broker_stall,login_failures
-"""
-_FORMAT_VERSION = 1
-_WIDTH, _INDENT = 100, 6
-
-
-@verb("incidents", INCIDENTS_EXAMPLES)
+""")
 def incidents_command(
     source: Sources,
     selected: SelectionOptions,
     capture: SourceOptions,
+    result: ResultOptions,
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,22 +37,19 @@ def incidents_command(
             "(bad, warn, info); repeatable, or separated by commas.",
         ),
     ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Show incidents: stalled brokers, refused logins, stuck consumers, storms and others."""
     from kdissect.incidents import SEVERITIES, json_rows
 
     wanted = _wanted(fail_on or ())
     rows = json_rows(open_selected(source, capture, selected).incidents().to_arrow())
-    if as_json:
-        put([json.dumps({"format_version": _FORMAT_VERSION, "incidents": rows}, indent=1)])
-    elif not quiet:
-        put(incident_lines(rows))
-    if any(
-        {row["kind"], *SEVERITIES[SEVERITIES.index(row["severity"]) :]} & wanted for row in rows
-    ):
-        raise typer.Exit(EXIT_FINDING)
+    result.put(
+        {"format_version": 1, "incidents": rows},
+        incident_lines(rows),
+        failed=any(
+            {row["kind"], *SEVERITIES[SEVERITIES.index(row["severity"]) :]} & wanted for row in rows
+        ),
+    )
 
 
 def _wanted(values: Sequence[str]) -> set[str]:
@@ -79,11 +74,12 @@ def incident_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield lines of incidents for a terminal. rows: as JSON has them."""
     if not rows:
         yield "No incidents found"
+    width = min(_WIDTH_MAX, shutil.get_terminal_size((_WIDTH_MAX, 0)).columns)
     for number, row in enumerate(rows):
         if number:
             yield ""
         yield f"{row['severity']:<{_INDENT}}{row['kind']}  {row['subject']}"
-        yield from textwrap.wrap(f"{_when(row)}. {row['text']}", _WIDTH, **_MARGINS)
+        yield from textwrap.wrap(f"{_when(row)}. {row['text']}", width, **_MARGINS)
         if row["next_command"]:
             yield textwrap.indent(examples(f"$ {row['next_command']}"), _MARGIN)
 

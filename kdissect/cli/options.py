@@ -6,7 +6,8 @@ A group is a frozen dataclass whose fields are options. A verb has a parameter o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from importlib import import_module
@@ -16,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 
+from kdissect.cli.messages import EXIT_FINDING, put
+
 if TYPE_CHECKING:
     from kdissect.pipeline.options import Limits, Options
     from kdissect.pipeline.selection import Selection
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 def parsed_by(name: str, *, keeps_text: bool = False) -> Callable[[Any], Any]:
@@ -43,7 +46,7 @@ def parsed_by(name: str, *, keeps_text: bool = False) -> Callable[[Any], Any]:
     return parse
 
 
-def checked(option: str, read: Callable[[Any], Result], value: Any) -> Result:
+def checked(option: str, read: Callable[[Any], Value], value: Any) -> Value:
     """Return `read(value)` for an option's value; its ValueError becomes BadParameter."""
     try:
         return read(value)
@@ -135,6 +138,25 @@ def period_ns(from_time: str | None, until_time: str | None) -> tuple[int | None
     if first is not None and last is not None and first >= last:
         raise typer.BadParameter(f"{until_time} is not after {from_time}", param_hint="--until")
     return first, last
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Options for the result that a verb prints."""
+
+    TITLE: ClassVar[str | None] = None
+
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    def put(self, document: Any, lines: Iterable[str], *, failed: bool = False) -> None:
+        """Print the document as JSON, its lines, or nothing; end with exit code 1 if it failed."""
+        if self.as_json:
+            put([json.dumps(document, indent=1, default=str)])
+        elif not self.quiet:
+            put(lines)
+        if failed:
+            raise typer.Exit(EXIT_FINDING)
 
 
 @dataclass(frozen=True)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Annotated, Any
 
 import typer
 
 from kdissect.cli.inventory import write_inventory
-from kdissect.cli.messages import EXIT_FINDING, put, say, say_notes, shown, some_of
-from kdissect.cli.options import AsJson, InventoryOptions, Quiet, SourceOptions, Sources
+from kdissect.cli.messages import say, say_notes, shown, some_of
+from kdissect.cli.options import InventoryOptions, ResultOptions, SourceOptions, Sources
 from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
-
-_log = logging.getLogger(__name__)
-
-READINESS_EXAMPLES = """
-  kdissect readiness tables/ --target 4.0
-  kdissect readiness 'trace-*.pcap' --target 4.0
-  kdissect readiness tables/ --target 4.0 --fail-on unknown
-  kdissect readiness tables/ --target 4.0 --json > readiness.json
-  kdissect readiness before/ after/ --target 3.9 --inventory clients.csv
-"""
 
 
 class FailingVerdict(StrEnum):
@@ -34,7 +22,13 @@ class FailingVerdict(StrEnum):
     UNKNOWN = "unknown"
 
 
-@verb("readiness", READINESS_EXAMPLES)
+@verb("""
+  kdissect readiness tables/ --target 4.0
+  kdissect readiness 'trace-*.pcap' --target 4.0
+  kdissect readiness tables/ --target 4.0 --fail-on unknown
+  kdissect readiness tables/ --target 4.0 --json > readiness.json
+  kdissect readiness before/ after/ --target 3.9 --inventory clients.csv
+""")
 def readiness_command(
     source: Sources,
     target: Annotated[
@@ -42,6 +36,7 @@ def readiness_command(
     ],
     capture: SourceOptions,
     inventory: InventoryOptions,
+    result: ResultOptions,
     fail_on: Annotated[
         FailingVerdict,
         typer.Option(
@@ -50,8 +45,6 @@ def readiness_command(
             "does not show that every client works.",
         ),
     ] = FailingVerdict.BREAKS,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Show which clients would break on a Kafka release, and what they use that it lacks.
 
@@ -61,20 +54,18 @@ def readiness_command(
 
     inventory.check()
     tables = open_source(source, capture)
-    if not quiet:
+    if not result.quiet:
         say_notes(tables)
-    with logged_step(_log, "assess clients") as counts:
+    with logged_step("assess clients") as counts:
         document = tables.readiness(target)
         counts["clients"] = len(document["clients"])
-    if not document["clients"] and not quiet:
+    if not document["clients"] and not result.quiet:
         say(f"warning: no Kafka client in {some_of(source)}")
     changes: list[str] = []
     if inventory.is_given:
         changes = ["", *write_inventory(tables, inventory)]
-    if as_json or not quiet:
-        put([json.dumps(document, indent=1)] if as_json else [*_lines(document), *changes])
-    if document["verdict"] in {BREAKS, fail_on}:
-        raise typer.Exit(EXIT_FINDING)
+    failed = document["verdict"] in {BREAKS, fail_on}
+    result.put(document, chain(_lines(document), changes), failed=failed)
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:

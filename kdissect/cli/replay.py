@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +23,14 @@ if TYPE_CHECKING:
     from kdissect.replay.target.cluster import Target
     from kdissect.replay.target.connection import Access
 
-_log = logging.getLogger(__name__)
 
-REPLAY_EXAMPLES = """
+@verb("""
   kdissect replay orders.pcapng --to localhost:9092 --dry-run
   kdissect replay orders.pcapng --to candidate:9092 --junit replay.xml --html replay.html
   kdissect replay orders.pcapng --to new:9092 --allow produce,groups,transactions,admin --pace max
   kdissect replay orders.pcapng --save orders.replay
   kdissect replay orders.replay --to new:9092 --against old:9092 --fail-on different,error
-"""
-
-
-@verb("replay", REPLAY_EXAMPLES)
+""")
 def replay_command(
     *,
     source: opt.Source,
@@ -142,10 +137,10 @@ def _plan(
     from kdissect.replay.planning.plan import make_plan
     from kdissect.replay.workload.source import load_workload
 
-    with ReplayProgress(shown=not quiet), logged_step(_log, "load workload") as counts:
+    with ReplayProgress(shown=not quiet), logged_step("load workload") as counts:
         workload = load_workload(source, **selection)
         counts["connections"] = len(workload.connections)
-    with logged_step(_log, "plan") as counts:
+    with logged_step("plan") as counts:
         plan = make_plan(workload, options)
         counts["steps"] = len(plan.steps)
         counts["sent"] = sum(step.skipped is None for step in plan.steps)
@@ -196,7 +191,7 @@ def _run(
     for broker in (target, reference):
         if broker is not None:
             check_address(plan.workload.facts, broker.host, broker.port, options.same_cluster)
-    with ReplayProgress(shown=not quiet) as progress, logged_step(_log, "replay") as counts:
+    with ReplayProgress(shown=not quiet) as progress, logged_step("replay") as counts:
         results = asyncio.run(
             replay(plan, target, options, reference, progress.watch, None if quiet else say)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +12,9 @@ import typer
 
 from kdissect.cli.incidents import incident_lines
 from kdissect.cli.inventory import write_inventory
-from kdissect.cli.messages import put
 from kdissect.cli.options import (
-    AsJson,
     InventoryOptions,
-    Quiet,
+    ResultOptions,
     SelectionOptions,
     SourceOptions,
     Sources,
@@ -25,21 +22,20 @@ from kdissect.cli.options import (
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 
-REPORT_EXAMPLES = """
+
+@verb("""
   kdissect report tables/
   kdissect report trace.pcap --keylog keys.log
   kdissect report tables/ --out monday.html --no-csv
   kdissect report tables/ --target 4.3 --json
   kdissect report before/ after/ --inventory clients.csv --since 2026-11-21T07:30:00Z
-"""
-
-
-@verb("report", REPORT_EXAMPLES)
+""")
 def report_command(
     source: Sources,
     selected: SelectionOptions,
     capture: SourceOptions,
     clients: InventoryOptions,
+    result: ResultOptions,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="FILE.html", help="The page (default: reports/NAME.html)."),
@@ -59,8 +55,6 @@ def report_command(
         str,
         typer.Option("--target", metavar="R", help="The Kafka release to check clients for."),
     ] = "4.0",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write one self-contained HTML page: what happened, what stands out."""
     from kdissect.report import Options, build, check_options, name_of
@@ -68,22 +62,16 @@ def report_command(
     clients.check()
     options = Options(target, clients.since_us, tuple(broker_log or ()), {})
     check_options(out, options)
-    with _progress(shown=not quiet and sys.stderr.isatty()) as progress:
+    with _progress(shown=not result.quiet and sys.stderr.isatty()) as progress:
         tables = open_selected(source, capture, selected)
         options = replace(options, totals=tables.manifest["totals"])
         report = build(tables, out, options, name=name_of(source), csv=csv, progress=progress)
     changes: list[str] = []
     if clients.is_given:
         changes = list(write_inventory(tables, clients))
-    if as_json:
-        typer.echo(json.dumps(report.document, indent=1))
-        return
-    if quiet:
-        return
-    put(incident_lines(report.document["incidents"]))
-    put(changes)
     files = f" and {len(report.csv)} CSV files beside it" if report.csv else ""
-    typer.echo(f"Report: {report.html}{files}")
+    ending = f"Report: {report.html}{files}"
+    result.put(report.document, [*incident_lines(report.document["incidents"]), *changes, ending])
 
 
 @contextmanager

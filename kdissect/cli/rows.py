@@ -51,15 +51,8 @@ def format_of(out: str | None) -> Format:
 
 def write_stdout(form: Format, schema: pa.Schema, batches: Batches) -> None:
     """batches: record batches of the schema, text as UTF-8."""
-    from kdissect.sql import formats
-
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="")
     try:
-        if form in BINARY:
-            formats.BINARY_FORMATS[form.value](schema, batches, sys.stdout.buffer)
-        else:
-            formats.TEXT_FORMATS[form.value](schema, batches, sys.stdout)
+        _write(form, schema, batches, sys.stdout.buffer)
         sys.stdout.flush()
     except OSError as error:
         stdout_failed(error)
@@ -79,5 +72,4 @@ def _write(form: Format, schema: pa.Schema, batches: Batches, binary: BinaryIO) 
         return
     text = io.TextIOWrapper(binary, "utf-8", errors="surrogateescape", newline="")
     formats.TEXT_FORMATS[form.value](schema, batches, text)
-    text.flush()
-    text.detach()
+    text.detach()  # writes what is left

@@ -17,7 +17,8 @@ from kdissect.show.style import Clock
 if TYPE_CHECKING:
     from kdissect.show.loop import Exchanges
 
-SHOW_EXAMPLES = """
+
+@verb("""
   kdissect show trace.pcap
   kdissect show trace.pcap.gz --api Fetch --slow 50ms --topic orders
   kdissect show trace.pcap --errors -v
@@ -25,10 +26,7 @@ SHOW_EXAMPLES = """
   kdissect show trace.pcap --where "client_id like 'app-%' and response_size > 1e6" --json
   kdissect show trace.pcap --slow 1s --out slow.csv
   tcpdump -i any -U -w - port 9092 | kdissect show -
-"""
-
-
-@verb("show", SHOW_EXAMPLES)
+""")
 def show_command(
     captures: Captures,
     selected: SelectionOptions,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Annotated, Any
@@ -16,9 +15,8 @@ from kdissect.cli.sources import open_source
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
-_log = logging.getLogger(__name__)
 
-SQL_EXAMPLES = """
+@verb("""
   kdissect sql tables/ "select api_name, count(*) n from exchanges group by all order by n desc"
   kdissect sql tables/ "select request.acks, count(*) from api_produce group by all" --format csv
   kdissect sql tables/ - --out slow.parquet < slow.sql
@@ -26,10 +24,7 @@ SQL_EXAMPLES = """
   kdissect sql tables/ "from exchanges where wait = 'answer'" --format ndjson | jq .latency_ms
   kdissect sql tables/ "show tables"
   kdissect sql tables/ "describe exchanges"
-"""
-
-
-@verb("sql", SQL_EXAMPLES)
+""")
 def sql_command(
     source: Annotated[
         str,
@@ -81,9 +76,9 @@ def sql_command(
             return
         # bytes that the locale could not read came as surrogates
         text = os.fsencode(query).decode("utf-8", "replace")
-        with logged_step(_log, "query"):
+        with logged_step("query"):
             schema, batches = database.stream(text)
-        with logged_step(_log, "write rows", columns=len(schema)):
+        with logged_step("write rows", columns=len(schema)):
             if out is None:
                 write_stdout(form, schema, batches)
             else:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
-from typing import Annotated
 
 import typer
 
-from kdissect.cli.options import SelectionOptions, SourceOptions, Sources
+from kdissect.cli.options import AsJson, SelectionOptions, SourceOptions, Sources
 from kdissect.cli.sources import open_selected
 from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
-_log = logging.getLogger(__name__)
 
-SUMMARY_EXAMPLES = """
+@verb("""
   kdissect summary trace.pcap
   kdissect summary tables/ --json
-"""
-
-
-@verb("summary", SUMMARY_EXAMPLES)
+""")
 def summary_command(
     source: Sources,
     selected: SelectionOptions,
     capture: SourceOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Summarise a capture or a table set: APIs, clients, topics and anomalies."""
     from rich.console import Console
@@ -34,7 +28,7 @@ def summary_command(
     from kdissect.summary import print_summary, summarise
 
     tables = open_selected(source, capture, selected)
-    with logged_step(_log, "summarise"):
+    with logged_step("summarise"):
         document = summarise(tables)
     if as_json:
         typer.echo(json.dumps(document, indent=1, default=str))

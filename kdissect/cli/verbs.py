@@ -62,8 +62,8 @@ def _root(
     """Packet captures of Apache Kafka traffic to tables."""
 
 
-def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
-    """Return a decorator that registers a function as `kdissect NAME`.
+def verb(help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
+    """Return a decorator that registers the function `NAME_command` as `kdissect NAME`.
 
     The help of the command ends with the examples. Typer's `epilog` would pad their lines with
     spaces, which are copied too and follow the backslash.
@@ -83,7 +83,7 @@ def verb(name: str, help_examples: str) -> Callable[[Callable[..., None]], Group
 
     def register(command: Callable[..., None]) -> GroupedCommand:
         grouped = GroupedCommand(command)
-        app.command(name, cls=Verb)(grouped)
+        app.command(command.__name__.removesuffix("_command"), cls=Verb)(grouped)
         return grouped
 
     return register

@@ -3,7 +3,6 @@ packets."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -32,8 +31,6 @@ from kdissect.step_log import logged_step
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.schemas import FIXED_TABLES
-
-_log = logging.getLogger(__name__)
 
 _APPLICATION = f"kdissect {__version__}"
 # of `exchanges`: what comments say
@@ -140,7 +137,7 @@ def extract(
             writer = PcapngWriter(stream, _APPLICATION, _described(selection))
             if secrets:
                 writer.secrets(secrets)
-            with logged_step(_log, "write packets") as counts:
+            with logged_step("write packets") as counts:
                 count = counts["packets"] = _write(plan, wanted, writer)
     return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets), 0)
 

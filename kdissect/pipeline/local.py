@@ -6,7 +6,6 @@ Rows pass from step to step in memory. `spark` runs the same four functions as s
 from __future__ import annotations
 
 import json
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,8 +23,6 @@ from kdissect.pipeline.step_rows import RUN, Row, RowKind, Sink
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 from kdissect.step_log import logged_step
 
-_log = logging.getLogger(__name__)
-
 
 def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> dict[str, Any]:
     """Dissect the captures of a plan: one split, bucket, slot and event key at a time.
@@ -35,21 +32,21 @@ def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> dict[str,
     """
     sources = plan.sources()
     buckets, slots, events = _KeyedRows(), _KeyedRows(), _KeyedRows()
-    with logged_step(_log, "scan", splits=len(plan.splits), bytes=plan.byte_count):
+    with logged_step("scan", splits=len(plan.splits), bytes=plan.byte_count):
         for number in range(plan.unit_count):
             buckets.add(scan(plan, sources, number))
     slots.add(buckets.take(RUN))
-    with logged_step(_log, "assemble", buckets=len(buckets)):
+    with logged_step("assemble", buckets=len(buckets)):
         for _, rows in buckets.drain():
             slots.add(assemble(plan, sources, rows))
     summary = RunSummary.of(slots.take(RUN))
     results = [write_run_tables(plan, summary, sink)]
     for number in range(len(plan.before.event_files) if plan.before else 0):
         events.add(earlier_events(plan, number))
-    with logged_step(_log, "decode", slots=len(slots)):
+    with logged_step("decode", slots=len(slots)):
         for _, rows in slots.drain():
             events.add(decode(plan, summary.facts, sources, rows, sink))
-    with logged_step(_log, "analyse", keys=len(events)):
+    with logged_step("analyse", keys=len(events)):
         for _, rows in events.drain():
             results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
             packed = [row.data for row in rows if row.kind == RowKind.EVENTS]

@@ -15,7 +15,6 @@ all together, which a `Runner` makes: on Spark in tasks.
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import os
 import tempfile
@@ -39,8 +38,6 @@ from kdissect.errors import CaptureError
 from kdissect.pipeline.options import MB, Options
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
-
-_log = logging.getLogger(__name__)
 
 SPLIT_BYTES_MIN, SPLIT_BYTES_MAX = 4 * MB, 128 * MB
 BUCKET_BYTES_MAX = 16 * MB  # average bytes of captures per bucket
@@ -212,7 +209,7 @@ def planned(
     process does. Raises CaptureError if a named file is missing or no capture, or no file can be
     used.
     """
-    with logged_step(_log, "find captures") as counts:
+    with logged_step("find captures") as counts:
         inputs = find_captures([os.fspath(path) for path in paths])
         counts["captures"] = len(inputs)
     with planned_inputs(inputs, options, spool_dir, in_tasks) as plan:
@@ -228,7 +225,7 @@ def planned_inputs(
 ) -> Iterator[RunPlan]:
     """Like `planned`, for inputs that were found already."""
     with tempfile.TemporaryDirectory(prefix="kdissect-spool-", dir=spool_dir) as folder:
-        with logged_step(_log, "plan", captures=len(inputs)):
+        with logged_step("plan", captures=len(inputs)):
             plan = make_plan(inputs, options, folder, in_tasks)
         yield plan
 

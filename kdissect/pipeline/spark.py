@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,8 +45,6 @@ from kdissect.pipeline.step_rows import RUN, Row, RowKind
 from kdissect.pipeline.table_writer import ParquetSink, StagedFile
 from kdissect.step_log import logged_step
 
-_log = logging.getLogger(__name__)
-
 ROWS = "key long, kind int, ord long, data binary"
 RESULTS = "result string"
 CALLS = "number long, data binary"
@@ -70,7 +67,7 @@ def run(
     else:
         assembled = _assembled(spark, plan).persist()
         try:
-            with logged_step(_log, "scan and assemble"), job_errors(spark, plan):
+            with logged_step("scan and assemble"), job_errors(spark, plan):
                 collected = assembled.where(f"key = {RUN}").collect()
             summary = RunSummary.of(Row(*row) for row in collected)
             results.append(write_run_tables(plan, summary, sink))
@@ -86,7 +83,7 @@ def run(
 
 def _results(spark: SparkSession, plan: RunPlan, frame: DataFrame) -> list[dict[str, Any]]:
     """Run the last stage; returns the results of its tasks."""
-    with logged_step(_log, "decode and analyse"), job_errors(spark, plan):
+    with logged_step("decode and analyse"), job_errors(spark, plan):
         return [json.loads(row.result) for row in frame.collect()]
 
 

@@ -9,7 +9,6 @@ and by the rows that the page shows, not by the size of the table set.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,6 @@ from kdissect.tables.value_text import json_value
 
 if TYPE_CHECKING:
     from kdissect.api import Tables
-
-_log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1  # of the JSON document
 MEMORY_LIMIT = "512MB"
@@ -177,17 +174,17 @@ def _csv_tables(database: Database) -> list[str]:
 def collect(database: Database, options: Options, progress: Progress = _quiet) -> Document:
     """Return the document: everything the page shows, as plain values."""
     progress("reading", 0)
-    with logged_step(_log, "joins over all exchanges"):
+    with logged_step("joins over all exchanges"):
         make_requests(database)
         traffic.prepare(database)
         errors.prepare(database)
-    with logged_step(_log, "incidents"):
+    with logged_step("incidents"):
         incidents = _incidents(database)
     document: Document = {"format_version": _FORMAT_VERSION, "program_version": __version__}
     names = ("broker_log", *_SECTIONS)
     for number, name in enumerate(names, _PREPARED):
         progress(name, number / (_PREPARED + len(names)))
-        with logged_step(_log, name):
+        with logged_step(name):
             document[name] = json_value(_module(name).collect(database, options))
     document["incidents"] = incidents
     document["clear"] = overview.clear(document)

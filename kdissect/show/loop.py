@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from kdissect.show.reading import CaptureReading
 from kdissect.step_log import logged_step
 from kdissect.tables.value_text import COMPACT, json_objects
 from kdissect.text import display_width, shortened
-
-_log = logging.getLogger(__name__)
 
 Write = Callable[[bytes], object]
 
@@ -89,7 +86,7 @@ class Exchanges:
         self.is_interrupted = False
 
     def __iter__(self) -> Iterator[Listed]:
-        with logged_step(_log, "read captures", captures=len(self.reading.paths)) as counts:
+        with logged_step("read captures", captures=len(self.reading.paths)) as counts:
             for finished in self.reading:
                 for listed in self._lister.listed(finished):
                     self.count += listed.table.num_rows

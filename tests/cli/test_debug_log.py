@@ -46,9 +46,9 @@ def test_every_verb_has_the_option() -> None:
 @pytest.mark.parametrize(
     ("arguments", "step"),
     [
-        (["show", CAPTURE, "--api", "Metadata"], "kdissect.show.loop: read captures took"),
-        (["sql", CAPTURE, "select count(*) from exchanges"], "kdissect.cli.sql: query took"),
-        (["replay", CAPTURE, "--dry-run"], "kdissect.cli.replay: load workload took"),
+        (["show", CAPTURE, "--api", "Metadata"], "kdissect.step_log: read captures took"),
+        (["sql", CAPTURE, "select count(*) from exchanges"], "kdissect.step_log: query took"),
+        (["replay", CAPTURE, "--dry-run"], "kdissect.step_log: load workload took"),
         (["definitions", "Fetch"], "definitions api: 'Fetch'"),
     ],
 )
@@ -108,11 +108,10 @@ def test_a_line_is_safe_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_step_that_fails_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """A step has its counts and how it ended."""
-    log = logging.getLogger("kdissect.x")
     with caplog.at_level(logging.DEBUG, "kdissect"):
-        with logged_step(log, "scan", splits=3) as counts:
+        with logged_step("scan", splits=3) as counts:
             counts["packets"] = 1200
-        with pytest.raises(ValueError), logged_step(log, "decode"):
+        with pytest.raises(ValueError), logged_step("decode"):
             raise ValueError
     scan, decode = caplog.messages
     assert scan.startswith("scan took ")
