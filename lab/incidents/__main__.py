@@ -17,17 +17,9 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
-from lab.incidents import (
-    brokers,
-    connections,
-    derived,
-    groups,
-    lookalikes,
-    relayed,
-    storms,
-    trials,
-)
+from lab.incidents import brokers, connections, derived, groups, lookalikes, relayed, storms, trials
 from lab.incidents.known import healthy_captures, known_kinds
 from lab.incidents.scene import Scenario, Scene, write
 from tests.incidents.recorded import (
@@ -60,86 +52,22 @@ threshold was chosen by them, and they are not in the repository.
 {right} of {count} are right: each incident with its subject, its start within {start_ms} ms, and
 nothing else above `info`.
 """
-SCENARIOS: dict[str, Scenario] = {
-    function.__name__: function
-    for function in (
-        brokers.broker_killed,
-        brokers.node_killed,
-        brokers.broker_paused,
-        brokers.responses_delayed,
-        brokers.port_refuses,
-        brokers.network_silent,
-        brokers.advertised_wrong,
-        brokers.advertised_silent,
-        brokers.leader_moved,
-        brokers.controlled_shutdown,
-        connections.idle_cut,
-        connections.idle_reset,
-        connections.upload_slow,
-        connections.certificate_expired,
-        connections.certificate_expires,
-        connections.authority_unknown,
-        connections.tls_to_plaintext,
-        connections.plaintext_to_tls,
-        connections.password_wrong,
-        connections.password_wrong_scram,
-        connections.connections_stormed,
-        connections.secure_sessions,
-        groups.member_slow,
-        groups.member_flaps,
-        groups.transaction_hangs,
-        groups.batch_too_large,
-        groups.retries_duplicate,
-        groups.retries_duplicate_plain,
-        groups.group_sessions,
-        groups.transactions_committed,
-        storms.metadata_stormed,
-        storms.retries_stormed,
-        storms.quota_exceeded,
-        derived.packets_lost,
-        derived.clock_stepped,
-        relayed.records_overtaken,
-        relayed.clients_proxied,
-    )
-}
-TRIALS: dict[str, Scenario] = {
-    function.__name__: function
-    for function in (
-        trials.paused_twice,
-        trials.killed_with_java,
-        trials.stopped_in_order,
-        trials.killed_after_topics,
-        trials.node_killed_and_back,
-        trials.polls_too_late,
-        trials.polls_too_late_new,
-        trials.seeks_back,
-        trials.java_flaps,
-        trials.crash_loop,
-        trials.fetch_quota,
-        trials.transaction_expires,
-        trials.missing_topic,
-        trials.one_wrong_password,
-        trials.one_wrong_authority,
-        trials.java_to_wrong_address,
-        trials.upload_beside_others,
-        trials.producer_per_record,
-        trials.java_retries,
-        trials.quota_and_pause,
-        trials.flap_and_login,
-        trials.duplicates_of_python,
-        trials.clock_forward,
-        trials.loss_in_traffic,
-        lookalikes.rolling_restart,
-        lookalikes.group_grows,
-        lookalikes.consumers_idle,
-        lookalikes.batch_consumer,
-        lookalikes.topic_awaited,
-        lookalikes.producer_bursts,
-        lookalikes.client_pauses,
-        lookalikes.full_speed,
-        lookalikes.admin_polls,
-    )
-}
+
+
+def _scenarios(*modules: ModuleType) -> dict[str, Scenario]:
+    """The public functions of modules that take a scene and return nothing."""
+    return {
+        name: function
+        for module in modules
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__
+        and not name.startswith("_")
+        and function.__annotations__ == {"scene": "Scene", "return": "None"}
+    }
+
+
+SCENARIOS = _scenarios(brokers, connections, groups, storms, derived, relayed)
+TRIALS = _scenarios(trials, lookalikes)
 
 
 def record(names: list[str], variant: int, out: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from kafka.admin import KafkaAdminClient
 from lab.incidents.clients import (
     KAFKA_PYTHON,
     LIBRDKAFKA,
+    TOPIC,
     call,
     create_topic,
     producer,
@@ -24,7 +24,7 @@ from lab.incidents.clients import (
     running,
 )
 from lab.incidents.network import drop_segments
-from lab.incidents.scene import PLAINTEXT, Scene, logged_times
+from lab.incidents.scene import PLAINTEXT, Scene, logged_times, pause
 from tests.broker.kafka_broker import Broker, free_ports
 
 _LEADS = "Leader orders-0 with topic id"
@@ -35,10 +35,7 @@ _METADATA, _ELECT_LEADERS = 3, 43
 def _traffic(scene: Scene, address: str) -> Iterator[None]:
     """A producer and a reader at a steady rate, while the block runs."""
     library = scene.pick(LIBRDKAFKA, KAFKA_PYTHON)
-    with (
-        producing(library, address, "orders", "shop", scene.pick(40, 25)),
-        reading(address, "orders", "billing"),
-    ):
+    with producing(library, address, "shop", scene.pick(40, 25)), reading(address, "billing"):
         yield
 
 
@@ -47,7 +44,7 @@ def _recorded_traffic(
     scene: Scene, address: str, before_s: float, after_s: float
 ) -> Iterator[None]:
     """Record traffic of the topic before, during and after the block."""
-    create_topic(address, "orders")
+    create_topic(address)
     with scene.recording(int(address.split(":")[1])), _traffic(scene, address):
         time.sleep(before_s)
         yield
@@ -69,14 +66,11 @@ def broker_killed(scene: Scene) -> None:
 def broker_paused(scene: Scene) -> None:
     """SIGSTOP to a broker for 3 s, then SIGCONT."""
     broker = scene.broker()
-    assert broker.process is not None
     with (
         _recorded_traffic(scene, broker.address, 3, 3),
         scene.incident("broker_stall", broker.address),
     ):
-        broker.process.send_signal(signal.SIGSTOP)
-        time.sleep(scene.pick(3, 5))
-        broker.process.send_signal(signal.SIGCONT)
+        pause(broker.process, scene.pick(3, 5))
 
 
 def responses_delayed(scene: Scene) -> None:
@@ -106,14 +100,14 @@ def port_refuses(scene: Scene) -> None:
 def network_silent(scene: Scene) -> None:
     """A relay drops all segments of its connections and all SYNs: neither ACK nor RST."""
     relay = scene.relay()
-    create_topic(relay.address, "orders")
+    create_topic(relay.address)
     timeouts = {"socket_timeout_ms": 3000, "socket_connection_setup_timeout_ms": 2000}
     # the clients end after the recording, when the relay works again
     with ExitStack() as stack, scene.recording(relay.port):
         one = producer(relay.address, client_id="shop", request_timeout_ms=3000, **timeouts)
         stack.callback(one.purge)
         stack.enter_context(running(lambda: _send(one), 0.03))
-        stack.enter_context(reading(relay.address, "orders", "billing", **timeouts))
+        stack.enter_context(reading(relay.address, "billing", **timeouts))
         stack.callback(relay.open)
         stack.callback(relay.refuse)
         time.sleep(3)
@@ -141,17 +135,23 @@ def advertised_silent(scene: Scene) -> None:
         _advertised(scene, listener.getsockname()[1])
 
 
-def _advertised(scene: Scene, wrong: int) -> None:
-    """Record a producer whose broker advertises a port, until it gives up without a delivery."""
-    wrong_address = f"127.0.0.1:{wrong}"
-    broker = scene.broker({"advertised.listeners": f"PLAINTEXT://{wrong_address}"})
-    topics = {"topics": [{"name": "orders"}], "allow_auto_topic_creation": True}
+@contextmanager
+def advertising(scene: Scene, wrong: int) -> Iterator[str]:
+    """Record a broker that advertises a port; yields its own address."""
+    broker = scene.broker({"advertised.listeners": f"PLAINTEXT://127.0.0.1:{wrong}"})
+    topics = {"topics": [{"name": TOPIC}], "allow_auto_topic_creation": True}
     call(broker.address, _METADATA, 8, topics)  # a client would wait for the new topic
     time.sleep(1)
+    with scene.recording(broker.ports[PLAINTEXT], wrong):
+        yield broker.address
+
+
+def _advertised(scene: Scene, wrong: int) -> None:
+    """A producer gives up without a delivery, because its broker advertises a port."""
     with (
-        scene.recording(broker.ports[PLAINTEXT], wrong),
-        scene.incident("advertised_address_unreachable", wrong_address),
-        producing(scene.pick(LIBRDKAFKA, KAFKA_PYTHON), broker.address, "orders", "shop", 5),
+        advertising(scene, wrong) as address,
+        scene.incident("advertised_address_unreachable", f"127.0.0.1:{wrong}"),
+        producing(scene.pick(LIBRDKAFKA, KAFKA_PYTHON), address, "shop", 5),
     ):
         time.sleep(scene.pick(6, 9))
 
@@ -159,13 +159,14 @@ def _advertised(scene: Scene, wrong: int) -> None:
 def cluster_with_topic(scene: Scene) -> list[Broker]:
     """Three nodes with a topic of one partition; its leader is the first of them."""
     nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
-    create_topic(nodes[0].address, "orders", 1, 3)
+    create_topic(nodes[0].address, 1, 3)
     admin = AdminClient({"bootstrap.servers": nodes[0].address})
     leader = admin.list_topics("orders", timeout=20).topics["orders"].partitions[0].leader
     return sorted(nodes, key=lambda node: node.node_id != leader)
 
 
-def _ports(nodes: list[Broker]) -> list[int]:
+def ports_of(nodes: list[Broker]) -> list[int]:
+    """The ports of nodes for clients."""
     return [node.ports[PLAINTEXT] for node in nodes]
 
 
@@ -173,7 +174,7 @@ def node_killed(scene: Scene) -> None:
     """SIGKILL to one of three nodes, the leader of the partition; it stays away."""
     nodes = cluster_with_topic(scene)
     leader, follower, _ = nodes
-    with scene.recording(*_ports(nodes)), _traffic(scene, follower.address):
+    with scene.recording(*ports_of(nodes)), _traffic(scene, follower.address):
         time.sleep(3)
         with scene.incident("broker_unreachable", leader.address):
             leader.kill()
@@ -185,7 +186,7 @@ def leader_moved(scene: Scene) -> None:
     nodes = cluster_with_topic(scene)
     leader, new, other = nodes
     replicas = [new.node_id, other.node_id, leader.node_id]
-    with scene.recording(*_ports(nodes)), _traffic(scene, leader.address):
+    with scene.recording(*ports_of(nodes)), _traffic(scene, leader.address):
         time.sleep(3)
         admin = KafkaAdminClient(bootstrap_servers=leader.address, client_id="operator")
         admin.alter_partition_reassignments({TopicPartition("orders", 0): replicas})
@@ -208,7 +209,7 @@ def controlled_shutdown(scene: Scene) -> None:
     """A node stops in order (SIGTERM), and another one leads its partition from then on."""
     nodes = cluster_with_topic(scene)
     leader, *followers = nodes
-    with scene.recording(*_ports(nodes)), _traffic(scene, followers[0].address):
+    with scene.recording(*ports_of(nodes)), _traffic(scene, followers[0].address):
         time.sleep(3)
         leader.stop()
         time.sleep(scene.pick(2, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Event, Thread
 from typing import Any
@@ -16,6 +16,7 @@ from kafka.errors import KafkaError as PythonClientError
 
 from kdissect.codec.message import Message, decode_message, encode_message
 
+TOPIC = "orders"  # of all scenes; few have another one, too
 WAIT_S = 30
 LIBRDKAFKA, KAFKA_PYTHON = "librdkafka", "kafka-python"
 
@@ -25,11 +26,7 @@ def quiet(*_: Any) -> None:
 
 
 def create_topic(
-    address: str,
-    topic: str,
-    partitions: int = 1,
-    replication: int = 1,
-    **config: str,
+    address: str, partitions: int = 1, replication: int = 1, topic: str = TOPIC, **config: str
 ) -> None:
     """Create a topic and wait until every partition has a leader."""
     admin = AdminClient({"bootstrap.servers": address, "client.id": "setup"})
@@ -71,6 +68,11 @@ def producer(address: str, **config: Any) -> Producer:
     return Producer(defaults | _settings(config), logger=_silent())
 
 
+def python_producer(address: str, client_id: str, **config: Any) -> kafka.KafkaProducer:
+    """A kafka-python producer."""
+    return kafka.KafkaProducer(bootstrap_servers=address, client_id=client_id, **config)
+
+
 def consumer(address: str, **config: Any) -> Consumer:
     """A librdkafka consumer that reads from the beginning."""
     defaults = {
@@ -102,10 +104,10 @@ def _silent() -> Any:
 def producing(
     library: str,
     address: str,
-    topic: str,
     client_id: str,
     rate: float = 50,
     size: int = 60,
+    topic: str = TOPIC,
     **config: Any,
 ) -> Iterator[None]:
     """Write records to a topic at a steady rate while the block runs.
@@ -126,7 +128,7 @@ def producing(
         one.flush(2)
         one.purge()
         return
-    other = kafka.KafkaProducer(bootstrap_servers=address, client_id=client_id, linger_ms=0)
+    other = python_producer(address, client_id, linger_ms=0)
 
     def send_other() -> None:
         with suppress(PythonClientError):
@@ -138,10 +140,10 @@ def producing(
 
 
 @contextmanager
-def reading(address: str, topic: str, client_id: str, **config: Any) -> Iterator[None]:
-    """Read the first partition of a topic without a group while the block runs."""
+def reading(address: str, client_id: str, **config: Any) -> Iterator[None]:
+    """Read the first partition of the topic without a group while the block runs."""
     one = consumer(address, client_id=client_id, enable_auto_commit=False, **config)
-    one.assign([TopicPartition(topic, 0, 0)])
+    one.assign([TopicPartition(TOPIC, 0, 0)])
     with running(lambda: drain(one, 0.05), 0):
         yield
     one.close()
@@ -153,15 +155,13 @@ def drain(one: Consumer, timeout_s: float) -> int:
 
 
 @contextmanager
-def member(
-    address: str, topics: Sequence[str], group: str, client_id: str, **config: Any
-) -> Iterator[Event]:
+def member(address: str, group: str, client_id: str, **config: Any) -> Iterator[Event]:
     """A member of a group that polls and commits while the block runs.
 
     Yields an event that is set as soon as the member has partitions: a consumer serves one thread.
     """
     one, is_assigned = consumer(address, group_id=group, client_id=client_id, **config), Event()
-    one.subscribe(list(topics), on_assign=lambda *_: is_assigned.set())
+    one.subscribe([TOPIC], on_assign=lambda *_: is_assigned.set())
     with running(lambda: _poll_and_commit(one), 0):
         yield is_assigned
     one.close()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import kafka
 from confluent_kafka import Producer
 from kafka.errors import KafkaError as PythonClientError
 
@@ -18,6 +17,7 @@ from lab.incidents.clients import (
     create_topic,
     producer,
     producing,
+    python_producer,
 )
 from lab.incidents.scene import PLAINTEXT, Scene, client
 from tests.broker.certificates import Authority
@@ -29,10 +29,8 @@ _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 def idle_cut(scene: Scene) -> None:
     """A producer idles; a relay drops its connection silently just before it writes again."""
-    relay = scene.relay()
     timeout_ms = scene.pick(4000, 6000)
-    create_topic(relay.address, "orders")
-    with scene.recording(relay.port):
+    with scene.relayed_orders() as relay:
         one = producer(
             relay.address,
             client_id="shop",
@@ -50,9 +48,7 @@ def idle_cut(scene: Scene) -> None:
 def idle_reset(scene: Scene) -> None:
     """A producer idles; a relay answers its next request with RST."""
     idle_s = scene.pick(62, 91)
-    relay = scene.relay(reset_idle_s=idle_s - 2)
-    create_topic(relay.address, "orders")
-    with scene.recording(relay.port):
+    with scene.relayed_orders(reset_idle_s=idle_s - 2) as relay:
         one = producer(relay.address, client_id="shop")
         _write(one, 5)
         time.sleep(idle_s)
@@ -71,9 +67,7 @@ def _write(one: Producer, count: int) -> None:
 def upload_slow(scene: Scene) -> None:
     """A relay with a small receive buffer reads requests slowly: windows of zero bytes."""
     rate = scene.pick(15_000, 8_000)
-    relay = scene.relay(receive_buffer=2048, bytes_per_second=rate)
-    create_topic(relay.address, "orders")
-    with scene.recording(relay.port):
+    with scene.relayed_orders(receive_buffer=2048, bytes_per_second=rate) as relay:
         one = producer(relay.address, client_id="shop", batch_num_messages=1)
         one.list_topics("orders", timeout=30)
         with scene.incident("slow_upload", client("shop")):
@@ -123,7 +117,7 @@ def certificate_expires(scene: Scene) -> None:
     broker, authority = secure_broker(
         scene, days_left=scene.pick(9, 2), more={"ssl.enabled.protocols": "TLSv1.2"}
     )
-    create_topic(broker.address, "orders")
+    create_topic(broker.address)
     address = broker.address_of("SECURE")
     tls = {"security_protocol": "ssl", "ssl_ca_location": str(authority.cert)}
     with scene.recording(broker.ports["SECURE"]), scene.incident("tls_failure", address):
@@ -172,10 +166,7 @@ def _login(scene: Scene, mechanism: str) -> None:
     """Record a client that logs in with a wrong password."""
     broker, _ = secure_broker(scene)
     settings = sasl(mechanism, "wrong")
-    with (
-        scene.recording(broker.ports["SASL"]),
-        scene.incident("login_failures", client("shop")),
-    ):
+    with scene.recording(broker.ports["SASL"]), scene.incident("login_failures", client("shop")):
         attempt(broker.address_of("SASL"), scene.pick(8, 12), settings)
 
 
@@ -199,12 +190,7 @@ def attempt(address: str, duration_s: float, settings: Mapping[str, str]) -> Non
 
 def connections_stormed(scene: Scene) -> None:
     """An application opens a new producer for each record."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders")
-    with (
-        scene.recording(broker.ports[PLAINTEXT]),
-        producing(LIBRDKAFKA, broker.address, "orders", "steady", 10),
-    ):
+    with scene.orders() as broker, producing(LIBRDKAFKA, broker.address, "steady", 10):
         time.sleep(3)
         end = time.monotonic() + scene.pick(6, 9)
         with scene.incident("connection_storm", client("per-record")):
@@ -220,7 +206,7 @@ def _one_record(address: str, library: str) -> None:
         one.produce("orders", b"x" * 60)
         one.flush(30)
         return
-    other = kafka.KafkaProducer(bootstrap_servers=address, client_id="per-record")
+    other = python_producer(address, "per-record")
     try:
         other.send("orders", b"x" * 60).get(30)
     except PythonClientError as error:
@@ -231,7 +217,7 @@ def _one_record(address: str, library: str) -> None:
 def secure_sessions(scene: Scene) -> None:
     """Healthy: TLS and SASL clients that log in, write and read."""
     broker, authority = secure_broker(scene)
-    create_topic(broker.address, "orders")
+    create_topic(broker.address)
     with scene.recording(broker.ports["SECURE"], broker.ports["SASL"]):
         for mechanism in ("PLAIN", "SCRAM-SHA-256"):
             login = sasl(mechanism, "right")

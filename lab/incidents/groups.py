@@ -32,8 +32,6 @@ _ACKS_ALL: dict[str, Any] = {
 
 def member_slow(scene: Scene) -> None:
     """A member works on its records for longer than max.poll.interval.ms, twice."""
-    broker = scene.broker({"group.min.session.timeout.ms": "1000"})
-    create_topic(broker.address, "orders", 4)
     interval_s = scene.pick(4, 6)
     config = {
         "max_poll_interval_ms": interval_s * 1000,
@@ -41,9 +39,9 @@ def member_slow(scene: Scene) -> None:
         "heartbeat_interval_ms": 500,
     }
     with (
-        scene.recording(broker.ports[PLAINTEXT]),
-        producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
-        member(broker.address, ["orders"], "billing", "quick", **config),
+        scene.orders(4, {"group.min.session.timeout.ms": "1000"}) as broker,
+        producing(LIBRDKAFKA, broker.address, "shop", 10),
+        member(broker.address, "billing", "quick", **config),
     ):
         slow = consumer(broker.address, group_id="billing", client_id="slow", **config)
         slow.subscribe(["orders"])
@@ -67,40 +65,34 @@ def _poll_for(one: Consumer, duration_s: float) -> None:
 
 def member_flaps(scene: Scene) -> None:
     """One member joins and leaves every two seconds; the other rebalances each time."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders", 4)
     config = {"heartbeat_interval_ms": 300}
     with (
-        scene.recording(broker.ports[PLAINTEXT]),
-        producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
-        member(broker.address, ["orders"], "billing", "steady", **config),
+        scene.orders(4) as broker,
+        producing(LIBRDKAFKA, broker.address, "shop", 10),
+        member(broker.address, "billing", "steady", **config),
     ):
         time.sleep(6)
         with scene.incident("rebalance_loop", "billing"):
-            for _ in range(scene.pick(6, 8)):
-                joining = member(broker.address, ["orders"], "billing", "flapping", **config)
-                with joining as is_assigned:
-                    wait_until(is_assigned.is_set)
-                    time.sleep(0.5)
-                time.sleep(1)
+            flap(broker.address, scene.pick(6, 8), **config)
         time.sleep(2)
+
+
+def flap(address: str, times: int, **config: Any) -> None:
+    """A member joins the group and leaves it again, every two seconds."""
+    for _ in range(times):
+        with member(address, "billing", "flapping", **config) as is_assigned:
+            wait_until(is_assigned.is_set)
+            time.sleep(0.5)
+        time.sleep(1)
 
 
 def transaction_hangs(scene: Scene) -> None:
     """A producer writes in a transaction and does not end it; a read_committed reader waits."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders")
-    with scene.recording(broker.ports[PLAINTEXT]):
-        hanging = producer(
-            broker.address, client_id="ledger", transactional_id="ledger-1",
-            transaction_timeout_ms=120_000,
-        )  # fmt: skip
-        hanging.init_transactions(30)
+    with scene.orders() as broker:
+        hanging = ledger(broker.address, "ledger-1", 120_000)
         with (
-            member(
-                broker.address, ["orders"], "billing", "billing", isolation_level="read_committed"
-            ),
-            producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
+            member(broker.address, "billing", "billing", isolation_level="read_committed"),
+            producing(LIBRDKAFKA, broker.address, "shop", 10),
         ):
             time.sleep(4)
             began = now()
@@ -113,21 +105,31 @@ def transaction_hangs(scene: Scene) -> None:
     scene.happened("transaction_open", "ledger-1", began)
 
 
+def ledger(address: str, transactional_id: str, timeout_ms: int) -> Producer:
+    """A transactional producer that may begin. timeout_ms: of its transactions."""
+    names = {"client_id": "ledger", "transactional_id": transactional_id}
+    one = producer(address, transaction_timeout_ms=timeout_ms, **names)
+    one.init_transactions(30)
+    return one
+
+
 def batch_too_large(scene: Scene) -> None:
     """A consumer accepts smaller responses than one batch needs, and asks again for ever."""
-    broker = scene.broker({"message.max.bytes": "2000000"})
-    create_topic(broker.address, "orders")
     size = scene.pick(30_000, 60_000)
-    with scene.recording(broker.ports[PLAINTEXT]):
+    with scene.orders(settings={"message.max.bytes": "2000000"}) as broker:
         one = producer(broker.address, client_id="shop")
         _write(one, [b"x" * 20] * 20)
         _write(one, [bytes(range(250)) * (size // 250)])
         _write(one, [b"x" * 20] * 20)
+        names = ("fetch_max_bytes", "message_max_bytes", "fetch_message_max_bytes")
         stuck = consumer(
-            broker.address, client_id="billing", group_id="billing",
-            fetch_max_bytes=1000, message_max_bytes=1000, receive_message_max_bytes=2000,
-            fetch_message_max_bytes=1000, reconnect_backoff_max_ms=500,
-        )  # fmt: skip
+            broker.address,
+            client_id="billing",
+            group_id="billing",
+            receive_message_max_bytes=2000,
+            reconnect_backoff_max_ms=500,
+            **dict.fromkeys(names, 1000),
+        )
         stuck.subscribe(["orders"])
         seen, reached = 0, None
         end = time.monotonic() + scene.pick(14, 18)
@@ -177,7 +179,7 @@ def retries_duplicate_plain(scene: Scene) -> None:
 @contextmanager
 def _response_lost(scene: Scene, relay: Relay, config: Mapping[str, Any]) -> Iterator[Producer]:
     """Record a producer whose fourth batch has no response, as the relay swallows responses."""
-    create_topic(relay.address, "orders")
+    create_topic(relay.address)
     with scene.recording(relay.port):
         one = producer(relay.address, **config)
         for number in range(3):
@@ -197,27 +199,22 @@ def group_sessions(scene: Scene) -> None:
     """Healthy: members that come and go, commits, a topic that is created."""
     broker = scene.broker()
     with scene.recording(broker.ports[PLAINTEXT]):
-        create_topic(broker.address, "orders", 4)
+        create_topic(broker.address, 4)
         with (
-            producing(LIBRDKAFKA, broker.address, "orders", "shop", 20),
-            member(broker.address, ["orders"], "billing", "billing-1"),
+            producing(LIBRDKAFKA, broker.address, "shop", 20),
+            member(broker.address, "billing", "billing-1"),
         ):
             time.sleep(5)
-            with member(broker.address, ["orders"], "billing", "billing-2"):
+            with member(broker.address, "billing", "billing-2"):
                 time.sleep(8)
             time.sleep(4)
 
 
 def transactions_committed(scene: Scene) -> None:
     """Healthy: transactions that commit and abort, and a read_committed reader."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders")
-    with scene.recording(broker.ports[PLAINTEXT]):
-        one = producer(broker.address, client_id="ledger", transactional_id="ledger-1")
-        one.init_transactions(30)
-        with member(
-            broker.address, ["orders"], "billing", "billing", isolation_level="read_committed"
-        ):
+    with scene.orders() as broker:
+        one = ledger(broker.address, "ledger-1", 60_000)
+        with member(broker.address, "billing", "billing", isolation_level="read_committed"):
             for number in range(12):
                 one.begin_transaction()
                 for value in _orders(number):

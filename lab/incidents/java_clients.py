@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from lab.incidents.clients import TOPIC
 from lab.incidents.scene import now, wait_until
 from tests.broker.kafka_broker import LATEST, jars, java
 
@@ -51,12 +52,17 @@ class JavaClient:
 
 
 def java_client(
-    verb: str, address: str, topic: str, client_id: str, app: dict[str, int], **config: Any
+    verb: str,
+    address: str,
+    client_id: str,
+    app: dict[str, int] | None = None,
+    topic: str = TOPIC,
+    **config: Any,
 ) -> JavaClient:
     """Start a producer or a consumer, and wait until it works. app: see `JavaClient.java`."""
     names = {"bootstrap.servers": address, "client.id": client_id}
     names |= {name.replace("_", "."): str(value) for name, value in config.items()}
-    names |= {f"app.{name}": str(value) for name, value in app.items()}
+    names |= {f"app.{name}": str(value) for name, value in (app or {}).items()}
     command = [java(), "-XX:TieredStopAtLevel=1", "-Xmx128m", "-XX:+UseSerialGC"]
     command += ["-cp", f"{_classes()}:{jars(LATEST)}/*", "JavaClient", verb, topic]
     command += [f"{name}={value}" for name, value in names.items()]
@@ -71,19 +77,17 @@ def java_client(
 
 
 @contextmanager
-def java_running(
-    verb: str, address: str, topic: str, client_id: str, app: dict[str, int], **config: Any
-) -> Iterator[JavaClient]:
-    """A producer or a consumer that runs while the block runs, and closes at its end."""
-    client = java_client(verb, address, topic, client_id, app, **config)
+def java_running(*client: Any, **config: Any) -> Iterator[JavaClient]:
+    """A `java_client` that runs while the block runs, and closes at its end."""
+    running = java_client(*client, **config)
     try:
-        yield client
+        yield running
     finally:
-        client.process.terminate()
+        running.process.terminate()
         try:
-            client.process.wait(_STOP_S)
+            running.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            client.process.kill()
+            running.process.kill()
 
 
 PRODUCE, CONSUME = "produce", "consume"

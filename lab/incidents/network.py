@@ -48,11 +48,7 @@ class Relay:
     """
 
     def __init__(
-        self,
-        *,
-        receive_buffer: int = 0,
-        bytes_per_second: int = 0,
-        reset_idle_s: float = 0,
+        self, *, receive_buffer: int = 0, bytes_per_second: int = 0, reset_idle_s: float = 0
     ) -> None:
         self.port = free_ports(1)[0]
         self.receive_buffer, self.bytes_per_second = receive_buffer, bytes_per_second

@@ -115,7 +115,7 @@ def records_overtaken(scene: Scene) -> None:
     """A producer without idempotence has two requests in flight, and the first one fails."""
     relay = RefusingRelay()
     scene.start_behind(relay)
-    create_topic(relay.address, "orders")
+    create_topic(relay.address)
     delivered: dict[str, datetime] = {}
 
     def write(name: str) -> None:
@@ -135,9 +135,13 @@ def records_overtaken(scene: Scene) -> None:
 
     with scene.recording(relay.port):
         one = producer(
-            relay.address, client_id="shop", enable_idempotence=False, linger_ms=5,
-            max_in_flight_requests_per_connection=5, retry_backoff_ms=scene.pick(50, 200),
-        )  # fmt: skip
+            relay.address,
+            client_id="shop",
+            enable_idempotence=False,
+            linger_ms=5,
+            max_in_flight_requests_per_connection=5,
+            retry_backoff_ms=scene.pick(50, 200),
+        )
         for number in range(10):
             write(f"order {number}")
             one.flush(30)
@@ -167,12 +171,12 @@ def clients_proxied(scene: Scene) -> None:
         sender.version = version
         receiver.open(broker.ports[name])
         sender.open(receiver.port)
-    create_topic(addresses[0], "orders")
+    create_topic(addresses[0])
     libraries = scene.pick((LIBRDKAFKA, KAFKA_PYTHON), (KAFKA_PYTHON, LIBRDKAFKA))
     with (
         scene.recording(*(receiver.port for receiver in receivers)),
-        producing(libraries[0], addresses[0], "orders", "shop", 20),
-        producing(libraries[1], addresses[1], "orders", "web", 20),
+        producing(libraries[0], addresses[0], "shop", 20),
+        producing(libraries[1], addresses[1], "web", 20),
     ):
         senders[1].check_health()
         time.sleep(scene.pick(3, 6))

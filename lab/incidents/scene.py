@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lab.incidents.clients import create_topic
 from lab.incidents.network import Relay
 from lab.incidents.packets import keep_ports
 from tests.broker import record
@@ -89,6 +92,24 @@ class Scene:
         relay.open(broker.ports[PLAINTEXT])
 
     @contextmanager
+    def orders(
+        self, partitions: int = 1, settings: Mapping[str, str] | None = None
+    ) -> Iterator[Broker]:
+        """Record the packets of a started broker with the topic while the block runs."""
+        broker = self.broker(settings)
+        create_topic(broker.address, partitions)
+        with self.recording(broker.ports[PLAINTEXT]):
+            yield broker
+
+    @contextmanager
+    def relayed_orders(self, **options: Any) -> Iterator[Relay]:
+        """Record the packets of a relay before a broker with the topic while the block runs."""
+        relay = self.relay(**options)
+        create_topic(relay.address)
+        with self.recording(relay.port):
+            yield relay
+
+    @contextmanager
     def recording(self, *ports: int) -> Iterator[None]:
         """Record the packets of some ports while the block runs."""
         with record.recording(self.capture, ports):
@@ -115,6 +136,14 @@ Scenario = Callable[[Scene], None]
 
 def _text(time_utc: datetime) -> str:
     return time_utc.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def pause(process: subprocess.Popen[Any] | None, duration_s: float) -> None:
+    """Stop a process for some time."""
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(duration_s)
+    process.send_signal(signal.SIGCONT)
 
 
 def wait_until(holds: Callable[[], Any], timeout_s: float = 60) -> None:

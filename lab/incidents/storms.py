@@ -7,8 +7,10 @@ from datetime import datetime
 
 from confluent_kafka.admin import AdminClient
 
+from lab.incidents.brokers import ports_of
 from lab.incidents.clients import (
     LIBRDKAFKA,
+    TOPIC,
     call,
     create_topic,
     producer,
@@ -23,12 +25,7 @@ _ALTER_CLIENT_QUOTAS = 49
 
 def metadata_stormed(scene: Scene) -> None:
     """An application asks for the metadata of all topics in a loop."""
-    broker = scene.broker()
-    create_topic(broker.address, "orders", 6)
-    with (
-        scene.recording(broker.ports[PLAINTEXT]),
-        producing(LIBRDKAFKA, broker.address, "orders", "shop", 10),
-    ):
+    with scene.orders(6) as broker, producing(LIBRDKAFKA, broker.address, "shop", 10):
         time.sleep(4)
         admin = AdminClient({"bootstrap.servers": broker.address, "client.id": "monitor"})
         with (
@@ -42,19 +39,17 @@ def metadata_stormed(scene: Scene) -> None:
 def retries_stormed(scene: Scene) -> None:
     """Writes fail with NOT_ENOUGH_REPLICAS, and the producer sends them again every 20 ms."""
     nodes = scene.cluster(settings={"offsets.topic.replication.factor": "3"})
-    create_topic(nodes[0].address, "orders", 1, 3, min_insync_replicas="3")
-    create_topic(nodes[0].address, "other")
+    create_topic(nodes[0].address, 1, 3, min_insync_replicas="3")
+    create_topic(nodes[0].address, topic="other")
     pause_ms = scene.pick(20, 50)
     nodes[2].stop()
     with (
-        scene.recording(*(node.ports[PLAINTEXT] for node in nodes)),
-        producing(LIBRDKAFKA, nodes[0].address, "other", "steady", 10),
+        scene.recording(*ports_of(nodes)),
+        producing(LIBRDKAFKA, nodes[0].address, "steady", 10, topic="other"),
     ):
         time.sleep(3)
-        one = producer(
-            nodes[0].address, client_id="shop", acks="all", message_timeout_ms=60_000,
-            retry_backoff_ms=pause_ms, retry_backoff_max_ms=pause_ms,
-        )  # fmt: skip
+        config = {"acks": "all", "retry_backoff_ms": pause_ms, "retry_backoff_max_ms": pause_ms}
+        one = producer(nodes[0].address, client_id="shop", message_timeout_ms=60_000, **config)
         one.list_topics("orders", timeout=30)
         end = time.monotonic() + scene.pick(6, 10)
         with scene.incident("retry_storm", client("shop")):
@@ -68,21 +63,23 @@ def retries_stormed(scene: Scene) -> None:
 def quota_exceeded(scene: Scene) -> None:
     """A quota of bytes per second slows one client down."""
     broker = scene.broker()
-    create_topic(broker.address, "orders")
+    create_topic(broker.address)
     set_quota(broker.address, "bulk", "producer_byte_rate", float(scene.pick(4000, 6000)))
+    with scene.recording(broker.ports[PLAINTEXT]), reading(broker.address, "billing"):
+        write_throttled(scene, broker.address, scene.pick(14, 20), scene.pick(900, 1500))
+
+
+def write_throttled(scene: Scene, address: str, duration_s: float, size: int) -> None:
+    """A client writes records against its quota for some time."""
     throttled: list[datetime] = []
-    with scene.recording(broker.ports[PLAINTEXT]), reading(broker.address, "orders", "billing"):
-        one = producer(
-            broker.address, client_id="bulk", throttle_cb=lambda _: throttled.append(now())
-        )
-        end = time.monotonic() + scene.pick(14, 20)
-        while time.monotonic() < end:
-            one.produce("orders", b"x" * scene.pick(900, 1500))
-            one.poll(0.05)
-        ended = now()
-        one.purge()
-        one.flush(5)
-    scene.happened("throttled", client("bulk"), throttled[0], ended)
+    one = producer(address, client_id="bulk", throttle_cb=lambda _: throttled.append(now()))
+    end = time.monotonic() + duration_s
+    while time.monotonic() < end:
+        one.produce(TOPIC, b"x" * size)
+        one.poll(0.05)
+    scene.happened("throttled", client("bulk"), throttled[0])
+    one.purge()
+    one.flush(5)
 
 
 def set_quota(address: str, client_id: str, key: str, bytes_per_second: float) -> None:
