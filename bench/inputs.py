@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.crowd import connections_of, crowd, heartbeat, large_fetch, offset_fetch
 from bench.measure import ROOT
 from bench.multiply import multiply
-from bench.synthesise import Recipe, synthesise
+from bench.synthesise import (
+    Recipe,
+    connections_of,
+    crowd,
+    heartbeat,
+    large_fetch,
+    offset_fetch,
+    synthesise,
+)
 from kdissect.codec.compression import CODEC_NAMES
 
 PERF = ROOT.parent / "shared" / "captures" / "perf"
@@ -25,6 +33,17 @@ class Input:
     title: str
     path: Path
     note: str = ""
+
+
+def made(name: str, write: Callable[[Path], object]) -> Path:
+    """The file of a name under out/bench, written once."""
+    path = WORK / name
+    if not path.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        write(part)
+        part.rename(path)
+    return path
 
 
 def record_heavy() -> Input:
@@ -47,19 +66,15 @@ def message_heavy() -> Input:
 
 def five_codecs() -> Input:
     """A hand-made conversation of large batches in every codec, zstd too."""
-    path = WORK / "codecs.pcap"
-    if not path.exists():
-        WORK.mkdir(parents=True, exist_ok=True)
-        synthesise(path, [Recipe(codec) for codec in CODEC_NAMES])
+    recipes = [Recipe(codec) for codec in CODEC_NAMES]
+    path = made("codecs.pcap", lambda part: synthesise(part, recipes))
     return Input("codecs", "record-heavy, all five codecs", path)
 
 
 def one_codec(codec: str, magic: int = 2) -> Input:
     """The same conversation in one codec and magic, in batches of about 16 kB as Java's are."""
-    path = WORK / f"{codec}-m{magic}.pcap"
-    if not path.exists():
-        WORK.mkdir(parents=True, exist_ok=True)
-        synthesise(path, [Recipe(codec, magic, ONE_CODEC_RECORDS, ONE_CODEC_BATCH)])
+    recipe = Recipe(codec, magic, ONE_CODEC_RECORDS, ONE_CODEC_BATCH)
+    path = made(f"{codec}-m{magic}.pcap", lambda part: synthesise(part, [recipe]))
     return Input(path.stem, f"{codec}, magic {magic}", path)
 
 
@@ -94,26 +109,21 @@ def shapes(quick: bool) -> list[Shape]:
 
 def shaped(shape: Shape) -> Path:
     """The capture of a shape, written once."""
-    WORK.mkdir(parents=True, exist_ok=True)
     kind = "fetches" if shape.is_large else "requests"
-    share = round(100 * shape.share)
-    target = WORK / f"{kind}-{shape.exchange_count}-{shape.connection_count}-{share}.pcap"
-    if not target.exists():
-        part = target.with_suffix(".part")
-        exchange = large_fetch() if shape.is_large else heartbeat()
-        chosen = connections_of(shape.exchange_count, shape.connection_count, shape.share)
-        crowd(part, exchange, chosen)
-        part.rename(target)
-    return target
+    chosen = connections_of(shape.exchange_count, shape.connection_count, shape.share)
+    return made(
+        f"{kind}-{shape.exchange_count}-{shape.connection_count}-{shape.share:.0%}.pcap",
+        lambda part: crowd(part, large_fetch() if shape.is_large else heartbeat(), chosen),
+    )
 
 
 def small_requests(count: int, connections: int, per_second: int = 25_000) -> Input:
     """OffsetFetch requests over connections, each sent after the response to the one before."""
-    path = WORK / f"offsets-{count}-{connections}-{per_second}.pcap"
-    if not path.exists():
-        WORK.mkdir(parents=True, exist_ok=True)
-        chosen = connections_of(count, connections, 0)
-        crowd(path, offset_fetch(), chosen, gap_us=1_000_000 // per_second // 2)
+    chosen, gap_us = connections_of(count, connections, 0), 1_000_000 // per_second // 2
+    path = made(
+        f"offsets-{count}-{connections}-{per_second}.pcap",
+        lambda part: crowd(part, offset_fetch(), chosen, gap_us),
+    )
     return Input(path.stem, f"{connections} connections", path)
 
 
@@ -121,13 +131,7 @@ def _absent(path: Path) -> str:
     return f"{path.name} is not on this machine: a small capture of this repository instead"
 
 
-def copies_of(source: Input, copies: int, *, interleave: bool = False) -> Path:
-    """That many copies of a capture, written once and kept under out/bench."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    suffix = "i" if interleave else ""
-    target = WORK / f"{source.path.stem}-{copies}{suffix}.pcap"
-    if not target.exists() or target.stat().st_mtime < source.path.stat().st_mtime:
-        part = target.with_suffix(".part")
-        multiply(source.path, part, copies, interleave=interleave)
-        part.rename(target)
-    return target
+def copies_of(source: Input, copies: int) -> Path:
+    """That many copies of a capture, kept under out/bench."""
+    name = f"{source.path.stem}-{copies}.pcap"
+    return made(name, lambda part: multiply(source.path, part, copies))

@@ -31,11 +31,11 @@ def interleaved(jobs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, li
     return results
 
 
-def timed(command: list[str], cwd: Path = ROOT) -> float:
+def timed(command: list[str]) -> float:
     """Seconds of a whole process; its output goes nowhere. Raises when it fails."""
     began = time.perf_counter()
     done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
     )
     seconds = time.perf_counter() - began
     if done.returncode:
@@ -44,11 +44,11 @@ def timed(command: list[str], cwd: Path = ROOT) -> float:
     return seconds
 
 
-def first_line(command: list[str], cwd: Path = ROOT) -> float:
+def first_line(command: list[str]) -> float:
     """Seconds until a process has written a line; it is stopped then."""
     began = time.perf_counter()
     with subprocess.Popen(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout
         line = process.stdout.readline()
@@ -98,16 +98,13 @@ def _commit() -> str:
 
 
 class Helper:
-    """A process of this folder that takes JSON requests on stdin and answers with a JSON line.
+    """A process of this folder that takes JSON requests on stdin and answers with a JSON line."""
 
-    root: the checkout whose code runs.
-    """
-
-    def __init__(self, module: str, *arguments: str, root: Path = ROOT) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"bench.{module}", *arguments],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

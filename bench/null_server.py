@@ -1,14 +1,13 @@
-"""A server that answers every Kafka request at once with nothing in it: what clients can do alone.
+"""A server that answers every Kafka request at once, as a capture does: what clients can do alone.
 
 One process, one epoll loop, no asyncio: its cost a request is a few microseconds, so that what a
-client reaches against it is the client's own limit. ApiVersions lists every API that is known here,
-Metadata has one node (itself) and the requested topics with one partition, ListOffsets answers 0.
-With --capture, a request of the capture gets the captured response to it.
+client reaches against it is the client's own limit. A request of the capture gets the captured
+response to it. For others, ApiVersions lists every API that is known here, Metadata has one node
+(itself) and the requested topics with one partition, ListOffsets answers 0.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import select
 import socket
@@ -43,14 +42,10 @@ def captured_responses(capture: str) -> dict[bytes, deque[bytes]]:
 class NullServer:
     """Listens on a free port of the loopback interface. captured: see `captured_responses`."""
 
-    def __init__(
-        self, topics: list[str] | None = None, captured: dict[bytes, deque[bytes]] | None = None
-    ) -> None:
+    def __init__(self, captured: dict[bytes, deque[bytes]]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self.port = self.listener.getsockname()[1]
-        self.topics = topics or []
-        self.captured = captured or {}
-        self.count = 0
+        self.captured = captured
         self._answers: dict[bytes, bytes] = {}
 
     def answer(self, frame: bytes) -> bytes:
@@ -80,7 +75,7 @@ class NullServer:
                 api_version = 0
         elif api_key == _METADATA:
             asked = decode_message(frame, side="request").body["topics"]
-            names = [each["name"] for each in asked] if asked else self.topics
+            names = [each["name"] for each in asked or ()]
             body["brokers"] = [{"node_id": 1, "host": "127.0.0.1", "port": self.port}]
             body["topics"] = [_topic(name) for name in names]
         elif api_key == _LIST_OFFSETS:
@@ -130,20 +125,14 @@ class NullServer:
             if len(waiting) - pos - 4 < size:
                 break
             answers.append(self.answer(bytes(waiting[pos + 4 : pos + 4 + size])))
-            self.count += 1
             pos += 4 + size
         del waiting[:pos]
         return b"".join(answers)
 
 
 def main() -> None:
-    """Command: python -m bench.null_server [--topic NAME]... [--capture FILE]; prints its port."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--topic", action="append")
-    parser.add_argument("--capture")
-    given = parser.parse_args()
-    captured = captured_responses(given.capture) if given.capture else None
-    server = NullServer(given.topic, captured)
+    """Command: python -m bench.null_server CAPTURE; prints its port."""
+    server = NullServer(captured_responses(sys.argv[1]))
     gc.freeze()
     sys.stdout.write(f"{server.port}\n")
     sys.stdout.flush()

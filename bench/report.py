@@ -6,11 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MB = 1 << 20
-PROGRAMS = {
-    "fields": "tshark -T fields",
-    "json": "tshark -T json",
-    "ek": "tshark -T ek",
-}
+PROGRAMS = {"fields": "tshark -T fields", "json": "tshark -T json"}
 # most or least, for captures by name and what they are compared with
 GOALS = {
     ("records", "json"): (">=", 40),
@@ -178,10 +174,6 @@ def _growth_ratios(inputs: dict[str, Any]) -> list[Row]:
         marginal = (seconds[1] - seconds[0]) / 3
         ratio = (seconds[2] - seconds[0]) / marginal + 1
         rows.append(_row(f"{title}: 16x input / marginal time", ratio, ("<=", 17), 1))
-        peak = max(row["python"] for row in one["rows"]) / MB
-        what = f"{title}: peak memory of Python at 1x to 16x, MB"
-        rows.append(_row(what, peak, ("<=", PEAK_MAX), 0))
-        rows.append(_row(f"{title}: driver's memory, 16x / 1x", last["driver"] / first["driver"]))
     return rows
 
 
@@ -322,7 +314,7 @@ def _tshark_section(result: dict[str, Any]) -> list[str]:
     if "skipped" in result:
         return ["## tshark\n", f"Skipped: {result['skipped']}.\n"]
     inputs = result["inputs"].values()
-    kinds = {"json": "JSON", "ek": "ek", "fields": "fields"}
+    kinds = {"json": "JSON", "fields": "fields"}
     copies = max(one["copies"] for one in inputs)
     head = [
         cell for kind in kinds.values() for cell in (f"{kind} of 1", f"of {copies}", "marginal")
@@ -346,7 +338,7 @@ def _tshark_section(result: dict[str, Any]) -> list[str]:
         "## tshark\n",
         f"{_made_by(result)}\nWhole processes with output to /dev/null, {result['rounds']} "
         "rounds in turns: `tshark -r CAPTURE -n -d tcp.port==9092,kafka -d tcp.port==9093,kafka "
-        "-Y kafka -T json`, with `-T ek`, and with `-T fields -e kafka.correlation_id "
+        "-Y kafka -T json`, and with `-T fields -e kafka.correlation_id "
         "-e kafka.api_key -e kafka.topic_name -e kafka.offset`. tshark uses one core; it decodes "
         "the versions that it knows, in the message-heavy capture few.\n",
         _table(("capture", *head), rows),
@@ -360,20 +352,15 @@ def _growth_section(result: dict[str, Any]) -> list[str]:
             _mb(row["byte_count"]),
             row["copies"] * one["exchange_count"],
             _span(row["seconds"]),
-            *(_mb(row[name]) for name in ("python", "driver", "workers", "java")),
         )
         for one in result["inputs"].values()
         for row in one["rows"]
     ]
     return [
         "## Growth\n",
-        f"{_made_by(result)}\nCopies in one warm session (`local[2,4]`), {result['rounds']} rounds "
-        "in turns; then memory in a fresh one, from the smallest to the largest, as above. Memory "
-        "has the peaks of all Python processes, of the driver, of the workers and of the JVM, in "
-        "MB, each at its own moment.\n",
-        _table(
-            ("capture", "MB", "exchanges", "seconds", "Python", "driver", "workers", "JVM"), rows
-        ),
+        f"{_made_by(result)}\nCopies in one warm session (`local[2,4]`), {result['rounds']} "
+        "rounds in turns.\n",
+        _table(("capture", "MB", "exchanges", "seconds"), rows),
     ]
 
 
@@ -430,8 +417,9 @@ def _shapes_section(result: dict[str, Any]) -> list[str]:
     ]
     return [
         "## Shapes of connections\n",
-        f"{_made_by(result)}\nOne exchange over and over (`bench/crowd.py`), {result['rounds']} "
-        "rounds in turns in one warm session; then peak memory as above, of a fresh one.\n",
+        f"{_made_by(result)}\nOne exchange over and over (`bench/synthesise.py`), "
+        f"{result['rounds']} rounds in turns in one warm session; then peak memory as above, of a "
+        "fresh one.\n",
         _table(("capture", "MB", "exchanges", "seconds", "Python, MB", "of it anonymous"), rows),
     ]
 

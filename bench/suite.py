@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from bench.measure import (
     ROOT,
     Helper,
     MemoryWatch,
-    Peak,
     cpu_seconds,
     first_line,
     interleaved,
@@ -161,10 +161,10 @@ def _command(capture: Path, out: str, *more: str) -> list[str]:
 
 
 def tshark(quick: bool) -> dict[str, Any]:
-    """tshark as JSON, as fields and for Elasticsearch: whole processes, one copy and several."""
+    """tshark as JSON and as fields: whole processes, one copy and several."""
     if shutil.which("tshark") is None:
         return {"skipped": "tshark is not installed"}
-    kinds = {"json": ["-T", "json"], "ek": ["-T", "ek"], "fields": _fields()}
+    kinds = {"json": ["-T", "json"], "fields": _fields()}
     copies, rounds = (2, 1) if quick else (COPIES, 3)
     found = {}
     for source in (inputs.record_heavy(), inputs.message_heavy(), inputs.five_codecs()):
@@ -217,7 +217,7 @@ def memory(quick: bool) -> dict[str, Any]:
                     "copies": number,
                     "byte_count": path.stat().st_size,
                     "seconds": run["seconds"],
-                    **_peaks(peak),
+                    **asdict(peak),
                 }
             )
             if number > copies:
@@ -226,32 +226,24 @@ def memory(quick: bool) -> dict[str, Any]:
     return {"inputs": found}
 
 
-def _peaks(peak: Peak) -> dict[str, int]:
-    names = ("python", "python_anonymous", "driver", "workers", "java", "process_count")
-    return {name: getattr(peak, name) for name in (*names, "sample_count")}
-
-
 def growth(quick: bool) -> dict[str, Any]:
-    """Time and peak memory of 1, 2, 4, 8 and 16 copies in one warm session."""
+    """Time of 1, 2, 4, 8 and 16 copies in one warm session."""
     rounds = 1 if quick else 3
     found = {}
-    for source in (
-        [inputs.message_heavy()] if quick else [inputs.record_heavy(), inputs.message_heavy()]
-    ):
+    for source in (inputs.record_heavy(), inputs.message_heavy()):
         paths = {n: inputs.copies_of(source, n) for n in SIZES}
         with Helper("product", "--master", MASTER) as product:
             jobs = {str(n): partial(product, path=str(paths[n]), out=str(OUT / "g")) for n in SIZES}
             interleaved({"1": jobs["1"]}, 2)
             runs = interleaved(jobs, rounds)
-        with Helper("product", "--master", MASTER) as product:
-            product(path=str(inputs.START_UP), out=_fresh("warm"))
-            rows = []
-            for n in SIZES:  # ascending: what a process keeps of a smaller one counts too
-                with MemoryWatch(product.pid) as peak:
-                    product(path=str(paths[n]), out=_fresh("g"))
-                times = spread([run["seconds"] for run in runs[str(n)]])
-                size = paths[n].stat().st_size
-                rows.append({"copies": n, "byte_count": size, "seconds": times, **_peaks(peak)})
+        rows = [
+            {
+                "copies": n,
+                "byte_count": paths[n].stat().st_size,
+                "seconds": spread([run["seconds"] for run in runs[str(n)]]),
+            }
+            for n in SIZES
+        ]
         paths[SIZES[-1]].unlink()
         found[source.name] = {
             "title": source.title,
@@ -358,7 +350,7 @@ def _replayed(path: Path, pace: str) -> dict[str, Any]:
     lines = OUT / "replay.jsonl"
     lines.unlink(missing_ok=True)
     lines.parent.mkdir(parents=True, exist_ok=True)
-    with null_server("--capture", str(path)) as port:
+    with null_server(path) as port:
         command = [KDISSECT, "replay", str(path), "--to", f"127.0.0.1:{port}", "--quiet"]
         command += ["--pace", pace, "--allow", "produce,groups,transactions,admin"]
         planned_s = timed([*command, "--dry-run"])
@@ -378,9 +370,9 @@ LAGS = ("p50_us", "p99_us", "max_us")
 
 
 @contextmanager
-def null_server(*options: str) -> Iterator[int]:
+def null_server(capture: Path) -> Iterator[int]:
     """A server in a process of its own; its port."""
-    command = [PYTHON, "-m", "bench.null_server", *options]
+    command = [PYTHON, "-m", "bench.null_server", str(capture)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

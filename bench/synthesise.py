@@ -1,4 +1,4 @@
-"""Record-heavy captures made by hand, in any codec and magic: produced and fetched over plain TCP.
+"""Captures made by hand: records in any codec and magic, and one exchange over many connections.
 
 The record-heavy capture of real clients has no zstd; that needs Produce v7 and Fetch v10 (KIP-110).
 Records have 200 to 600 bytes, look like events in JSON and compress about as such do; the same
@@ -8,37 +8,39 @@ and v2, Fetch v1 and v2.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import dpkt
 import numpy as np
+import numpy.typing as npt
 
-from kdissect.codec.compression import CODEC_NAMES
+from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
+from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import encode_batch, encode_messages
+from kdissect.protocol.api_keys import ApiKey
 
 SEED = 20_26
 RECORDS_PER_CODEC = 8000
 BATCH_RECORDS = 400
 PARTITIONS = 3
 SEGMENT_SIZE = 1448  # of payload: what Ethernet's 1500 bytes leave with TCP timestamps
-START_TIME_NS = 1_700_000_000 * 10**9
-PACKET_GAP_NS = 20_000
-BROKER_PORT = 9092
-ETHERNET = bytes.fromhex("020000000002 020000000001 0800")
-CLIENT_ID = b"bench"
+START_TIME_S = 1_700_000_000
+PACKET_GAP_US = 20
+BROKER_END = ("192.0.2.2", 9092)  # RFC 5737
+CLIENTS_PER_HOST = 50_000  # ports that a client's address has
 VOCABULARY = (
     "order payment shipment customer basket created updated cancelled confirmed pending region "
     "europe america asia warehouse item quantity price currency euro dollar session device mobile "
     "browser campaign voucher delivery address street city postcode status retry error success"
 )
 WORDS = VOCABULARY.split()
+Exchange = tuple[Message, Message]  # request, response
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,179 +67,158 @@ def event(rng: random.Random) -> tuple[bytes, bytes]:
     return key, ",".join(parts).encode()[: wanted - 1] + b"}"
 
 
-def record_set(
-    codec: str, magic: int, count: int, base_offset: int, time_ms: int, rng: random.Random
-) -> bytes:
-    """`count` events as a broker stores them: one batch, or a message set of an old magic."""
+def record_set(recipe: Recipe, base_offset: int, time_ms: int, rng: random.Random) -> bytes:
+    """Events as a broker stores them: one batch, or a message set of an old magic."""
     records = []
-    for index in range(count):
+    for index in range(recipe.batch_records):
         key, value = event(rng)
         records.append(
             {"offset": base_offset + index, "timestamp_ms": time_ms, "key": key, "value": value}
         )
-    if magic == 2:
-        return encode_batch(records, codec=codec)
-    return encode_messages(records, magic, codec=codec)
+    if recipe.magic == 2:
+        return encode_batch(records, codec=recipe.codec)
+    return encode_messages(records, recipe.magic, codec=recipe.codec)
 
 
 # -- messages -------------------------------------------------------------------------------
 
 
-Exchange = tuple[bytes, bytes]  # request, response
+def exchange(
+    api: ApiKey, api_version: int, asked: dict[str, Any], told: dict[str, Any]
+) -> Exchange:
+    """A request of the bench's client with its response."""
+    request = Message(api, api_version, "request", {"client_id": "bench"}, asked)
+    return request, Message(api, api_version, "response", {}, told)
 
 
-def _text(value: bytes) -> bytes:
-    return struct.pack(">h", len(value)) + value
-
-
-def _data(value: bytes) -> bytes:
-    return struct.pack(">i", len(value)) + value
-
-
-def _request(api_key: int, api_version: int, correlation_id: int, body: bytes) -> bytes:
-    return _data(
-        struct.pack(">hhi", api_key, api_version, correlation_id) + _text(CLIENT_ID) + body
+def produce(magic: int, topic: str, base_offset: int, sets: list[bytes]) -> Exchange:
+    """Produce v7, or v2 and v1 for the old magics: a set for each partition, acks=all."""
+    data = [{"index": number, "records": records} for number, records in enumerate(sets)]
+    done = [{"index": number, "base_offset": base_offset} for number in range(len(sets))]
+    return exchange(
+        ApiKey.PRODUCE,
+        (1, 2, 7)[magic],
+        {
+            "acks": -1,
+            "timeout_ms": 30_000,
+            "topic_data": [{"name": topic, "partition_data": data}],
+        },
+        {"responses": [{"name": topic, "partition_responses": done}]},
     )
 
 
-def _response(correlation_id: int, body: bytes) -> bytes:
-    return _data(struct.pack(">i", correlation_id) + body)
-
-
-def produce(
-    magic: int, topic: bytes, correlation_id: int, base_offset: int, sets: list[bytes]
-) -> Exchange:
-    """Produce v7, or v2 and v1 for the old magics: a set for each partition, acks=all."""
-    api_version = (1, 2, 7)[magic]
-    asked = struct.pack(">h", -1) if magic == 2 else b""  # no transactional id
-    asked += struct.pack(">hii", -1, 30_000, 1) + _text(topic) + struct.pack(">i", len(sets))
-    told = struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(sets))
-    for partition, data in enumerate(sets):
-        asked += struct.pack(">i", partition) + _data(data)
-        told += struct.pack(">ihq", partition, 0, base_offset)
-        told += struct.pack(">qq", -1, 0)[: 8 * magic]  # log append time, log start
-    told += struct.pack(">i", 0)
-    return _request(0, api_version, correlation_id, asked), _response(correlation_id, told)
-
-
-def fetch(
-    magic: int, topic: bytes, correlation_id: int, base_offset: int, end: int, sets: list[bytes]
-) -> Exchange:
+def fetch(magic: int, topic: str, base_offset: int, end: int, sets: list[bytes]) -> Exchange:
     """Fetch v10, or v2 and v1 for the old magics: what was produced, in one response."""
-    api_version = (1, 2, 10)[magic]
-    is_new = magic == 2
-    asked = struct.pack(">iii", -1, 500, 1)
-    asked += struct.pack(">ibii", 50 << 20, 0, 0, -1) if is_new else b""
-    asked += struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(sets))
-    told = struct.pack(">i", 0) + (struct.pack(">hi", 0, 0) if is_new else b"")
-    told += struct.pack(">i", 1) + _text(topic) + struct.pack(">i", len(sets))
-    for partition, data in enumerate(sets):
-        asked += struct.pack(">i", partition) + (struct.pack(">i", -1) if is_new else b"")
-        asked += struct.pack(">q", base_offset) + (struct.pack(">q", 0) if is_new else b"")
-        asked += struct.pack(">i", 1 << 20)
-        told += struct.pack(">ihq", partition, 0, end)
-        told += (struct.pack(">qqi", end, 0, -1) if is_new else b"") + _data(data)
-    asked += struct.pack(">i", 0) if is_new else b""  # nothing forgotten
-    return _request(1, api_version, correlation_id, asked), _response(correlation_id, told)
+    asked = [
+        {"partition": number, "fetch_offset": base_offset, "partition_max_bytes": 1 << 20}
+        for number in range(len(sets))
+    ]
+    told = [
+        {"partition_index": number, "high_watermark": end, "records": records}
+        for number, records in enumerate(sets)
+    ]
+    return exchange(
+        ApiKey.FETCH,
+        (1, 2, 10)[magic],
+        {"max_wait_ms": 500, "min_bytes": 1, "topics": [{"topic": topic, "partitions": asked}]},
+        {"responses": [{"topic": topic, "partitions": told}]},
+    )
+
+
+def heartbeat() -> Exchange:
+    """Heartbeat v0 and its answer: about the smallest messages that there are."""
+    asked = {"group_id": "group", "generation_id": 7, "member_id": "member-1"}
+    return exchange(ApiKey.HEARTBEAT, 0, asked, {})
+
+
+def offset_fetch() -> Exchange:
+    """OffsetFetch v2 of one partition: a small request that nothing has to come before."""
+    asked = {"group_id": "group", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    told = {"topics": [{"name": "t", "partitions": [{"committed_offset": 7}]}]}
+    return exchange(ApiKey.OFFSET_FETCH, 2, asked, told)
+
+
+def large_fetch() -> Exchange:
+    """A Fetch of three batches of 400 records, lz4."""
+    return list(exchanges(0, Recipe("lz4", record_count=1200)))[1]
 
 
 def exchanges(number: int, recipe: Recipe) -> Iterator[Exchange]:
     """Yield the exchanges of a producer and a consumer of the recipe's topic."""
     rng = random.Random(SEED + number)
-    topic = f"bench-{recipe.codec}".encode()
+    topic = f"bench-{recipe.codec}"
     size, magic = recipe.batch_records, recipe.magic
     for turn in range(max(1, recipe.record_count // (PARTITIONS * size))):
         offset = turn * size
-        time_ms = START_TIME_NS // 10**6 + turn
-        sets = [
-            record_set(recipe.codec, magic, size, offset, time_ms, rng) for _ in range(PARTITIONS)
-        ]
+        time_ms = START_TIME_S * 1000 + turn
+        sets = [record_set(recipe, offset, time_ms, rng) for _ in range(PARTITIONS)]
         # a client counts a batch's offsets from 0, the broker sets the base
         sent = [bytes(8) + data[8:] for data in sets] if magic == 2 else sets
-        yield produce(magic, topic, 2 * turn, offset, sent)
-        yield fetch(magic, topic, 2 * turn + 1, offset, offset + size, sets)
+        yield produce(magic, topic, offset, sent)
+        yield fetch(magic, topic, offset, offset + size, sets)
 
 
 # -- packets --------------------------------------------------------------------------------
 
 
-class Connection:
-    """Writes one TCP connection's packets: in order, nothing lost."""
+class Capture:
+    """Writes conversations to a pcap: in order, nothing lost, a packet each `gap_us`."""
 
-    def __init__(self, out: BinaryIO, client_port: int, clock: Iterator[int]) -> None:
-        self._out = out
-        self._clock = clock
-        hosts = (b"\xc0\x00\x02\x01", b"\xc0\x00\x02\x02")  # RFC 5737
-        self._hosts = (hosts, hosts[::-1])
-        self._ports = ((client_port, BROKER_PORT), (BROKER_PORT, client_port))
-        self._sequence = [client_port * 1000, client_port * 2000]
-        for side, flags in ((0, 0x02), (1, 0x12), (0, 0x10)):
-            self._packet(side, flags, b"")
+    def __init__(self, out: BinaryIO, gap_us: int = PACKET_GAP_US) -> None:
+        self._writer = dpkt.pcap.Writer(out, snaplen=262_144, linktype=LINK_TYPE_RAW)
+        self._times = itertools.count(0, gap_us)
 
-    def send(self, side: int, data: bytes) -> None:
-        """A message from side 0, the client, or side 1; acknowledged at its end."""
-        for pos in range(0, len(data), SEGMENT_SIZE):
-            self._packet(side, 0x18, data[pos : pos + SEGMENT_SIZE])
-        self._packet(1 - side, 0x10, b"")
+    def write(self, packets: Iterable[bytes]) -> None:
+        for packet in packets:
+            self._writer.writepkt(packet, START_TIME_S + next(self._times) / 1e6)
 
-    def close(self) -> None:
-        for side, flags in ((0, 0x11), (1, 0x11), (0, 0x10)):
-            self._packet(side, flags, b"")
-
-    def _packet(self, side: int, flags: int, payload: bytes) -> None:
-        own, other = self._sequence[side], self._sequence[1 - side]
-        source, target = self._hosts[side]
-        ports = self._ports[side]
-        tcp = struct.pack(
-            ">HHIIBBHHH", *ports, own, other if flags & 0x10 else 0, 0x50, flags, 65535, 0, 0
-        )
-        pseudo = source + target + struct.pack(">HH", 6, len(tcp) + len(payload))
-        tcp = tcp[:16] + _checksum(pseudo + tcp + payload) + tcp[18:]
-        size = 20 + len(tcp) + len(payload)
-        ip = struct.pack(">HHHHBB", 0x4500, size, 0, 0x4000, 64, 6)
-        ip += _checksum(ip + bytes(2) + source + target) + source + target
-        frame = ETHERNET + ip + tcp + payload
-        seconds, nanoseconds = divmod(next(self._clock), 10**9)
-        head = struct.pack("<IIII", seconds, nanoseconds // 1000, len(frame), len(frame))
-        self._out.write(head + frame)
-        self._sequence[side] = (own + len(payload) + (flags & 1) + (flags >> 1 & 1)) % (1 << 32)
+    def send(self, flow: Flow, frames: tuple[bytes, bytes], correlation_id: int) -> None:
+        """Write an exchange of a connection."""
+        for side, frame in zip((CLIENT, BROKER), frames, strict=True):
+            at = 4 if side == CLIENT else 0  # an API and its version come first in a request
+            number = correlation_id.to_bytes(4, "big")
+            data = len(frame).to_bytes(4, "big") + frame[:at] + number + frame[at + 4 :]
+            self.write(flow.sent(side, data, SEGMENT_SIZE))
 
 
-def _checksum(data: bytes) -> bytes:
-    words = np.frombuffer(data + bytes(len(data) % 2), ">u2")
-    total = int(words.sum(dtype=np.int64))
-    while total > 0xFFFF:
-        total = (total & 0xFFFF) + (total >> 16)
-    return struct.pack(">H", total ^ 0xFFFF)
+def flow_of(number: int) -> Flow:
+    """The connection of a client with a port of its own."""
+    host, port = divmod(number, CLIENTS_PER_HOST)
+    return Flow((f"10.0.0.{1 + host}", 10_000 + port), BROKER_END)
 
 
 def synthesise(target: str | os.PathLike[str], recipes: Iterable[Recipe]) -> None:
     """Write the capture: for each recipe, a connection that produces and fetches its topic."""
-    clock = itertools.count(START_TIME_NS, PACKET_GAP_NS)
     with Path(target).open("wb") as out:
-        out.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, 1))
+        capture = Capture(out)
         for number, recipe in enumerate(recipes):
-            connection = Connection(out, 40_000 + number, clock)
-            for request, response in exchanges(number, recipe):
-                connection.send(0, request)
-                connection.send(1, response)
-            connection.close()
+            flow = flow_of(number)
+            capture.write(flow.opened())
+            for turn, pair in enumerate(exchanges(number, recipe)):
+                capture.send(flow, (encode_message(pair[0]), encode_message(pair[1])), turn)
+            capture.write(flow.closed())
 
 
-def main() -> None:
-    """Command: synthesise.py TARGET [--codec NAME]... [--magic N] [--records N] [--batch N]."""
-    parser = argparse.ArgumentParser(description="A record-heavy capture, all five codecs or some.")
-    parser.add_argument("target")
-    parser.add_argument("--codec", action="append", choices=CODEC_NAMES, default=[])
-    parser.add_argument("--magic", type=int, choices=(0, 1, 2), default=2)
-    parser.add_argument("--records", type=int, default=RECORDS_PER_CODEC, help="per codec")
-    parser.add_argument("--batch", type=int, default=BATCH_RECORDS, help="records in a batch")
-    given = parser.parse_args()
-    codecs = given.codec or CODEC_NAMES
-    synthesise(
-        given.target, [Recipe(name, given.magic, given.records, given.batch) for name in codecs]
-    )
+def connections_of(count: int, connection_count: int, share: float) -> npt.NDArray[np.int64]:
+    """int64[count]: the connection of each exchange; `share` of them are the first one's."""
+    connection = np.arange(count) % connection_count
+    if share:
+        connection[np.random.default_rng(SEED).random(count) < share] = 0
+    return connection
 
 
-if __name__ == "__main__":
-    main()
+def crowd(
+    target: str | os.PathLike[str],
+    pair: Exchange,
+    connection: npt.NDArray[np.int64],
+    gap_us: int = PACKET_GAP_US,
+) -> None:
+    """Write an exchange over and over: number i is one of the connection connection[i]."""
+    frames = encode_message(pair[0]), encode_message(pair[1])
+    flows = [flow_of(number) for number in range(int(connection.max()) + 1)]
+    turns = [0] * len(flows)
+    with Path(target).open("wb") as out:
+        capture = Capture(out, gap_us)
+        for number in connection.tolist():
+            capture.send(flows[number], frames, turns[number])
+            turns[number] += 1
