@@ -19,10 +19,10 @@ from kdissect.cli import _is_cut_import, app
 from kdissect.cli.messages import some_of
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-VERBS_WITH_EXAMPLES = (
-    *("dissect", "show", "report", "sql", "extract"),
-    *("replay", "diff", "check", "summary", "readiness"),
-)
+EXAMPLES = {
+    command.name: str(getattr(command.cls, "examples_text", ""))
+    for command in app.registered_commands
+}
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
@@ -275,7 +275,7 @@ def test_replay_takes_apis_as_show_does(kdissect: Run) -> None:
     assert chosen == {"ListOffsets", "ListGroups"}
 
 
-@pytest.mark.parametrize("verb", VERBS_WITH_EXAMPLES)
+@pytest.mark.parametrize("verb", EXAMPLES)
 def test_examples_of_the_help_can_be_copied(
     verb: str, kdissect: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +284,7 @@ def test_examples_of_the_help_can_be_copied(
     monkeypatch.setenv("TERM", "dumb")
     shown = kdissect(verb, "--help").stdout.partition("Examples:")[2]
     assert all(line == line.rstrip() and len(line) <= 80 for line in shown.splitlines())
-    given = examples_of(verb).strip().splitlines()
+    given = EXAMPLES[verb].strip().splitlines()
     listed = shown.strip().split("\n\n")
     assert [_words(part) for part in listed] == [_words(part) for part in given]
 
@@ -292,12 +292,6 @@ def test_examples_of_the_help_can_be_copied(
 def _words(command: str) -> list[str]:
     """What a shell reads; how an argument is broken in lines does not matter."""
     return [" ".join(word.split()) for word in shlex.split(command.replace("\\\n", " "))]
-
-
-def examples_of(verb: str) -> str:
-    module = importlib.import_module(f"kdissect.cli.{verb}")
-    (text,) = (value for name, value in vars(module).items() if name.endswith("EXAMPLES"))
-    return str(text)
 
 
 def test_a_line_names_a_few() -> None:
