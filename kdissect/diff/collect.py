@@ -160,19 +160,14 @@ def _make_configs(database: Database) -> None:
         f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
         for side in COMPARED
         for api, (view, query) in _CONFIG_SOURCES.items()
-        if database.has(f"{side}_{view}")
     ]
-    nothing = (
-        "select '' side, '' api, 0::tinyint resource_type, '' resource_name, '' config, "
-        "'' as value, null::timestamptz as time where false"
-    )
     database.run(
         f"""
         create temp table configs as
         select side, resource_type::int resource_type, resource_name, config,
             arg_max(coalesce(value, ''), time) as value, arg_max(value is null, time) is_null,
             list_sort(list(distinct api)) apis
-        from ({" union all ".join(configs or [nothing])}) group by all
+        from ({" union all ".join(configs)}) group by all
         """
     )
 

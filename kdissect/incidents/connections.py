@@ -27,10 +27,6 @@ def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
     drop it: then the client waits for its request timeout. Kafka's own limit is
     connections.max.idle.ms.
     """
-    has_wait = evidence.has_field("api_fetch", "request", "max_wait_ms")
-    waits = "SELECT exchange_id, request.max_wait_ms AS wait_ms FROM api_fetch"
-    if not has_wait:
-        waits = "SELECT NULL::BIGINT AS exchange_id, NULL::BIGINT AS wait_ms WHERE false"
     rows = evidence.rows(
         f"""
         WITH alive AS (
@@ -38,10 +34,10 @@ def idle_connection_cut(evidence: Evidence) -> Iterator[Incident]:
           WHERE response_time IS NOT NULL GROUP BY connection_id
         ), asked AS (
           SELECT r.connection_id, a.answered, min(r.request_time) AS asked,
-            arg_min(coalesce(w.wait_ms, 0), r.request_time) AS wait_ms,
+            arg_min(coalesce(f.request.max_wait_ms, 0), r.request_time) AS wait_ms,
             count(*) AS requests, list(r.exchange_id ORDER BY r.request_time) AS ids
           FROM requests r JOIN alive a USING (connection_id)
-          LEFT JOIN ({waits}) w USING (exchange_id)
+          LEFT JOIN api_fetch f USING (exchange_id)
           WHERE r.status IN ('response_missing', 'connection_closed')
             AND r.request_time > a.answered AND r.api NOT IN {_HELD_FOR_OTHERS}
           GROUP BY ALL

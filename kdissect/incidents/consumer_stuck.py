@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from kdissect.incidents.evidence import BROKERS, Evidence, Row, lasted_ms
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, Incident, kind
-from kdissect.sql.partitions import fetch_answers, fetch_positions
+from kdissect.sql.partitions import FETCH_POSITIONS, fetch_answers
 from kdissect.text import byte_size, duration, plural
 
 # A consumer may repeat an offset after a lost connection or a rebalance; then it moves on.
@@ -24,17 +24,12 @@ PAUSE_MS = 30_000
 @kind("topics")
 def consumer_stuck(evidence: Evidence) -> Iterator[Incident]:
     """Yield the partitions in which a consumer does not advance."""
-    positions = fetch_positions(evidence.database)
-    answers = fetch_answers(
-        evidence.database, "exchange_id IN (SELECT exchange_id FROM repeated_positions)"
-    )
-    if positions is None or answers is None:
-        return
+    answers = fetch_answers("exchange_id IN (SELECT exchange_id FROM repeated_positions)")
     evidence.run(
         f"""
         CREATE TEMP TABLE fetch_positions AS
         SELECT p.*, r.client, r.connection_id, r.time
-        FROM ({positions}) p JOIN requests r USING (exchange_id)
+        FROM ({FETCH_POSITIONS}) p JOIN requests r USING (exchange_id)
         WHERE p.topic IS NOT NULL AND NOT coalesce(r.is_broker, false)
         """
     )

@@ -53,14 +53,14 @@ def runs(source: str, key: str, pause_ms: int) -> str:
 
 
 class Evidence:
-    """The prepared tables of one table set. `has_field`, `run` and `rows` are its database's.
+    """The prepared tables of one table set. `run` and `rows` are its database's.
 
     captures: the subject of incidents of the whole capture.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.has_field, self.run, self.rows = database.has_field, database.run, database.rows
+        self.run, self.rows = database.run, database.rows
         captures = self.rows("SELECT capture_id, path FROM captures ORDER BY first_time, path")
         self._made: set[str] = set()
         self._paths: dict[int, str] = {row["capture_id"]: row["path"] for row in captures}

@@ -128,14 +128,6 @@ def member_too_slow(evidence: Evidence) -> Iterator[Incident]:
     Without a reason in the request there is other evidence: the member leaves no sooner than the
     interval after it joined, and its connection stays open.
     """
-    timeouts = [
-        f"SELECT request.group_id, client, request.rebalance_timeout_ms AS timeout_ms "
-        f"FROM {view} JOIN requests USING (exchange_id) WHERE request.rebalance_timeout_ms > 0"
-        for view in ("api_join_group", "api_consumer_group_heartbeat")
-        if evidence.has_field(view, "request", "rebalance_timeout_ms")
-    ]
-    if not timeouts:
-        return
     evidence.run(
         """
         CREATE TEMP TABLE members AS
@@ -153,7 +145,13 @@ def member_too_slow(evidence: Evidence) -> Iterator[Incident]:
             AND j.client = l.client AND j.time > l.time) AS joins_again
         FROM members l JOIN (
           SELECT group_id, client, min(timeout_ms) AS timeout_ms
-          FROM ({" UNION ALL ".join(timeouts)}) GROUP BY ALL) t USING (group_id, client)
+          FROM (
+            SELECT exchange_id, request.group_id, request.rebalance_timeout_ms AS timeout_ms
+            FROM api_join_group UNION ALL
+            SELECT exchange_id, request.group_id, request.rebalance_timeout_ms
+            FROM api_consumer_group_heartbeat
+          ) JOIN (SELECT exchange_id, client FROM requests) USING (exchange_id)
+          WHERE timeout_ms > 0 GROUP BY ALL) t USING (group_id, client)
         JOIN sessions s USING (connection_id)
         WHERE l.event = 'leave' AND (is_said
           OR s.last_time - l.time >= INTERVAL {STAYS_MS} MILLISECONDS

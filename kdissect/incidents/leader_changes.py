@@ -17,24 +17,13 @@ from kdissect.sql.partitions import fetch_answers
 from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
 
-_PARTITION = ("api_metadata", "response", "topics", "partitions")
-
 
 def make_leaders(evidence: Evidence) -> None:
-    """Create the table, once; it has no rows if no response names a leader."""
+    """Create the table, once."""
     if not evidence.is_new("leaders"):
         return
-    if not evidence.has_field(*_PARTITION, "leader_id"):
-        evidence.run(
-            "CREATE TEMP TABLE leaders (topic VARCHAR, partition INTEGER, "
-            "leader INTEGER, epoch INTEGER, time TIMESTAMPTZ, exchange_id BIGINT, "
-            "connection_id BIGINT)"
-        )
-        return
-    has_epoch = evidence.has_field(*_PARTITION, "leader_epoch")
-    epoch = "coalesce(p.leader_epoch, -1)" if has_epoch else "-1"
     evidence.run(
-        f"""
+        """
         CREATE TEMP TABLE leaders AS
         WITH topics AS (
           SELECT exchange_id, connection_id, response_time AS time, unnest(response.topics) AS t
@@ -43,8 +32,9 @@ def make_leaders(evidence: Evidence) -> None:
           SELECT exchange_id, connection_id, time, t.name AS topic, unnest(t.partitions) AS p
           FROM topics WHERE t.name IS NOT NULL
         )
-        SELECT topic, p.partition_index AS partition, p.leader_id AS leader, {epoch} AS epoch,
-          min(time) AS time, arg_min(exchange_id, time) AS exchange_id,
+        SELECT topic, p.partition_index AS partition, p.leader_id AS leader,
+          coalesce(p.leader_epoch, -1) AS epoch, min(time) AS time,
+          arg_min(exchange_id, time) AS exchange_id,
           arg_min(connection_id, time) AS connection_id
         FROM partitions WHERE p.leader_id >= 0 GROUP BY ALL
         """
@@ -142,21 +132,16 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
 
 def _make_refusals(evidence: Evidence, codes: str) -> None:
     """Create the table of partitions in responses of brokers that are not their leader any more."""
-    refusals = []
-    if make_produced(evidence):
-        refusals.append(
-            "SELECT topic, partition, response_time, exchange_id, connection_id FROM sent "
-            f"WHERE error IN ({codes})"
-        )
+    make_produced(evidence)
     failed = f"SELECT exchange_id FROM requests WHERE list_has_any(error_codes, [{codes}])"
-    if answers := fetch_answers(evidence.database, f"exchange_id IN ({failed})"):
-        refusals.append(
-            "SELECT topic, partition, response_time, exchange_id, connection_id "
-            f"FROM ({answers}) a JOIN requests USING (exchange_id) WHERE error IN ({codes})"
-        )
     evidence.run(
-        "CREATE TEMP TABLE refusals (topic VARCHAR, partition INTEGER, time TIMESTAMPTZ, "
-        "exchange_id BIGINT, connection_id BIGINT)"
+        f"""
+        CREATE TEMP TABLE refusals AS
+        SELECT topic, partition, response_time AS time, exchange_id, connection_id
+        FROM (
+          SELECT topic, partition, exchange_id, error FROM sent
+          UNION ALL SELECT topic, partition, exchange_id, error
+          FROM ({fetch_answers(f"exchange_id IN ({failed})")})
+        ) JOIN requests USING (exchange_id) WHERE error IN ({codes})
+        """
     )
-    for refusal in refusals:
-        evidence.run(f"INSERT INTO refusals {refusal}")

@@ -35,11 +35,6 @@ from kdissect.text import duration, plural
 SHUTDOWN_S = 60
 # Clients that get answers to these from another broker go on with their work there.
 _DATA_APIS = "('Produce', 'Fetch', 'ShareFetch')"
-# Requests in which a node announces its end, and the condition.
-_ANNOUNCEMENTS = (
-    ("api_controlled_shutdown", "true"),
-    ("api_broker_heartbeat", "request.want_shut_down"),
-)
 
 _ATTEMPTS = f"""
 CREATE TEMP TABLE failures AS
@@ -141,16 +136,15 @@ def make_outages(evidence: Evidence) -> None:
         FROM (SELECT unnest([ip, host]) AS address, port FROM brokers) WHERE address IS NOT NULL
         """
     )
-    announced = [
-        f"SELECT request.broker_id AS node_id, request_time AS time FROM {view} WHERE {condition}"
-        for view, condition in _ANNOUNCEMENTS
-        if evidence.has_field(view, "request", "broker_id")
-    ] or ["SELECT NULL AS node_id, NULL::TIMESTAMPTZ AS time WHERE false"]
     evidence.run(
         f"""
         CREATE TEMP TABLE announcements AS
         SELECT {endpoint("coalesce(b.ip, b.host)", "b.port")} AS broker, time
-        FROM ({" UNION ALL ".join(announced)}) JOIN brokers b USING (node_id)
+        FROM (
+          SELECT request.broker_id AS node_id, request_time AS time FROM api_controlled_shutdown
+          UNION ALL SELECT request.broker_id, request_time FROM api_broker_heartbeat
+          WHERE request.want_shut_down
+        ) JOIN brokers b USING (node_id)
         """
     )
     evidence.run(_OUTAGES)
@@ -324,8 +318,6 @@ def _unseen(evidence: Evidence) -> Iterator[Incident]:
     no client does anything else at an advertised address. A client that cannot resolve a host name
     sends no SYN, and the bootstrap address may have the same port.
     """
-    if not evidence.has_field("api_metadata", "request", "topics"):
-        return
     rows = evidence.rows(
         f"""
         WITH used AS (

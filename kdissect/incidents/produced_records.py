@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from kdissect.incidents.evidence import CONNECTION_IDS, IDS, Evidence, Row
 from kdissect.incidents.incident import BAD, EVIDENCE_MAX, INFO, Incident, kind
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.sql.partitions import produce_answers
+from kdissect.sql.partitions import PRODUCE_ANSWERS
 from kdissect.text import byte_size, decimal, plural
 
 # A broker that answers with one of these may have appended the batch already.
@@ -47,19 +47,17 @@ _CONTENTS = f"""
       hash(list((key, value) ORDER BY batch_index, record_index)) AS content
     FROM records WHERE source = 'produce' AND exchange_id IN ({_MAY_BE_COPIES}) GROUP BY ALL
 """
-_NO_CONTENTS = "SELECT exchange_id, topic, partition, NULL::UBIGINT AS content FROM sent LIMIT 0"
 
 
-def make_produced(evidence: Evidence) -> bool:
-    """Create the table, once; return False if no response in the set has an offset."""
-    answers = produce_answers(evidence.database)
-    if answers is None or not evidence.is_new("produced"):
-        return answers is not None
+def make_produced(evidence: Evidence) -> None:
+    """Create the table, once."""
+    if not evidence.is_new("produced"):
+        return
     codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
     evidence.run(
         f"""
         CREATE TEMP TABLE sent AS
-        WITH batches AS ({_BATCHES}), offsets AS ({answers})
+        WITH batches AS ({_BATCHES}), offsets AS ({PRODUCE_ANSWERS})
         SELECT b.* EXCLUDE (name, topic_id), r.client, r.connection_id, r.time, r.response_time,
           o.error,
           CASE WHEN o.error = 0 AND o.base_offset >= 0 THEN o.base_offset END AS first_offset,
@@ -71,11 +69,9 @@ def make_produced(evidence: Evidence) -> bool:
         CREATE TEMP TABLE produced AS
         SELECT s.*, c.content, first_offset - lag(first_offset + records)
           OVER (PARTITION BY topic, partition ORDER BY first_offset NULLS LAST) AS room
-        FROM sent s LEFT JOIN ({_CONTENTS if evidence.database.has("records") else _NO_CONTENTS}) c
-          USING (exchange_id, topic, partition)
+        FROM sent s LEFT JOIN ({_CONTENTS}) c USING (exchange_id, topic, partition)
         """
     )
-    return True
 
 
 # The producer gives up after delivery.timeout.ms (2 minutes); an application may then write again.
@@ -90,8 +86,7 @@ def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
     (KIP-98). Without idempotence, or from a producer with a new id or epoch, the broker takes both.
     Offsets are the proof: those of later batches leave room for the batch without a response.
     """
-    if not make_produced(evidence):
-        return
+    make_produced(evidence)
     rows = evidence.rows(
         f"""
         WITH lost AS (
@@ -157,8 +152,7 @@ def out_of_order_records(evidence: Evidence) -> Iterator[Incident]:
     numbers prevent that (KIP-98), so sequences in another order than the offsets are a fault of the
     broker.
     """
-    if not make_produced(evidence):
-        return
+    make_produced(evidence)
     evidence.run(_sends())
     late = " UNION ALL ".join((_by_sequence(), _by_repetition()))
     rows = evidence.rows(

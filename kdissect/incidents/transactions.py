@@ -23,9 +23,7 @@ def transaction_open(evidence: Evidence) -> Iterator[Incident]:
     the first offset of an open transaction. Fetch responses show it below the high watermark, and
     at the same value.
     """
-    answers = fetch_answers(evidence.database, f"request.isolation_level = {_READ_COMMITTED}")
-    if answers is None or not evidence.has_field("api_fetch", "request", "isolation_level"):
-        return
+    answers = fetch_answers(f"request.isolation_level = {_READ_COMMITTED}")
     rows = evidence.rows(
         f"""
         WITH states AS (

@@ -85,35 +85,25 @@ def _make_owners(database: Database) -> None:
 
 def _make_groups(database: Database) -> None:
     """Create `transaction_groups` and `protocols`."""
-    protocols = (
-        "select exchange_id, request.protocol_type protocol_type from api_join_group"
-        if database.has("api_join_group")
-        else "select null::bigint exchange_id, null::varchar protocol_type where false"
-    )
     database.run(
         f"""
         create temp table transaction_groups as
         select distinct group_id from asked where api_key = {ApiKey.TXN_OFFSET_COMMIT};
-        create temp table protocols as {protocols};
+        create temp table protocols as
+        select exchange_id, request.protocol_type protocol_type from api_join_group;
         """
     )
 
 
 def _make_offers(database: Database) -> None:
     """Create `offers`, `broker_offers` and `client_offers`."""
-    if database.has("api_api_versions"):
-        offers = """
-            select connection_id, k.api_key, min(k.min_version) first, max(k.max_version) last
-            from (select connection_id, unnest(response.api_keys) k from api_api_versions
-                where response.error_code = 0)
-            group by all"""
-    else:
-        offers = """
-            select null::bigint connection_id, null::smallint api_key, null::smallint first,
-                null::smallint last where false"""
     database.run(
-        f"""
-        create temp table offers as {offers};
+        """
+        create temp table offers as
+        select connection_id, k.api_key, min(k.min_version) first, max(k.max_version) last
+        from (select connection_id, unnest(response.api_keys) k from api_api_versions
+            where response.error_code = 0)
+        group by all;
         create temp table broker_offers as
         select broker_ip, broker_port, api_key, min(first) first, list(distinct last) lasts
         from offers join links using (connection_id) group by all;

@@ -165,19 +165,6 @@ class Database:
         """Return the columns of a view."""
         return self._schemas[view]
 
-    def has_field(self, view: str, *path: str) -> bool:
-        """Return whether a view has a column with these nested fields; lists are looked into."""
-        if view not in self._schemas:
-            return False
-        kind: Any = pa.struct(list(self._schemas[view]))
-        for name in path:
-            while pa.types.is_list(kind):
-                kind = kind.value_type
-            if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-                return False
-            kind = kind.field(name).type
-        return True
-
     def run(self, query: str, values: Sequence[Any] = ()) -> None:
         """Run statements, which may create temporary tables and macros."""
         with _errors():

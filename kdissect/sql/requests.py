@@ -13,10 +13,15 @@ returns the milliseconds between two times.
 
 from __future__ import annotations
 
+import pyarrow as pa
+
+from kdissect.codec.message_columns import body_type
+from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import ROUTINE, ErrorCode
 from kdissect.sql.database import Database, view_name
 from kdissect.sql.unanswered import unanswered
+from kdissect.tables.schemas import RECORDS, api_schema
 from kdissect.tables.topics import names_sql
 
 EXACT_MAX = 20_000_000  # above this many exchanges quantiles are t-digests: bounded memory
@@ -29,26 +34,36 @@ _SERVER_IDS = (
     r"|AddPartitionsToTxnSenderThread-\d+|Persister-client-\d+"
     r"|NetworkPartitionMetadataClient-client-\d+)$"
 )
-# (API, field of its request, condition) of requests that only servers send
+# (API, condition) of requests that only servers send
 _VERIFIES = "len(list_filter(request.transactions, lambda t: t.verify_only)) > 0"
 _SERVER_REQUESTS = (
-    ("Fetch", "replica_id", "request.replica_id >= 0"),
-    ("Fetch", "replica_state", "request.replica_state.replica_id >= 0"),
-    ("ListOffsets", "replica_id", "request.replica_id >= 0"),
-    ("OffsetForLeaderEpoch", "replica_id", "request.replica_id >= 0"),
-    ("AddPartitionsToTxn", "transactions", _VERIFIES),
+    ("fetch", "request.replica_id >= 0 OR request.replica_state.replica_id >= 0"),
+    ("list_offsets", "request.replica_id >= 0"),
+    ("offset_for_leader_epoch", "request.replica_id >= 0"),
+    ("add_partitions_to_txn", _VERIFIES),
+)
+# APIs that queries name: their views are there also if a set has no message of them
+_QUERIED = (
+    *("Produce", "Fetch", "ListOffsets", "OffsetForLeaderEpoch", "Metadata", "ApiVersions"),
+    *("OffsetCommit", "TxnOffsetCommit", "AddPartitionsToTxn", "JoinGroup"),
+    *("ConsumerGroupHeartbeat", "ControlledShutdown", "BrokerHeartbeat", "DeleteTopics"),
+    *("CreateTopics", "DescribeConfigs", "AlterConfigs", "IncrementalAlterConfigs"),
 )
 
 
 def make_requests(database: Database, prefix: str = "") -> None:
     """Create the tables. prefix: of the views that they read, and of their own names."""
+    queried = {"records": RECORDS} | {f"apis/{api}": schema_of_api(api) for api in _QUERIED}
+    for name, schema in queried.items():
+        if not database.has(prefix + view_name(name)):
+            database.create(prefix + view_name(name), schema.empty_table())
     database.run(
         # DuckDB subtracts times with time zones in a calendar, which takes ten times as long
         "CREATE OR REPLACE TEMP MACRO ms_between(earlier, later) AS "
         "(epoch_us(later) - epoch_us(earlier)) / 1e3"
     )
     database.run(f"CREATE TEMP TABLE {prefix}topic_names AS {names_sql(prefix)}")
-    database.run(_server_connections(database, prefix))
+    database.run(_server_connections(prefix))
     database.run(
         f"""
         CREATE TEMP TABLE {prefix}sessions AS
@@ -92,7 +107,12 @@ def _client_id() -> str:
     )
 
 
-def _server_connections(database: Database, prefix: str) -> str:
+def schema_of_api(api: str) -> pa.Schema:
+    key = catalog.api(api).key
+    return api_schema(body_type(key, "request"), body_type(key, "response"))
+
+
+def _server_connections(prefix: str) -> str:
     """SQL that makes a table of the connections that brokers and controllers opened.
 
     Their requests show it. So do the other connections of such a caller, if they have handshakes
@@ -101,9 +121,8 @@ def _server_connections(database: Database, prefix: str) -> str:
     handshakes = ", ".join(f"{key:d}" for key in HANDSHAKE_APIS)
     inter_broker = ", ".join(f"{key:d}" for key in sorted(INTER_BROKER_APIS))
     requests = " ".join(
-        f"UNION ALL SELECT exchange_id FROM {prefix}{view_name(f'apis/{api}')} WHERE {condition}"
-        for api, field, condition in _SERVER_REQUESTS
-        if database.has_field(prefix + view_name(f"apis/{api}"), "request", field)
+        f"UNION ALL SELECT exchange_id FROM {prefix}api_{api} WHERE {condition}"
+        for api, condition in _SERVER_REQUESTS
     )
     return f"""
         CREATE TEMP TABLE {prefix}server_connections AS

@@ -13,6 +13,7 @@ from kdissect.api import Table, Tables
 from kdissect.kafka.assembly import DIRECTION
 from kdissect.pipeline.table_set import MANIFEST, commit, read_manifest, staging
 from kdissect.pipeline.table_writer import ParquetSink
+from kdissect.sql.requests import schema_of_api
 from kdissect.tables.schemas import FIXED_TABLES, TOPICS
 
 Row = dict[str, Any]
@@ -38,14 +39,19 @@ _NAMES = frozenset(
 
 
 def tables(manifest: Row | None = None, **rows: pa.Table | Iterable[Row]) -> Tables:
-    """A table set of these rows; keys are names, with ``__`` for ``/`` (``apis__Fetch``)."""
+    """A table set of these rows; keys are names, with ``__`` for ``/`` (``apis__Fetch``).
+
+    Rows of ``apis/*`` need only the fields that matter.
+    """
     made: dict[str, pa.Table] = {
         name: schema.empty_table() for name, schema in FIXED_TABLES.items()
     }
     for key, value in rows.items():
+        group, _, api = key.partition("__")
         name = key.replace("__", "/")
         if not isinstance(value, pa.Table):
-            value = pa.Table.from_pylist(list(value), schema=FIXED_TABLES.get(name))
+            schema = schema_of_api(api) if group == "apis" else FIXED_TABLES.get(name)
+            value = pa.Table.from_pylist(list(value), schema=schema)
         made[name] = value
     totals = {"packets": 0, "bytes": 0}
     return Tables(
@@ -157,17 +163,6 @@ def _map_named(array: Any, change: Callable[[pa.Array], pa.Array], named: bool) 
 
 _COUNTS = {f"{side}_{name}": 0 for side in ("request", "response") for name in DIRECTION.names}
 LENGTH_S = 60  # of the captures
-
-_ASKED = pa.struct([("partition", pa.int32()), ("fetch_offset", pa.int64())])
-FETCH_REQUEST = pa.struct(
-    [
-        ("replica_id", pa.int32()),
-        ("replica_state", pa.struct([("replica_id", pa.int32())])),
-        ("max_bytes", pa.int32()),
-        ("isolation_level", pa.int8()),
-        ("topics", pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_ASKED))]))),
-    ]
-)
 
 
 def at(seconds: float) -> int:

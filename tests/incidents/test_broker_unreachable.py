@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.builders.tables import Row, at, connection, exchange, found
 from tests.incidents.metadata import Leader, leaders_named
-
-_TOPICS = pa.list_(pa.struct([("name", pa.string())]))
-_METADATA = pa.struct([("topics", _TOPICS)])
 
 
 def _attempt(number: int, second: float, **values: Any) -> Row:
@@ -175,10 +171,8 @@ def test_an_advertised_address_that_never_worked() -> None:
     assert address["subject"] == "10.0.0.9:9999"
 
 
-def _metadata(rows: list[Row], topics: list[dict[str, str]]) -> pa.Table:
-    schema = pa.schema([("exchange_id", pa.int64()), ("request", _METADATA)])
-    table = [{"exchange_id": row["exchange_id"], "request": {"topics": topics}} for row in rows]
-    return pa.Table.from_pylist(table, schema)
+def _metadata(rows: list[Row], topics: list[dict[str, str]]) -> list[Row]:
+    return [{"exchange_id": row["exchange_id"], "request": {"topics": topics}} for row in rows]
 
 
 def test_an_advertised_name_that_no_client_can_resolve() -> None:

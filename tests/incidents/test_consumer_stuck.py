@@ -4,57 +4,31 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pyarrow as pa
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
-from tests.builders.tables import FETCH_REQUEST, SECOND_US, Row, at, connection, exchange, found
-
-_ANSWER = pa.struct(
-    [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]
-)
-_RESPONSE = pa.struct(
-    [
-        (
-            "responses",
-            pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_ANSWER))])),
-        )
-    ]
-)
 _END = 1000  # of the partition
 
 
 def _incidents(*fetches: tuple[float, int, int]) -> list[Row]:
     """Incidents of fetches from orders-0: (second, offset, connection)."""
-    exchanges, requests, responses = [], [], []
+    exchanges, fetched = [], []
     for number, (second, offset, connection_id) in enumerate(fetches):
-        exchanges.append(
-            exchange(
-                number,
-                at_us=round(second * SECOND_US),
-                api_name="Fetch",
-                connection_id=connection_id,
-            )
-        )
+        place = {"at_us": round(second * SECOND_US), "connection_id": connection_id}
+        exchanges.append(exchange(number, api_name="Fetch", **place))
         asked = [{"partition": 0, "fetch_offset": offset}]
-        requests.append(
+        answer = [{"partition_index": 0, "error_code": 0, "high_watermark": _END}]
+        fetched.append(
             {
-                "replica_id": -1,
-                "max_bytes": 1 << 20,
-                "topics": [{"topic": "orders", "partitions": asked}],
+                "exchange_id": number,
+                "request": {
+                    "max_bytes": 1 << 20,
+                    "topics": [{"topic": "orders", "partitions": asked}],
+                },
+                "response": {"responses": [{"topic": "orders", "partitions": answer}]},
             }
         )
-        answer = [{"partition_index": 0, "error_code": 0, "high_watermark": _END}]
-        responses.append({"responses": [{"topic": "orders", "partitions": answer}]})
-    return found(
-        exchanges=exchanges,
-        connections=[connection(number) for number in {one[2] for one in fetches}],
-        apis__Fetch=pa.table(
-            {
-                "exchange_id": pa.array(range(len(fetches)), pa.int64()),
-                "request": pa.array(requests, FETCH_REQUEST),
-                "response": pa.array(responses, _RESPONSE),
-            }
-        ),
-    )
+    connections = [connection(number) for number in {one[2] for one in fetches}]
+    return found(exchanges=exchanges, connections=connections, apis__Fetch=fetched)
 
 
 def test_an_application_that_seeks_back() -> None:

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, tables
 from tests.incidents.metadata import Leader, leaders_named
-
-_REPLICA = ("replica_id", pa.int32())
-_REFUSAL = pa.struct(
-    [("partition_index", pa.int32()), ("error_code", pa.int16()), ("high_watermark", pa.int64())]
-)
-_REFUSALS = pa.list_(pa.struct([("topic", pa.string()), ("partitions", pa.list_(_REFUSAL))]))
-_FETCH = pa.schema(
-    [
-        ("exchange_id", pa.int64()),
-        ("request", pa.struct([_REPLICA, ("replica_state", pa.struct([_REPLICA]))])),
-        ("response", pa.struct([("responses", _REFUSALS)])),
-    ]
-)
 
 
 def _found(leaders: list[Leader], errors: tuple[float, ...] = (), **more: Any) -> list[Row]:
@@ -59,9 +44,8 @@ def test_a_capture_that_begins_after_the_clients() -> None:
         "exchange_id": 100,
         "response": {"responses": [{"topic": "orders", "partitions": partitions}]},
     }
-    fetch = pa.Table.from_pylist([refusal], _FETCH)
     broker = {"node_id": 1, "host": "10.0.0.9", "ip": "10.0.0.9", "port": 9092}
-    rest = {"apis__Fetch": fetch, "brokers": [broker]}
+    rest = {"apis__Fetch": [refusal], "brokers": [broker]}
     (change,) = _found([(10, 2, 1)], errors=(9.5,), **rest)
     assert (change["kind"], change["subject"]) == ("leader_change", "orders-0")
     assert "moved from node 1 to 2" in change["text"]

@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
 import pytest
 
 from tests.builders.tables import SECOND_US, START_US, Row, at, connection, exchange, found
 
-_ANSWER = pa.struct(
-    [("index", pa.int32()), ("error_code", pa.int16()), ("base_offset", pa.int64())]
-)
-_RESPONSE = pa.struct(
-    [
-        (
-            "responses",
-            pa.list_(
-                pa.struct([("name", pa.string()), ("partition_responses", pa.list_(_ANSWER))])
-            ),
-        )
-    ]
-)
 _NOT_LEADER, _DUPLICATE_SEQUENCE, _TIMED_OUT = 6, 46, 7
 
 
@@ -87,18 +73,14 @@ def _incidents(*sends: Send) -> list[Row]:
         ]
         answer = {"index": send.partition, "error_code": send.error, "base_offset": send.offset}
         topic = {"name": "orders", "partition_responses": [answer]}
-        produced.append(None if send.error is None else {"responses": [topic]})
+        response = None if send.error is None else {"responses": [topic]}
+        produced.append({"exchange_id": number, "response": response})
     return found(
         exchanges=exchanges,
         record_batches=batches,
         records=records,
         connections=[connection(number) for number in {send.connection for send in sends}],
-        apis__Produce=pa.table(
-            {
-                "exchange_id": pa.array(range(len(sends)), pa.int64()),
-                "response": pa.array(produced, _RESPONSE),
-            }
-        ),
+        apis__Produce=produced,
     )
 
 

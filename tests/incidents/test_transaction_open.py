@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
-from tests.builders.tables import FETCH_REQUEST, SECOND_US, Row, at, connection, exchange, found
-
-_STATE = pa.struct(
-    [
-        ("partition_index", pa.int32()),
-        ("error_code", pa.int16()),
-        ("high_watermark", pa.int64()),
-        ("last_stable_offset", pa.int64()),
-    ]
-)
-_TOPIC = pa.struct([("topic", pa.string()), ("partitions", pa.list_(_STATE))])
-_RESPONSE = pa.struct([("responses", pa.list_(_TOPIC))])
 _STABLE = 100  # the first offset of the transaction
 LEFT_OUT = None  # of a response: the partition did not change
 
@@ -35,23 +23,19 @@ def _incidents(
         exchange(number, at_us=round(second * SECOND_US), api_name="Fetch")
         for number, (second, _) in enumerate(fetches)
     ]
-    responses = [
+    fetched: list[Row] = [
         {
-            "responses": []
-            if high is LEFT_OUT
-            else [{"topic": "ledger", "partitions": [_state(high)]}]
+            "exchange_id": row["exchange_id"],
+            "response_time": row["response_time"],
+            "request": {"isolation_level": isolation},
+            "response": {
+                "responses": []
+                if high is LEFT_OUT
+                else [{"topic": "ledger", "partitions": [_state(high)]}]
+            },
         }
-        for _, high in fetches
+        for row, (_, high) in zip(exchanges, fetches, strict=True)
     ]
-    request = {"replica_id": -1, "isolation_level": isolation, "topics": []}
-    api = {
-        "exchange_id": pa.array(range(len(fetches)), pa.int64()),
-        "response_time": pa.array(
-            [row["response_time"] for row in exchanges], pa.timestamp("us", "UTC")
-        ),
-        "request": pa.array([request] * len(fetches), FETCH_REQUEST),
-        "response": pa.array(responses, _RESPONSE),
-    }
     transaction: Row = {
         "transactional_id": "books",
         "producer_id": 4000,
@@ -63,7 +47,7 @@ def _incidents(
         connections=[connection()],
         exchanges=exchanges,
         transactions=[] if begin is None else [transaction],
-        apis__Fetch=pa.table(api),
+        apis__Fetch=fetched,
     )
 
 

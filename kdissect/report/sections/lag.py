@@ -22,7 +22,7 @@ from kdissect.charts import Chart, Columns, columns_of, lag_over_time
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
-from kdissect.sql.partitions import fetch_answers, produce_answers
+from kdissect.sql.partitions import PRODUCE_ANSWERS, fetch_answers
 from kdissect.sql.unanswered import HOLES, lost_exchanges
 
 _SHOWN_GROUPS = 8
@@ -35,41 +35,32 @@ _COORDINATED = (
 # A commit has at least the size, the header, three lengths, a partition and its offset.
 _COMMIT_SIZE_MIN = 40
 
-# The ends in responses to ListOffsets requests for the latest offset
-_LISTED_ENDS = f"""
-    SELECT r.exchange_id, r.topic, r.p.partition_index AS partition, r.p.offset AS log_end FROM (
-      SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p FROM (
-        SELECT exchange_id, unnest(response.topics) AS t FROM api_list_offsets)) r
-    SEMI JOIN (
-      SELECT exchange_id, topic, p.partition_index AS partition FROM (
-        SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p FROM (
-          SELECT exchange_id, unnest(request.topics) AS t FROM api_list_offsets))
-      WHERE p.timestamp = {LATEST}) q
-    ON q.exchange_id = r.exchange_id AND q.topic = r.topic AND q.partition = r.p.partition_index
-    WHERE r.p.offset >= 0
-"""
+
+def _listed(side: str) -> str:
+    """SQL of the partitions `p` in one side of ListOffsets."""
+    return f"""
+        SELECT exchange_id, t.name AS topic, unnest(t.partitions) AS p
+        FROM (SELECT exchange_id, unnest({side}.topics) AS t FROM api_list_offsets)
+    """
+
+
 _PRODUCED = """
     SELECT exchange_id, topic, partition, sum(record_count)::BIGINT AS records
     FROM record_batches WHERE source = 'produce' GROUP BY ALL
 """
-
-
-def _ends(database: Database) -> list[str]:
-    """SQL of `exchange_id`, `topic`, `partition` and `log_end` of each API that shows it."""
-    ends = [_LISTED_ENDS] if database.has("api_list_offsets") else []
-    if answers := fetch_answers(database):
-        ends.append(
-            f"SELECT exchange_id, topic, partition, high AS log_end FROM ({answers}) "
-            "WHERE high >= 0"
-        )
-    if answers := produce_answers(database):
-        ends.append(
-            "SELECT exchange_id, topic, partition, base_offset + records AS log_end "
-            f"FROM ({answers}) JOIN ({_PRODUCED}) USING (exchange_id, topic, partition) "
-            "WHERE base_offset >= 0 AND error = 0"
-        )
-    return ends
-
+# `exchange_id`, `topic`, `partition` and `log_end` of each response that shows it.
+_LOG_ENDS = f"""
+    SELECT r.exchange_id, r.topic, r.p.partition_index AS partition, r.p.offset AS log_end
+    FROM ({_listed("response")}) r
+    SEMI JOIN (FROM ({_listed("request")}) WHERE p.timestamp = {LATEST}) q
+    ON q.exchange_id = r.exchange_id AND q.topic = r.topic
+      AND q.p.partition_index = r.p.partition_index
+    WHERE r.p.offset >= 0
+    UNION ALL SELECT exchange_id, topic, partition, high FROM ({fetch_answers()}) WHERE high >= 0
+    UNION ALL SELECT exchange_id, topic, partition, base_offset + records
+    FROM ({PRODUCE_ANSWERS}) JOIN ({_PRODUCED}) USING (exchange_id, topic, partition)
+    WHERE base_offset >= 0 AND error = 0
+"""
 
 # How each transaction ended that committed offsets: TxnOffsetCommit's exchange to outcome and time.
 # An open one is `pending` if the capture has the client's requests to its coordinator, no EndTxn
@@ -93,13 +84,12 @@ _OUTCOMES = f"""
     SEMI JOIN api_txn_offset_commit USING (exchange_id)
 """
 
-# Topics that are new under an old name, and since when (KIP-516: each has an ID of its own).
-_NEW_IDS = """
+# Topics that are new under an old name (KIP-516: each has an ID of its own), or after a deletion,
+# and since when.
+_RESTARTS = """
     SELECT n.topic, max(t.first_time) AS time FROM topic_names n JOIN topics t USING (topic_id)
     GROUP BY n.topic HAVING count(DISTINCT topic_id) > 1
-"""
-_DELETIONS = """
-    SELECT t.name AS topic, max(time) AS time FROM (
+    UNION ALL SELECT t.name, max(time) FROM (
       SELECT response_time AS time, unnest(response.responses) AS t FROM api_delete_topics)
     WHERE t.error_code = 0 AND t.name IS NOT NULL GROUP BY ALL
 """
@@ -121,93 +111,75 @@ _LOST_COMMITS = f"""
 """
 
 
-def _commits(database: Database) -> str | None:
-    """SQL of group, topic, partition, offset of every commit that was not refused or aborted."""
-    parts = []
-    for view, outcome in (
-        ("api_offset_commit", "'commit' AS outcome, response_time AS end_time"),
-        ("api_txn_offset_commit", "outcome, end_time"),
-    ):
-        if not database.has(view):
-            continue
-        joined = view
-        if view == "api_txn_offset_commit":
-            database.run(_OUTCOMES)
-            joined = f"{view} LEFT JOIN commit_outcomes USING (exchange_id)"
-        topic_id = _topic_id(database, view, "request")
-        parts.append(
-            f"""
-            SELECT exchange_id, time, is_decided, group_id, name, topic_id, unnest(partitions) AS p
-            FROM (
-              SELECT exchange_id, time, is_decided, group_id, t.name AS name,
-                     {topic_id} AS topic_id, t.partitions AS partitions FROM (
-                SELECT exchange_id, coalesce(end_time, response_time, request_time) AS time,
-                       outcome IS NOT DISTINCT FROM 'commit' AND end_time IS NOT NULL AS is_decided,
-                       request.group_id AS group_id, unnest(request.topics) AS t
-                FROM (SELECT exchange_id, request, request_time, response_time, {outcome}
-                      FROM {joined})
-                WHERE coalesce(outcome, 'open') IN ('commit', 'open')))
-            """
-        )
-        parts.append(_lost_commits(view, _topic_id(database, view, "response")))
-    if not parts:
-        return None
-    columns = (
-        "exchange_id, time, is_decided, group_id, name, topic_id, p.partition_index, "
-        "p.committed_offset"
-    )
-    joined = " UNION ALL ".join(f"SELECT {columns} FROM ({part})" for part in parts)
-    return f"""
-        SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic,
-          c.partition_index AS partition,
-               c.committed_offset AS committed, c.is_decided, c.exchange_id
-        FROM ({joined}) c
-        LEFT JOIN topic_names n USING (topic_id)
-        ANTI JOIN errors e ON e.exchange_id = c.exchange_id
-          AND (e.partition IS NULL OR e.partition = c.partition_index)
-          AND (e.topic IS NULL OR e.topic = coalesce(c.name, n.topic))
-        WHERE c.committed_offset >= 0 OR c.committed_offset IS NULL
-        """
+# Commits that were not refused or aborted, by view: times, whether they are decided, their topics.
+_REQUESTS = {
+    "api_offset_commit": """
+        SELECT exchange_id, coalesce(response_time, request_time) AS time,
+          response_time IS NOT NULL AS is_decided, request.group_id, unnest(request.topics) AS t
+        FROM api_offset_commit
+    """,
+    "api_txn_offset_commit": """
+        SELECT exchange_id, coalesce(end_time, response_time, request_time) AS time,
+          coalesce(outcome = 'commit', false) AND end_time IS NOT NULL AS is_decided,
+          request.group_id, unnest(request.topics) AS t
+        FROM api_txn_offset_commit LEFT JOIN commit_outcomes USING (exchange_id)
+        WHERE coalesce(outcome, 'open') IN ('commit', 'open')
+    """,
+}
 
 
-def _topic_id(database: Database, view: str, side: str) -> str:
-    """SQL of the topic id of `t`, a topic of a message; versions before KIP-516 have none."""
-    has_ids = database.has_field(view, side, "topics", "topic_id")
-    return "t.topic_id" if has_ids else "NULL::VARCHAR"
-
-
-def _lost_commits(view: str, topic_id: str) -> str:
+def _lost_requests(view: str) -> str:
     """SQL of commits whose answer names the partitions, and whose request was not captured.
 
     The group is one that the connection serves: it is in the request alone.
     """
     return f"""
-        SELECT exchange_id, time, false AS is_decided, group_id, t.name AS name,
-          {topic_id} AS topic_id,
-          unnest([{{'partition_index': p.partition_index, 'committed_offset': NULL::BIGINT}}
-            FOR p IN t.partitions]) AS p
+        SELECT v.exchange_id, v.response_time AS time, false AS is_decided, g.group_id,
+          unnest(v.response.topics) AS t
+        FROM {view} v
+        JOIN exchanges e ON e.exchange_id = v.exchange_id AND e.status = 'request_missing'
+        JOIN (SELECT DISTINCT connection_id, group_id FROM exchanges WHERE group_id IS NOT NULL) g
+          ON g.connection_id = e.connection_id
+    """
+
+
+def _commits() -> str:
+    """SQL of group, topic, partition and offset of every commit."""
+    # TxnOffsetCommit has no topic ids
+    ids = dict(zip(_REQUESTS, ("t.topic_id", "NULL::VARCHAR"), strict=True))
+    parts = [
+        f"""
+        SELECT exchange_id, time, is_decided, group_id, name, topic_id,
+          p.partition_index AS partition, {offset} AS committed
         FROM (
-          SELECT v.exchange_id, v.response_time AS time, g.group_id,
-            unnest(v.response.topics) AS t
-          FROM {view} v
-          JOIN exchanges e ON e.exchange_id = v.exchange_id AND e.status = 'request_missing'
-          JOIN (SELECT DISTINCT connection_id, group_id FROM exchanges WHERE group_id IS NOT NULL) g
-            ON g.connection_id = e.connection_id)
+          SELECT * EXCLUDE (t), t.name AS name, {ids[view]} AS topic_id, unnest(t.partitions) AS p
+          FROM ({source}))
+        """
+        for view, request in _REQUESTS.items()
+        for source, offset in (
+            (request, "p.committed_offset"),
+            (_lost_requests(view), "NULL::BIGINT"),
+        )
+    ]
+    return f"""
+        SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic, c.partition, c.committed,
+          c.is_decided, c.exchange_id
+        FROM ({" UNION ALL ".join(parts)}) c LEFT JOIN topic_names n USING (topic_id)
+        ANTI JOIN errors e ON e.exchange_id = c.exchange_id
+          AND (e.partition IS NULL OR e.partition = c.partition)
+          AND (e.topic IS NULL OR e.topic = coalesce(c.name, n.topic))
+        WHERE c.committed >= 0 OR c.committed IS NULL
     """
 
 
 def collect(database: Database, _: Options) -> Document | None:
     """Table `lag`, a row per group and partition, and a chart's columns. None without commits."""
-    commits = _commits(database)
-    if commits is None:
+    database.run(_OUTCOMES)
+    database.run(f"CREATE TEMP TABLE restarts AS {_RESTARTS}")
+    database.run(f"CREATE TEMP TABLE commits AS SELECT a.* FROM ({_commits()}) a {_SINCE}")
+    if not database.value("SELECT count(*) FROM commits"):
         return None
-    restarts = [_NEW_IDS, *([_DELETIONS] if database.has("api_delete_topics") else [])]
-    database.run(f"CREATE TEMP TABLE restarts AS {' UNION ALL '.join(restarts)}")
-    database.run(f"CREATE TEMP TABLE commits AS SELECT a.* FROM ({commits}) a {_SINCE}")
-    ends = _ends(database)
-    if not ends or not database.value("SELECT count(*) FROM commits"):
-        return None
-    _make_log_ends(database, ends)
+    _make_log_ends(database)
     database.run(
         """
         CREATE TEMP TABLE commit_lag AS
@@ -261,10 +233,10 @@ def collect(database: Database, _: Options) -> Document | None:
     }
 
 
-def _make_log_ends(database: Database, ends: list[str]) -> None:
+def _make_log_ends(database: Database) -> None:
     """Rising log ends per partition that somebody commits to; the best of each slice's tenth."""
     log_ends = f"""
-        SELECT r.response_time AS time, e.* FROM ({" UNION ALL ".join(ends)}) e
+        SELECT r.response_time AS time, e.* FROM ({_LOG_ENDS}) e
         JOIN (SELECT exchange_id, response_time FROM requests) r USING (exchange_id)
     """
     database.run(
@@ -329,7 +301,7 @@ def section(document: Document) -> Section:
         "lag",
         "Consumer lag",
         blocks or [],
-        "No commit in this capture, or no response with the end of the log.",
+        "No commit in this capture.",
         name="Lag",
         badge=d["groups"]["total"] if d else None,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import kdissect
@@ -13,37 +12,6 @@ from kdissect.protocol.api_keys import ApiKey
 from tests.builders.tables import SECOND_US, START_US, exchange, tables
 from tests.truth import lag as truth
 from tests.truth.material import Capture
-
-TIME = pa.timestamp("us", "UTC")
-_COMMITTED = pa.struct([("partition_index", pa.int32()), ("committed_offset", pa.int64())])
-_TOPIC = pa.struct([("name", pa.string()), ("partitions", pa.list_(_COMMITTED))])
-_ANSWERED = pa.struct([("partition_index", pa.int32()), ("error_code", pa.int16())])
-_ANSWERED_TOPIC = pa.struct([("name", pa.string()), ("partitions", pa.list_(_ANSWERED))])
-_COMMIT = pa.schema(
-    [
-        ("exchange_id", pa.int64()),
-        ("request_time", TIME),
-        ("response_time", TIME),
-        ("request", pa.struct([("group_id", pa.string()), ("topics", pa.list_(_TOPIC))])),
-        ("response", pa.struct([("topics", pa.list_(_ANSWERED_TOPIC))])),
-    ]
-)
-
-
-def _listed(field: str) -> pa.DataType:
-    part = pa.struct([("partition_index", pa.int32()), (field, pa.int64())])
-    topic = pa.struct([("name", pa.string()), ("partitions", pa.list_(part))])
-    return pa.struct([("topics", pa.list_(topic))])
-
-
-_LIST_OFFSETS = pa.schema(
-    [
-        ("exchange_id", pa.int64()),
-        ("response_time", TIME),
-        ("request", _listed("timestamp")),
-        ("response", _listed("offset")),
-    ]
-)
 
 
 def commit(number: int, second: int, offset: int, *, is_answered: bool = True) -> dict[str, Any]:
@@ -100,9 +68,9 @@ def made(
             ]
         ],
         transactions=transactions,
-        apis__OffsetCommit=pa.Table.from_pylist(plain, _COMMIT),
-        apis__TxnOffsetCommit=pa.Table.from_pylist(transactional, _COMMIT),
-        apis__ListOffsets=pa.Table.from_pylist(ends, _LIST_OFFSETS),
+        apis__OffsetCommit=plain,
+        apis__TxnOffsetCommit=transactional,
+        apis__ListOffsets=ends,
         **more,
     )
 
@@ -244,24 +212,6 @@ def test_no_end_of_the_log() -> None:
     assert (row["last_committed"], row["log_end"], row["lag_at_end"]) == (55, None, None)
 
 
-_DELETED = pa.schema(
-    [
-        ("response_time", TIME),
-        (
-            "response",
-            pa.struct(
-                [
-                    (
-                        "responses",
-                        pa.list_(pa.struct([("name", pa.string()), ("error_code", pa.int16())])),
-                    )
-                ]
-            ),
-        ),
-    ]
-)
-
-
 @pytest.mark.parametrize("how", ["another ID", "deleted"])
 def test_a_topic_that_is_created_again_has_a_new_log(how: str) -> None:
     """The end of the old log, and commits to it, say nothing of the new one."""
@@ -275,7 +225,7 @@ def test_a_topic_that_is_created_again_has_a_new_log(how: str) -> None:
     if how == "deleted":
         response = {"responses": [{"name": "t", "error_code": 0}]}
         rows = [{"response_time": new_at, "response": response}]
-        more = {"apis__DeleteTopics": pa.Table.from_pylist(rows, _DELETED)}
+        more = {"apis__DeleteTopics": rows}
     row = row_of(made([commit(1, 1, 200), commit(2, 2, 5)], [], [], **more))
     assert (row["commits"], row["last_committed"], row["lag_at_end"]) == (1, 5, None)
 
