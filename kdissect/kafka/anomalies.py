@@ -21,7 +21,6 @@ from kdissect.kafka.frame_tables import BAD_SIZE
 from kdissect.kafka.options import StreamOptions
 from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.tcp.columns import CONFLICT_WIDTH
 from kdissect.tcp.proxy_protocol import HeaderFault
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import TlsConnections
@@ -145,14 +144,14 @@ def _of_frames(
 
 def _conflicts(streams: Streams, table: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     """Overlapping segments of Kafka connections whose bytes differ."""
-    stream, segment, pos, byte_count = streams.conflicts.reshape(-1, CONFLICT_WIDTH).T
-    is_kafka = table["protocol"][stream >> 1] == Protocol.KAFKA
-    connection = stream >> 1
+    conflicts = streams.conflicts
+    stream, connection = conflicts["stream"], conflicts["stream"] >> 1
+    is_kafka = table["protocol"][connection] == Protocol.KAFKA
     rows = _rows(
         Anomaly.OVERLAP_CONFLICT, WARNING, (stream & 1) ^ table["client_side"][connection],
-        connection, pos=pos, byte_count=byte_count,
+        connection, pos=conflicts["pos"], byte_count=conflicts["byte_count"],
     )  # fmt: skip
-    return _placed(rows, streams.segments, segment)[is_kafka]
+    return _placed(rows, streams.segments, conflicts["segment"])[is_kafka]
 
 
 def _proxy_headers(

@@ -50,28 +50,7 @@ from kdissect.kafka.plain_streams import (
 )
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE
-from kdissect.tcp.columns import (
-    BYTE_COUNT,
-    CLIENT_SIDE,
-    CLOSE_REASON,
-    CONNECTION_WIDTH,
-    DUPLICATE,
-    DUPLICATE_COUNT,
-    END,
-    FIRST_TIME,
-    GAP_COUNT,
-    HAS_SYN,
-    HEADER_SIZE,
-    INCARNATION,
-    LAST_TIME,
-    OUT_OF_ORDER_COUNT,
-    PAIR,
-    RETRANSMITTED_COUNT,
-    RTT,
-    SEGMENT_COUNT,
-    SIDE_WIDTH,
-    CloseReason,
-)
+from kdissect.tcp.columns import DUPLICATE, CloseReason
 from kdissect.tcp.connection_ids import connection_ids
 from kdissect.tcp.measurements import TcpFacts
 from kdissect.tcp.proxy_protocol import remove_headers
@@ -201,7 +180,7 @@ def _paired(
     streams = reassemble(
         batches, sources, options.duplicate_window_ns, scratch, earlier.tcp if earlier else None
     )
-    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    connections = streams.connections
     is_resumed = _is_resumed(connections, earlier)
     header_faults = remove_headers(streams, is_resumed)
     kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
@@ -266,9 +245,8 @@ class _Detection:
 
 def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -> _Detection:
     """Return the state before detection, without earlier segments."""
-    pair = streams.connections.reshape(-1, CONNECTION_WIDTH)[:, PAIR]
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)
-    has_syn = np.ascontiguousarray(sides[:, HAS_SYN] != 0).astype(np.uint8)
+    pair = streams.connections["pair"]
+    has_syn = (streams.sides["has_syn"] != 0).astype(np.uint8)
     hinted = np.isin(endpoints["port_a"], ports) | np.isin(endpoints["port_b"], ports)
     return _Detection(
         client_side=_client_by_port(endpoints, ports)[pair],
@@ -286,9 +264,9 @@ def _is_resumed(connections: Any, earlier: EarlierState | None) -> npt.NDArray[n
     """bool[connections]: earlier segments have shown the protocol of the connection."""
     if earlier is None:
         return np.zeros(len(connections), np.bool_)
-    is_first: npt.NDArray[np.bool_] = connections[:, INCARNATION] == 0
+    is_first: npt.NDArray[np.bool_] = connections["incarnation"] == 0
     protocol = earlier.connections["protocol"]
-    return is_first & (protocol[connections[:, PAIR]] != Protocol.NONE)
+    return is_first & (protocol[connections["pair"]] != Protocol.NONE)
 
 
 def _resume(
@@ -296,7 +274,7 @@ def _resume(
 ) -> None:
     """Set the state of earlier segments for connections that continue."""
     rows = np.flatnonzero(is_resumed)
-    pair = connections[rows, PAIR]
+    pair = connections["pair"][rows]
     known = earlier.connections[pair]
     for side in (0, 1):
         stream = 2 * rows + side
@@ -344,7 +322,7 @@ def _read_tls(
         else:
             protocol[connection] = Protocol.TLS
     for connection, side in tls.hello_side.items():
-        if connections[connection, CLIENT_SIDE] < 0:
+        if connections["client_side"][connection] < 0:
             client_side[connection] = side
     return tls, is_tls
 
@@ -358,7 +336,7 @@ def _frames(
 ) -> tuple[Frames, Frames, Pairs]:
     """Return the requests, the responses, and their pairs."""
     client_side, protocol = detection.client_side, detection.protocol
-    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    connections = streams.connections
     kafka_streams = framing.KafkaStreams(
         plain.pieces, plain.source, plain.times, plain.sides, client_side, protocol,
         detection.origin,
@@ -390,7 +368,7 @@ def _frames(
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
         requests, responses, pending, plain.times, behind_hole,
-        connections[:, CLOSE_REASON] != CloseReason.CAPTURE_END,
+        connections["close_reason"] != CloseReason.CAPTURE_END,
         (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
     )  # fmt: skip
     return requests, responses, pairs
@@ -403,8 +381,7 @@ def _streams_of(client_side: npt.NDArray[np.uint8], direction: int) -> Ints:
 
 def _missing(streams: Streams) -> Ints:
     """int64[streams]: the count of bytes that the capture lacks."""
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)
-    return sides[:, END] - sides[:, BYTE_COUNT]
+    return streams.sides["end"] - streams.sides["byte_count"]
 
 
 def _count_bytes(
@@ -415,20 +392,20 @@ def _count_bytes(
     responses: Frames,
 ) -> None:
     """Fill the counts of framed, unframed and missing bytes of each connection."""
-    sides, missing = streams.sides.reshape(-1, SIDE_WIDTH), _missing(streams)
+    sides, missing = streams.sides, _missing(streams)
     for direction, frames in ((REQUEST, requests), (RESPONSE, responses)):
         of = _streams_of(table["client_side"], direction)
         framed = frames.framed_bytes()
         counts = table["direction"][:, direction]
-        counts["framed_byte_count"] = framed + sides[of, HEADER_SIZE]
-        counts["unframed_byte_count"] = sides[of, BYTE_COUNT] - framed
+        counts["framed_byte_count"] = framed + sides["header_size"][of]
+        counts["unframed_byte_count"] = sides["byte_count"][of] - framed
         counts["missing_byte_count"] = missing[of]
         for row in plain.opened:
             if table["protocol"][row] == Protocol.KAFKA:
                 counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
                     plain, streams.sides, int(of[row]), int(framed[row])
                 )
-                counts["framed_byte_count"][row] += sides[of[row], HEADER_SIZE]
+                counts["framed_byte_count"][row] += sides["header_size"][of[row]]
 
 
 def _fill_frames(rows: Any, frames: Frames, times: Ints) -> None:
@@ -490,29 +467,28 @@ def _connections(
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
 ) -> npt.NDArray[np.void]:
-    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)
+    connections, sides = streams.connections, streams.sides
     table = np.zeros(len(connections), CONNECTION)
-    pair = connections[:, PAIR]
+    pair = connections["pair"]
     table["connection_id"] = connection_ids(
-        endpoints, pair, connections[:, FIRST_TIME], connections[:, INCARNATION]
+        endpoints, pair, connections["first_time"], connections["incarnation"]
     )
-    table["first_time_ns"] = connections[:, FIRST_TIME]
-    table["last_time_ns"] = connections[:, LAST_TIME]
-    table["handshake_rtt_ns"] = connections[:, RTT]
+    table["first_time_ns"] = connections["first_time"]
+    table["last_time_ns"] = connections["last_time"]
+    table["handshake_rtt_ns"] = connections["rtt"]
     table["endpoints"] = pair
     table["client_side"] = client_side
-    table["handshake_seen"] = (sides[0::2, HAS_SYN] != 0) & (sides[1::2, HAS_SYN] != 0)
+    table["handshake_seen"] = (sides["has_syn"] != 0).reshape(-1, 2).all(axis=1)
     table["protocol"] = protocol
-    table["close_reason"] = connections[:, CLOSE_REASON]
+    table["close_reason"] = connections["close_reason"]
     rows = np.arange(len(connections))
     for direction in (REQUEST, RESPONSE):
         counts = table["direction"][:, direction]
         own = sides[2 * rows + (client_side ^ direction)]
-        counts["byte_count"] = own[:, BYTE_COUNT] + own[:, HEADER_SIZE]
-        counts["segment_count"] = own[:, SEGMENT_COUNT]
-        counts["retransmitted_segment_count"] = own[:, RETRANSMITTED_COUNT]
-        counts["out_of_order_segment_count"] = own[:, OUT_OF_ORDER_COUNT]
-        counts["duplicate_segment_count"] = own[:, DUPLICATE_COUNT]
-        counts["gap_count"] = own[:, GAP_COUNT]
+        counts["byte_count"] = own["byte_count"] + own["header_size"]
+        counts["segment_count"] = own["segment_count"]
+        counts["retransmitted_segment_count"] = own["retransmitted_count"]
+        counts["out_of_order_segment_count"] = own["out_of_order_count"]
+        counts["duplicate_segment_count"] = own["duplicate_count"]
+        counts["gap_count"] = own["gap_count"]
     return table

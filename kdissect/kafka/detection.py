@@ -52,7 +52,6 @@ from kdissect.kafka.frame_search import (  # fmt: skip
 from kdissect.kafka.framing import TOKEN_SIZE_MAX, bounds_of
 from kdissect.kafka.sasl_detection import is_mechanisms
 from kdissect.tcp.byte_ranges import find, int64, peek
-from kdissect.tcp.columns import CLIENT_SIDE, CONNECTION_WIDTH, SIDE_WIDTH
 
 TOKENS_MAX = 8  # tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # largest size of a request that is only partly there
@@ -289,10 +288,8 @@ def recognise(
     both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
     side, protocol = client_side[rows], np.zeros(len(rows), np.uint8)
     _recognise(
-        pieces, times, sides.reshape(-1, SIDE_WIDTH)[both].reshape(-1),
-        connections.reshape(-1, CONNECTION_WIDTH)[rows].reshape(-1), has_origin[both], hinted[rows],
-        kafka, np.zeros(0, PENDING), side, protocol, np.zeros(2, HEADER),
-        np.zeros(CLIENTS_MAX, np.int64),
+        pieces, times, sides[both], connections[rows], has_origin[both], hinted[rows], kafka,
+        np.zeros(0, PENDING), side, protocol, np.zeros(2, HEADER), np.zeros(CLIENTS_MAX, np.int64),
     )  # fmt: skip
     return side, protocol
 
@@ -309,7 +306,7 @@ def _recognise(
         side_a = Stream(pieces, start, stop, end)
         start, stop, end = bounds_of(pieces, sides, 2 * connection + 1)
         side_b = Stream(pieces, start, stop, end)
-        known_client = connections[connection * CONNECTION_WIDTH + CLIENT_SIDE]
+        known_client = connections[connection]["client_side"]
         if side_a.start == side_a.stop and side_b.start == side_b.stop:
             protocol[connection] = _NONE
             if known_client >= 0:

@@ -82,7 +82,6 @@ from kdissect.kafka.sasl_detection import is_broker_token, is_mechanisms
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import Pieces, find, grown, int64
-from kdissect.tcp.columns import END, PIECE_START, PIECE_STOP, SIDE_WIDTH
 
 TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
@@ -138,14 +137,14 @@ def new_streams(is_boundary: npt.NDArray[Any]) -> npt.NDArray[np.void]:
 class KafkaStreams(NamedTuple):
     """The streams of all connections, Kafka or not; connection c has streams 2c and 2c + 1.
 
-    times: int64, source: per segment. sides: rows of SIDE_WIDTH. origin: STREAM per stream.
+    times: int64, source: per segment. sides: SIDE. origin: STREAM per stream.
     client_side, protocol: uint8 per connection.
     """
 
     pieces: Pieces
     source: npt.NDArray[Any]
     times: npt.NDArray[np.int64]
-    sides: npt.NDArray[np.int64]
+    sides: npt.NDArray[np.void]
     client_side: npt.NDArray[np.uint8]
     protocol: npt.NDArray[np.uint8]
     origin: npt.NDArray[np.void]
@@ -175,9 +174,7 @@ def walk_state() -> WalkState:
 @inlined
 def bounds_of(pieces: Any, sides: Any, number: int) -> Any:
     """Return `Stream.start`, `stop` and `end` of the stream with this number."""
-    at = number * SIDE_WIDTH
-    start = sides[at + PIECE_START]
-    stop = sides[at + PIECE_STOP]
+    start, stop = sides[number]["piece_start"], sides[number]["piece_stop"]
     end = int64(0)
     if stop > start:
         end = pieces[stop - 1]["end"]
@@ -461,7 +458,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
             frames, extents = _append_frame(
                 source, stream, index, header, kind, walk, frames, extents, used
             )
-        size = sides[number * SIDE_WIDTH + END]
+        size = sides[number]["end"]
         extents, faults = _end_stream(source, stream, size, REQUEST, walk, extents, faults, used)
     walk["connection"] = len(streams.protocol)
     return frames, extents, faults, used
@@ -673,7 +670,7 @@ def some_responses(
             frames, extents = _append_frame(
                 source, stream, index, header, kind, walk, frames, extents, used
             )
-        size = sides[number * SIDE_WIDTH + END]
+        size = sides[number]["end"]
         extents, faults = _end_stream(source, stream, size, RESPONSE, walk, extents, faults, used)
     walk["connection"] = len(streams.protocol)
     return frames, extents, faults, used

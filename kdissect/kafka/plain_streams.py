@@ -22,13 +22,6 @@ from kdissect.kafka.detection import recognise
 from kdissect.kafka.frame_search import Kafka
 from kdissect.kafka.frame_tables import FAULT_WIDTH
 from kdissect.tcp.byte_ranges import PIECE, Pieces
-from kdissect.tcp.columns import (
-    BYTE_COUNT,
-    END,
-    PIECE_START,
-    PIECE_STOP,
-    SIDE_WIDTH,
-)
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
 
@@ -43,7 +36,7 @@ class PlainStreams:
     """
 
     pieces: Pieces
-    sides: Ints
+    sides: npt.NDArray[np.void]  # SIDE
     times: Ints
     source: npt.NDArray[np.int32]
     carried: Carried
@@ -85,11 +78,11 @@ def plain_streams(
     for connection, opened in tls.opened.items():
         for side in (0, 1):
             table = opened[side].table
-            at = (2 * connection + side) * SIDE_WIDTH
-            sides[at + PIECE_START] = count
+            own = sides[2 * connection + side]
+            own["piece_start"] = count
             count += len(table)
-            sides[at + PIECE_STOP] = count
-            sides[at + END] = opened[side].end
+            own["piece_stop"] = count
+            own["end"] = opened[side].end
             tables.append(table)
     records = np.concatenate(tables)
     data = tls.spool.array()
@@ -121,7 +114,7 @@ def plain_streams(
 
 
 def recognise_plain(
-    plain: PlainStreams, connections: Ints, has_origin: Bytes, hinted: Bytes, kafka: Kafka,
+    plain: PlainStreams, connections: Any, has_origin: Bytes, hinted: Bytes, kafka: Kafka,
     client_side: Bytes, protocol: Bytes,
 ) -> None:  # fmt: skip
     """Detect the protocol of decrypted connections, if it is not known; others stay TLS."""
@@ -138,17 +131,12 @@ def recognise_plain(
     client_side[rows[is_kafka]] = side[is_kafka]
 
 
-def account(
-    plain: PlainStreams,
-    sides: Ints,
-    number: int,
-    framed: int,
-) -> tuple[int, int]:
+def account(plain: PlainStreams, sides: Any, number: int, framed: int) -> tuple[int, int]:
     """(framed, unframed) bytes of a decrypted stream, `framed` of whose plaintext is in frames."""
     opened = plain.opened[number >> 1][number & 1]
     inside = int(opened.table["length"].sum())
     unframed = inside - framed + opened.lost_byte_count
-    return int(sides[number * SIDE_WIDTH + BYTE_COUNT]) - unframed, unframed
+    return int(sides[number]["byte_count"]) - unframed, unframed
 
 
 def faults_of(
@@ -171,11 +159,10 @@ def faults_of(
         if protocol[connection] != Protocol.KAFKA:
             continue
         side = int(client_side[connection]) ^ direction
-        at = (2 * connection + side) * SIDE_WIDTH
+        own = streams.sides[2 * connection + side]
         more = frame_tables.put_gaps(
-            streams.pieces, int(streams.sides[at + PIECE_START]),
-            int(streams.sides[at + PIECE_STOP]), int(streams.sides[at + END]), direction,
-            connection, more, used,
+            streams.pieces, int(own["piece_start"]), int(own["piece_stop"]), int(own["end"]),
+            direction, connection, more, used,
         )  # fmt: skip
         for pos, count, segment in opened[side].lost:
             more = frame_tables.put_fault(

@@ -15,16 +15,7 @@ from kdissect.kafka.assembly import PairStatus
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.continued import Bools, Continued
 from kdissect.resume.open_connection import NEVER, Ints, Phase
-from kdissect.tcp.columns import (
-    ACK_HIGH,
-    GAP_COUNT,
-    HAS_DATA,
-    HAS_SYN,
-    NO_ACK,
-    ORIGIN,
-    PIECE_START,
-    PIECE_STOP,
-)
+from kdissect.tcp.columns import NO_ACK
 
 _SECOND_NS = 1_000_000_000
 CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
@@ -79,10 +70,10 @@ def settled(c: Continued, patience: Patience, now: int) -> Settled:
     begin_until = c.before["may_begin_until"].copy()
     is_new = begin_until == NEVER
     begin_until[is_new] = c.first_time[is_new] + patience.begin_ns
-    has_syn = (c.sides[:, HAS_SYN] != 0).reshape(-1, 2).any(axis=1)
+    has_syn = (c.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
     may_begin = (begin_until > now) & ~has_syn & (c.before["phase"] == Phase.LOOKING)
     limit, until = c.ends.copy(), np.where(may_begin, begin_until, NEVER)
-    is_searched = (c.sides[:, GAP_COUNT] > 0) & np.repeat(c.is_kafka, 2)
+    is_searched = (c.sides["gap_count"] > 0) & np.repeat(c.is_kafka, 2)
     for stream in np.flatnonzero(is_searched).tolist():
         limit[stream], when = _first_hole(c, stream, patience, now)
         until[stream >> 1] = min(until[stream >> 1], when)
@@ -97,7 +88,7 @@ def _first_hole(c: Continued, stream: int, patience: Patience, now: int) -> tupl
     """(position of a stream's first hole that may still be filled, when it is given up); without
     one, the end of the stream and NEVER."""
     side, segments = c.sides[stream], c.streams.segments
-    pieces = c.streams.pieces[side[PIECE_START] : side[PIECE_STOP]]
+    pieces = c.streams.pieces[side["piece_start"] : side["piece_stop"]]
     begin, end, owner = pieces["pos"], pieces["end"], pieces["segment"]
     before = np.append(0, end)[:-1]
     is_hole = begin > before
@@ -106,7 +97,7 @@ def _first_hole(c: Continued, stream: int, patience: Patience, now: int) -> tupl
     is_hole[1:] &= begin[1:] > end[:-1] + cut[:-1]
     waited = now - segments["time_ns"][owner]
     behind = end[-1:] - begin
-    acked = side[ACK_HIGH] - side[ORIGIN] if side[ACK_HIGH] != NO_ACK else -1
+    acked = side["ack_high"] - side["origin"] if side["ack_high"] != NO_ACK else -1
     is_lost = (waited >= patience.acked_ns) | (behind >= patience.acked_bytes)
     is_given_up = (waited >= patience.hole_ns) | (behind >= patience.hole_bytes)
     is_given_up |= is_lost & (acked >= begin)
@@ -163,7 +154,7 @@ def _passed(c: Continued, waiting: Bools, last: Ints) -> Bools:
     of, responses = c.of, c.streams_of(RESPONSE)
     passed: Bools = np.arange(len(of)) + PASSED_MAX <= last[of]
     was_framed = c.before["earlier"]["streams"]["was_framed"].reshape(-1)[responses] != 0
-    is_one_way = (c.sides[responses, HAS_DATA] == 0) & ~was_framed
+    is_one_way = (c.sides["has_data"][responses] == 0) & ~was_framed
     open_count = np.bincount(of[waiting], minlength=len(c))
     for connection in np.flatnonzero(is_one_way & (open_count > ONE_WAY_MAX)).tolist():
         rows = np.flatnonzero(waiting & (of == connection))

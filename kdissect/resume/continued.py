@@ -26,25 +26,7 @@ from kdissect.resume.open_connection import (
     new_rows,
     rows_of,
 )
-from kdissect.tcp.columns import (
-    BYTE_COUNT,
-    CLOSE_REASON,
-    CONNECTION_WIDTH,
-    FIN_AT,
-    FIRST_TIME,
-    HAS_DATA,
-    HEADER_SIZE,
-    HIGH,
-    INCARNATION,
-    LAST_TIME,
-    NO_ACK,
-    ORIGIN,
-    PAIR,
-    PIECE_START,
-    PIECE_STOP,
-    SIDE_WIDTH,
-    CloseReason,
-)
+from kdissect.tcp.columns import NO_ACK, CloseReason
 from kdissect.tcp.connection_ids import connection_ids, exchange_ids
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import OpenedStream, TlsConnections
@@ -78,7 +60,7 @@ class Continued:
     last_time (ns), is_closed (both ways). is_stuck: it is Kafka over TLS whose rest cannot be
     decrypted, for want of secrets or after damage. is_given_up: besides, it was read before, or
     much of it is here.
-    By stream: sides (SIDE_FIELDS); ends, position after the last byte; seq_of_start, sequence
+    By stream: sides (SIDE); ends, position after the last byte; seq_of_start, sequence
     number of position 0 here, or NO_NUMBER.
     By segment: stream. By exchange: of (connection), lost (its response is known to be lost), and
     the `frames` of requests and of responses.
@@ -99,7 +81,7 @@ class Continued:
     is_given_up: Bools
     last_time: Ints
     is_closed: Bools
-    sides: Ints
+    sides: Rows
     ends: Ints
     seq_of_start: Ints
     stream: Ints
@@ -139,11 +121,10 @@ def continued(
     assembly, streams, lost, tls = assemble_streams(
         batch, sources, options, key_logs, earlier_state(connections)
     )
-    table = streams.connections.reshape(-1, CONNECTION_WIDTH)
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)
-    pair, is_first = table[:, PAIR], table[:, INCARNATION] == 0
+    table, sides = streams.connections, streams.sides
+    pair, is_first = table["pair"], table["incarnation"] == 0
     before = rows_of(connections)[pair]
-    incarnation = before["incarnation"] + table[:, INCARNATION]
+    incarnation = before["incarnation"] + table["incarnation"]
     before[~is_first] = new_rows(before["endpoints"][~is_first])
     before["incarnation"] = incarnation
     client = assembly.connections["client_side"].astype(np.int64)
@@ -155,8 +136,8 @@ def continued(
         is_stuck[row] &= not all(stream.can_resume for stream in opened)
     is_unread_tls = is_tls.copy()
     is_unread_tls[list(tls.opened)] = False
-    captured = sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
-    has_fin = (sides[:, FIN_AT] != NO_ACK).reshape(-1, 2).all(axis=1)
+    captured = sides["byte_count"].reshape(-1, 2).sum(axis=1)
+    has_fin = (sides["fin"] != NO_ACK).reshape(-1, 2).all(axis=1)
     stream = 2 * streams.connection.astype(np.int64) + streams.segments["side"]
     of = assembly.exchanges["connection"].astype(np.int64)
     restated = _connections(assembly, before, table)
@@ -181,9 +162,9 @@ def continued(
         is_stuck=is_stuck,
         is_given_up=is_stuck & (was_kafka | (captured > LOOKED_AT_MAX)),
         last_time=restated["last_time_ns"],
-        is_closed=has_fin | (table[:, CLOSE_REASON] == CloseReason.RST),
+        is_closed=has_fin | (table["close_reason"] == CloseReason.RST),
         sides=sides,
-        ends=np.where(sides[:, HAS_DATA] != 0, sides[:, HIGH] - sides[:, ORIGIN], 0),
+        ends=np.where(sides["has_data"] != 0, sides["high"] - sides["origin"], 0),
         seq_of_start=_seq_of_start(streams, sides, stream),
         stream=stream,
         of=of,
@@ -192,14 +173,14 @@ def continued(
     )
 
 
-def _connections(assembly: Assembly, before: Rows, table: Ints) -> npt.NDArray[np.void]:
+def _connections(assembly: Assembly, before: Rows, table: Rows) -> npt.NDArray[np.void]:
     """CONNECTION rows with the times and counts of earlier windows."""
     connections, earlier = assembly.connections.copy(), before["connection"]
     for name in DIRECTION.names or ():
         connections["direction"][name] += earlier["direction"][name]
-    first_time = np.minimum(table[:, FIRST_TIME], earlier["first_time_ns"])
+    first_time = np.minimum(table["first_time"], earlier["first_time_ns"])
     connections["first_time_ns"] = first_time
-    connections["last_time_ns"] = np.maximum(table[:, LAST_TIME], earlier["last_time_ns"])
+    connections["last_time_ns"] = np.maximum(table["last_time"], earlier["last_time_ns"])
     resumed = is_resumed(before)
     for name in ("handshake_seen", "is_tls", "protocol"):
         connections[name] = np.where(resumed, earlier[name], connections[name])
@@ -208,7 +189,7 @@ def _connections(assembly: Assembly, before: Rows, table: Ints) -> npt.NDArray[n
     rtt = connections["handshake_rtt_ns"]
     connections["handshake_rtt_ns"] = np.where(has_rtt, earlier["handshake_rtt_ns"], rtt)
     connections["connection_id"] = connection_ids(
-        assembly.endpoints, table[:, PAIR], first_time, before["incarnation"]
+        assembly.endpoints, table["pair"], first_time, before["incarnation"]
     )
     return connections
 
@@ -271,16 +252,16 @@ def places_of(anomalies: npt.NDArray[np.void], client: Ints) -> tuple[Ints, Bool
     return 2 * of + (client[of] ^ (direction.astype(np.int64) & 1)), has_place
 
 
-def _seq_of_start(streams: Streams, sides: Ints, stream: Ints) -> Ints:
+def _seq_of_start(streams: Streams, sides: Rows, stream: Ints) -> Ints:
     segments, pieces = streams.segments, streams.pieces
     numbers = np.full(len(sides), NO_NUMBER, np.int64)
-    some = np.flatnonzero(sides[:, PIECE_STOP] > sides[:, PIECE_START])
-    piece = sides[some, PIECE_START]
+    some = np.flatnonzero(sides["piece_stop"] > sides["piece_start"])
+    piece = sides["piece_start"][some]
     row = pieces["segment"][piece]
     inside = pieces["file_pos"][piece] - segments["pos"][row] - pieces["pos"][piece]
     is_syn = (segments["flags"][row] & SYN) != 0
     numbers[some] = (segments["seq"][row].astype(np.int64) + is_syn + inside) & 0xFFFFFFFF
     rows = np.flatnonzero(segments["flags"] & SYN)[::-1]  # the first one stays
-    before = sides[stream[rows], HEADER_SIZE]
+    before = sides["header_size"][stream[rows]]
     numbers[stream[rows]] = (segments["seq"][rows].astype(np.int64) + 1 + before) & 0xFFFFFFFF
     return numbers

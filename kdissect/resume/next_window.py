@@ -35,14 +35,7 @@ from kdissect.resume.open_connection import (
     Rows,
     is_resumed,
 )
-from kdissect.tcp.columns import (
-    BYTE_COUNT,
-    DUPLICATE,
-    END,
-    HAS_SYN,
-    PIECE_START,
-    PIECE_STOP,
-)
+from kdissect.tcp.columns import DUPLICATE
 from kdissect.tls.session import RecordPoint, TlsState
 
 FORGOTTEN_NS = 60_000_000_000  # a closed connection is forgotten: half of MSL (RFC 9293, 3.4.1)
@@ -94,7 +87,7 @@ def resumption(c: Continued, ready: Settled, done: Complete) -> Resumption:
         np.maximum.at(framed, frames.stream[frames.has], frames.end[frames.has])
     was_boundary = c.before["earlier"]["streams"]["is_boundary"].reshape(-1) != 0
     begins = np.repeat(is_resumed(c.before), 2)
-    is_boundary = (pos > 0) | np.where(begins, was_boundary, c.sides[:, HAS_SYN] != 0)
+    is_boundary = (pos > 0) | np.where(begins, was_boundary, c.sides["has_syn"] != 0)
     # a search that finds nothing does not go over all of it again
     is_lost = (done.open_from == NO_POSITION) & (ready.limit - pos > TAIL_MAX)
     is_lost &= np.repeat(c.is_kafka, 2)
@@ -132,7 +125,7 @@ def must_end(
 
 def phases(c: Continued, is_confirmed: Bools, is_over: Bools, has_key_logs: bool) -> Ints:
     """int64[connections]: the Phase after this window."""
-    captured = c.sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
+    captured = c.sides["byte_count"].reshape(-1, 2).sum(axis=1)
     # key logs may come a little later than the records
     most = np.where(c.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
     found = np.where(captured <= most, Phase.LOOKING, Phase.OTHER)
@@ -206,7 +199,7 @@ def _enough(c: Continued, at: Resumption, phase: Ints) -> Ints:
     missing = at.missing.reshape(-1, 2)
     has_large_frame = (phase == Phase.KAFKA) & (missing.max(axis=1, initial=0) >= DEFERRED_MIN)
     enough[has_large_frame] = np.maximum(missing[has_large_frame], 1)
-    captured = c.sides[:, BYTE_COUNT].reshape(-1, 2).sum(axis=1)
+    captured = c.sides["byte_count"].reshape(-1, 2).sum(axis=1)
     # so that work on an unknown connection grows with its size
     is_unknown = (phase == Phase.LOOKING) & (captured > LOOKED_AT_SMALL)
     enough[is_unknown] = captured[is_unknown, None] // 2
@@ -224,7 +217,7 @@ def _earlier(c: Continued, at: Resumption, done: Complete, phase: Ints) -> npt.N
     earlier["protocol"] = np.where(phase == Phase.LOOKING, Protocol.NONE, spoken)
     earlier["client_side"] = c.client
     stream = c.streams_of(RESPONSE)
-    lacks = c.sides[stream, END] > c.sides[stream, BYTE_COUNT]
+    lacks = c.sides["end"][stream] > c.sides["byte_count"][stream]
     earlier["has_loss"] = lacks | (is_resumed(c.before) & (earlier["has_loss"] != 0))
     has_end = earlier["response_end"] != NO_RESPONSE
     earlier["response_end"] -= np.where(has_end, at.carried[stream], 0)
@@ -279,8 +272,8 @@ def _counts(c: Continued, at: Resumption, done: Complete, phase: Ints) -> npt.ND
 def _carried_counts(c: Continued, at: Resumption, done: Complete) -> dict[str, Ints]:
     """By stream: counts of the bytes from the position on where it resumes."""
     sides, count, start = c.sides, 2 * len(c), at.carried
-    piece_count = sides[:, PIECE_STOP] - sides[:, PIECE_START]
-    index, first = gather_ranges(sides[:, PIECE_START], piece_count)
+    piece_count = sides["piece_stop"] - sides["piece_start"]
+    index, first = gather_ranges(sides["piece_start"], piece_count)
     pieces, stream = c.streams.pieces[index], np.repeat(np.arange(count), piece_count)
     end_before = np.append(0, pieces["end"])[:-1]
     end_before[first[piece_count > 0]] = 0
@@ -290,7 +283,7 @@ def _carried_counts(c: Continued, at: Resumption, done: Complete) -> dict[str, I
     np.add.at(byte_count, stream, size)
     np.maximum.at(last, stream, pieces["end"])
     gap_count = np.bincount(stream[is_hole], minlength=count)
-    gap_count += sides[:, END] > np.maximum(last, start)
+    gap_count += sides["end"] > np.maximum(last, start)
     extents = c.assembly.extents
     is_here = extents["source"] >= 0
     before = np.append(0, np.cumsum(np.where(is_here, extents["length"], 0)))
@@ -310,7 +303,7 @@ def _carried_counts(c: Continued, at: Resumption, done: Complete) -> dict[str, I
         "byte_count": byte_count,
         "framed_byte_count": byte_count - unframed,
         "unframed_byte_count": unframed,
-        "missing_byte_count": np.maximum(sides[:, END] - start, 0) - byte_count,
+        "missing_byte_count": np.maximum(sides["end"] - start, 0) - byte_count,
         "gap_count": gap_count,
     }
 
@@ -371,7 +364,7 @@ def payload(segments: npt.NDArray[np.void], sources: Sources) -> npt.NDArray[np.
 def _acknowledgements(c: Continued, ready: Settled, resumes: Bools) -> Ints:
     """The last acknowledgement of each stream with a hole that may still be filled, or of bytes
     after the captured ones."""
-    is_short = c.sides[:, END] > c.ends
+    is_short = c.sides["end"] > c.ends
     is_ack = resumes & ((c.streams.segments["flags"] & ACK) != 0)
     rows = []
     for stream in np.flatnonzero(ready.has_hole | is_short).tolist():

@@ -95,7 +95,7 @@ def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:
 
 @making_part
 def grown(table: Any, used: int, needed: int) -> Any:
-    """The table itself, or one of at least twice the size with its first `used` numbers copied."""
+    """The table itself, or one of at least twice the size with its first `used` rows copied."""
     if used + needed <= len(table):
         return table
     larger = np.empty(2 * len(table) + needed, table.dtype)

@@ -1,62 +1,56 @@
-"""Columns of the flat int64 tables that reassembly fills: sides, connections, conflicts."""
+"""Rows that reassembly fills: sides, connections, conflicts; and the marks of segments."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
+import numpy as np
+
 DUPLICATE, PROBE, UNUSED = 1, 2, 4  # marks of a segment; UNUSED: its sequence number is meaningless
 NO_ACK = -(1 << 62)  # no acknowledgment
 
-# The columns of `Streams.sides`: facts of a stream, which is one side of a connection.
-SIDE_FIELDS = (
-    "origin",  # unwrapped sequence number of position 0
-    "has_syn",
-    "has_data",
-    "low",  # lowest and highest unwrapped sequence number of its data
-    "high",
-    "fin",  # unwrapped sequence number after the FIN's data, or NO_ACK
-    "ack_low",  # lowest and highest number the peer acknowledged, or NO_ACK
-    "ack_high",
-    "is_messy",  # out of order or overlapping
-    "data_count",  # segments with payload that is used
-    "segment_count",
-    "duplicate_count",
-    "retransmitted_count",
-    "out_of_order_count",
-    "byte_count",
-    "gap_count",
-    "end",  # position after the last byte known to exist
-    "piece_start",
-    "piece_stop",
-    "header_size",  # bytes of a PROXY protocol header before position 0
+# Facts of a stream, which is one side of a connection. Numbers are unwrapped sequence numbers.
+SIDE = np.dtype(
+    [
+        ("origin", "i8"),  # number of position 0
+        ("has_syn", "i8"),
+        ("has_data", "i8"),
+        ("low", "i8"),  # lowest and highest number of its data
+        ("high", "i8"),
+        ("fin", "i8"),  # number after the FIN's data, or NO_ACK
+        ("ack_low", "i8"),  # lowest and highest number the peer acknowledged, or NO_ACK
+        ("ack_high", "i8"),
+        ("is_messy", "i8"),  # out of order or overlapping
+        ("data_count", "i8"),  # segments with payload that is used
+        ("segment_count", "i8"),
+        ("duplicate_count", "i8"),
+        ("retransmitted_count", "i8"),
+        ("out_of_order_count", "i8"),
+        ("byte_count", "i8"),
+        ("gap_count", "i8"),
+        ("end", "i8"),  # position after the last byte known to exist
+        ("piece_start", "i8"),
+        ("piece_stop", "i8"),
+        ("header_size", "i8"),  # bytes of a PROXY protocol header before position 0
+    ]
 )
-(
-    ORIGIN, HAS_SYN, HAS_DATA, LOW, HIGH, FIN_AT, ACK_LOW, ACK_HIGH, IS_MESSY, DATA_COUNT,
-    SEGMENT_COUNT, DUPLICATE_COUNT, RETRANSMITTED_COUNT, OUT_OF_ORDER_COUNT, BYTE_COUNT, GAP_COUNT,
-    END, PIECE_START, PIECE_STOP, HEADER_SIZE,
-) = range(len(SIDE_FIELDS))  # fmt: skip
-SIDE_WIDTH = len(SIDE_FIELDS)
 
-# The columns of `Streams.connections`.
-CONNECTION_FIELDS = (
-    "pair",
-    "incarnation",
-    "first_time",
-    "last_time",
-    "syn_time",
-    "syn_ack_time",
-    "rtt",
-    "client_side",  # -1: the handshake was not captured
-    "close_reason",
-    "first_segment",
+CONNECTION = np.dtype(
+    [
+        ("pair", "i8"),
+        ("incarnation", "i8"),
+        ("first_time", "i8"),
+        ("last_time", "i8"),
+        ("syn_time", "i8"),
+        ("syn_ack_time", "i8"),
+        ("rtt", "i8"),
+        ("client_side", "i8"),  # -1: the handshake was not captured
+        ("close_reason", "i8"),
+    ]
 )
-(
-    PAIR, INCARNATION, FIRST_TIME, LAST_TIME, SYN_TIME, SYN_ACK_TIME, RTT, CLIENT_SIDE,
-    CLOSE_REASON, FIRST_SEGMENT,
-) = range(len(CONNECTION_FIELDS))  # fmt: skip
-CONNECTION_WIDTH = len(CONNECTION_FIELDS)
 
-CONFLICT_WIDTH = 4  # stream (2 * connection + side), segment, position, differing bytes
+# A segment whose bytes differ from those captured first. stream: 2 * connection + side.
+CONFLICT = np.dtype([("stream", "i8"), ("segment", "i8"), ("pos", "i8"), ("byte_count", "i8")])
 
 
 class CloseReason(IntEnum):

@@ -42,7 +42,7 @@ from kdissect.capture.segments import (
 )
 from kdissect.jit import inlined, kernel, load_u8, load_u16
 from kdissect.tcp.byte_ranges import int64
-from kdissect.tcp.columns import CONNECTION_WIDTH, DUPLICATE, INCARNATION, PAIR, UNUSED
+from kdissect.tcp.columns import DUPLICATE, UNUSED
 
 NO_TIME = -(1 << 62)
 UNKNOWN = -1
@@ -147,16 +147,15 @@ def tcp_facts(
 ) -> TcpFacts:
     """The facts of all connections.
 
-    connection, mark: by segment. connections: the flat table of reassembly. earlier: facts of
+    connection, mark: by segment. connections: CONNECTION of `columns`. earlier: facts of
     earlier windows by endpoint pair, for the first connection of each pair; None if this is the
     only window.
     """
-    table = connections.reshape(-1, CONNECTION_WIDTH)
-    facts = no_facts(len(table))
+    facts = no_facts(len(connections))
     before = facts.rtt
     if earlier is not None:
-        first = np.flatnonzero(table[:, INCARNATION] == 0)
-        pair = table[first, PAIR]
+        first = np.flatnonzero(connections["incarnation"] == 0)
+        pair = connections["pair"][first]
         facts.connections[first] = earlier.connections[pair]
         for side in (0, 1):
             facts.sides[2 * first + side] = earlier.sides[2 * pair + side]

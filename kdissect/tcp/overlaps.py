@@ -12,26 +12,7 @@ import numpy as np
 from kdissect.capture.segments import NOT_COUNTED
 from kdissect.jit import inlined, load_u8, making_kernel, making_part
 from kdissect.tcp.byte_ranges import find, int64
-from kdissect.tcp.columns import (
-    ACK_HIGH,
-    BYTE_COUNT,
-    CONFLICT_WIDTH,
-    DATA_COUNT,
-    END,
-    FIN_AT,
-    GAP_COUNT,
-    HAS_DATA,
-    HAS_SYN,
-    HIGH,
-    IS_MESSY,
-    NO_ACK,
-    ORIGIN,
-    OUT_OF_ORDER_COUNT,
-    PIECE_START,
-    PIECE_STOP,
-    RETRANSMITTED_COUNT,
-    SIDE_WIDTH,
-)
+from kdissect.tcp.columns import NO_ACK
 
 BLOCK = 1 << 13  # a stream can be cut after each block of so many segments
 
@@ -40,10 +21,9 @@ BLOCK = 1 << 13  # a stream can be cut after each block of so many segments
 def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> Any:
     """Fill rows int64[]: data segments by stream, in order of capture; returns start int64[sides
     + 1]."""
-    count = len(sides) // SIDE_WIDTH
-    start = np.zeros(count + 1, np.int64)
-    for stream in range(count):
-        start[stream + 1] = start[stream] + sides[stream * SIDE_WIDTH + DATA_COUNT]
+    start = np.zeros(len(sides) + 1, np.int64)
+    for stream in range(len(sides)):
+        start[stream + 1] = start[stream] + sides[stream]["data_count"]
     place = start[:-1].copy()
     for row in range(len(segments)):
         if mark[row] == 0 and segments[row]["length"] > 0:
@@ -164,10 +144,10 @@ def lay_pieces(
     count = 0
     conflict_count = 0
     for stream in range(len(start) - 1):
-        at = stream * SIDE_WIDTH
-        sides[at + PIECE_START] = count
-        origin = sides[at + ORIGIN]
-        if sides[at + IS_MESSY]:
+        side = sides[stream]
+        side["piece_start"] = count
+        origin = side["origin"]
+        if side["is_messy"]:
             count, conflict_count = _lay_messy(
                 segments, address, number, rows[start[stream] : start[stream + 1]], stream, sides,
                 pieces, count, conflicts, conflict_count,
@@ -184,36 +164,36 @@ def lay_pieces(
                     pieces[count]["file_pos"] = segments[row]["pos"]
                     pieces[count]["segment"] = row
                     count += 1
-        sides[at + PIECE_STOP] = count
-        _settle(sides, at, pieces)
+        side["piece_stop"] = count
+        _settle(side, pieces)
     return count, conflict_count
 
 
 @inlined
-def _settle(sides: Any, at: int, pieces: Any) -> None:
+def _settle(side: Any, pieces: Any) -> None:
     """Set end, byte count and gap count of a side whose pieces are final."""
-    origin = sides[at + ORIGIN]
+    origin = side["origin"]
     end = int64(0)
-    if sides[at + HAS_DATA]:
-        end = max(end, sides[at + HIGH] - origin)
+    if side["has_data"]:
+        end = max(end, side["high"] - origin)
     # RFC 9293, 3.6: the FIN's sequence number follows the last byte, so it gives the stream's
     # length.
-    if sides[at + FIN_AT] != NO_ACK:
-        if sides[at + HAS_SYN] or sides[at + HAS_DATA]:
-            end = max(end, sides[at + FIN_AT] - origin)
-    elif sides[at + ACK_HIGH] != NO_ACK and sides[at + ACK_HIGH] - origin > end + 1:
+    if side["fin"] != NO_ACK:
+        if side["has_syn"] or side["has_data"]:
+            end = max(end, side["fin"] - origin)
+    elif side["ack_high"] != NO_ACK and side["ack_high"] - origin > end + 1:
         # RFC 9293, 3.4: a FIN takes a sequence number, so one more than the end may acknowledge a
         # FIN that was not captured. Any larger acknowledgment proves missing bytes.
-        end = sides[at + ACK_HIGH] - origin
+        end = side["ack_high"] - origin
     here = int64(0)
-    for index in range(sides[at + PIECE_START], sides[at + PIECE_STOP]):
+    for index in range(side["piece_start"], side["piece_stop"]):
         if pieces[index]["pos"] > here:
-            sides[at + GAP_COUNT] += 1
+            side["gap_count"] += 1
         here = pieces[index]["end"]
-        sides[at + BYTE_COUNT] += here - pieces[index]["pos"]
+        side["byte_count"] += here - pieces[index]["pos"]
     if end > here:
-        sides[at + GAP_COUNT] += 1
-    sides[at + END] = end
+        side["gap_count"] += 1
+    side["end"] = end
 
 
 @making_kernel
@@ -240,7 +220,7 @@ def _lay_messy(
     The stream is cut into runs of blocks if all bytes after a cut lie after all bytes before it.
     That keeps the work per run small and gives the same pieces.
     """
-    origin = sides[stream * SIDE_WIDTH + ORIGIN]
+    origin = sides[stream]["origin"]
     lowest = _lowest_behind(number, rows, origin)
     begin = 0
     reached = int64(0)  # end of the run's captured bytes so far
@@ -266,8 +246,8 @@ def _lay_run(
     count: int, conflicts: Any, conflict_count: int, highest: int, is_first: bool,
 ) -> Any:  # fmt: skip
     """`_lay_messy` for one run; `highest`: end of all earlier segments, updated and returned."""
-    at = stream * SIDE_WIDTH
-    origin = sides[at + ORIGIN]
+    side = sides[stream]
+    origin = side["origin"]
     total = len(rows)
     first = np.empty(total, np.int64)
     last = np.empty(total, np.int64)
@@ -297,19 +277,18 @@ def _lay_run(
         captured = int64(segments[row]["captured"])
         counted = 0 if segments[row]["ip_id"] & NOT_COUNTED else 1
         if won[index] < captured or (is_back and captured == 0):
-            sides[at + RETRANSMITTED_COUNT] += counted
+            side["retransmitted_count"] += counted
             pos, differing = _conflict(
                 pieces, begin, count, row, first[index], last[index], address[row], place
             )
             if differing:
-                to = conflict_count * CONFLICT_WIDTH
-                conflicts[to] = stream
-                conflicts[to + 1] = row
-                conflicts[to + 2] = pos
-                conflicts[to + 3] = differing
+                conflicts[conflict_count]["stream"] = stream
+                conflicts[conflict_count]["segment"] = row
+                conflicts[conflict_count]["pos"] = pos
+                conflicts[conflict_count]["byte_count"] = differing
                 conflict_count += 1
         elif is_back:
-            sides[at + OUT_OF_ORDER_COUNT] += counted
+            side["out_of_order_count"] += counted
         highest = max(highest, place + int64(segments[row]["length"]))
     return count, conflict_count, highest
 

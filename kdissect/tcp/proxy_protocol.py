@@ -18,18 +18,6 @@ import numpy.typing as npt
 from kdissect.capture.segments import MAPPED
 from kdissect.jit import kernel, load_u8
 from kdissect.tcp.byte_ranges import Pieces, read_bytes
-from kdissect.tcp.columns import (
-    BYTE_COUNT,
-    CLIENT_SIDE,
-    CONFLICT_WIDTH,
-    CONNECTION_WIDTH,
-    END,
-    HEADER_SIZE,
-    ORIGIN,
-    PIECE_START,
-    PIECE_STOP,
-    SIDE_WIDTH,
-)
 from kdissect.tcp.reassembly import Streams
 
 _SIGNATURE_1 = b"PROXY "
@@ -129,25 +117,24 @@ def remove_headers(
     is_resumed: connections whose streams begin later. Returns (fault, segment) of malformed headers
     by connection.
     """
-    sides = streams.sides.reshape(-1, SIDE_WIDTH)
-    connections = streams.connections.reshape(-1, CONNECTION_WIDTH)
+    sides, connections = streams.sides, streams.connections
     is_likely = np.zeros(len(sides), np.uint8)
-    _find_likely(streams.pieces, streams.sides, is_likely)
+    _find_likely(streams.pieces, sides, is_likely)
     faults: dict[int, tuple[HeaderFault, int]] = {}
     for stream in np.flatnonzero(is_likely).tolist():
         connection, side = stream >> 1, stream & 1
-        is_broker = connections[connection, CLIENT_SIDE] == 1 - side
+        is_broker = connections["client_side"][connection] == 1 - side
         if is_resumed[connection] or is_broker:
             continue
         header = _header_of(streams.pieces, sides[stream])
         if header is None:
             continue
         if header.fault is not None:
-            segment = streams.pieces["segment"][sides[stream, PIECE_START]]
+            segment = streams.pieces["segment"][sides["piece_start"][stream]]
             faults[connection] = header.fault, int(segment)
         if not header.size:
             continue
-        connections[connection, CLIENT_SIDE] = side
+        connections["client_side"][connection] = side
         facts = streams.facts.connections[connection]
         facts["proxy_byte_count"] = header.size
         if header.client is not None:
@@ -162,16 +149,16 @@ def remove_headers(
 def _find_likely(pieces: Any, sides: Any, is_likely: Any) -> None:
     """Mark the streams whose first byte is that of a header."""
     for stream in range(len(is_likely)):
-        start = sides[stream * SIDE_WIDTH + PIECE_START]
-        if start < sides[stream * SIDE_WIDTH + PIECE_STOP] and pieces[start]["pos"] == 0:
+        start = sides[stream]["piece_start"]
+        if start < sides[stream]["piece_stop"] and pieces[start]["pos"] == 0:
             first = load_u8(pieces[start]["address"])
             is_likely[stream] = first == 0x50 or first == 0x0D  # "P" and CR
 
 
-def _header_of(pieces: Pieces, side: npt.NDArray[np.int64]) -> ProxyHeader | None:
+def _header_of(pieces: Pieces, side: np.void) -> ProxyHeader | None:
     """The header at the beginning of a stream that has bytes there."""
-    start, available = int(side[PIECE_START]), 0
-    for piece in range(start, int(side[PIECE_STOP])):
+    start, available = int(side["piece_start"]), 0
+    for piece in range(start, int(side["piece_stop"])):
         if pieces["pos"][piece] != available or available > _FIXED_SIZE + 0xFFFF:
             break
         available = int(pieces["end"][piece])
@@ -180,21 +167,21 @@ def _header_of(pieces: Pieces, side: npt.NDArray[np.int64]) -> ProxyHeader | Non
 
 def _move(streams: Streams, stream: int, size: int) -> None:
     """Make position 0 of a stream its byte number `size`."""
-    side = streams.sides.reshape(-1, SIDE_WIDTH)[stream]
-    pieces = streams.pieces[side[PIECE_START] : side[PIECE_STOP]]
+    side = streams.sides[stream]
+    pieces = streams.pieces[side["piece_start"] : side["piece_stop"]]
     pieces["pos"] -= size
     pieces["end"] -= size
     inside = int((pieces["end"] <= 0).sum())  # pieces of the header only
-    side[PIECE_START] += inside
+    side["piece_start"] += inside
     if inside < len(pieces) and pieces["pos"][inside] < 0:
         cut = -int(pieces["pos"][inside])
         pieces["pos"][inside] = 0
         pieces["address"][inside] += np.uint64(cut)
         pieces["file_pos"][inside] += cut
-    side[HEADER_SIZE] = size
-    side[ORIGIN] += size
-    side[END] -= size
-    side[BYTE_COUNT] -= size
-    conflicts = streams.conflicts.reshape(-1, CONFLICT_WIDTH)
-    own = conflicts[:, 0] == stream
-    conflicts[own, 2] = np.maximum(conflicts[own, 2] - size, 0)
+    side["header_size"] = size
+    side["origin"] += size
+    side["end"] -= size
+    side["byte_count"] -= size
+    conflicts = streams.conflicts
+    own = conflicts["stream"] == stream
+    conflicts["pos"][own] = np.maximum(conflicts["pos"][own] - size, 0)

@@ -65,34 +65,12 @@ from kdissect.capture.segments import (
 from kdissect.jit import inlined, kernel, load_u8, making_kernel
 from kdissect.tcp.byte_ranges import PIECE, Pieces, int64
 from kdissect.tcp.columns import (
-    ACK_HIGH,
-    ACK_LOW,
-    CLIENT_SIDE,
-    CLOSE_REASON,
-    CONFLICT_WIDTH,
-    CONNECTION_WIDTH,
-    DATA_COUNT,
+    CONFLICT,
+    CONNECTION,
     DUPLICATE,
-    DUPLICATE_COUNT,
-    FIN_AT,
-    FIRST_SEGMENT,
-    FIRST_TIME,
-    HAS_DATA,
-    HAS_SYN,
-    HIGH,
-    INCARNATION,
-    IS_MESSY,
-    LAST_TIME,
-    LOW,
     NO_ACK,
-    ORIGIN,
-    PAIR,
     PROBE,
-    RTT,
-    SEGMENT_COUNT,
-    SIDE_WIDTH,
-    SYN_ACK_TIME,
-    SYN_TIME,
+    SIDE,
     UNUSED,
     CloseReason,
 )
@@ -114,10 +92,10 @@ class Streams:
 
     segments: npt.NDArray[np.void]  # SEGMENT, in assembly order
     connection: npt.NDArray[np.int32]  # row of the connection, per segment
-    connections: npt.NDArray[np.int64]  # flat, CONNECTION_FIELDS
-    sides: npt.NDArray[np.int64]  # flat, SIDE_FIELDS
+    connections: npt.NDArray[np.void]  # CONNECTION
+    sides: npt.NDArray[np.void]  # SIDE
     pieces: Pieces
-    conflicts: npt.NDArray[np.int64]  # flat, CONFLICT_WIDTH
+    conflicts: npt.NDArray[np.void]  # CONFLICT
     mark: npt.NDArray[np.uint8]  # per segment: DUPLICATE, PROBE, UNUSED
     facts: TcpFacts
 
@@ -548,11 +526,10 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
     Also marks keep-alive probes and messy streams.
     """
     connection, number, acknowledged, mark = numbered
-    for row in range(len(sides) // SIDE_WIDTH):
-        at = row * SIDE_WIDTH
-        sides[at + FIN_AT] = NO_ACK
-        sides[at + ACK_LOW] = NO_ACK
-        sides[at + ACK_HIGH] = NO_ACK
+    for stream in range(len(sides)):
+        sides[stream]["fin"] = NO_ACK
+        sides[stream]["ack_low"] = NO_ACK
+        sides[stream]["ack_high"] = NO_ACK
     last_pair = -1
     incarnation = 0
     last_connection = -1
@@ -563,108 +540,105 @@ def measure(segments: Any, numbered: Any, connections: Any, sides: Any) -> None:
         length = int64(s["length"])
         time = int64(s["time_ns"])
         which = int64(connection[row])
-        c = which * CONNECTION_WIDTH
-        at = (2 * which + side) * SIDE_WIDTH
+        c = connections[which]
+        own = sides[2 * which + side]
         counted = 0 if s["ip_id"] & NOT_COUNTED else 1
         if mark[row] == DUPLICATE:
-            sides[at + DUPLICATE_COUNT] += counted
+            own["duplicate_count"] += counted
             continue
         if which != last_connection:
             pair = int64(s["endpoints"])
             incarnation = incarnation + 1 if pair == last_pair else 0
             # the same endpoints again: the earlier connection ended without FIN or RST
             if pair == last_pair:
-                before = last_connection * CONNECTION_WIDTH
-                if connections[before + CLOSE_REASON] == CloseReason.CAPTURE_END:
-                    connections[before + CLOSE_REASON] = CloseReason.REUSED
+                before = connections[last_connection]
+                if before["close_reason"] == CloseReason.CAPTURE_END:
+                    before["close_reason"] = CloseReason.REUSED
             last_pair = pair
             last_connection = which
-            connections[c + PAIR] = pair
-            connections[c + INCARNATION] = incarnation
-            connections[c + FIRST_TIME] = time
-            connections[c + LAST_TIME] = time
-            connections[c + SYN_TIME] = NO_ACK
-            connections[c + SYN_ACK_TIME] = NO_ACK
-            connections[c + RTT] = -1
-            connections[c + CLIENT_SIDE] = -1
-            connections[c + CLOSE_REASON] = CloseReason.CAPTURE_END
-            connections[c + FIRST_SEGMENT] = row
-        connections[c + FIRST_TIME] = min(connections[c + FIRST_TIME], time)
-        connections[c + LAST_TIME] = max(connections[c + LAST_TIME], time)
-        sides[at + SEGMENT_COUNT] += counted
-        _close_and_open(connections, sides, c, at, flags, side, time, number[row])
+            c["pair"] = pair
+            c["incarnation"] = incarnation
+            c["first_time"] = time
+            c["last_time"] = time
+            c["syn_time"] = NO_ACK
+            c["syn_ack_time"] = NO_ACK
+            c["rtt"] = -1
+            c["client_side"] = -1
+            c["close_reason"] = CloseReason.CAPTURE_END
+        c["first_time"] = min(c["first_time"], time)
+        c["last_time"] = max(c["last_time"], time)
+        own["segment_count"] += counted
+        _close_and_open(c, own, flags, side, time, number[row])
         if acknowledged[row] != NO_ACK:
-            peer = (2 * which + 1 - side) * SIDE_WIDTH
-            if sides[peer + ACK_LOW] == NO_ACK or acknowledged[row] < sides[peer + ACK_LOW]:
-                sides[peer + ACK_LOW] = acknowledged[row]
-            sides[peer + ACK_HIGH] = max(sides[peer + ACK_HIGH], acknowledged[row])
+            peer = sides[2 * which + 1 - side]
+            if peer["ack_low"] == NO_ACK or acknowledged[row] < peer["ack_low"]:
+                peer["ack_low"] = acknowledged[row]
+            peer["ack_high"] = max(peer["ack_high"], acknowledged[row])
         if flags & FIN:
-            sides[at + FIN_AT] = max(sides[at + FIN_AT], number[row] + length)
+            own["fin"] = max(own["fin"], number[row] + length)
         if length == 0 or mark[row] == UNUSED:
             continue
         place = number[row]
         # RFC 9293, 3.8.4: a keep-alive has the sequence number before the next one, and may have
         # one byte
-        has_position = sides[at + HAS_SYN] or sides[at + HAS_DATA]
-        if has_position and length == 1 and place == sides[at + HIGH] - 1 and not flags & FIN:
+        has_position = own["has_syn"] or own["has_data"]
+        if has_position and length == 1 and place == own["high"] - 1 and not flags & FIN:
             mark[row] = PROBE
             continue
-        if has_position and place < sides[at + HIGH]:
-            sides[at + IS_MESSY] = 1
+        if has_position and place < own["high"]:
+            own["is_messy"] = 1
         if not has_position:
-            sides[at + HIGH] = place + length
-        if not sides[at + HAS_DATA]:
-            sides[at + LOW] = place
-        sides[at + HAS_DATA] = 1
-        sides[at + LOW] = min(sides[at + LOW], place)
-        sides[at + HIGH] = max(sides[at + HIGH], place + length)
-        sides[at + DATA_COUNT] += 1
-    for row in range(len(sides) // SIDE_WIDTH):
-        at = row * SIDE_WIDTH
-        if not sides[at + HAS_SYN]:
-            if sides[at + HAS_DATA]:
-                sides[at + ORIGIN] = sides[at + LOW]
-            elif sides[at + ACK_LOW] != NO_ACK:
-                sides[at + ORIGIN] = sides[at + ACK_LOW]
+            own["high"] = place + length
+        if not own["has_data"]:
+            own["low"] = place
+        own["has_data"] = 1
+        own["low"] = min(own["low"], place)
+        own["high"] = max(own["high"], place + length)
+        own["data_count"] += 1
+    for stream in range(len(sides)):
+        own = sides[stream]
+        if not own["has_syn"]:
+            if own["has_data"]:
+                own["origin"] = own["low"]
+            elif own["ack_low"] != NO_ACK:
+                own["origin"] = own["ack_low"]
 
 
 @inlined
-def _close_and_open(
-    connections: Any, sides: Any, c: int, at: int, flags: int, side: int, time: int, number: int
-) -> None:
+def _close_and_open(c: Any, own: Any, flags: int, side: int, time: int, number: int) -> None:
     """Update handshake, client side and close reason from one segment's flags."""
     if flags & SYN:
-        if not sides[at + HAS_SYN]:
-            sides[at + HAS_SYN] = 1
-            sides[at + ORIGIN] = number
-            if not sides[at + HAS_DATA]:
-                sides[at + HIGH] = number
-            elif sides[at + LOW] < number:
-                sides[at + IS_MESSY] = 1
+        if not own["has_syn"]:
+            own["has_syn"] = 1
+            own["origin"] = number
+            if not own["has_data"]:
+                own["high"] = number
+            elif own["low"] < number:
+                own["is_messy"] = 1
         # RFC 9293, 3.5: the client sends SYN, the server SYN-ACK, the client ACK
         if flags & ACK:
-            if connections[c + SYN_ACK_TIME] == NO_ACK:
-                connections[c + SYN_ACK_TIME] = time
-            if connections[c + CLIENT_SIDE] < 0:
-                connections[c + CLIENT_SIDE] = 1 - side
+            if c["syn_ack_time"] == NO_ACK:
+                c["syn_ack_time"] = time
+            if c["client_side"] < 0:
+                c["client_side"] = 1 - side
         else:
-            if connections[c + SYN_TIME] == NO_ACK:
-                connections[c + SYN_TIME] = time
-            if connections[c + CLIENT_SIDE] < 0:
-                connections[c + CLIENT_SIDE] = side
+            if c["syn_time"] == NO_ACK:
+                c["syn_time"] = time
+            if c["client_side"] < 0:
+                c["client_side"] = side
     elif (
         flags & ACK
-        and connections[c + RTT] < 0
-        and side == connections[c + CLIENT_SIDE]
-        and connections[c + SYN_TIME] != NO_ACK
-        and connections[c + SYN_ACK_TIME] != NO_ACK
+        and c["rtt"] < 0
+        and side == c["client_side"]
+        and c["syn_time"] != NO_ACK
+        and c["syn_ack_time"] != NO_ACK
     ):
-        connections[c + RTT] = max(0, time - connections[c + SYN_TIME])
-    if connections[c + CLOSE_REASON] == CloseReason.CAPTURE_END:
+        c["rtt"] = max(0, time - c["syn_time"])
+    if c["close_reason"] == CloseReason.CAPTURE_END:
         if flags & RST:
-            connections[c + CLOSE_REASON] = CloseReason.RST
+            c["close_reason"] = CloseReason.RST
         elif flags & FIN:
-            connections[c + CLOSE_REASON] = CloseReason.FIN
+            c["close_reason"] = CloseReason.FIN
 
 
 def _addresses(segments: Any, sources: Sources, scratch: Scratch) -> Any:
@@ -700,20 +674,19 @@ def reassemble(
         scratch.zeros(count, np.uint8),
     )
     connection_count = split_connections(segments, pair_start, address, window_ns, numbered)
-    connections = np.zeros(connection_count * CONNECTION_WIDTH, np.int64)
-    sides = np.zeros(2 * connection_count * SIDE_WIDTH, np.int64)
+    connections = np.zeros(connection_count, CONNECTION)
+    sides = np.zeros(2 * connection_count, SIDE)
     measure(segments, numbered, connections, sides)
     facts = tcp_facts(
         segments, numbered.connection, numbered.mark, connections, sources, earlier_facts
     )
     connection, number, mark = numbered.connection, numbered.number, numbered.mark
     del numbered  # frees the acknowledgements
-    table = sides.reshape(-1, SIDE_WIDTH)
-    rows = scratch.empty(int(table[:, DATA_COUNT].sum()), np.int64)
+    rows = scratch.empty(int(sides["data_count"].sum()), np.int64)
     start = listed(segments, connection, mark, sides, rows)
-    messy = int(table[table[:, IS_MESSY] != 0, DATA_COUNT].sum())
+    messy = int(sides["data_count"][sides["is_messy"] != 0].sum())
     pieces = scratch.empty(len(rows) + messy, PIECE)
-    conflicts = scratch.empty(messy * CONFLICT_WIDTH, np.int64)
+    conflicts = scratch.empty(messy, CONFLICT)
     piece_count, conflict_count = lay_pieces(
         segments, address, number, rows, start, sides, pieces, conflicts
     )
@@ -723,7 +696,7 @@ def reassemble(
         connections,
         sides,
         pieces[:piece_count],
-        conflicts[: conflict_count * CONFLICT_WIDTH],
+        conflicts[:conflict_count],
         mark,
         facts,
     )

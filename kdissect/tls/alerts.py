@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from kdissect.jit import kernel, load_u8
 from kdissect.tcp.byte_ranges import read_bytes
-from kdissect.tcp.columns import PIECE_START, PIECE_STOP, SIDE_WIDTH
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls import records
 from kdissect.tls.cipher_suites import Suite
-from kdissect.tls.records import RECORD_WIDTH, TLS_HEADER_SIZE, walk_records
+from kdissect.tls.records import TLS_HEADER_SIZE, Record, each_record, walk_records
 
 ENCRYPTED = "encrypted"
 _FATAL = 2
@@ -54,8 +53,8 @@ _DESCRIPTIONS = {
 def _find_alerts(pieces: Any, sides: Any, streams: Any, begins: Any) -> None:
     """Mark the streams whose first byte is the type of an alert record."""
     for row in range(len(streams)):
-        start = sides[streams[row] * SIDE_WIDTH + PIECE_START]
-        if start < sides[streams[row] * SIDE_WIDTH + PIECE_STOP] and pieces[start]["pos"] == 0:
+        start = sides[streams[row]]["piece_start"]
+        if start < sides[streams[row]]["piece_stop"] and pieces[start]["pos"] == 0:
             begins[row] = load_u8(pieces[start]["address"]) == records.ALERT
 
 
@@ -71,26 +70,25 @@ def first_alerts(
     alerts: dict[int, str] = {}
     for stream in chosen[begins].tolist():
         table = walk_records(streams.pieces, streams.sides, stream, has_origin)
-        rows = table[:RECORD_WIDTH].reshape(-1, RECORD_WIDTH).tolist()
-        if alert := fatal_alert(streams.pieces, rows, None, False):
+        if alert := fatal_alert(streams.pieces, each_record(table[:1]), None, False):
             alerts[stream] = alert
     return alerts
 
 
 def fatal_alert(
-    pieces: Any, rows: Iterable[list[int]], suite: Suite | None, is_client: bool
+    pieces: Any, found: Iterable[Record], suite: Suite | None, is_client: bool
 ) -> str | None:
     """Return the description of a side's fatal alert before its first encrypted handshake message.
 
-    rows: the side's records. The client's first encrypted record of TLS 1.3 is an alert if it has
+    found: the side's records. The client's first encrypted record of TLS 1.3 is an alert if it has
     the size of one, because all handshake messages are larger. It gives ENCRYPTED.
     """
     is_13 = suite is not None and suite.is_13
-    for row in rows:
-        kind, size = row[records.TYPE], row[records.SIZE]
-        if kind == records.ALERT and size == row[records.CAPTURED] == TLS_HEADER_SIZE + _SIZE:
-            start = row[records.POS] + TLS_HEADER_SIZE
-            level, description = read_bytes(pieces, row[records.PIECE], start, _SIZE)
+    for record in found:
+        kind, size = record.kind, record.size
+        if kind == records.ALERT and size == record.captured == TLS_HEADER_SIZE + _SIZE:
+            start = record.pos + TLS_HEADER_SIZE
+            level, description = read_bytes(pieces, record.piece, start, _SIZE)
             if level == _FATAL:
                 return _DESCRIPTIONS.get(description, f"alert_{description}")
         elif kind == records.APPLICATION and suite is not None and is_13 and is_client:

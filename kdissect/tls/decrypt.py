@@ -86,7 +86,7 @@ from kdissect.tls.key_log import (
     read_secrets,
 )
 from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
-from kdissect.tls.records import RECORD_WIDTH, TLS_HEADER_SIZE, walk_records
+from kdissect.tls.records import TLS_HEADER_SIZE, Record, each_record, walk_records
 from kdissect.tls.session import (
     SECRET_NAME_SIZE,
     SESSION_ID_MAX,
@@ -95,7 +95,7 @@ from kdissect.tls.session import (
     TlsState,
 )
 
-Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.void]
 
 _CLIENT, SERVER = 0, 1
 SERVER_HELLO_DONE = 14
@@ -184,30 +184,25 @@ def read_tls(
 # -- handshakes -----------------------------------------------------------------------------
 
 
-def _rows(table: Ints) -> Iterator[list[int]]:
-    rows = table.reshape(-1, RECORD_WIDTH)
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        yield from rows[start : start + _ROWS_AT_ONCE].tolist()
+def _bytes_of(streams: Streams, record: Record) -> bytes:
+    """A record that was captured whole, with its header."""
+    return read_bytes(streams.pieces, record.piece, record.pos, record.size)
 
 
-def _clear_handshake(streams: Streams, table: Ints, past_change: bool) -> bytes:
+def _clear_handshake(streams: Streams, table: Rows, past_change: bool) -> bytes:
     """The handshake bytes at the start of a stream that are not encrypted.
 
     past_change: also after ChangeCipherSpec, which means nothing in TLS 1.3.
     """
     messages = b""
-    for row in _rows(table):
-        kind, size = row[records.TYPE], row[records.SIZE]
-        if kind == records.CHANGE_CIPHER and past_change:
+    for record in each_record(table):
+        if record.kind == records.CHANGE_CIPHER and past_change:
             continue
-        if kind != records.HANDSHAKE or row[records.CAPTURED] < size or len(messages) > MESSAGE_MAX:
+        if record.kind != records.HANDSHAKE or record.captured < record.size:
             break
-        messages += read_bytes(
-            streams.pieces,
-            row[records.PIECE],
-            row[records.POS] + TLS_HEADER_SIZE,
-            size - TLS_HEADER_SIZE,
-        )
+        if len(messages) > MESSAGE_MAX:
+            break
+        messages += _bytes_of(streams, record)[TLS_HEADER_SIZE:]
     return messages
 
 
@@ -237,7 +232,7 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
                     certificates[number] = _certificate(body, server.version)
     suite = suite_of(server.suite) if server else None
     alerts = [
-        fatal_alert(streams.pieces, _rows(table), suite, side == client_side)
+        fatal_alert(streams.pieces, each_record(table), suite, side == client_side)
         for side, table in enumerate(tables)
     ]
     facts = TlsFacts(
@@ -252,8 +247,7 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
     session = None
     if client is not None and server is not None:
         session = _session(client_side, client, server, client_flight, server_flight)
-    kinds = [table[records.TYPE :: RECORD_WIDTH] for table in tables]
-    is_over = all((kind == records.APPLICATION).any() for kind in kinds)
+    is_over = all((table["kind"] == records.APPLICATION).any() for table in tables)
     return _Hello(None if client is None else client_side, session, facts, is_over)
 
 
@@ -410,16 +404,14 @@ class _Direction:
     def run(self, has_origin: npt.NDArray[np.uint8]) -> OpenedStream:
         streams = self._streams
         table = walk_records(streams.pieces, streams.sides, self._stream, has_origin)
-        self._budget = SEARCH_BYTES + SEARCH_SHARE * int(
-            table.reshape(-1, RECORD_WIDTH)[:, records.SIZE].sum()
-        )
-        for row in _rows(table):
+        self._budget = SEARCH_BYTES + SEARCH_SHARE * int(table["size"].sum())
+        for row in each_record(table):
             self._record(row)
         opened = np.frombuffer(self._opened, OPENED) if self._opened else np.zeros(0, OPENED)
         return OpenedStream(opened, self._lost, self._start, self._after, self._place.closed)
 
-    def _record(self, row: list[int]) -> None:
-        kind, size = row[records.TYPE], row[records.SIZE]
+    def _record(self, row: Record) -> None:
+        kind, size = row.kind, row.size
         if kind == records.LOST:
             self._is_on = True
             openers = self._keys.openers
@@ -429,7 +421,7 @@ class _Direction:
             self._is_on = True
         elif not self._is_on or (self._keys.is_13 and kind != records.APPLICATION):
             return  # in clear text
-        elif row[records.CAPTURED] < size:
+        elif row.captured < size:
             self._lose(row, 0 if self._is_hunting else 1, 1)
         elif not self._open(row):
             if self._is_hunting:
@@ -437,17 +429,17 @@ class _Direction:
             else:
                 self._lose(row, 0, 1)
 
-    def _lose(self, row: list[int], least: int, most: int) -> None:
+    def _lose(self, row: Record, least: int, most: int) -> None:
         """A record, or a stretch, is lost: it takes from `least` to `most` numbers."""
         place = self._place
         self._place = replace(
             place, least=place.least + least, most=place.most + most,
-            hole=place.hole + row[records.SIZE],
+            hole=place.hole + row.size,
         )  # fmt: skip
         self._note_lost(row)
 
-    def _note_lost(self, row: list[int]) -> None:
-        pos, count = row[records.POS], row[records.CAPTURED]
+    def _note_lost(self, row: Record) -> None:
+        pos, count = row.pos, row.captured
         if not count:
             return
         self._place = replace(self._place, closed=self._place.closed + count)
@@ -455,12 +447,10 @@ class _Direction:
             before, so_far, segment = self._lost[-1]
             self._lost[-1] = before, so_far + count, segment
         else:
-            self._lost.append((pos, count, row[records.FIRST]))
+            self._lost.append((pos, count, row.first))
 
-    def _open(self, row: list[int]) -> bool:
-        data = read_bytes(
-            self._streams.pieces, row[records.PIECE], row[records.POS], row[records.SIZE]
-        )
+    def _open(self, row: Record) -> bool:
+        data = _bytes_of(self._streams, row)
         header, body = data[:TLS_HEADER_SIZE], data[TLS_HEADER_SIZE:]
         for index, number in self._candidates(body):
             opener = self._keys.openers[index]
@@ -509,21 +499,21 @@ class _Direction:
             plain += max(1, hole - passed * (TLS_HEADER_SIZE + overhead))
         self._place = _Place(index, number + 1, plain, place.end)
 
-    def _accept(self, row: list[int], number: int, skipped: int, kind: int, content: bytes) -> None:
+    def _accept(self, row: Record, number: int, skipped: int, kind: int, content: bytes) -> None:
         if kind == records.APPLICATION:
             self._add(row, number, content, skipped)
         elif kind == records.HANDSHAKE and self._keys.is_13:
             self._read_messages(content)
         place = self._place
         if self._generation >= 0 and not self._messages and place.plain == place.end:
-            end = row[records.POS] + row[records.SIZE]
+            end = row.pos + row.size
             self._after = end, RecordPoint(place.number, self._generation)
             if not place.end:
                 self._start = self._after
 
-    def _add(self, row: list[int], number: int, content: bytes, skipped: int) -> None:
+    def _add(self, row: Record, number: int, content: bytes, skipped: int) -> None:
         """An OPENED row of application data, without fields that a resumed stream ignores."""
-        pos, tcp_pos = row[records.POS], row[records.POS] + TLS_HEADER_SIZE + skipped
+        pos, tcp_pos = row.pos, row.pos + TLS_HEADER_SIZE + skipped
         if pos == 0 and self._skip:
             needed = max(tcp_pos, self._skip)
             content, tcp_pos = content[needed - tcp_pos :], needed
@@ -537,10 +527,10 @@ class _Direction:
                     len(content),
                     self._spool.append(np.frombuffer(content, np.uint8)),
                     tcp_pos,
-                    row[records.FIRST],
-                    row[records.LAST],
+                    row.first,
+                    row.last,
                     pos,
-                    pos + row[records.SIZE],
+                    pos + row.size,
                     number,
                     self._generation,
                 )

@@ -9,23 +9,42 @@ number of records in them is unknown.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kdissect.jit import inlined, kernel, load_u8, making_kernel
 from kdissect.tcp.byte_ranges import find, grown, int64, peek
-from kdissect.tcp.columns import PIECE_START, PIECE_STOP, SIDE_WIDTH
 
 CHANGE_CIPHER, ALERT, HANDSHAKE, APPLICATION = 20, 21, 22, 23
 LOST = 0  # instead of a type: a stretch without known boundaries
 TLS_HEADER_SIZE = 5
 BODY_MAX = 16384 + 2048  # RFC 5246; RFC 8446 allows less
 
-# Columns of a record. SIZE: with its header; CAPTURED: bytes of these that are there; PIECE: the
-# first piece that ends after POS; FIRST, LAST: segments of the first and last captured byte.
-TYPE, _VERSION, POS, SIZE, CAPTURED, PIECE, FIRST, LAST = range(8)
-RECORD_WIDTH = 8
+_ROWS_AT_ONCE = 4096
+
+
+class Record(NamedTuple):
+    """A row of RECORD."""
+
+    kind: int
+    pos: int
+    size: int  # with its header
+    captured: int  # bytes of these that are there
+    piece: int  # the first one that ends after `pos`
+    first: int  # segments of the first and last captured byte, or -1
+    last: int
+
+
+RECORD = np.dtype([(name, "i8") for name in Record._fields])
+
+
+def each_record(table: npt.NDArray[np.void]) -> Iterator[Record]:
+    """The rows of RECORD[n], a few thousand Python objects at a time."""
+    for start in range(0, len(table), _ROWS_AT_ONCE):
+        yield from map(Record._make, table[start : start + _ROWS_AT_ONCE].tolist())
 
 
 @inlined
@@ -69,67 +88,56 @@ def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
 
 @making_kernel
 def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
-    """All records of a stream: int64[n * RECORD_WIDTH].
+    """All records of a stream: RECORD[n].
 
     has_origin uint8 of each stream: it began with a SYN, so that position 0 is a boundary.
     """
-    table = np.empty(64 * RECORD_WIDTH, np.int64)
+    table = np.empty(64, RECORD)
     used = 0
-    start = sides[stream * SIDE_WIDTH + PIECE_START]
-    stop = sides[stream * SIDE_WIDTH + PIECE_STOP]
+    start, stop = sides[stream]["piece_start"], sides[stream]["piece_stop"]
     if start >= stop:
         return table[:0]
     end = pieces[stop - 1]["end"]
     index = start
     pos = int64(0) if has_origin[stream] else pieces[start]["pos"]
-    if not has_origin[stream]:
-        boundary = _search(pieces, index, stop, pos, end)
-        until = end if boundary < 0 else boundary
-        table, used, index = _put(pieces, index, stop, LOST, 0, pos, until - pos, table, used)
-        pos = until
+    is_boundary = has_origin[stream] != 0
     while pos < end:
-        size = _size_at(pieces, index, stop, pos)
+        size = _size_at(pieces, index, stop, pos) if is_boundary else int64(0)
+        kind = int64(LOST)
         if size > 0:
             kind = peek(pieces, index, stop, pos, 1)
-            version = peek(pieces, index, stop, pos + 1, 2)
-            table, used, index = _put(pieces, index, stop, kind, version, pos, size, table, used)
+        else:
+            boundary = _search(pieces, index, stop, pos + is_boundary, end)
+            size = (end if boundary < 0 else boundary) - pos
+        is_boundary = True
+        if size > 0:
+            table = grown(table, used, 1)
+            index = _put(pieces, index, stop, kind, pos, size, table[used])
+            used += 1
             pos += size
-            continue
-        boundary = _search(pieces, index, stop, pos + 1, end)
-        until = end if boundary < 0 else boundary
-        table, used, index = _put(pieces, index, stop, LOST, 0, pos, until - pos, table, used)
-        pos = until
-    return table[: used * RECORD_WIDTH]
+    return table[:used]
 
 
-@making_kernel
-def _put(
-    pieces: Any, index: int, stop: int, kind: int, version: int, pos: int, size: int, table: Any,
-    used: int,
-) -> Any:  # fmt: skip
-    """Append a row, unless size is 0; (table, rows, first piece after the record)."""
-    if size <= 0:
-        return table, used, index
-    table = grown(table, used * RECORD_WIDTH, RECORD_WIDTH)
-    at = used * RECORD_WIDTH
+@kernel
+def _put(pieces: Any, index: int, stop: int, kind: int, pos: int, size: int, record: Any) -> int:
+    """Fill a record; returns the first piece that ends after it."""
     while index < stop and pieces[index]["end"] <= pos:
         index += 1
-    table[at + TYPE] = kind
-    table[at + _VERSION] = version
-    table[at + POS] = pos
-    table[at + SIZE] = size
-    table[at + PIECE] = index
-    table[at + FIRST] = -1
-    table[at + LAST] = -1
+    record["kind"] = kind
+    record["pos"] = pos
+    record["size"] = size
+    record["piece"] = index
+    record["first"] = -1
+    record["last"] = -1
     captured = int64(0)
     while index < stop and pieces[index]["pos"] < pos + size:
         last = min(pos + size, pieces[index]["end"])
         captured += last - max(pos, pieces[index]["pos"])
-        if table[at + FIRST] < 0:
-            table[at + FIRST] = pieces[index]["segment"]
-        table[at + LAST] = pieces[index]["segment"]
+        if record["first"] < 0:
+            record["first"] = pieces[index]["segment"]
+        record["last"] = pieces[index]["segment"]
         if pieces[index]["end"] > pos + size:
             break
         index += 1
-    table[at + CAPTURED] = captured
-    return table, used + 1, index
+    record["captured"] = captured
+    return index

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from kdissect.tcp import columns
 from kdissect.tcp.byte_ranges import PIECE
+from kdissect.tcp.columns import SIDE
 from tests.builders.playbook import in_memory
 
 cuts = st.lists(st.integers(0, 400), max_size=9)
@@ -38,6 +38,6 @@ class MadePieces:
         self.pieces["end"] = end
         self.pieces["address"] = address
         self.pieces["segment"] = np.arange(len(begin))
-        self.sides = np.zeros(2 * columns.SIDE_WIDTH, np.int64)
-        self.sides[columns.PIECE_STOP] = len(begin)
-        self.sides[columns.END] = len(data)
+        self.sides = np.zeros(2, SIDE)
+        self.sides["piece_stop"][0] = len(begin)
+        self.sides["end"][0] = len(data)

@@ -23,9 +23,9 @@ from kdissect.capture.segments import (
     SYN,
     SegmentBatch,
 )
-from kdissect.tcp import columns as c
 from kdissect.tcp import overlaps
 from kdissect.tcp import reassembly as r
+from kdissect.tcp.columns import DUPLICATE
 from tests.builders.playbook import in_memory
 from tests.oracles import reassembly as oracle
 from tests.steps import assert_linear
@@ -50,13 +50,11 @@ def kernel(segments: list[oracle.Segment]) -> tuple[list[int], list[tuple[Any, A
     """The kernels' result in the words of the oracle."""
     batch, memory = batch_of(segments)
     streams = r.reassemble([batch], memory, WINDOW_NS)
-    sides = streams.sides.reshape(-1, c.SIDE_WIDTH)
-    conflicts = streams.conflicts.reshape(-1, c.CONFLICT_WIDTH)
     found = []
-    for number, side in enumerate(sides):
+    for number, side in enumerate(streams.sides):
         owner: dict[int, int] = {}
         last = 0
-        for piece in range(side[c.PIECE_START], side[c.PIECE_STOP]):
+        for piece in range(side["piece_start"], side["piece_stop"]):
             pos, end, _, file_pos, row = streams.pieces[piece].tolist()
             assert pos >= last
             last = end
@@ -64,17 +62,19 @@ def kernel(segments: list[oracle.Segment]) -> tuple[list[int], list[tuple[Any, A
                 owner[at] = row
                 place = file_pos + at - pos
                 assert batch.segments["pos"][row] <= place
-        told = {int(one[1]): (int(one[2]), int(one[3])) for one in conflicts if one[0] == number}
-        assert side[c.BYTE_COUNT] == len(owner)
-        end = int(side[c.END])
+        told = {
+            row: (pos, size) for to, row, pos, size in streams.conflicts.tolist() if to == number
+        }
+        assert side["byte_count"] == len(owner)
+        end = int(side["end"])
         holes = [at for at in range(min(end, 4000)) if at not in owner]
         if end < 4000:
             runs = sum(1 for at in holes if at - 1 not in set(holes))
-            assert side[c.GAP_COUNT] == runs
+            assert side["gap_count"] == runs
         found.append(
             oracle.Stream(
-                owner, told, end, int(side[c.SEGMENT_COUNT]), int(side[c.DUPLICATE_COUNT]),
-                int(side[c.RETRANSMITTED_COUNT]), int(side[c.OUT_OF_ORDER_COUNT]),
+                owner, told, end, int(side["segment_count"]), int(side["duplicate_count"]),
+                int(side["retransmitted_count"]), int(side["out_of_order_count"]),
             )
         )  # fmt: skip
     pairs = [(found[2 * at], found[2 * at + 1]) for at in range(len(found) // 2)]
@@ -158,11 +158,11 @@ def test_work_is_linear_in_the_segments(work: Any) -> None:
 def test_a_million_gaps_and_interleaved_retransmissions() -> None:
     """Counts of gaps and of retransmissions are right for very large streams."""
     streams = with_gaps(1_000_000)
-    assert streams.sides.reshape(-1, c.SIDE_WIDTH)[0, c.GAP_COUNT] == 999_999
+    assert streams.sides[0]["gap_count"] == 999_999
     streams = interleaved(200_000)
-    side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
-    assert side[c.BYTE_COUNT] == 1_000_000
-    assert side[c.RETRANSMITTED_COUNT] + side[c.OUT_OF_ORDER_COUNT] > 90_000
+    side = streams.sides[0]
+    assert side["byte_count"] == 1_000_000
+    assert side["retransmitted_count"] + side["out_of_order_count"] > 90_000
 
 
 def test_across_captures_the_running_time_orders() -> None:
@@ -208,12 +208,12 @@ def test_streams_cut_into_runs_have_the_pieces_of_the_whole() -> None:
         assert (found[pos:end] == -1).all()
         found[pos:end] = row
     assert found.tolist() == painted.tolist()
-    side = streams.sides.reshape(-1, c.SIDE_WIDTH)[0]
+    side = streams.sides[0]
     won = np.bincount(painted[painted > 0], minlength=count + 1)[1:]
     highest = np.maximum.accumulate(np.append(0, place + size))[:-1]
-    assert side[c.RETRANSMITTED_COUNT] == (won < size).sum()
-    assert side[c.OUT_OF_ORDER_COUNT] == ((won == size) & (place < highest)).sum()
-    assert side[c.BYTE_COUNT] == (painted > 0).sum()
+    assert side["retransmitted_count"] == (won < size).sum()
+    assert side["out_of_order_count"] == ((won == size) & (place < highest)).sum()
+    assert side["byte_count"] == (painted > 0).sum()
 
 
 segment_keys = st.lists(
@@ -255,4 +255,4 @@ def test_a_table_of_duplicates_that_begins_anew() -> None:
     rows["packet"] = np.arange(2 * count)
     rows["time_ns"] = np.arange(2 * count) * 1000
     streams = r.reassemble([SegmentBatch(np.zeros(1, ENDPOINTS), rows)], in_memory(b"1"), WINDOW_NS)
-    assert (streams.mark == np.tile([0, c.DUPLICATE], count)).all()
+    assert (streams.mark == np.tile([0, DUPLICATE], count)).all()

@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 
 from kdissect.tls.cipher_suites import suite_name, suite_of
 from kdissect.tls.key_log import expand_label, holds_secrets, is_blank, prf, read_secrets
-from kdissect.tls.records import (
-    CAPTURED,
-    FIRST,
-    LAST,
-    LOST,
-    POS,
-    RECORD_WIDTH,
-    SIZE,
-    TYPE,
-    walk_records,
-)
+from kdissect.tls.records import LOST, walk_records
 from tests.builders.pieces import MadePieces, cuts, lost
 
 BODIES = st.tuples(st.sampled_from([1, 2, 24, 60]), st.integers(0, 2**32)).map(
@@ -41,21 +31,20 @@ def test_records_are_found_however_they_are_cut(
         sent[len(data)] = kind, 5 + len(body)
         data += struct.pack(">BBBH", kind, 3, minor, len(body)) + body
     made = MadePieces(data, cuts, lost)
-    found = walk_records(made.pieces, made.sides, 0, np.array([has_origin], np.uint8))
-    rows = found.reshape(-1, RECORD_WIDTH)
+    rows = walk_records(made.pieces, made.sides, 0, np.array([has_origin], np.uint8))
     there = [byte is not None for byte in made.there]
-    here = int(rows[0, POS]) if len(rows) else 0
+    here = int(rows[0]["pos"]) if len(rows) else 0
     for row in rows:
-        pos, size = int(row[POS]), int(row[SIZE])
+        pos, size = int(row["pos"]), int(row["size"])
         assert pos == here  # records and lost stretches leave nothing out
-        assert row[TYPE] == LOST or (row[TYPE], size) == sent[pos]
-        assert row[CAPTURED] == sum(there[pos : pos + size])
+        assert row["kind"] == LOST or (row["kind"], size) == sent[pos]
+        assert row["captured"] == sum(there[pos : pos + size])
         inside = [n for n, (a, b) in enumerate(made.spans) if a < pos + size and b > pos]
-        assert (row[FIRST], row[LAST]) == ((inside[0], inside[-1]) if inside else (-1, -1))
+        assert (row["first"], row["last"]) == ((inside[0], inside[-1]) if inside else (-1, -1))
         here += size
     assert here >= len(there)
     whole = {pos for pos, (_, size) in sent.items() if sum(there[pos : pos + size]) == size}
-    assert whole <= {int(row[POS]) for row in rows if row[TYPE] != LOST}
+    assert whole <= {int(row["pos"]) for row in rows if row["kind"] != LOST}
 
 
 def test_key_logs_are_read_as_they_are_found() -> None:
