@@ -146,7 +146,7 @@ def _change(change: Cause) -> str:
     where = names or ", ".join(f"`{each}`" for each in change.paths)
     if change.apis:
         where += " of " + ", ".join(sorted(change.apis))
-    minor = ".".join(map(str, change.since[:2])) or "KRaft"
+    minor = ", ".join(".".join(map(str, each[:2])) for each in change.since) or "KRaft"
     kip = f" ({change.kip})" if change.kip else ""
     return f"| {minor} | {where} | {change.text}{kip} |\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,10 +15,8 @@ from kdissect.cli.verbs import verb
 from kdissect.step_log import logged_step
 
 if TYPE_CHECKING:
-    from kdissect.pipeline.selection import Selection
-    from kdissect.replay.model import PlanOptions, ReplayPlan, Workload
-    from kdissect.replay.output.results import Results
-    from kdissect.replay.planning.schedule import Pace
+    from kdissect.replay.model import ReplayPlan, Workload
+    from kdissect.replay.output.rows import Results
     from kdissect.replay.running.session import SessionOptions
     from kdissect.replay.target.cluster import Target
     from kdissect.replay.target.connection import Access
@@ -49,6 +47,12 @@ def replay_command(
 
     Reads only, unless --allow names more. Exit code 1 when a verdict of --fail-on was found.
     """
+    from kdissect.replay.model import PlanOptions
+    from kdissect.replay.output.console import ReplayProgress
+    from kdissect.replay.planning.plan import make_plan
+    from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
+    from kdissect.replay.workload.source import load_workload
+
     # all refusals come before anything is read or sent
     if to is None and not guard.dry_run and output.save is None:
         raise typer.BadParameter(
@@ -56,23 +60,38 @@ def replay_command(
         )
     compared.check()
     selection = selected.selection()
-    options = _session_options(guard, speed, compared)
+    allowed = parse_allow(guard.allow or ())
+    options = _session_options(guard, speed, compared, same_cluster=SAME_CLUSTER in allowed)
     access = login.access(options.run.answer_timeout_s)
     target = _target("--to", to, access)
     reference = _target("--against", compared.against, access)
     output.check()
 
-    workload, plan = _plan(
-        source,
-        quiet,
-        _plan_options(guard, selection, options.run.pace, access.principal),
-        ports=port or (),
-        keylog=keylog or (),
-        from_ns=selection.time_from_ns,
-        to_ns=selection.time_to_ns,
-        # the plan applies the others: requests without a topic or group go with any selection
-        clients=selection.clients,
-    )
+    with ReplayProgress(shown=not quiet), logged_step("load workload") as counts:
+        workload = load_workload(
+            source,
+            ports=port or (),
+            keylog=keylog or (),
+            from_ns=selection.time_from_ns,
+            to_ns=selection.time_to_ns,
+            # the plan applies the others: requests without a topic or group go with any selection
+            clients=selection.clients,
+        )
+        counts["connections"] = len(workload.connections)
+    with logged_step("plan") as counts:
+        plan = make_plan(
+            workload,
+            PlanOptions(
+                allow=allowed - {SAME_CLUSTER},
+                apis=selection.apis,
+                topics=frozenset(selection.topics),
+                groups=frozenset(selection.groups),
+                principal=access.principal,
+                wait_for_data=options.run.pace.speed != 1,
+            ),
+        )
+        counts["steps"] = len(plan.steps)
+        counts["sent"] = sum(step.skipped is None for step in plan.steps)
     if output.save is not None:
         _save(workload, output.save, quiet)
         if to is None and not guard.dry_run:
@@ -86,41 +105,27 @@ def replay_command(
 
 
 def _session_options(
-    guard: opt.GuardOptions, speed: opt.SpeedOptions, compared: opt.ComparisonOptions
+    guard: opt.GuardOptions,
+    speed: opt.SpeedOptions,
+    compared: opt.ComparisonOptions,
+    *,
+    same_cluster: bool,
 ) -> SessionOptions:
     from kdissect.replay.fields import load_fields
-    from kdissect.replay.output.results import FailOn, parse_fail_on
-    from kdissect.replay.output.rows import read_baseline
+    from kdissect.replay.output.rows import FAIL_ON, parse_fail_on, read_baseline
     from kdissect.replay.running.session import SessionOptions
-    from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
 
     return SessionOptions(
         run=speed.run_options(),
         translate=compared.translate_options(),
         table=load_fields(compared.rules or (), is_strict=compared.strict),
         makes_topics=guard.create_topics,
-        same_cluster=SAME_CLUSTER in parse_allow(guard.allow or ()),
+        same_cluster=same_cluster,
         into_existing=guard.into_existing,
-        fail_on=FailOn() if compared.fail_on is None else parse_fail_on(compared.fail_on),
+        fail_on=FAIL_ON if compared.fail_on is None else parse_fail_on(compared.fail_on),
         baseline=None if compared.baseline is None else read_baseline(compared.baseline),
         control_runs=compared.control_runs,
         reset=guard.reset or "",
-    )
-
-
-def _plan_options(
-    guard: opt.GuardOptions, selection: Selection, pace: Pace, principal: str
-) -> PlanOptions:
-    from kdissect.replay.model import PlanOptions
-    from kdissect.replay.target.guard import SAME_CLUSTER, parse_allow
-
-    return PlanOptions(
-        allow=parse_allow(guard.allow or ()) - {SAME_CLUSTER},
-        apis=selection.apis,
-        topics=frozenset(selection.topics),
-        groups=frozenset(selection.groups),
-        principal=principal,
-        wait_for_data=pace.speed != 1,
     )
 
 
@@ -130,35 +135,17 @@ def _target(option: str, address: str | None, access: Access) -> Target | None:
     return None if address is None else Target(*checked(option, parse_address, address), access)
 
 
-def _plan(
-    source: list[str], quiet: bool, options: Any, **selection: Any
-) -> tuple[Workload, ReplayPlan]:
-    from kdissect.replay.output.console import ReplayProgress
-    from kdissect.replay.planning.plan import make_plan
-    from kdissect.replay.workload.source import load_workload
-
-    with ReplayProgress(shown=not quiet), logged_step("load workload") as counts:
-        workload = load_workload(source, **selection)
-        counts["connections"] = len(workload.connections)
-    with logged_step("plan") as counts:
-        plan = make_plan(workload, options)
-        counts["steps"] = len(plan.steps)
-        counts["sent"] = sum(step.skipped is None for step in plan.steps)
-    return workload, plan
-
-
 def _save(workload: Workload, path: str, quiet: bool) -> None:
-    from kdissect.replay.workload.saved_file import save as save_workload
+    from kdissect.replay.workload.saved_file import save
 
-    counts = save_workload(workload, path)
+    counts = save(workload, path)
     if not quiet:
-        left_out = f", {counts['left_out']} of brokers and logins left out"
-        redacted = f", {counts['redacted']} redacted"
-        say(
-            f"saved {counts['exchanges']} exchanges in {path}"
-            + (left_out if counts["left_out"] else "")
-            + (redacted if counts["redacted"] else "")
-        )
+        parts = [f"saved {counts['exchanges']} exchanges in {path}"]
+        if counts["left_out"]:
+            parts.append(f"{counts['left_out']} of brokers and logins left out")
+        if counts["redacted"]:
+            parts.append(f"{counts['redacted']} redacted")
+        say(", ".join(parts))
 
 
 def _show_plan(plan: ReplayPlan, options: SessionOptions, dry_run: bool, quiet: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.resources import files
@@ -99,26 +99,43 @@ class RuleError(Error, ValueError):
     """A file of rules says what no rule can: ``file: rule name: what is wrong``."""
 
 
-@dataclass(frozen=True, slots=True)
-class FieldRule:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What a row of a table is about: places of messages, and pairs of values there. Empty sets fit
+    anything."""
+
+    paths: tuple[str, ...]
+    apis: frozenset[str] = frozenset()
+    captured: frozenset[str] = frozenset()
+    answered: frozenset[str] = frozenset()
+
+    def is_at(self, api_name: str, path: str) -> bool:
+        """path: without indices (``topics[].name``)."""
+        if self.apis and api_name not in self.apis:
+            return False
+        return path_pattern(self.paths).fullmatch(path) is not None
+
+    def has(self, captured: Any, answered: Any) -> bool:
+        return (not self.captured or told(captured) in self.captured) and (
+            not self.answered or told(answered) in self.answered
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRule(Match):
     """A row of the table; `fields.toml` explains its fields. is_own: of a file of the user."""
 
     name: str
     kind: FieldKind
-    paths: tuple[str, ...]
     why: str
     entity: str = ""
-    apis: frozenset[str] = frozenset()
     where: tuple[tuple[str, re.Pattern[str]], ...] = ()
     key: tuple[tuple[str, ...], ...] = ()
-    captured: frozenset[str] = frozenset()
-    answered: frozenset[str] = frozenset()
     absolute: float = 0.0
     relative: float = 0.0
     needs_brokers: bool = False
     needs_race: bool = False
     is_own: bool = False
-    matches: re.Pattern[str] = field(default=re.compile(""), compare=False)
 
     @property
     def is_allowance(self) -> bool:
@@ -131,13 +148,16 @@ class FieldRule:
         return bool(self.where) or self.needs_brokers or self.needs_race
 
     def fits(self, api_name: str, path: str, entity: str = "") -> bool:
-        """Return whether the rule is about that place. path: without indices
-        (``topics[].name``)."""
-        if self.apis and api_name not in self.apis:
+        """Return whether the rule is about a place, or about Kafka's mark of it."""
+        is_marked = bool(self.entity) and self.entity == entity
+        return (is_marked and (not self.apis or api_name in self.apis)) or self.is_at(
+            api_name, path
+        )
+
+    def gives_kind_to(self, of: Field) -> bool:
+        if self.is_allowance or self.kind is FieldKind.UNORDERED:
             return False
-        if self.entity and self.entity == entity:
-            return True
-        return self.matches.fullmatch(path) is not None
+        return self.kind not in _TYPES or of.type in _TYPES[self.kind]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,22 +171,9 @@ class FieldTable:
         """The rules about one place, in order."""
         return tuple(rule for rule in self.rules if rule.fits(api_name, path, entity))
 
-    def kinds(self, api_name: str, path: str, of: Field) -> list[FieldRule]:
-        """Those that may give a field its kind, in order, up to the first without a condition."""
-        found = []
-        for rule in self.at(api_name, path, of.entity):
-            if not _suits(rule.kind, of):
-                continue
-            found.append(rule)
-            if not rule.is_conditional:
-                break
-        return found
-
-
-def _suits(kind: FieldKind, of: Field) -> bool:
-    if kind is FieldKind.UNORDERED or kind in _ALLOWING:
-        return False
-    return kind not in _TYPES or of.type in _TYPES[kind]
+    def kinds(self, api_name: str, path: str, of: Field) -> tuple[FieldRule, ...]:
+        """The rules that may give a field its kind, or the elements of an array, in order."""
+        return tuple(rule for rule in self.at(api_name, path, of.entity) if rule.gives_kind_to(of))
 
 
 def load_fields(paths: Sequence[str] = (), *, is_strict: bool = False) -> FieldTable:
@@ -256,7 +263,6 @@ def _rule(row: dict[str, Any], place: str, is_own: bool) -> FieldRule:
         needs_brokers=bool(row.get("several_brokers", False)),
         needs_race=bool(row.get("racing", False)),
         is_own=is_own,
-        matches=path_pattern(paths),
     )
 
 
@@ -298,18 +304,6 @@ def _one_path(path: str) -> str:
     body = re.escape(path.removeprefix("*.")).replace(r"\*", r"[^.\[\]]*")
     is_whole = ("." in plain or "[" in plain) and not path.startswith("*.")
     return body if is_whole else rf"(?:.*\.)?{body}"
-
-
-@cache
-def kind_of(api_name: str, path: str, of: Field) -> FieldKind | None:
-    """The kind of id that a field is, or the elements of an array; None for other values."""
-    if of.type is Type.RECORDS:
-        return FieldKind.RECORDS
-    for place in (path, f"{path}[]") if of.is_array else (path,):
-        for rule in built_in_fields().at(api_name, place, of.entity):
-            if rule.kind in _IDS | {FieldKind.EXACT} and _suits(rule.kind, of):
-                return rule.kind if rule.kind in _IDS else None
-    return None
 
 
 # -- ids in messages ------------------------------------------------------------------------------
@@ -394,28 +388,26 @@ def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
     named: dict[FieldKind, str] = {}
     for slot in of.by_name.values():
         here, is_array = f"{path}{slot.name}", slot.field.is_array
-        rules, elements = (
-            tuple(_own(table.kinds(api_name, place, slot.field)))
-            for place in (here, f"{here}{'[]' * is_array}")
-        )
+        element = f"{here}{'[]' * is_array}"
+        rules = table.kinds(api_name, here, slot.field)
+        elements = table.kinds(api_name, element, slot.field) if is_array else ()
         if slot.inner is None:
-            kind = kind_of(api_name, here, slot.field)
-            rules += elements if is_array else ()
-            for each in (*(rule.kind for rule in rules), kind):
-                if each in NAMING and not is_array:
+            rules += elements
+            kinds = [rule.kind for rule in rules]
+            for each in kinds if not is_array else ():
+                if each in NAMING:
                     named.setdefault(each, slot.name)
-            fields.append(ShapeField(slot, here, kind, rules))
+            kind = next((each for each in kinds if each in _IDS or each is FieldKind.EXACT), None)
+            if slot.field.type is Type.RECORDS:
+                kind = FieldKind.RECORDS
+            is_id = kind in _IDS
+            fields.append(ShapeField(slot, here, kind if is_id else None, rules))
         else:
-            inner = _shape(table, api_name, slot.inner, f"{here}{'[]' * is_array}.")
+            inner = _shape(table, api_name, slot.inner, f"{element}.")
             key = _key_of(table, api_name, here, slot.inner) if is_array else ()
             fields.append(ShapeField(slot, here, None, rules, inner, elements, key))
     ids = [each for each in fields if each.kind or (each.inner is not None and each.inner.ids)]
     return Shape(tuple(fields), tuple(ids), named)
-
-
-def _own(rules: list[FieldRule]) -> list[FieldRule]:
-    """Without those of the user that ignore: they excuse differences, and are counted."""
-    return [rule for rule in rules if not (rule.is_own and rule.kind is FieldKind.IGNORE)]
 
 
 def _key_of(table: FieldTable, api_name: str, path: str, of: Layout) -> tuple[tuple[str, ...], ...]:

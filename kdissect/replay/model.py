@@ -450,11 +450,14 @@ class Outcome:
         )  # fmt: skip
 
 
+LATENCY, END_STATE = "latency", "end state"  # kinds of findings
+
+
 @dataclass(frozen=True, slots=True)
 class RunFinding:
     """A finding about the whole run, not about one answer.
 
-    kind: "latency" or "end state". subject: an API, a partition, a group. note: the evidence.
+    kind: `LATENCY` or `END_STATE`. subject: an API, a partition, a group. note: the evidence.
     config: the name of the config whose values `expected` and `found` are, "" for other findings.
     """
 

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 import pytest
 
 from kdissect.protocol import catalog
-from kdissect.protocol.model import Field, Type
+from kdissect.protocol.model import Field
 from kdissect.replay.fields import (
     FieldKind,
     RuleError,
+    Shape,
+    ShapeField,
     built_in_fields,
-    kind_of,
     parse_rules,
     path_pattern,
+    shape_of,
 )
 from kdissect.replay.workload.captured_cluster import INTERNAL_APIS
 from kdissect.replay.workload.messages import TARGET_OWN_APIS
@@ -35,13 +37,9 @@ ENTITIES = {
 }  # fmt: skip
 
 
-def leaves(fields: tuple[Field, ...], path: str = "") -> Iterator[tuple[str, Field]]:
-    """(path with [] behind the names of arrays of structs, field) of each value."""
-    for field in fields:
-        if field.type is Type.STRUCT:
-            yield from leaves(field.fields, f"{path}{field.name}{'[]' * field.is_array}.")
-        else:
-            yield path + field.name, field
+def leaves(shape: Shape) -> Iterator[ShapeField]:
+    for field in shape.fields:
+        yield from [field] if field.inner is None else leaves(field.inner)
 
 
 def test_every_api_that_is_replayed_is_in_the_list() -> None:
@@ -54,13 +52,20 @@ def test_every_api_that_is_replayed_is_in_the_list() -> None:
 @pytest.mark.parametrize(("api_name", "side"), FIELDS)
 def test_fields_have_the_kinds_of_the_list(api_name: str, side: str) -> None:
     """The table says of each field what the list says."""
-    listed = FIELDS[api_name, side]
-    fields = dict(leaves(catalog.api(KEYS[api_name]).side(side).fields))
-    assert set(listed) <= {path.replace("[]", "") for path in fields}
-    for path, field in fields.items():
-        kind = listed.get(path.replace("[]", ""), "")
-        assert kind_of(api_name, path, field) is KINDS.get(kind), path
-        assert kind == ENTITIES.get(field.entity, kind), path
+    key = KEYS[api_name]
+    versions = catalog.api(key).side(side).versions
+    shapes = (
+        shape_of(built_in_fields(), key, side, version)
+        for version in range(versions.first, versions.last + 1)
+    )
+    listed, known = FIELDS[api_name, side], set()
+    for field in (each for shape in shapes for each in leaves(shape)):
+        path = field.path.replace("[]", "")
+        kind = listed.get(path, "")
+        assert field.kind is KINDS.get(kind), path
+        assert kind == ENTITIES.get(field.slot.field.entity, kind), path
+        known.add(path)
+    assert set(listed) <= known
 
 
 @pytest.mark.parametrize(

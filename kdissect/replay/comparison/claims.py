@@ -22,12 +22,11 @@ from kdissect.replay.comparison.groups import CLASSIC_APIS, Groups
 from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, deleted_topics
 from kdissect.replay.comparison.records import RecordCount, content_digest
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import Difference, Outcome, RunFinding
+from kdissect.replay.model import END_STATE, Difference, Outcome, RunFinding
 from kdissect.replay.target.end_state import EndState, LogContent
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
 
-_KIND = "end state"
 _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
 _MARKER_NS = 5_000_000_000  # until offsets of a committed transaction are visible
@@ -301,7 +300,7 @@ class Claims:
             subject = f"log {log[0]}-{log[1]}"
             if content is None:
                 if log[0] in state.topics and not state.unread:
-                    yield RunFinding(_KIND, subject, "a log", "none", _BY_ANSWERS)
+                    yield RunFinding(END_STATE, subject, "a log", "none", _BY_ANSWERS)
                 continue
             may_shrink = any(name.startswith(_SHRINKING) for name in state.configs.get(log[0], ()))
             yield from _check_extent(subject, facts, content, may_shrink)
@@ -325,18 +324,18 @@ class Claims:
             ]
             if state.commits.get(commit) not in last:
                 yield RunFinding(
-                    _KIND, f"committed offset of {group} in {topic}-{partition}",
+                    END_STATE, f"committed offset of {group} in {topic}-{partition}",
                     _either(last), str(state.commits.get(commit, "none")), _BY_ANSWERS,
                 )  # fmt: skip
         for group in sorted(self._deleted_groups & state.groups):
-            yield RunFinding(_KIND, f"group {group}", "deleted", "there", _BY_ANSWERS)
+            yield RunFinding(END_STATE, f"group {group}", "deleted", "there", _BY_ANSWERS)
 
     def _check_transactions(self, state: EndState) -> Iterator[RunFinding]:
         for name in sorted(self.transactional_ids):
             subject, expected = f"transactional id {name}", self._transactions[name].state
             found = state.transactions.get(name, "unknown id")
             if subject not in state.unread and found != expected:
-                yield RunFinding(_KIND, subject, expected, found, _BY_ANSWERS)
+                yield RunFinding(END_STATE, subject, expected, found, _BY_ANSWERS)
 
     def _check_topics(self, state: EndState) -> Iterator[RunFinding]:
         if "topics" in state.unread:
@@ -346,16 +345,16 @@ class Claims:
             subject = f"topic {name}"
             if claim.exists != (count is not None):
                 words = ("deleted", "there") if count is not None else ("created", "not there")
-                yield RunFinding(_KIND, subject, *words, _BY_ANSWERS)
+                yield RunFinding(END_STATE, subject, *words, _BY_ANSWERS)
             elif claim.exists and claim.partitions > 0 and count != claim.partitions:
                 expected = f"{claim.partitions} partitions"
-                yield RunFinding(_KIND, subject, expected, str(count), _BY_ANSWERS)
+                yield RunFinding(END_STATE, subject, expected, str(count), _BY_ANSWERS)
             configs = state.configs.get(name)
             for config, value in claim.configs.items() if configs is not None else ():
                 if value is not None and configs is not None and configs.get(config) != value:
                     found = configs.get(config, "not set")
                     subject = f"config {config} of {name}"
-                    yield RunFinding(_KIND, subject, value, found, _BY_ANSWERS, config)
+                    yield RunFinding(END_STATE, subject, value, found, _BY_ANSWERS, config)
 
 
 def _completed_ns(outcome: Outcome) -> int:
@@ -373,7 +372,7 @@ def _check_extent(
     end = max((each.end for each in facts.produced), default=-1)
     if content.end < end:
         expected, actual = f"ends at {end} or later", f"ends at {content.end}"
-        yield RunFinding(_KIND, subject, expected, actual, _BY_ANSWERS)
+        yield RunFinding(END_STATE, subject, expected, actual, _BY_ANSWERS)
     start = facts.deleted_to
     if start < 0:
         start = min((each.base for each in facts.produced), default=content.start)
@@ -381,7 +380,7 @@ def _check_extent(
     is_late = not may_shrink and content.start > start
     if is_early or is_late:
         expected, actual = f"starts at {start}", f"starts at {content.start}"
-        yield RunFinding(_KIND, subject, expected, actual, _BY_ANSWERS)
+        yield RunFinding(END_STATE, subject, expected, actual, _BY_ANSWERS)
 
 
 def _check_records(
@@ -394,7 +393,7 @@ def _check_records(
     if found < wanted or (not is_held and found > wanted + facts.unknown):
         maybe = f" to {wanted + facts.unknown}" if 0 < facts.unknown < MANY else ""
         text = f"{wanted}{maybe} records"
-        yield RunFinding(_KIND, subject, text, f"{found} records", _BY_ANSWERS)
+        yield RunFinding(END_STATE, subject, text, f"{found} records", _BY_ANSWERS)
     stored = {each.base_offset: each for each in content.batches}
     wrong: dict[str, list[Produced]] = defaultdict(list)
     for base, each in sorted(kept.items()):
@@ -407,7 +406,7 @@ def _check_records(
             wrong["none"].append(each)
     for text, produced in wrong.items():
         count = RecordCount(sum(each.records for each in produced), produced[0].base)
-        yield RunFinding(_KIND, subject, str(count), text, _BY_ANSWERS)
+        yield RunFinding(END_STATE, subject, str(count), text, _BY_ANSWERS)
 
 
 def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunFinding]:
@@ -423,7 +422,7 @@ def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunF
             if text in [each[0] for each in expected]:
                 text = f"{text}, but other ones"
             wanted = _either(each[0] for each in expected)
-            findings.append(RunFinding(_KIND, subject, wanted, text, _BY_REFERENCE, config))
+            findings.append(RunFinding(END_STATE, subject, wanted, text, _BY_REFERENCE, config))
     return findings
 
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.comparison.causes import Cause, causes
-from kdissect.replay.comparison.releases import Releases
+from kdissect.replay.comparison.causes import Cause, Releases, causes
 from kdissect.replay.model import (
     PRODUCE,
     TRANSACTIONS,

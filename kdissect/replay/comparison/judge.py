@@ -21,7 +21,7 @@ from kdissect.replay.comparison.claims import Claims
 from kdissect.replay.comparison.diff import Found, compare
 from kdissect.replay.comparison.normal_form import Normaliser, RequestNames
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
+from kdissect.replay.fields import FieldKind, FieldRule, FieldTable
 from kdissect.replay.model import Difference, Judgement, Outcome, SkipCode, Step, Verdict
 from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.offsets import Log
@@ -71,12 +71,7 @@ def _allows(rule: FieldRule, one: Difference) -> bool:
         if not isinstance(c, (int, float)) or not isinstance(a, (int, float)):
             return False
         return bool(abs(a - c) <= max(rule.absolute, rule.relative * abs(c)))
-    if rule.kind is FieldKind.EQUAL_MODULO:
-        return all(
-            not values or told(value) in values
-            for values, value in ((rule.captured, one.captured), (rule.answered, one.answered))
-        )
-    return False
+    return rule.kind is FieldKind.EQUAL_MODULO and rule.has(one.captured, one.answered)
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.diff.statistics import Scores, compare_units
-from kdissect.replay.model import Outcome, ReplayPlan, RunFinding
+from kdissect.replay.model import LATENCY, Outcome, ReplayPlan, RunFinding
 from kdissect.text import duration, plural
 
 ALPHA = 0.01  # the probability of one false alarm or more among all APIs of a replay
 FEWEST_EXCHANGES = 5
 LEAST_RATIO, LEAST_NS = 1.5, 5_000_000  # effects that count
 ALL = "all APIs"
-KIND = "latency"
 # Student's t at 0.99, by degrees of freedom from 1; more of them count as the last.
 _T_99 = (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764)
 
@@ -73,7 +72,7 @@ class LatencyTest:
         """The finding of a slower API."""
         noise = f"; control runs may differ by {self.predicted:.2f}" if self.predicted > 1 else ""
         return RunFinding(
-            KIND,
+            LATENCY,
             self.api_name,
             duration(self.reference_ns / 1e6),
             duration(self.answered_ns / 1e6),

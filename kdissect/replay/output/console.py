@@ -16,8 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kdissect.replay.model import ReplayPlan, Verdict
-from kdissect.replay.output.results import Results
-from kdissect.replay.output.rows import Row, summary_row
+from kdissect.replay.output.rows import Results, Row, summary_row
 from kdissect.replay.output.text import (
     finding_text,
     followers_text,
@@ -179,7 +178,7 @@ def print_results(results: Results, console: Console) -> None:
         times = [span[name] for name in ("p50_us", "p99_us") for span in spans]
         table.add_row(api["api_name"], *counts, *map(show_us, times))
     console.print(table)
-    for topic in results.prepared:
+    for topic in results.run.prepared:
         _line(console, f"topic {topic.name}: {topic.note}")
     findings = map(finding_text, results.findings)
     _some(console, findings, len(results.findings), "", "and {} more, see --json or --html")

@@ -12,8 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kdissect.atomic_file import atomic_write
 from kdissect.replay.model import Verdict
-from kdissect.replay.output.results import Results
-from kdissect.replay.output.rows import Row, summary_row, timestamp
+from kdissect.replay.output.rows import Results, Row, summary_row, timestamp
 from kdissect.replay.output.text import finding_text, followers_text, release_lines, show_us
 from kdissect.text import visible
 

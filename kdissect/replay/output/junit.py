@@ -15,8 +15,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from kdissect.atomic_file import atomic_write
 from kdissect.replay.model import Verdict
-from kdissect.replay.output.results import Results
-from kdissect.replay.output.rows import Row, rows
+from kdissect.replay.output.rows import Results, Row, rows
 from kdissect.replay.output.text import finding_text, release_lines
 
 # Characters that XML 1.0 cannot hold, escaped or not.
@@ -68,7 +67,7 @@ def _add_run(results: Results, first: Row, summary: Row, suite: Element) -> None
     values = {
         **{name: first[name] for name in ("source", "target", "cluster_id", "pace")},
         "compared_with": results.compared_with,
-        "fail_on": str(results.fail_on),
+        "fail_on": ",".join(sorted(results.fail_on)),
         "lag_p99_ms": "" if lag is None else f"{lag / 1e3:.3f}",
     }
     properties = SubElement(suite, "properties")
@@ -99,7 +98,7 @@ def _add_exchange(results: Results, row: Row, suite: Element) -> None:
     case.set("time", _seconds((row["latency_us"] or 0) / 1e6))
     verdict = Verdict(row["verdict"])
     tag = "skipped" if verdict is Verdict.SKIPPED else ""
-    if verdict in results.fail_on.verdicts:
+    if verdict.value in results.fail_on:
         tag = "error" if verdict is Verdict.ERROR else "failure"
     if tag:
         child = SubElement(case, tag, message=_text(_headline(row)), type=verdict.value)

@@ -1,4 +1,4 @@
-"""What a replay tells, as rows: one for the run, one per exchange, and the summary.
+"""A finished replay, and what it tells as rows: one for the run, one per exchange, and the summary.
 
 `--json` writes them as lines, and the other outputs are made of them. A later run with `--baseline`
 reads the file: a difference is accepted if the file has it, of the same API, at the same place,
@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kdissect.atomic_file import atomic_write
-from kdissect.errors import CaptureError
+from kdissect.errors import CaptureError, Error
 from kdissect.replay.comparison.findings import Finding, group
-from kdissect.replay.model import Difference, Judgement, Outcome, RunFinding, Verdict
-from kdissect.replay.output.results import Results
+from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.text import (
     dropped_text,
     note_of,
@@ -28,13 +28,97 @@ from kdissect.replay.output.text import (
     run_texts,
     texts_of,
 )
+from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.running.runner import RunResult
+from kdissect.replay.target.cluster import Target
 from kdissect.text import rfc3339
 
 _VERSION = 3
 _PARTS = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99}
 _BASELINE = "baseline"  # the rule that tolerates what the accepted run has
+FAIL_ON = frozenset({Verdict.DIFFERENT.value, Verdict.ERROR.value})
+EXIT_DONE, _EXIT_FINDING, _EXIT_ENVIRONMENT, _EXIT_INTERRUPTED = 0, 1, 3, 130
 
 Row = dict[str, Any]
+
+
+class FailOnError(Error, ValueError):
+    """--fail-on names no verdict."""
+
+
+def parse_fail_on(values: Iterable[str]) -> frozenset[str]:
+    """The names of ``different,error,latency`` and the like; ``none`` for nothing.
+
+    Raises FailOnError.
+    """
+    names = {name.strip().lower() for value in values for name in value.split(",")} - {"", "none"}
+    known = [*(verdict.value for verdict in Verdict), LATENCY]
+    if unknown := sorted(names.difference(known)):
+        every = ", ".join(known)
+        raise FailOnError(f"--fail-on {unknown[0]}: verdicts are {every}, or none")
+    return frozenset(names)
+
+
+@dataclass
+class Results:
+    """A finished replay.
+
+    fail_on: verdicts, and "latency". reference: the kind of responses that the answers were
+    compared with; reference_name: the name of that target or run, if any. releases: Kafka releases
+    of the captured broker and of the target, "" unknown. findings: about the whole run, not about
+    one answer. kinds: the differences by kind, what would hurt first; follows: step -> step that it
+    follows.
+    """
+
+    plan: ReplayPlan
+    run: RunResult
+    target: Target
+    pace: Pace
+    fail_on: frozenset[str] = FAIL_ON
+    reference: str = "the capture"
+    reference_name: str = ""
+    notes: list[str] = field(default_factory=list)
+    findings: list[RunFinding] = field(default_factory=list)
+    kinds: list[Finding] = field(default_factory=list)
+    follows: dict[int, int] = field(default_factory=dict)
+    releases: tuple[str, str] = ("", "")
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return self.run.outcomes
+
+    @property
+    def sent_count(self) -> int:
+        return sum(outcome.sent is not None for outcome in self.outcomes)
+
+    @property
+    def compared_with(self) -> str:
+        return f"{self.reference} {self.reference_name}".strip()
+
+    def exchange_id(self, step_number: int) -> str:
+        """As text: ids may be beyond 2^53."""
+        return str(self.plan.steps[step_number].exchange.exchange_id)
+
+    def fails(self, finding: RunFinding) -> bool:
+        """Return whether --fail-on names a finding of the whole run."""
+        is_latency = finding.kind == LATENCY
+        return (LATENCY if is_latency else Verdict.DIFFERENT.value) in self.fail_on
+
+    def failing(self) -> int:
+        """Outcomes and findings that --fail-on names."""
+        outcomes = sum(each.judgement.verdict.value in self.fail_on for each in self.outcomes)
+        return outcomes + sum(self.fails(each) for each in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        if self.run.is_interrupted:
+            return _EXIT_INTERRUPTED
+        if self.run.ended:
+            return _EXIT_ENVIRONMENT
+        return _EXIT_FINDING if self.failing() else EXIT_DONE
+
+
+# -- rows -----------------------------------------------------------------------------------------
 
 
 def rows(results: Results) -> list[Row]:
@@ -45,9 +129,9 @@ def rows(results: Results) -> list[Row]:
         "format_version": _VERSION,
         "source": workload.source,
         "source_kind": workload.kind,
-        "target": results.target,
-        "cluster_id": results.cluster_id,
-        "pace": results.pace,
+        "target": str(results.target),
+        "cluster_id": results.target.cluster_id,
+        "pace": str(results.pace),
         "compared_with": results.reference,
         "reference": results.reference_name or None,
         "captured_release": results.releases[0] or None,
@@ -57,8 +141,7 @@ def rows(results: Results) -> list[Row]:
         "connections": len(results.plan.lanes),
         "notes": [*workload.notes, *results.plan.notes, *results.notes],
         "topics": [
-            {"name": each.name, "made": each.is_made, "note": each.note}
-            for each in results.prepared
+            {"name": each.name, "made": each.is_made, "note": each.note} for each in run.prepared
         ],
     }
     exchanges = [_exchange_row(results, each) for each in results.outcomes]
@@ -113,10 +196,10 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
         "request_time": timestamp(exchange.request_time_ns),
         "sent_time": timestamp(start_time_ns + outcome.sent_ns) if was_sent else None,
         "node_id": outcome.node_id,
-        "lag_us": outcome.lag_ns / 1000 if was_sent and results.is_timed else None,
+        "lag_us": outcome.lag_ns / 1000 if was_sent and not results.pace.is_max else None,
         "captured_latency_us": then / 1000 if then >= 0 else None,
         "latency_us": now / 1000 if now >= 0 else None,
-        "follows": None if root is None else str(results.exchange_id(root)),
+        "follows": None if root is None else results.exchange_id(root),
     }  # fmt: skip
 
 
@@ -144,7 +227,7 @@ def summary_row(results: Results) -> Row:
         "elapsed_s": run.elapsed_ns / 1e9,
         "requests_per_s": len(sent) / (run.elapsed_ns / 1e9) if run.elapsed_ns else 0.0,
         # behind the schedule; and the part of it that is ours: ready to go, and not yet sent
-        "lag": _span(each.lag_ns for each in sent if results.is_timed),
+        "lag": _span(each.lag_ns for each in sent if not results.pace.is_max),
         "own_lag": _span(each.own_lag_ns for each in outcomes if each.own_lag_ns >= 0),
         "reconnects": run.reconnects,
         "ended": run.ended or None,
@@ -215,7 +298,7 @@ def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> Row:
         "exchanges": len(finding.steps),
         "places": len(finding.where),
         "value_pairs": len(finding.values),
-        "example": str(results.exchange_id(finding.step)),
+        "example": results.exchange_id(finding.step),
         "example_path": one.path,
         "followers": [
             {"api_name": api_name, "what": word, "exchanges": count}
@@ -242,67 +325,53 @@ def timestamp(time_ns: int) -> str | None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """path: of the file. differences: (API, path, captured, answered). reasons: (API, verdict,
-    reason) of exchanges without a difference. findings: (kind, subject, expected, found)."""
+    """path: of the file. accepted: (API, path, captured, answered) of differences, (API, verdict,
+    reason) of exchanges without one, (kind, subject, expected, found) of findings."""
 
     path: str
-    differences: set[tuple[str, ...]] = field(default_factory=set)
-    reasons: set[tuple[str, ...]] = field(default_factory=set)
-    findings: set[tuple[str, ...]] = field(default_factory=set)
+    accepted: set[tuple[str, ...]] = field(default_factory=set)
 
     def accept(self, outcomes: Iterable[Outcome]) -> None:
         """Tolerate what the accepted run has as well."""
         for outcome in outcomes:
-            outcome.judgement = self._accepted(outcome, outcome.judgement)
+            judgement, name = outcome.judgement, outcome.step.api_name
+            if judgement.verdict is Verdict.DIFFERENT and judgement.differences:
+                accepted = partial(self._accepted, name, outcome.step.exchange.api_key)
+                outcome.judgement = judgement.allowing(accepted)
+            elif judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR) and judgement.reason:
+                if (name, judgement.verdict.value, judgement.reason) in self.accepted:
+                    outcome.judgement = replace(judgement, verdict=Verdict.TOLERATED)
 
-    def _accepted(self, outcome: Outcome, judgement: Judgement) -> Judgement:
-        name, key = outcome.step.api_name, outcome.step.exchange.api_key
-        if judgement.verdict is Verdict.ERROR or not judgement.differences:
-            reason = (name, judgement.verdict.value, judgement.reason)
-            is_known = judgement.reason and reason in self.reasons
-            is_bad = judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
-            return (
-                replace(judgement, verdict=Verdict.TOLERATED) if is_known and is_bad else judgement
-            )
-
-        def accepted(one: Difference) -> Difference:
-            is_known = (name, one.path, *texts_of(key, one)) in self.differences
-            return replace(one, rule=_BASELINE) if is_known else one
-
-        return judgement.allowing(accepted)
+    def _accepted(self, name: str, api_key: int, one: Difference) -> Difference:
+        is_known = (name, one.path, *texts_of(api_key, one)) in self.accepted
+        return replace(one, rule=_BASELINE) if is_known else one
 
     def new(self, findings: Iterable[RunFinding]) -> list[RunFinding]:
         """The findings that the accepted run does not have."""
         return [
             each
             for each in findings
-            if (each.kind, each.subject, *run_texts(each)) not in self.findings
+            if (each.kind, each.subject, *run_texts(each)) not in self.accepted
         ]
 
 
 def read_baseline(path: str) -> Baseline:
     """The run that --json wrote. Raises CaptureError where it is no such file."""
-    baseline = Baseline(path)
-    is_whole = False
+    baseline, row = Baseline(path), Row()
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 row = json.loads(line)
                 if number == 1:
                     _check_version(path, row)
-                is_whole = row.get("type") == "summary"
-                if row.get("type") == "exchange":
-                    _add_exchange(baseline, row)
-                for each in row["findings"] if is_whole else ():
-                    names = ("kind", "subject", "expected", "found")
-                    baseline.findings.add(tuple(each[name] for name in names))
+                baseline.accepted.update(_accepted_in(row))
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
     except CaptureError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CaptureError(f"{path}: damaged, or no file of --json ({error})") from None
-    if not is_whole:
+    if row.get("type") != "summary":
         raise CaptureError(f"{path}: the run in it has no end; make it again")
     return baseline
 
@@ -318,9 +387,11 @@ def _check_version(path: str, row: Any) -> None:
         )
 
 
-def _add_exchange(baseline: Baseline, row: Row) -> None:
-    name = row["api_name"]
-    for each in row["differences"]:
-        baseline.differences.add((name, each["path"], each["captured"], each["answered"]))
-    if row["reason"]:
-        baseline.reasons.add((name, row["verdict"], row["reason"]))
+def _accepted_in(row: Row) -> Iterator[tuple[str, ...]]:
+    if row["type"] == "exchange":
+        for each in row["differences"]:
+            yield row["api_name"], each["path"], each["captured"], each["answered"]
+        if row["reason"]:
+            yield row["api_name"], row["verdict"], row["reason"]
+    for each in row["findings"] if row["type"] == "summary" else ():
+        yield each["kind"], each["subject"], each["expected"], each["found"]

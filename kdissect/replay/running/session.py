@@ -16,6 +16,7 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.releases import taken
+from kdissect.replay.comparison.causes import Releases, allow_changes, captured_ranges
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.findings import Explainer, Settings, find
 from kdissect.replay.comparison.judge import Judge, ReferenceRun, unanswered
@@ -26,18 +27,17 @@ from kdissect.replay.comparison.latency import (
     notes_of,
 )
 from kdissect.replay.comparison.noise import Noise, is_evidence
-from kdissect.replay.comparison.releases import ReleaseDifferences, Releases, captured_ranges
 from kdissect.replay.fields import FieldTable, built_in_fields
 from kdissect.replay.model import (
     DELETE_EXISTING,
+    LATENCY,
     Judgement,
     ReplayPlan,
     RunFinding,
     TranslateOptions,
     Verdict,
 )
-from kdissect.replay.output.results import FailOn, Results
-from kdissect.replay.output.rows import Baseline
+from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_begun
@@ -70,7 +70,7 @@ class SessionOptions:
     makes_topics: bool = False
     same_cluster: bool = False
     into_existing: bool = False
-    fail_on: FailOn = field(default_factory=FailOn)
+    fail_on: frozenset[str] = FAIL_ON
     baseline: Baseline | None = None
     control_runs: int = 0
     reset: str = ""
@@ -234,17 +234,9 @@ class _Session:
             each.judgement = unanswered(each) or Judgement()
             if run.ids is None and each.error:  # it never began, whatever the capture has
                 each.judgement = Judgement(Verdict.ERROR, reason=each.error)
-        pace = self._options.run.pace
+        options = self._options
         return Results(
-            self._plan,
-            run,
-            str(target),
-            target.cluster_id,
-            str(pace),
-            not pace.is_max,
-            self._options.fail_on,
-            prepared=run.prepared,
-            notes=self._notes,
+            self._plan, run, target, options.run.pace, options.fail_on, notes=self._notes
         )
 
 
@@ -330,9 +322,9 @@ class _Verdicts:
             notes += self._excuse_noise()
         captured = self.against.versions if self.against else captured_ranges(results.plan.workload)
         releases = Releases.between(captured, self.target.versions)
-        ReleaseDifferences(releases, self.target.versions).allow(outcomes)
+        allow_changes(releases, self.target.versions, outcomes)
         results.findings = self._end_findings(notes)
-        if self.options.fail_on.latency:
+        if LATENCY in self.options.fail_on:
             results.findings += self._slower(notes)
         if (baseline := self.options.baseline) is not None:
             baseline.accept(outcomes)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from kdissect.replay.comparison.causes import Releases
 from kdissect.replay.comparison.findings import Explainer, Finding, find, find_roots, group
-from kdissect.replay.comparison.releases import Releases
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
 from kdissect.replay.planning.plan import make_plan
 from tests.builders.workloads import (

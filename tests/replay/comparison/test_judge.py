@@ -289,7 +289,9 @@ def exact_places(of: Any, values: Body, api: str, path: str = "", at: str = "") 
             left_out = built_in_fields().kinds(api, inner, slot.field)
             for each in several if not left_out else ():
                 yield from exact_places(slot.inner, each, api, f"{inner}.", f"{place}.")
-        elif slot.inner is None and not slot.field.is_array and set(kinds) <= {FieldKind.EXACT}:
+        elif (
+            slot.inner is None and not slot.field.is_array and kinds[:1] in ([], [FieldKind.EXACT])
+        ):
             yield place, values, name, slot.field.type
 
 

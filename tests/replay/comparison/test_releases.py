@@ -6,10 +6,10 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import spoken_versions
-from kdissect.replay.comparison.releases import (
+from kdissect.replay.comparison.causes import (
     RULE,
-    ReleaseDifferences,
     Releases,
+    allow_changes,
 )
 from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
 from kdissect.replay.output.text import release_changes
@@ -28,7 +28,7 @@ def judged(api: int, *differences: Difference, releases: Releases = UPGRADE) -> 
         key: (spoken.first, spoken.last)
         for key, spoken in spoken_versions(releases.target[-1]).items()
     }
-    ReleaseDifferences(releases, offered).allow([outcome])
+    allow_changes(releases, offered, [outcome])
     return outcome
 
 

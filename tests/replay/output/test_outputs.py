@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kdissect.errors import CaptureError
+from kdissect.replay.comparison.causes import RULE
 from kdissect.replay.comparison.diff import compare
 from kdissect.replay.comparison.findings import group
 from kdissect.replay.comparison.normal_form import Keyed
-from kdissect.replay.comparison.releases import RULE
 from kdissect.replay.model import (
     ABSENT,
     Difference,
@@ -38,11 +38,18 @@ from kdissect.replay.output.console import (
 )
 from kdissect.replay.output.html import write_html
 from kdissect.replay.output.junit import write_junit
-from kdissect.replay.output.results import FailOnError, Results, parse_fail_on
-from kdissect.replay.output.rows import read_baseline, summary_row, write_json_lines
+from kdissect.replay.output.rows import (
+    FailOnError,
+    Results,
+    parse_fail_on,
+    read_baseline,
+    summary_row,
+    write_json_lines,
+)
 from kdissect.replay.output.text import dropped_notes, show_us, texts_of
 from kdissect.replay.planning.schedule import Pace
 from kdissect.replay.running.runner import LinkRecord, RunResult
+from kdissect.replay.target.cluster import Target
 from tests.replay.made import MS, PlanMaker
 
 HOSTILE = "<script>alert(1)</script>]]>&\"'\x1b[31m\x00\ud800[bold]"
@@ -84,7 +91,7 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
         elapsed_ns=10 * MS,
         ended=ended,
     )
-    results = Results(plan, run, "h:1", "c", "recorded", True, parse_fail_on([fail_on]))
+    results = Results(plan, run, Target("h", 1), Pace(), parse_fail_on([fail_on]))
     results.kinds = group(outcomes, None)
     return results
 
