@@ -138,6 +138,7 @@ class Runner:
         self._open: dict[asyncio.Task[None], Outcome] = {}
         self._timeouts = 0
         self._ended, self._is_interrupted = "", False
+        self._over = asyncio.Event()
         self._began_ns = 0
 
     @property
@@ -164,7 +165,6 @@ class Runner:
 
     async def run(self) -> RunResult:
         """Play the plan; the result has an outcome for every step, however the run ends."""
-        self._over = asyncio.Event()
         allow_many_files()
         gc.collect()
         gc.freeze()  # the plan is large and stays: no pause to look through it

@@ -4,6 +4,7 @@ import asyncio
 import math
 import socket
 import struct
+import threading
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -437,17 +438,20 @@ def test_a_run_names_the_request_that_it_waits_for() -> None:
     maker = PlanMaker()
     maker.add(0)
     said: list[str] = []
+    seen = threading.Event()  # the answer comes after the run was looked at
 
     async def run(port: int) -> None:
         target = Target("127.0.0.1", port)
         runner = Runner(maker.plan(), Counting(), target, RunOptions(MAX))
         running = asyncio.create_task(runner.run())
-        await asyncio.sleep(0.3)
+        while "has waited" not in runner.activity():
+            await asyncio.sleep(0.01)
         said.append(runner.activity())
+        seen.set()
         await running
         said.append(runner.activity())
 
-    with FakeBroker(lambda number, frame: 0.8).running() as server:
+    with FakeBroker(lambda number, frame: 0.0 if seen.wait(20) else None).running() as server:
         asyncio.run(asyncio.wait_for(run(server.port), 30))
-    assert "1 sent, 0 answered, 1 left; Heartbeat has waited for 0." in said[0]
+    assert "1 sent, 0 answered, 1 left; Heartbeat has waited for " in said[0]
     assert said[1].endswith("comparing 1 answer")
