@@ -176,8 +176,6 @@ def test_a_packed_environment_compiles_nothing(packed, expected, tmp_path):
 def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
     """A session of Spark Connect writes the tables of `read()`."""
     pytest.importorskip("grpc", reason="Spark Connect's client is not installed")
-    from pyspark.sql import SparkSession
-
     server = Process(
         "org.apache.spark.deploy.SparkSubmit", tmp_path / "connect.log",
         "--class", CONNECT, "--master", "local[2]",
@@ -187,11 +185,14 @@ def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
     )  # fmt: skip
     try:
         port = server.wait_for(r"Spark Connect server started at: \S*?:(\d+)")
-        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
         out = tmp_path / "tables"
-        tables = kdissect.dissect(session, INPUTS, out, split_bytes=400_000)
+        # a process of its own: one process has no sessions of both kinds
+        subprocess.run(
+            [sys.executable, str(HERE / "job.py"), str(out), *INPUTS], check=True,
+            env={**environment(), "SPARK_REMOTE": f"sc://127.0.0.1:{port}"},
+        )  # fmt: skip
+        tables = kdissect.open(out)
         assert _counts(tables) == expected
         assert _ids(tables) == _ids(kdissect.read(INPUTS))
-        session.stop()
     finally:
         server.kill()
