@@ -68,14 +68,13 @@ from kdissect.pipeline.filters import (
     exchanges_within,
     of_hosts,
 )
+from kdissect.pipeline.frame_buffer import iter_chunks
 from kdissect.pipeline.learn import Cluster, learn_topics
-from kdissect.pipeline.message_anomalies import TableOutput
-from kdissect.pipeline.message_chunks import iter_chunks
+from kdissect.pipeline.message_tables import TableOutput
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id, check_key_logs
 from kdissect.pipeline.saved_state import COUNTS
 from kdissect.pipeline.scan import bucket_of
-from kdissect.pipeline.segment_buffer import packed_parts
 from kdissect.pipeline.selection import duration_ms
 from kdissect.pipeline.spark_session import use_this_python
 from kdissect.pipeline.step_rows import (
@@ -343,7 +342,9 @@ class _Connections(StatefulProcessor):
             yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
         is_read = (chosen.extents["source"] >= 0) & (chosen.extents["transform"] != CARRIED)
         chosen = exchange_index.carrying(chosen, sources, np.flatnonzero(is_read), 0)
-        for _, data in packed_parts(chosen, np.zeros(len(rows), np.int64), ROW_BYTES_MAX):
+        for _, data in exchange_index.packed_parts(
+            chosen, np.zeros(len(rows), np.int64), ROW_BYTES_MAX
+        ):
             packed = pack([capture_ids, np.frombuffer(data, np.uint8)])
             yield _part(bucket, RowKind.EXCHANGES, packed)
 

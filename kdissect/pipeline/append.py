@@ -55,7 +55,7 @@ from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import Before, RunPlan, hashed, planned_inputs
-from kdissect.pipeline.saved_state import COUNTS, NamesUsed, read_state
+from kdissect.pipeline.saved_state import COUNTS, read_state
 from kdissect.pipeline.step_rows import STATE, STATE_KNOWN, STATE_OPEN
 from kdissect.pipeline.table_set import absolute, has_set, read_manifest
 from kdissect.stories.events import SCHEMAS
@@ -291,19 +291,16 @@ def state_to_save(plan: RunPlan, state: dict[str, Any], append: AppendPlan | Non
     """The row of STATE_KNOWN of a run that saved state.
 
     capture_ids: of all captures of the set. facts: packed `Cluster`. end_ns: time of the latest
-    packet. changed_ns: times of change of local captures. names_used: JSON of `NamesUsed`.
+    packet. changed_ns: times of change of local captures. names_used: `NamesUsed`.
     """
-    used = NamesUsed.from_json(state["names_used"])
-    changed = {}
-    if append is not None:
-        used.merge(NamesUsed.from_json(append.before.known["names_used"]))
-        changed = append.before.known["changed_ns"]
+    known = append.before.known if append else {"names_used": [], "changed_ns": {}}
+    used = {(kind, name) for kind, name in [*known["names_used"], *state["names_used"]]}
     document = {
         "capture_ids": plan.capture_ids[: len(plan.sizes)],
         "facts": state["facts"],
         "end_ns": plan.end_ns,
-        "changed_ns": changed | _changed_ns(plan),
-        "names_used": used.to_json(),
+        "changed_ns": known["changed_ns"] | _changed_ns(plan),
+        "names_used": sorted(used),
     }
     return pa.table({"document": [json.dumps(document)]})
 

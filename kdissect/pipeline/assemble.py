@@ -41,7 +41,7 @@ from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import COUNTS
-from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, packed_parts, parts
+from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, parts
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
@@ -257,7 +257,7 @@ def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Ite
         chosen = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
         if not chosen.all():
             assembly = replace(assembly, exchanges=assembly.exchanges[chosen])
-        packed = list(packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
+        packed = list(exchange_index.packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
         return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
 
     return parts(exchanges, bucket.sources, options.chunk_bytes, pack)

@@ -19,14 +19,17 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.clients import with_owners
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import (
+    FrameBuffer,
+    MessageChunk,
+    decode_messages,
+    iter_chunks,
+)
 from kdissect.pipeline.learn import Cluster
-from kdissect.pipeline.message_anomalies import TableOutput, write_message_anomalies
-from kdissect.pipeline.message_chunks import MessageChunk, decode_messages, iter_chunks
-from kdissect.pipeline.message_tables import write_tables
+from kdissect.pipeline.message_tables import TableOutput, write_tables
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.record_tables import decode_records
-from kdissect.pipeline.saved_state import NamesUsed
+from kdissect.pipeline.saved_state import NamesUsed, scram_users
 from kdissect.pipeline.step_rows import STATE, Row, RowKind, Sink
 from kdissect.protocol.model import REQUEST
 from kdissect.stories.events import Collector, in_order, unpack
@@ -65,14 +68,14 @@ def decode(
     """
     began = time.perf_counter()
     slot = 0
-    used = NamesUsed()
+    used: NamesUsed = set()
     parts: list[Assembly] = []
     for row in rows:
         slot = row.key
         if row.kind == RowKind.TABLE:
             name, table = unpacked(row.data)
             if name == "connections":
-                used.add_users(table)
+                used |= scram_users(table)
                 table = with_owners(table, facts.owners)
             sink(name, table)
         else:
@@ -86,10 +89,10 @@ def decode(
     output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
     chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
     names = facts.topics.names()
-    used.merge(decode_exchanges(output, sources, chunks, names, events))
+    used |= decode_exchanges(output, sources, chunks, names, events)
     state: dict[str, Any] = {}
     if plan.keeps:
-        state = {"names_used": used.to_json()}
+        state = {"names_used": sorted(used)}
         for name, table in events.tables().items():
             sink(f"{STATE}/{name}", table)
     for packed in events.packed():
@@ -110,14 +113,13 @@ def decode_exchanges(
 
     Returns topics of these rows whose name or id no message has given so far.
     """
-    used = NamesUsed()
+    used: NamesUsed = set()
     brokers = broker_texts(output.assembly.endpoints, output.assembly.connections)
     elements_max = output.options.limits.array_elements
     for rows in chunks:
         frames = FrameBuffer.gather(output.assembly, sources, rows)
         chunk = decode_messages(frames, names, elements_max)
-        used.ids.update(set(chunk.marks.topics.ids).difference(names.of_id))
-        write_message_anomalies(chunk, output)
+        used |= {("id", one) for one in chunk.marks.topics.ids if one not in names.of_id}
         write_tables(chunk, output)
         messages = _messages(chunk, output, names, brokers)
         for name, events_of in _EVENTS:

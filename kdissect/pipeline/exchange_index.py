@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -96,19 +97,6 @@ def carrying(
     return replace(assembly, extents=extents, carried=carried)
 
 
-def carried_sizes(
-    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void]
-) -> npt.NDArray[np.int64]:
-    """int64[n]: number of carried bytes of each exchange."""
-    lengths = np.where(extents["transform"] == CARRIED, extents["length"], 0)
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    sizes = np.zeros(len(exchanges), np.int64)
-    for side in SIDES:
-        start = exchanges[side]["extent_start"]
-        sizes += before[start + exchanges[side]["extent_count"]] - before[start]
-    return sizes
-
-
 def concat(parts: list[Assembly]) -> Assembly:
     """One assembly with the rows of all parts. Connections are renumbered, not merged."""
     if not parts:
@@ -151,6 +139,27 @@ def to_bytes(assembly: Assembly) -> bytes:
     carried = assembly.carried
     arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
     return pack([*arrays, carried.data, np.array([carried.source])])
+
+
+def packed_parts(
+    assembly: Assembly, slot: npt.NDArray[np.int64], row_bytes_max: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (slot, packed exchanges) by slot int64[n], each at most about `row_bytes_max` bytes."""
+    exchanges, extents = assembly.exchanges, assembly.extents
+    if not len(exchanges):
+        return
+    carried = np.where(extents["transform"] == CARRIED, extents["length"], 0)
+    before = np.append(0, np.cumsum(carried + extents.itemsize))
+    cost = np.full(len(exchanges), exchanges.itemsize)
+    for side in SIDES:
+        start = exchanges[side]["extent_start"]
+        cost += before[start + exchanges[side]["extent_count"]] - before[start]
+    order = np.argsort(slot, kind="stable")
+    bounds = np.flatnonzero(np.diff(slot[order])) + 1
+    for rows in np.split(order, bounds):
+        number = np.cumsum(cost[rows]) // row_bytes_max
+        for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
+            yield int(slot[rows[0]]), to_bytes(take(assembly, part))
 
 
 def from_bytes(data: bytes) -> Assembly:

@@ -95,16 +95,16 @@ def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge the results of all tasks: `timings` summed in seconds, `state` and `hashes` merged."""
     timings: dict[str, float] = defaultdict(float)
     state: dict[str, Any] = {}
-    used = NamesUsed()
+    used: NamesUsed = set()
     for result in results:
         for name, value in result["timings"].items():
             timings[name] += value
         of_task = result.get("state", {})
-        used.merge(NamesUsed.from_json(of_task.get("names_used", {})))
+        used |= {(kind, name) for kind, name in of_task.get("names_used", ())}
         state |= of_task
     return {
         "timings": dict(timings),
-        "state": state | {"names_used": used.to_json()},
+        "state": state | {"names_used": sorted(used)},
         "hashes": [one for result in results for one in result.get("hashes", ())],
     }
 

@@ -13,8 +13,8 @@ from kdissect.arrays import Ints, Rows
 from kdissect.codec.record_batches import FaultStage, iter_record_chunks
 from kdissect.codec.redaction import TEXT
 from kdissect.kafka.assembly import Anomaly
-from kdissect.pipeline.message_anomalies import NO_BYTES, TableOutput, add_anomalies
-from kdissect.pipeline.message_chunks import MessageChunk
+from kdissect.pipeline.frame_buffer import MessageChunk
+from kdissect.pipeline.message_tables import NO_BYTES, TableOutput, add_anomalies
 from kdissect.pipeline.saved_state import NamesUsed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
@@ -73,7 +73,7 @@ def decode_records(
     if not len(sets):
         return
     by_name = np.unique(sets["topic"][(sets["topic"] >= 0) & (sets["topic_id"] < 0)])
-    names_used.names.update(marks.topics.names[code] for code in by_name.tolist())
+    names_used |= {("topic", marks.topics.names[code]) for code in by_name.tolist()}
     source = _record_source(frames.api_key[sets["row"]], sets, marks)
     exchange_id = frames.exchanges["exchange_id"][sets["row"]]
     rows = RecordRows(sets, lead, exchange_id, source, _produced_offset(sets, marks), marks.topics)

@@ -20,7 +20,12 @@ from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.clients import with_owners
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
-from kdissect.pipeline.saved_state import NamesUsed, continued_connections
+from kdissect.pipeline.saved_state import (
+    NamesUsed,
+    continued_connections,
+    late_names,
+    scram_users,
+)
 from kdissect.pipeline.step_rows import (
     RUN,
     Row,
@@ -103,10 +108,10 @@ def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> dict[str
     if before is not None:
         summary.facts.merge(Cluster.from_bytes(before.known["facts"].encode()))
     stats, facts = summary.stats, summary.facts
-    used = NamesUsed()
+    used: NamesUsed = set()
     for name, tables in summary.connections.items():
         for table in tables:
-            used.add_users(table)
+            used |= scram_users(table)
         summary.connections[name] = [with_owners(table, facts.owners) for table in tables]
     sink("topics", facts.topics.table())
     sink("brokers", facts.brokers.table())
@@ -118,7 +123,7 @@ def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> dict[str
     state = {
         "counts": stats.counts,
         "facts": facts.to_bytes().decode(),
-        "names_used": used.to_json(),
+        "names_used": sorted(used),
     }
     return {"timings": stats.timings, "state": state, "hashes": stats.hashes}
 
@@ -128,8 +133,9 @@ def _late_names(plan: RunPlan, facts: Cluster, sink: Sink) -> int:
     them."""
     if plan.before is None:
         return 0
-    used = NamesUsed.from_json(plan.before.known["names_used"])
-    names = used.late(Cluster.from_bytes(plan.before.known["facts"].encode()), facts)
+    known = plan.before.known
+    used = {(kind, name) for kind, name in known["names_used"]}
+    names = late_names(used, Cluster.from_bytes(known["facts"].encode()), facts)
     if names:
         listed = ", ".join(names[:LATE_NAMES_LISTED])
         detail = f"{len(names)} names became known that rows of earlier runs lack: {listed}"

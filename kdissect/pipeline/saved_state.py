@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,45 +30,31 @@ COUNTS = {
 }
 
 
-@dataclass(slots=True)
-class NamesUsed:
-    """Names in final rows that a later message may complete.
+# Names in final rows that a later message may complete, with their kind: "id" is a topic id without
+# a known name, "topic" a topic whose records came by name, without an id, "user" a SCRAM user,
+# which may be the id of a delegation token.
+NamesUsed = set[tuple[str, str]]
 
-    ids: topic ids without a known name. names: topics whose records came by name, without an id.
-    users: SCRAM users, which may be ids of delegation tokens.
-    """
 
-    ids: set[str] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
-    users: set[str] = field(default_factory=set)
+def scram_users(connections: pa.Table) -> NamesUsed:
+    """The SCRAM users in rows of `connections`."""
+    is_scram = pc.fill_null(pc.starts_with(connections["sasl_mechanism"], "SCRAM"), False)
+    principals = connections["principal"].filter(is_scram).unique().to_pylist()
+    return {("user", user.removeprefix("User:")) for user in principals if user is not None}
 
-    def add_users(self, connections: pa.Table) -> None:
-        """Add the SCRAM users in rows of `connections`."""
-        is_scram = pc.fill_null(pc.starts_with(connections["sasl_mechanism"], "SCRAM"), False)
-        principals = connections["principal"].filter(is_scram).unique().to_pylist()
-        self.users.update(user.removeprefix("User:") for user in principals if user is not None)
 
-    def merge(self, other: NamesUsed) -> None:
-        self.ids |= other.ids
-        self.names |= other.names
-        self.users |= other.users
-
-    def to_json(self) -> dict[str, list[str]]:
-        return {name: sorted(getattr(self, name)) for name in ("ids", "names", "users")}
-
-    @staticmethod
-    def from_json(document: dict[str, Any]) -> NamesUsed:
-        return NamesUsed(**{name: set(values) for name, values in document.items()})
-
-    def late(self, before: Cluster, after: Cluster) -> list[str]:
-        """Names that `after` knows and that rows written with `before` lack."""
-        old, new = before.topics.names(), after.topics.names()
-        late = {new.name(ident) for ident in self.ids if old.name(ident) != new.name(ident)}
-        late |= {old.name(ident) for ident in old.of_id if old.name(ident) != new.name(ident)}
-        late |= {name for name in self.names if old.id_of.get(name) != new.id_of.get(name)}
-        owners = before.owners, after.owners
-        late |= {user for user in self.users if owners[0].get(user) != owners[1].get(user)}
-        return sorted(late)
+def late_names(used: NamesUsed, before: Cluster, after: Cluster) -> list[str]:
+    """Names that `after` knows and that rows written with `before` lack."""
+    old, new = before.topics.names(), after.topics.names()
+    late = {old.name(ident) for ident in old.of_id if old.name(ident) != new.name(ident)}
+    for kind, name in used:
+        if kind == "id" and old.name(name) != new.name(name):
+            late.add(new.name(name))
+        if kind == "topic" and old.id_of.get(name) != new.id_of.get(name):
+            late.add(name)
+        if kind == "user" and before.owners.get(name) != after.owners.get(name):
+            late.add(name)
+    return sorted(late)
 
 
 def read_state(path: str) -> pa.Table:

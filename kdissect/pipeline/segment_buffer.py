@@ -23,7 +23,6 @@ from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.exchanges import Exchanges
-from kdissect.pipeline import exchange_index
 from kdissect.pipeline.learn import Learnt, learn
 from kdissect.pipeline.unrequested_responses import infer
 
@@ -194,23 +193,3 @@ def in_turn(make: Callable[[int], T], starts: range, threads: int) -> Iterator[T
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-def packed_parts(
-    assembly: Assembly, slot: npt.NDArray[np.int64], row_bytes_max: int
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (slot, packed exchanges) by slot int64[n], each at most about `row_bytes_max` bytes."""
-    exchanges = assembly.exchanges
-    if not len(exchanges):
-        return
-    cost = np.full(len(exchanges), exchanges.itemsize)
-    if len(assembly.carried.data):
-        cost += exchange_index.carried_sizes(exchanges, assembly.extents)
-    for side in exchange_index.SIDES:
-        cost += 24 * exchanges[side]["extent_count"].astype(np.int64)
-    order = np.argsort(slot, kind="stable")
-    bounds = np.flatnonzero(np.diff(slot[order])) + 1
-    for rows in np.split(order, bounds):
-        number = np.cumsum(cost[rows]) // row_bytes_max
-        for part in np.split(rows, np.flatnonzero(np.diff(number)) + 1):
-            yield int(slot[rows[0]]), exchange_index.to_bytes(exchange_index.take(assembly, part))

@@ -14,11 +14,9 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.decode import decode_exchanges
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, decode_messages
 from kdissect.pipeline.learn import learn_topics
-from kdissect.pipeline.message_anomalies import TableOutput
-from kdissect.pipeline.message_chunks import decode_messages
-from kdissect.pipeline.message_tables import write_exchanges
+from kdissect.pipeline.message_tables import TableOutput, write_exchanges
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
 from kdissect.pipeline.unrequested_responses import infer

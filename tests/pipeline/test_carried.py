@@ -47,8 +47,7 @@ def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:
     again = exchange_index.concat(parts)
     expected = _frames(whole)
     assert _frames(again) == [expected[2 * row + side] for row in rows for side in (0, 1)]
-    sizes = exchange_index.carried_sizes(whole.exchanges, whole.extents)
-    assert sizes.sum() == len(again.carried.data) == sum(map(len, expected))
+    assert len(again.carried.data) == sum(map(len, expected))
     assert again.carried.source == whole.carried.source
     place: Any = exchange_index.places(whole.exchanges, whole.extents, whole.carried)
     assert (place["source"] == 0).all()
