@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdissect.capture import object_store
-from kdissect.capture.pcap import MAGICS
-from kdissect.capture.pcapng import SECTION_MAGIC
+from kdissect.capture.packet_reader import MAGICS, SECTION_MAGIC
 from kdissect.errors import CaptureError
 
 STDIN = "-"

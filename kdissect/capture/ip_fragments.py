@@ -28,6 +28,7 @@ fragments are ignored packets with the reason `ip_fragment`.
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,6 @@ TIME_LIMIT_NS = 30_000_000_000  # Linux waits this long for the rest of a datagr
 COPY_NS = 10_000_000  # a mirror port delivers the second copy within this time
 OPEN_MAX = 65536  # incomplete datagrams at a time; then the oldest one is ended
 DATAGRAM_MAX = 65535
-_ROWS_AT_A_TIME = 1 << 14
 WORK_MAX = 1024  # fragments and overlaps of one datagram; beyond them it is ended
 HEADERS_MAX = 2048  # the TCP header must lie within so many bytes from the start
 
@@ -297,37 +297,13 @@ def _in_order(
             )  # fmt: skip
 
 
-class _Rows:
-    """Collects rows with few Python objects at a time."""
-
-    def __init__(self, kind: Any, width: int | None = None) -> None:
-        self.kind, self.width = kind, width
-        self.pending: list[tuple[Any, ...]] = []
-        self.done: list[npt.NDArray[Any]] = []
-
-    def append(self, row: tuple[Any, ...]) -> None:
-        self.pending.append(row)
-        if len(self.pending) == _ROWS_AT_A_TIME:
-            self._settle()
-
-    def _settle(self) -> None:
-        made = np.array(self.pending, self.kind)
-        self.done.append(made if self.width is None else made.reshape(-1, self.width))
-        self.pending = []
-
-    def array(self) -> npt.NDArray[Any]:
-        self._settle()
-        return np.concatenate(self.done)
-
-
 class _Joiner:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self.open: dict[Key, Datagram] = {}
-        self.segments = _Rows(SEGMENT)
+        self.segments = bytearray()  # packed SEGMENT rows
         self.endpoints: dict[bytes, int] = {}
-        self.completed = _Rows(np.int64, 2)
-        self.faults = _Rows(np.int64, 5)
+        self.completed, self.faults = array("q"), array("q")
 
     def bytes_of(self, part: Part, at: int, end: int) -> bytes:
         """Bytes [at, end) of a part, as far as they were captured."""
@@ -410,11 +386,8 @@ class _Joiner:
         """Add the fragment's new bytes to the datagram."""
         differing = self._differing(datagram, fragment)
         if differing:
-            self.faults.append(
-                FragmentFault(
-                    CONFLICT, fragment.source, fragment.packet, differing, fragment.time_ns
-                )
-            )
+            where = fragment.source, fragment.packet, differing, fragment.time_ns
+            self.faults.extend(FragmentFault(CONFLICT, *where))
         end = fragment.end
         # RFC 791, 3.2: the fragment without the flag More Fragments ends the datagram
         if datagram.total is not None:
@@ -447,9 +420,8 @@ class _Joiner:
                 (part.fragment for part in parts), key=lambda one: (one.time_ns, one.packet)
             )
             missing = -1 if datagram.total is None else datagram.total - datagram.covered
-            self.faults.append(
-                FragmentFault(MISSING, first.source, first.packet, missing, first.time_ns)
-            )
+            where = first.source, first.packet, missing, first.time_ns
+            self.faults.extend(FragmentFault(MISSING, *where))
 
     def _head(self, datagram: Datagram) -> Head | None:
         data = b""
@@ -500,26 +472,25 @@ class _Joiner:
             captured = min(max(fragment.captured - skipped, 0), last - first)
             number_of = seq + first - begin + (1 if number and flags & SYN else 0)
             mark = 0 if is_whole and number == 0 else FRAGMENT_PART
-            self.segments.append(
-                (
-                    fragment.time_ns, fragment.body + skipped, fragment.packet,
-                    number_of & 0xFFFFFFFF, ack, captured, last - first, fragment.source,
-                    endpoints, identification | mark, own, side, window,
-                )
+            row = (
+                fragment.time_ns, fragment.body + skipped, fragment.packet,
+                number_of & 0xFFFFFFFF, ack, captured, last - first, fragment.source,
+                endpoints, identification | mark, own, side, window,
             )  # fmt: skip
+            self.segments += np.array([row], SEGMENT).tobytes()
         if is_whole:
             latest = max(
                 (part.fragment for part in datagram.parts),
                 key=lambda one: (one.time_ns, one.source, one.packet),
             )
-            self.completed.append((latest.source, latest.packet))
+            self.completed.extend((latest.source, latest.packet))
 
     def finish(self, ignored_count: int) -> Joined:
         for datagram in self.open.values():
             self._end(datagram)
-        rows = self.segments.array()
+        rows = np.frombuffer(self.segments, SEGMENT)
         rows = rows[np.lexsort((rows["packet"], rows["source"]))]
         pairs = np.frombuffer(b"".join(self.endpoints), ENDPOINTS)
-        return Joined(
-            SegmentBatch(pairs, rows), self.completed.array(), self.faults.array(), ignored_count
-        )
+        completed = np.array(self.completed, np.int64).reshape(-1, 2)
+        faults = np.array(self.faults, np.int64).reshape(-1, len(FragmentFault._fields))
+        return Joined(SegmentBatch(pairs, rows), completed, faults, ignored_count)

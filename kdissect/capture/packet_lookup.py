@@ -13,27 +13,18 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     CAPTURED,
-    CURSOR_SIZE,
     DATA_POS,
     END,
-    FORMAT,
     INTERFACE,
-    INTERFACE_COUNT,
     INTERFACE_SIZE,
     LENGTH,
     LINK_TYPE,
-    LITTLE,
     OTHER_COUNT,
     PACKET_SIZE,
-    PCAPNG,
-    POS,
-    SECRET_COUNT,
     STEP_PACKET,
-    TIME,
     TIME_NS,
+    step,
 )
-from kdissect.capture.pcap import pcap_step
-from kdissect.capture.pcapng import pcapng_step
 from kdissect.capture.splits import Split
 from kdissect.jit import kernel
 
@@ -59,10 +50,7 @@ def _pick(
     passed = 0
     row = 0
     while row < len(wanted):
-        if cursor[FORMAT] != PCAPNG:
-            outcome = pcap_step(buf, cursor, interfaces, packet)
-        else:
-            outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
+        outcome = step(buf, cursor, interfaces, no_secrets, packet)
         if outcome != STEP_PACKET:
             break
         number = first_packet + passed + cursor[OTHER_COUNT]
@@ -93,13 +81,8 @@ def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.N
     if not len(within):
         return places
     buf = sources.data(split.source)
-    cursor = np.zeros(CURSOR_SIZE, np.int64)
-    cursor[[POS, END, FORMAT]] = split.pos, min(split.end, len(buf)), split.format
-    cursor[[LITTLE, TIME, SECRET_COUNT]] = split.little, split.time_ns, -1
-    known = np.frombuffer(split.interfaces, np.int64)
-    interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
-    interfaces[: len(known)] = known
-    cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
+    cursor, interfaces = split.reading()
+    cursor[END] = min(split.end, len(buf))
     packet, no_secrets = np.zeros(PACKET_SIZE, np.int64), np.zeros(0, np.int64)
     count = _pick(buf, cursor, interfaces, packet, no_secrets, split.first_packet, within, places)
     assert count == len(within), (count, len(within), split)

@@ -1,4 +1,15 @@
-"""The reading position in a capture, which the steps of `pcap` and `pcapng` share.
+"""Reads the packets of a capture, pcap or pcapng, one step at a time.
+
+Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
+
+- pcap: a file header, then 16 bytes before each packet. The two magic numbers (microseconds,
+  nanoseconds) are written in the writer's byte order, from which readers learn it. A third one
+  marks the *modified* format of some Linux systems of the 1990s, with 8 more bytes before each
+  packet (interface number, protocol, kind).
+- pcapng: blocks with their length at both ends, in sections of one byte order. Packets are in
+  enhanced, simple and (obsolete) packet blocks. Interface blocks describe how to read them. Blocks
+  of other types are skipped by their length. Wireshark numbers some of those as frames (NUMBERED),
+  so they are counted.
 
 A *cursor* is an int64 array with the position of the next record and all state that is needed to
 read it. A step moves the cursor past one packet and fills a *packet*, another small int64 array.
@@ -11,9 +22,12 @@ steps again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from kdissect.jit import inlined, read_u16, read_u32
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.jit import inlined, read_u8, read_u16, read_u32
 
 # Cursor fields.
 POS, END = 0, 1  # of the next record; of the bytes that may be read
@@ -57,6 +71,34 @@ FAULT_TEXT = {
 SECOND_NS = 1_000_000_000
 TIME_MAX, TIME_MIN = 2**63 - 1, -(2**63)
 _SECONDS_MAX = 2**62 - 1  # beyond any clock; the sum of two still fits
+
+FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
+MODIFIED_HEADER_SIZE = RECORD_HEADER_SIZE + 8
+
+# First four bytes -> (byte order, decimal digits of a second's fraction).
+MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
+    b"\xa1\xb2\xc3\xd4": ("big", 6),
+    b"\xd4\xc3\xb2\xa1": ("little", 6),
+    b"\xa1\xb2\x3c\x4d": ("big", 9),
+    b"\x4d\x3c\xb2\xa1": ("little", 9),
+    b"\xa1\xb2\xcd\x34": ("big", 6),
+    b"\x34\xcd\xb2\xa1": ("little", 6),
+}
+MODIFIED = (b"\xa1\xb2\xcd\x34", b"\x34\xcd\xb2\xa1")
+
+SECTION_MAGIC = b"\x0a\x0d\x0d\x0a"
+SECTION_HEADER = 0x0A0D0D0A  # reads the same in both byte orders
+INTERFACE_BLOCK, OLD_PACKET_BLOCK, SIMPLE_BLOCK, ENHANCED_BLOCK, SECRETS_BLOCK = 1, 2, 3, 6, 10
+# Systemd journal entries, custom blocks (to be copied or not), Sysdig events (three versions).
+JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK = 9, 0x00000BAD, 0x40000BAD
+SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE = 0x204, 0x216, 0x221
+NUMBERED = (
+    JOURNAL_BLOCK, CUSTOM_BLOCK, PRIVATE_BLOCK, SYSDIG_EVENT, SYSDIG_EVENT_2, SYSDIG_EVENT_2_LARGE,
+)  # fmt: skip
+BYTE_ORDER_MARK, BYTE_ORDER_MARK_SWAPPED = 0x1A2B3C4D, 0x4D3C2B1A
+BLOCK_SIZE_MIN = 12  # type, length, length again
+OPTION_END, OPTION_RESOLUTION, OPTION_TIME_OFFSET = 0, 9, 14
+DEFAULT_RESOLUTION = 6
 
 
 @inlined
@@ -138,3 +180,218 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
     if total_s < TIME_MIN // SECOND_NS + 1:
         return TIME_MIN
     return total_s * SECOND_NS + fraction
+
+
+@inlined
+def _pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
+    """Read one record at the cursor and move past it; returns the outcome."""
+    pos = cursor[POS]
+    left = cursor[END] - pos
+    if left == 0:
+        return STEP_END
+    header = MODIFIED_HEADER_SIZE if cursor[FORMAT] == MODIFIED_PCAP else RECORD_HEADER_SIZE
+    if left < header:
+        cursor[NEEDED] = header
+        return STEP_CUT
+    little = cursor[LITTLE]
+    # draft-ietf-opsawg-pcap, 5: seconds, fraction, captured length, original length
+    captured = word32(buf, pos + 8, little)
+    if captured > left - header:
+        cursor[NEEDED] = header + captured
+        return STEP_CUT
+    scale = 1 if interfaces[RESOLUTION] == 9 else 1000
+    time_ns = word32(buf, pos, little) * SECOND_NS + word32(buf, pos + 4, little) * scale
+    packet[RECORD_POS] = pos
+    packet[DATA_POS] = pos + header
+    packet[CAPTURED] = captured
+    packet[LENGTH] = word32(buf, pos + 12, little)
+    packet[TIME_NS] = time_ns
+    packet[INTERFACE] = 0
+    cursor[TIME] = time_ns
+    cursor[POS] = pos + header + captured
+    return STEP_PACKET
+
+
+@inlined
+def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, row: Any) -> Any:
+    """Read an interface block's body and options, buf[pos:end], into a row of the table."""
+    at = row * INTERFACE_SIZE
+    interfaces[at + LINK_TYPE] = word16(buf, pos, little)
+    interfaces[at + SNAP_LENGTH] = word32(buf, pos + 4, little)
+    interfaces[at + RESOLUTION] = DEFAULT_RESOLUTION
+    interfaces[at + TIME_OFFSET_S] = 0
+    option = pos + 8
+    # draft-ietf-opsawg-pcapng, 3.5: options of code, length and value, padded to 4 bytes
+    while option + 4 <= end:
+        code = word16(buf, option, little)
+        size = word16(buf, option + 2, little)
+        value = option + 4
+        if code == OPTION_END or value + size > end:
+            break
+        if code == OPTION_RESOLUTION and size >= 1:
+            interfaces[at + RESOLUTION] = read_u8(buf, value)
+        elif code == OPTION_TIME_OFFSET and size >= 8:
+            interfaces[at + TIME_OFFSET_S] = signed64(buf, value, little)
+        option = value + ((size + 3) & ~3)
+
+
+@inlined
+def read_packet_block(
+    buf: Any, pos: Any, kind: Any, room: Any, cursor: Any, interfaces: Any, packet: Any
+) -> Any:
+    """Fill `packet` from the packet block at `pos` with a body of `room` bytes.
+
+    Of a faulty block, INTERFACE is BAD_BLOCK or NO_INTERFACE.
+    """
+    little = cursor[LITTLE]
+    interface_count = cursor[INTERFACE_COUNT] - cursor[SECTION_BASE]
+    packet[RECORD_POS] = pos
+    packet[DATA_POS] = pos + 8
+    packet[CAPTURED] = 0
+    packet[LENGTH] = 0
+    packet[TIME_NS] = cursor[TIME]
+    packet[INTERFACE] = BAD_BLOCK
+    fixed = 4 if kind == SIMPLE_BLOCK else 20
+    if room < fixed:
+        return
+    if kind == SIMPLE_BLOCK:
+        # draft-ietf-opsawg-pcapng, 4.4: a simple block has the original length only and belongs to
+        # interface 0; the snap length limits the captured bytes.
+        length = word32(buf, pos + 8, little)
+        interface = 0
+        captured = min(length, room - fixed)
+        if interface_count > 0:
+            snap_length = interfaces[cursor[SECTION_BASE] * INTERFACE_SIZE + SNAP_LENGTH]
+            if snap_length > 0:
+                captured = min(captured, snap_length)
+    else:
+        narrow = kind == OLD_PACKET_BLOCK  # its interface has 16 bits, followed by a count of drops
+        interface = word16(buf, pos + 8, little) if narrow else word32(buf, pos + 8, little)
+        captured = word32(buf, pos + 20, little)
+        length = word32(buf, pos + 24, little)
+        if captured > room - fixed:
+            return
+    packet[DATA_POS] = pos + 8 + fixed
+    packet[CAPTURED] = captured
+    packet[LENGTH] = length
+    if interface >= interface_count:
+        packet[INTERFACE] = NO_INTERFACE
+        return
+    row = cursor[SECTION_BASE] + interface
+    packet[INTERFACE] = row
+    if kind != SIMPLE_BLOCK:
+        at = row * INTERFACE_SIZE
+        packet[TIME_NS] = to_ns(
+            word32(buf, pos + 12, little),
+            word32(buf, pos + 16, little),
+            interfaces[at + RESOLUTION],
+            interfaces[at + TIME_OFFSET_S],
+        )
+        cursor[TIME] = packet[TIME_NS]
+
+
+@inlined
+def add_secrets(buf: Any, pos: Any, room: Any, cursor: Any, secrets: Any) -> Any:
+    """Record where the bytes of a decryption secrets block lie, unless its length is wrong."""
+    if room < 8:
+        return
+    size = word32(buf, pos + 12, cursor[LITTLE])
+    if size > room - 8:
+        return
+    at = cursor[SECRET_COUNT] * SECRET_SIZE
+    secrets[at] = word32(buf, pos + 8, cursor[LITTLE])
+    secrets[at + 1] = pos + 16
+    secrets[at + 2] = size
+    cursor[SECRET_COUNT] += 1
+
+
+@inlined
+def _pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
+    """Read blocks from the cursor up to and including the next packet; returns the outcome."""
+    while True:
+        pos = cursor[POS]
+        left = cursor[END] - pos
+        if left == 0:
+            return STEP_END
+        if left < BLOCK_SIZE_MIN:
+            cursor[NEEDED] = BLOCK_SIZE_MIN
+            return STEP_CUT
+        # draft-ietf-opsawg-pcapng, 4.1: a section header gives the byte order of its section
+        if read_u32(buf, pos) == SECTION_HEADER:
+            mark = read_u32(buf, pos + 8)
+            if mark not in (BYTE_ORDER_MARK, BYTE_ORDER_MARK_SWAPPED):
+                cursor[FAULT] = FAULT_BYTE_ORDER
+                return STEP_BAD
+            cursor[LITTLE] = np.int64(mark == BYTE_ORDER_MARK_SWAPPED)
+        little = cursor[LITTLE]
+        kind = word32(buf, pos, little)
+        total = word32(buf, pos + 4, little)
+        if total < BLOCK_SIZE_MIN:
+            cursor[FAULT] = FAULT_BLOCK_LENGTH
+            return STEP_BAD
+        size = (total + 3) & ~3  # some writers do not count the padding
+        if size > left:
+            cursor[NEEDED] = size
+            return STEP_CUT
+        if word32(buf, pos + size - 4, little) != total:
+            cursor[FAULT] = FAULT_TRAILER
+            return STEP_BAD
+        room = size - BLOCK_SIZE_MIN
+        if kind in (ENHANCED_BLOCK, SIMPLE_BLOCK, OLD_PACKET_BLOCK):
+            read_packet_block(buf, pos, kind, room, cursor, interfaces, packet)
+            cursor[POS] = pos + size
+            return STEP_PACKET
+        if kind == SECTION_HEADER:
+            if room < 16:
+                cursor[FAULT] = FAULT_BLOCK_LENGTH
+                return STEP_BAD
+            if word16(buf, pos + 12, little) != 1:
+                cursor[FAULT] = FAULT_FORMAT_VERSION
+                return STEP_BAD
+            cursor[SECTION_BASE] = cursor[INTERFACE_COUNT]
+        elif kind == INTERFACE_BLOCK:
+            if room < 8:
+                cursor[FAULT] = FAULT_INTERFACE
+                return STEP_BAD
+            row = cursor[INTERFACE_COUNT]
+            if (row + 1) * INTERFACE_SIZE > len(interfaces):
+                return STEP_ROOM_NEEDED
+            add_interface(buf, pos + 8, pos + size - 4, little, interfaces, row)
+            cursor[INTERFACE_COUNT] = row + 1
+        elif kind == SECRETS_BLOCK and cursor[SECRET_COUNT] >= 0:
+            if (cursor[SECRET_COUNT] + 1) * SECRET_SIZE > len(secrets):
+                return STEP_ROOM_NEEDED
+            add_secrets(buf, pos, room, cursor, secrets)
+        elif kind in NUMBERED:
+            cursor[OTHER_COUNT] += 1
+        cursor[POS] = pos + size
+
+
+def opened(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(cursor at the first record, table of interfaces). `data` begins with a magic number.
+
+    A pcap has one interface. Callers enlarge the table of a pcapng, which is empty. A pcap that
+    ends inside its header has no packets: the cursor is at its end.
+    """
+    cursor = np.zeros(CURSOR_SIZE, np.int64)
+    header = data[:FILE_HEADER_SIZE].tobytes()
+    cursor[END] = len(data)
+    if header[:4] == SECTION_MAGIC:
+        cursor[FORMAT] = PCAPNG
+        return cursor, np.zeros(8 * INTERFACE_SIZE, np.int64)
+    order, digits = MAGICS[header[:4]]
+    cursor[POS] = min(FILE_HEADER_SIZE, len(data))
+    form = MODIFIED_PCAP if header[:4] in MODIFIED else PCAP
+    cursor[[FORMAT, LITTLE, INTERFACE_COUNT]] = form, order == "little", 1
+    snap_length = int.from_bytes(header[16:20], order)
+    # draft-ietf-opsawg-pcap, 4: the upper half has the length of a frame check sequence
+    link_type = int.from_bytes(header[20:24], order) & 0xFFFF
+    return cursor, np.array([link_type, snap_length, digits, 0], np.int64)
+
+
+@inlined
+def step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
+    """Read up to and including the next packet at the cursor; returns the outcome."""
+    if cursor[FORMAT] != PCAPNG:
+        return _pcap_step(buf, cursor, interfaces, packet)
+    return _pcapng_step(buf, cursor, interfaces, secrets, packet)

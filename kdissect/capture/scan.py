@@ -37,29 +37,20 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     BAD_BLOCK,
     CAPTURED,
-    CURSOR_SIZE,
     DATA_POS,
-    FORMAT,
     INTERFACE,
-    INTERFACE_COUNT,
     INTERFACE_SIZE,
     LENGTH,
     LINK_TYPE,
-    LITTLE,
     NO_INTERFACE,
     OTHER_COUNT,
     PACKET_SIZE,
-    PCAPNG,
-    POS,
-    SECRET_COUNT,
     STEP_END,
     STEP_PACKET,
     STEP_ROOM_NEEDED,
-    TIME,
     TIME_NS,
+    step,
 )
-from kdissect.capture.pcap import pcap_step
-from kdissect.capture.pcapng import pcapng_step
 from kdissect.capture.segments import (
     ENDPOINTS,
     NO_HEADER,
@@ -227,10 +218,7 @@ def _scan_packets(
         if segment == len(segments):
             # the plan counted the packets, so this was the last one
             return STEP_END
-        if cursor[FORMAT] != PCAPNG:
-            outcome = pcap_step(buf, cursor, interfaces, packet)
-        else:
-            outcome = pcapng_step(buf, cursor, interfaces, no_secrets, packet)
+        outcome = step(buf, cursor, interfaces, no_secrets, packet)
         if outcome != STEP_PACKET:
             return outcome
         number = first_packet + counts[_PACKETS] + cursor[OTHER_COUNT]
@@ -302,13 +290,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     Raises CaptureError if its file cannot be opened.
     """
     buf = sources.data(split.source)
-    cursor = np.zeros(CURSOR_SIZE, np.int64)
-    cursor[[POS, FORMAT]] = split.pos, split.format
-    cursor[[LITTLE, TIME, SECRET_COUNT]] = split.little, split.time_ns, -1
-    known = np.frombuffer(split.interfaces, np.int64)
-    interfaces = np.zeros(split.interface_room * INTERFACE_SIZE, np.int64)
-    interfaces[: len(known)] = known
-    cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
+    cursor, interfaces = split.reading()
     counts = np.zeros(3, np.int64)
     reasons = np.zeros(REASON_COUNT, np.int64)
     segments = np.zeros(split.packet_count + 1, SEGMENT)
@@ -317,7 +299,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     packet, headers = np.zeros(PACKET_SIZE, np.int64), np.zeros(HEADERS_SIZE, np.int64)
     no_secrets = np.zeros(0, np.int64)
 
-    def step() -> int:
+    def advance() -> int:
         nonlocal endpoints, table
         while True:
             outcome: int = _scan_packets(
@@ -330,7 +312,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
             table = np.full(2 * len(table), _EMPTY, np.int64)
             _hash_endpoints(endpoints, counts[_ENDPOINTS], table, _MULTIPLIERS)
 
-    outcome = sources.windows(split.source, cursor, split.end, step)
+    outcome = sources.windows(split.source, cursor, split.end, advance)
     packet_count, segment_count, endpoint_count = (int(count) for count in counts)
     assert outcome == STEP_END, (outcome, split)
     assert packet_count == split.packet_count, (packet_count, split)

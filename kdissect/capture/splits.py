@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import read_only
-from kdissect.capture import pcap, pcapng
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, note_fragment
@@ -28,10 +27,12 @@ from kdissect.capture.link_layers import (
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     CAPTURED,
+    CURSOR_SIZE,
     DATA_POS,
     END,
     FAULT,
     FAULT_TEXT,
+    FILE_HEADER_SIZE,
     FORMAT,
     INTERFACE,
     INTERFACE_COUNT,
@@ -42,7 +43,6 @@ from kdissect.capture.packet_reader import (
     NEEDED,
     OTHER_COUNT,
     PACKET_SIZE,
-    PCAPNG,
     POS,
     RECORD_POS,
     SECRET_COUNT,
@@ -56,6 +56,8 @@ from kdissect.capture.packet_reader import (
     TIME_MAX,
     TIME_MIN,
     TIME_NS,
+    opened,
+    step,
 )
 from kdissect.jit import inlined, kernel, read_u8, read_u16
 
@@ -91,6 +93,17 @@ class Split:
     interface_room: int
     time_ns: int
     other_count: int = 0
+
+    def reading(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """(cursor at the first record, table of interfaces)."""
+        cursor = np.zeros(CURSOR_SIZE, np.int64)
+        cursor[[POS, END, FORMAT]] = self.pos, self.end, self.format
+        cursor[[LITTLE, TIME, SECRET_COUNT]] = self.little, self.time_ns, -1
+        known = np.frombuffer(self.interfaces, np.int64)
+        interfaces = np.zeros(self.interface_room * INTERFACE_SIZE, np.int64)
+        interfaces[: len(known)] = known
+        cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
+        return cursor, interfaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +172,7 @@ def _walk(
         if (row + 1) * FRAGMENT_WIDTH > len(fragments):
             return np.int64(STEP_ROOM_NEEDED)
         time_before = cursor[TIME]
-        if cursor[FORMAT] != PCAPNG:
-            outcome = pcap.pcap_step(buf, cursor, interfaces, packet)
-        else:
-            outcome = pcapng.pcapng_step(buf, cursor, interfaces, secrets, packet)
+        outcome = step(buf, cursor, interfaces, secrets, packet)
         if outcome != STEP_PACKET:
             break
         at = (counts[_SPLITS] - 1) * _ROW
@@ -207,9 +217,7 @@ class RecordWalk:
     def __init__(
         self, data: npt.NDArray[np.uint8], split_bytes: int, fragment_max: int = 0
     ) -> None:
-        is_pcapng = data[:4].tobytes() == pcapng.SECTION_MAGIC
-        opened = pcapng.open_pcapng(data) if is_pcapng else pcap.open_pcap(data)
-        self.cursor, self.interfaces = opened
+        self.cursor, self.interfaces = opened(data)
         self.data = read_only(data)
         self.split_bytes = split_bytes
         self.secrets = np.zeros(4 * SECRET_SIZE, np.int64)
@@ -269,7 +277,7 @@ class RecordWalk:
             return f"{place} is cut: it needs {int(self.cursor[NEEDED])} bytes, {left} are left"
         if self.outcome == STEP_BAD:
             return f"{place} cannot be read: {FAULT_TEXT[int(self.cursor[FAULT])]}"
-        if len(self.data) < pcap.FILE_HEADER_SIZE:
+        if len(self.data) < FILE_HEADER_SIZE:
             return f"the file header is cut: {len(self.data)} bytes"
         return None
 

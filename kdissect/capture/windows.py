@@ -22,11 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.arrays import read_only
-from kdissect.capture import inputs, object_store, pcap, pcapng
+from kdissect.capture import inputs, object_store
 from kdissect.capture.ip_fragments import PACKET, Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     END,
+    FILE_HEADER_SIZE,
     INTERFACE_COUNT,
     INTERFACE_SIZE,
     NEEDED,
@@ -35,6 +36,7 @@ from kdissect.capture.packet_reader import (
     SECRET_COUNT,
     SECRET_SIZE,
     SECTION_BASE,
+    SECTION_MAGIC,
     STEP_BAD,
     STEP_CUT,
 )
@@ -191,7 +193,7 @@ class WindowReader:
             raise CaptureError(f"{path}: {reason}")
         self._walk = RecordWalk(np.frombuffer(head, np.uint8), 2**62, FRAGMENT_MAX)
         self._left = head[int(self._walk.cursor[POS]) :]
-        if len(head) < pcap.FILE_HEADER_SIZE and head[:4] != pcapng.SECTION_MAGIC:
+        if len(head) < FILE_HEADER_SIZE and head[:4] != SECTION_MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
         self._base = len(head) - len(self._left)  # position of the next window in the file
 
@@ -300,7 +302,7 @@ def open_bytes(path: str) -> _Plain | _PlainPieces:
 
 def _head(data: _Plain | _PlainPieces) -> bytes:
     """The first bytes of a file, up to the size of a file header."""
-    room = bytearray(pcap.FILE_HEADER_SIZE)
+    room = bytearray(FILE_HEADER_SIZE)
     done = 0
     while done < len(room) and (count := data.readinto(memoryview(room)[done:])):
         done += count
