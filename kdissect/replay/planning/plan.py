@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from kdissect.codec.message import Message, encode_message
@@ -100,15 +101,10 @@ def make_plan(workload: Workload, options: PlanOptions | None = None) -> ReplayP
 
 def _times(workload: Workload) -> list[list[int]]:
     """When each request was sent, never before the one ahead of it on its connection."""
-    send_times = []
-    for connection in workload.connections:
-        last = 0
-        times = []
-        for exchange in connection.exchanges:
-            last = max(last, exchange.request_time_ns)
-            times.append(last)
-        send_times.append(times)
-    return send_times
+    return [
+        list(accumulate((each.request_time_ns for each in connection.exchanges), max))
+        for connection in workload.connections
+    ]
 
 
 def _step(
@@ -176,10 +172,8 @@ def _not_allowed(exchange: Exchange, step_class: str, options: PlanOptions) -> S
     needed = [] if step_class == READ else [step_class]
     if step_class == TRANSACTIONS and exchange.api_key == ApiKey.PRODUCE:
         needed = [PRODUCE, TRANSACTIONS]
-    missing = [each for each in needed if each not in options.allow]
-    if missing:
-        return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {','.join(missing)}")
-    return None
+    missing = ",".join(each for each in needed if each not in options.allow)
+    return Skipped(SkipCode.NOT_ALLOWED, f"needs --allow {missing}") if missing else None
 
 
 def _refused(exchange: Exchange, step_class: str, principal: str, own: str) -> Skipped | None:

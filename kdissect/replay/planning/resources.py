@@ -124,6 +124,9 @@ _ACCESSES: dict[str, dict[str, str]] = {
         "IncrementalAlterConfigs": "config-names write",
     },
 }
+_NAMED_KINDS = (
+    FieldKind.TOPIC, FieldKind.PARTITION, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID,
+)  # fmt: skip
 _CONFIG_APIS = frozenset(
     {ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
 )
@@ -160,7 +163,7 @@ class ResourceAccesses:
     def __init__(self, facts: WorkloadFacts) -> None:
         self._names = CapturedTopics(facts)
         self._in_transaction: dict[str, set[Resource]] = {}
-        self._in_session: dict[int, set[tuple[str]]] = {}  # fetch session -> topics
+        self._in_session: dict[int, set[tuple[Any, ...]]] = {}  # fetch session -> topics
         self._awaited: set[str] = set()  # topics that a Metadata response did not show yet
         self._has_acls = False
         # Equal requests share one tuple: a Fetch may name a hundred partitions.
@@ -192,26 +195,19 @@ class ResourceAccesses:
 
     def _named(self, exchange: Exchange, request: Message) -> dict[str, list[tuple[Any, ...]]]:
         """The rest of the tuple of each topic, log, group and so on that a request names."""
-        topics: dict[tuple[str], None] = {}
-        logs: dict[tuple[str, int], None] = {}
-        groups: dict[tuple[str], None] = {}
-        transactions: dict[tuple[str], None] = {}
+        found: dict[FieldKind, dict[tuple[Any, ...], None]] = {kind: {} for kind in _NAMED_KINDS}
+        topics, logs, groups, transactions = found.values()
         for field in iter_fields(request):
             kind, values, around = field.kind, field.values, field.around
-            if kind is FieldKind.TOPIC:
-                topics |= dict.fromkeys((name,) for name in values if name)
-            elif kind is FieldKind.TOPIC_ID and not around.topic:
-                names = (self._names.get(each) for each in values)
-                topics |= dict.fromkeys((name,) for name in names if name)
-            elif kind is FieldKind.PARTITION:
+            if kind is FieldKind.TOPIC_ID and not around.topic:
+                kind, values = FieldKind.TOPIC, [self._names.get(each) for each in values]
+            if kind is FieldKind.PARTITION:
                 name = self._names.name(around.topic, around.topic_id)
                 logs |= dict.fromkeys((name, each) for each in values)
-            elif kind is FieldKind.GROUP:
-                groups |= dict.fromkeys((each,) for each in values)
-            elif kind is FieldKind.TRANSACTIONAL_ID:
-                transactions |= dict.fromkeys((each,) for each in values if each is not None)
+            elif kind in found:
+                found[kind] |= dict.fromkeys((each,) for each in values if each)
         if exchange.api_key == ApiKey.DESCRIBE_GROUPS:
-            groups = dict.fromkeys((each,) for each in entries(request.body["groups"]))
+            groups |= dict.fromkeys((each,) for each in entries(request.body["groups"]))
         if exchange.api_key == ApiKey.FETCH:
             response = response_body(exchange)
             logs |= dict.fromkeys(log for log, _ in self._names.logs(response))
@@ -223,8 +219,8 @@ class ResourceAccesses:
         }  # fmt: skip
 
     def _session_topics(
-        self, request: Body, response: Body, topics: list[tuple[str]]
-    ) -> set[tuple[str]]:
+        self, request: Body, response: Body, topics: list[tuple[Any, ...]]
+    ) -> set[tuple[Any, ...]]:
         """Topics of the session of a Fetch, which names only those that change (KIP-227)."""
         session = response.get("session_id", 0)
         is_new = request.get("session_id", 0) != session

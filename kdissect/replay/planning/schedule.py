@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass
 
 from kdissect.errors import Error
+from kdissect.pipeline.selection import duration_ms
 from kdissect.replay.model import ReplayPlan
-
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class PaceError(Error, ValueError):
@@ -52,10 +51,11 @@ def parse_pace(text: str, max_gap: str | None = None) -> Pace:
 
 def parse_span(text: str) -> float:
     """Seconds of ``250ms``, ``5s``, ``2m``, ``1.5``. Raises PaceError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)?", text.strip())
-    if not found:
-        raise PaceError(f"{text!r} is no span of time such as 250ms, 5s or 2m")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    bare = text.strip()
+    try:
+        return duration_ms(f"{bare}s" if bare[-1:].isdigit() else bare) / 1000
+    except ValueError:
+        raise PaceError(f"{text!r} is no span of time such as 250ms, 5s or 2m") from None
 
 
 def schedule(plan: ReplayPlan, pace: Pace) -> tuple[list[int], list[int]]:

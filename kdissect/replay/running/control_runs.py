@@ -19,7 +19,7 @@ from kdissect.replay.model import ReplayPlan, TranslateOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.guard import Effects, Name, effects_of, topics_to_make
 from kdissect.replay.target.preparation import delete_names
-from kdissect.replay.workload.messages import request_of
+from kdissect.replay.workload.messages import request_body
 from kdissect.text import visible
 
 TOPIC_NAME_MAX = 249  # Kafka's limit
@@ -69,9 +69,8 @@ class PlannedRun:
     async def delete_made(self) -> list[str]:
         """Delete what a run with a suffix has created; return a line for each that is still
         there."""
-        if not self.suffix:
-            return []
-        made = [name for name in self.effects.all() if name not in self.existing]
+        names = self.effects.all() if self.suffix else []
+        made = [name for name in names if name not in self.existing]
         return [f"{self.name}: {line}" for line in await delete_names(self.target, made)]
 
 
@@ -87,16 +86,15 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """The runs in their order. Raises ControlRunError if they would see each other's data."""
     reference = against or target
-    count = control_runs or int(against is not None)
-    names = [f"control run {number} of {count}" for number in range(1, count + 1)]
-    if not control_runs:
-        names = [f"the run against {against}"] * count
+    names = [f"control run {number} of {control_runs}" for number in range(1, control_runs + 1)]
+    if against is not None and not names:
+        names = [f"the run against {against}"]
     effects = effects_of(plan, makes_topics=makes_topics, renames=translate.renames)
     runs = [
         PlannedRun(reference, name, translate, effects, True, command=command) for name in names
     ]
     run = PlannedRun(target, "the run", translate, effects, command=command)
-    runs.insert((count + 1) // 2, run)
+    runs.insert((len(runs) + 1) // 2, run)
     if control_runs and not command:
         _keep_apart(plan, runs, makes_topics)
     return runs
@@ -131,9 +129,9 @@ def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None
             f"create {shown}: give --create-topics, or --reset"
         )
     for step in plan.steps:
-        request = request_of(step.exchange) if step.skipped is None else None
-        if request is not None and request.body.get(_REGEX):
+        request = request_body(step.exchange) if step.skipped is None else {}
+        if request.get(_REGEX):
             raise ControlRunError(
-                f"group {visible(request.body['group_id'])} subscribes to a pattern, which would "
+                f"group {visible(request['group_id'])} subscribes to a pattern, which would "
                 "match the topics of every control run: give --reset"
             )

@@ -7,7 +7,7 @@ its requests go to. `Connections` opens them.
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from kdissect.replay.target.cluster import Target
@@ -99,12 +99,6 @@ class Connections:
         except (ConnectFailed, TimeoutError) as error:
             link.fail(f"the new login failed: {error}")
 
-    def give_up_overdue(self) -> None:
-        """End connections whose first pending answer did not come in time."""
-        now = time.monotonic_ns()
-        for link in self.live:
-            link.give_up(now)
-
 
 class StepStates:
     """Which steps of a plan were sent, and which are complete. left: how many are not complete.
@@ -116,26 +110,26 @@ class StepStates:
         self.left = count
         self.is_complete = bytearray(count)
         self._is_sent = bytearray(count)
-        self._on_complete: dict[int, asyncio.Event] = {}
-        self._on_sent: dict[int, asyncio.Event] = {}
+        self._on_complete: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self._on_sent: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def until_complete(self, number: int) -> None:
         if not self.is_complete[number]:
-            await self._on_complete.setdefault(number, asyncio.Event()).wait()
+            await self._on_complete[number].wait()
 
     async def until_sent(self, number: int) -> None:
         """A complete step counts as sent."""
         if not self._is_sent[number]:
-            await self._on_sent.setdefault(number, asyncio.Event()).wait()
+            await self._on_sent[number].wait()
 
     def sent(self, number: int) -> None:
         self._is_sent[number] = 1
-        if (event := self._on_sent.pop(number, None)) is not None:
-            event.set()
+        if number in self._on_sent:
+            self._on_sent.pop(number).set()
 
     def complete(self, number: int) -> None:
         self.left -= not self.is_complete[number]
         self.is_complete[number] = 1
         self.sent(number)
-        if (event := self._on_complete.pop(number, None)) is not None:
-            event.set()
+        if number in self._on_complete:
+            self._on_complete.pop(number).set()

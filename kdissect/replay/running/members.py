@@ -147,8 +147,6 @@ class Members:
             elif api_key in MEMBER_HEARTBEATS:
                 joined.last = outcome
 
-    # -- the replay's own requests ----------------------------------------------------------------
-
     async def keep(self, now: Callable[[], int]) -> None:
         """Until cancelled: keep sessions, and let members join again beside a late JoinGroup."""
         while True:

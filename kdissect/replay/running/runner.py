@@ -33,7 +33,6 @@ from kdissect.replay.model import (
     RunFinding,
     SkipCode,
     Skipped,
-    Step,
 )
 from kdissect.replay.planning.schedule import Pace, schedule
 from kdissect.replay.running.lanes import Connections, Lane, StepStates
@@ -254,10 +253,11 @@ class Runner:
         await asyncio.sleep(0)  # transports close in the loop's next round
 
     async def _sweep(self) -> None:
-        """Look for answers that are overdue."""
+        """End connections whose first pending answer did not come in time."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._connections.give_up_overdue()
+            for link in self._connections.live:
+                link.give_up(time.monotonic_ns())
 
     def _now(self) -> int:
         """Nanoseconds since the run's start."""
@@ -277,7 +277,10 @@ class Runner:
     async def _send(self, lane: Lane, outcome: Outcome) -> None:
         """Send a request when all that it waits for is there; its exchange goes on by itself."""
         step, posted = outcome.step, list[_Sent]()
-        await self._wait_for_others(step)
+        for other in step.depends_on:
+            await self._states.until_complete(other)
+        for other in step.follows:
+            await self._states.until_sent(other)
         due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
@@ -307,13 +310,6 @@ class Runner:
                 outcome.own_lag_ns = max(outcome.sent_ns - max(due_ns, ready_ns), 0)
         lane.last = self._task(self._finish(lane, outcome, posted, lane.last))
         self._open[lane.last] = outcome
-
-    async def _wait_for_others(self, step: Step) -> None:
-        """Wait for the steps that the plan names."""
-        for other in step.depends_on:
-            await self._states.until_complete(other)
-        for other in step.follows:
-            await self._states.until_sent(other)
 
     async def _until(self, at_ns: int) -> None:
         wait_ns = at_ns - self._now()

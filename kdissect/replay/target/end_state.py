@@ -164,8 +164,6 @@ class _Reader:
         names = await self._target.states("group")
         self.state.groups = {self._captured("group", name) for name in names}
 
-    # -- records --------------------------------------------------------------------------------
-
     async def logs(self) -> None:
         """Read the first and last offsets of all partitions."""
         for (name, number), extent in (await self._target.extents(self._topics)).items():
@@ -212,8 +210,6 @@ class _Reader:
                 return extent
             offset = reached
         return LogContent(extent.start, extent.end, tuple(batches))
-
-    # -- configs, groups, transactions ----------------------------------------------------------
 
     async def configs(self) -> None:
         """Read what is set on the topics, and what else is no default of topics and brokers."""

@@ -69,9 +69,6 @@ def not_allowed(plan: ReplayPlan) -> dict[str, int]:
     return {name: counts[name] for name in CLASSES if name in counts}
 
 
-# -- the captured cluster -------------------------------------------------------------------------
-
-
 def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool) -> None:
     """Refuse an address that the capture shows, before anything is sent. Raises GuardError."""
     if same_cluster:
@@ -79,7 +76,8 @@ def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool
     captured: set[Address] = set(facts.listeners) | set(facts.brokers.values())
     ours = {(host.lower(), port)} | {(each, port) for each in _resolve(host)}
     known = {(name.lower(), number) for name, number in captured}
-    if found := sorted(ours & {(_plain(name), number) for name, number in known} | ours & known):
+    known |= {(_plain(name), number) for name, number in known}
+    if found := sorted(ours & known):
         raise GuardError(
             f"{show_address(host, port)} is an address of the captured cluster "
             f"({show_address(*found[0])}); if this is meant, say --allow same-cluster"
@@ -88,12 +86,11 @@ def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool
 
 def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> None:
     """Refuse the captured cluster's id, before the first replayed request. Raises GuardError."""
-    if not same_cluster and target.cluster_id is not None:
-        if target.cluster_id in facts.cluster_ids:
-            raise GuardError(
-                f"{target} belongs to the captured cluster (id {target.cluster_id}); if this is "
-                "meant, say --allow same-cluster"
-            )
+    if not same_cluster and target.cluster_id in facts.cluster_ids:
+        raise GuardError(
+            f"{target} belongs to the captured cluster (id {target.cluster_id}); if this is "
+            "meant, say --allow same-cluster"
+        )
 
 
 def _resolve(host: str) -> set[str]:
@@ -113,9 +110,6 @@ def _plain(host: str) -> str:
         return host
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address)
-
-
-# -- names that the plan changes ------------------------------------------------------------------
 
 
 @dataclass
@@ -150,29 +144,24 @@ def effects_of(
 
     Kafka's internal topics are left out, since clients do not write to them by name.
     """
-    effects = Effects()
+    effects, renames = Effects(), renames or {}
     internal = {topic.name for topic in plan.workload.facts.topics.values() if topic.is_internal}
-    new_names = renames or {}
     for topic in topics_to_make(plan) if makes_topics else ():
-        effects.made["topic", new_names.get(("topic", topic.name), topic.name)] = None
+        effects.made["topic", renames.get(("topic", topic.name), topic.name)] = None
     for step in plan.steps:
         if step.skipped is not None or step.step_class == READ:
             continue
-        api_key = step.exchange.api_key
+        names = effects.written
+        if step.exchange.api_key == ApiKey.CREATE_TOPICS:
+            names = effects.made
+        elif step.exchange.api_key in DELETING_APIS:
+            names = effects.deleted
         for resource, mode in step.accesses:
             kind = _KIND_OF.get(resource[0])
             if kind is None or mode not in (Mode.WRITE, Mode.COMMUTING_WRITE):
                 continue
-            captured: str = resource[1]
-            if kind == "topic" and captured in internal:
-                continue
-            name = kind, new_names.get((kind, captured), captured)
-            if api_key == ApiKey.CREATE_TOPICS:
-                effects.made[name] = None
-            elif api_key in DELETING_APIS:
-                effects.deleted[name] = None
-            else:
-                effects.written[name] = None
+            if kind != "topic" or resource[1] not in internal:
+                names[kind, renames.get((kind, resource[1]), resource[1])] = None
     return effects
 
 

@@ -7,9 +7,9 @@ default (`transactional.id.expiration.ms`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
@@ -30,17 +30,12 @@ _ABSENT = frozenset(
 )
 
 
-# -- topics ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A topic of the capture at the target. name: the target's. note: what came of it."""
+class Prepared(NamedTuple):
+    """A topic of the capture at the target, by its name there. note: what came of it."""
 
     name: str
-    partition_count: int
     is_made: bool
-    note: str = ""
+    note: str
 
 
 async def create_topics(
@@ -56,50 +51,46 @@ async def create_topics(
     done: list[Prepared] = []
     wanted: dict[str, TopicFacts] = {}
     for topic in topics_to_make(plan):
-        name = renames.get(("topic", topic.name), topic.name)
+        name, count = renames.get(("topic", topic.name), topic.name), topic.partition_count
         if name not in there:
             wanted[name] = topic
-            continue
-        count = there[name]
-        note = "was there"
-        if topic.partition_count and count != topic.partition_count:
-            note = f"was there with {count} partitions, the capture has {topic.partition_count}"
-        done.append(Prepared(name, count, False, note))
+        elif count in (0, there[name]):
+            done.append(Prepared(name, False, "was there"))
+        else:
+            note = f"was there with {there[name]} partitions, the capture has {count}"
+            done.append(Prepared(name, False, note))
     if wanted:
         try:
             done += await _make(target, wanted)
-            made = {each.name: max(each.partition_count, 1) for each in done if each.is_made}
-            await await_partitions(target, made)
+            made = (each.name for each in done if each.is_made)
+            counts = {name: max(wanted[name].partition_count, 1) for name in made}
+            await await_partitions(target, counts)
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
-    return sorted(done, key=lambda each: each.name)
+    return sorted(done)
 
 
-async def _make(target: Target, wanted: Mapping[str, TopicFacts]) -> list[Prepared]:
-    answers = await _ask_to_make(target, wanted, with_configs=True)
+async def _make(target: Target, wanted: Mapping[str, TopicFacts]) -> Iterator[Prepared]:
+    answers = await _ask_to_make(target, wanted)
     again = {
-        name: wanted[name]
+        name: replace(wanted[name], configs={})
         for name, (code, _) in answers.items()
         if code == ErrorCode.INVALID_CONFIG and wanted[name].configs
     }
     if again:  # a config that this release does not know must not cost the topic
-        plain = await _ask_to_make(target, again, with_configs=False)
-        for name, (code, text) in plain.items():
+        for name, (code, text) in (await _ask_to_make(target, again)).items():
             said = answers[name][1] or error_name(answers[name][0])
             answers[name] = code, text or f"made without its configs ({said})"
-    done = []
-    for name, (code, text) in answers.items():
-        count = wanted[name].partition_count
-        if code == 0:
-            done.append(Prepared(name, count, True, text or "made"))
-        else:
-            note = f"not made: {error_name(code)}{': ' + text if text else ''}"
-            done.append(Prepared(name, count, False, note))
-    return done
+    return (
+        Prepared(name, False, f"not made: {error_name(code)}{': ' * bool(text)}{text}")
+        if code
+        else Prepared(name, True, text or "made")
+        for name, (code, text) in answers.items()
+    )
 
 
 async def _ask_to_make(
-    target: Target, wanted: Mapping[str, TopicFacts], *, with_configs: bool
+    target: Target, wanted: Mapping[str, TopicFacts]
 ) -> dict[str, tuple[int, str]]:
     """CreateTopics, to the controller; error code and text by name. Raises ConnectFailed."""
     version = target.version(ApiKey.CREATE_TOPICS)
@@ -110,17 +101,13 @@ async def _ask_to_make(
             "name": name,
             "num_partitions": topic.partition_count or default,
             "replication_factor": min(topic.replication_factor, nodes) or default,
-            "configs": _configs(topic, nodes) if with_configs else [],
+            "configs": _configs(topic, nodes),
         }
         for name, topic in wanted.items()
     ]
-    answer = await target.ask(
-        ApiKey.CREATE_TOPICS,
-        version,
-        {"topics": topics, "timeout_ms": _CREATE_TIMEOUT_MS},
-        target.controller_id,
-        _CREATE_TIMEOUT_MS / 1000 + 5,
-    )
+    body = {"topics": topics, "timeout_ms": _CREATE_TIMEOUT_MS}
+    limit_s = _CREATE_TIMEOUT_MS / 1000 + 5
+    answer = await target.ask(ApiKey.CREATE_TOPICS, version, body, target.controller_id, limit_s)
     return {
         topic["name"]: (topic["error_code"], topic.get("error_message") or "")
         for topic in answer.body["topics"]
@@ -136,22 +123,15 @@ def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in sorted(configs.items())]
 
 
-# -- names of a run that is over ------------------------------------------------------------------
-
-
-async def delete_names(target: Target, names: Iterable[Name]) -> list[str]:
+async def delete_names(target: Target, names: Sequence[Name]) -> list[str]:
     """Delete topics and groups, and return a line for each that is still there."""
     kept: list[str] = []
-    by_kind: dict[str, list[str]] = {"topic": [], "group": []}
-    for kind, name in names:
-        by_kind.get(kind, []).append(name)
     for kind, delete in (("group", _delete_groups), ("topic", _delete_topics)):
-        if not by_kind[kind]:
-            continue
+        chosen = [name for each, name in names if each == kind]
         try:
-            codes = await delete(target, by_kind[kind])
+            codes = await delete(target, chosen) if chosen else {}
         except (ConnectFailed, EnvironmentFailed) as error:
-            kept.append(f"{len(by_kind[kind])} {kind} names were not deleted: {error}")
+            kept.append(f"{len(chosen)} {kind} names were not deleted: {error}")
             continue
         kept += [
             f"{kind} {visible(name)} was not deleted: {error_name(code)}"

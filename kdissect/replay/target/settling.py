@@ -179,9 +179,7 @@ class Patience:
     def lasts(self, places: Iterable[Place], now_s: float) -> bool:
         """Return whether a request is sent again because of these places, which are not ready."""
         is_waiting = False
-        for place in places:
-            if place in self._given_up:
-                continue
+        for place in [each for each in places if each not in self._given_up]:
             waited_s = now_s - self._since.setdefault(place, now_s)
             if waited_s < self.limit_s:
                 is_waiting = True
@@ -248,16 +246,16 @@ class Settled:
             if made := made_partitions(outcome):
                 is_settled &= await await_partitions(target, made, limit_s)
                 self._ids.target.learn_metadata(target.metadata)
-        elif (changed := _written(step)) & _METADATA:
+            return is_settled
+        changed = {
+            resource[0]
+            for resource, mode in step.accesses
+            if mode in (Mode.WRITE, Mode.COMMUTING_WRITE)
+        }
+        if changed & _METADATA:
             all_parts = bool(changed & _APPLIED_LATER)
             is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
         return is_settled
-
-
-def _written(step: Step) -> set[str]:
-    """The kinds of resources that a request changes."""
-    writes = (Mode.WRITE, Mode.COMMUTING_WRITE)
-    return {resource[0] for resource, mode in step.accesses if mode in writes}
 
 
 def made_partitions(outcome: Outcome) -> dict[str, int]:

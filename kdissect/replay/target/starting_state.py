@@ -6,9 +6,9 @@ or committed offsets, a target without them answers differently.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
@@ -17,15 +17,18 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState, read_end_state
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
+    Body,
     CapturedTopics,
+    bodies,
     entries,
-    request_of,
-    response_of,
 )
 from kdissect.text import plural, visible
 
 Log = tuple[str, int]
-Body = Mapping[str, Any]
+_COMMIT_APIS = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
+_READ_APIS = {
+    ApiKey.METADATA, ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.OFFSET_FETCH, *_COMMIT_APIS,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -75,23 +78,48 @@ def used_state(plan: ReplayPlan) -> StartingState:
 
 def starting_state(workload: Workload) -> StartingState:
     """The state before the workload's first request."""
-    collector = _Collector(CapturedTopics(workload.facts))
+    state, names = StartingState(), CapturedTopics(workload.facts)
+    made: set[str] = set()  # topics that were not there at first
+    committed: set[tuple[str, str, int]] = set()  # by requests of the capture
+    logs: defaultdict[Log, _CapturedLog] = defaultdict(_CapturedLog)
     exchanges = [each for each in workload.exchanges() if not each.internal_reason]
     for exchange in sorted(exchanges, key=lambda each: each.request_time_ns):
-        if exchange.api_key in collector.readers and (request := request_of(exchange)) is not None:
-            response = response_of(exchange)
-            body = {} if response is None else response.body
-            collector.readers[exchange.api_key](request.body, body)
-    state, internal = collector.state, set[str]()
-    for name, topic in sorted(workload.facts.topics.items()):
-        if topic.is_internal:
-            internal.add(name)
-        elif topic.first_time_ns >= 0 and not topic.is_created and name not in collector.made:
+        api_key = exchange.api_key
+        if api_key not in _READ_APIS:
+            continue
+        request, response = bodies(exchange)
+        if api_key == ApiKey.METADATA:
+            made.update(
+                topic["name"]
+                for topic in entries(response.get("topics"))
+                if topic["error_code"] in NOT_MADE_YET and topic.get("name")
+            )
+        elif api_key == ApiKey.PRODUCE:
+            results = dict(names.logs(response))
+            for log, partition in names.logs(request):
+                logs[log].produce(partition, results.get(log))
+        elif api_key == ApiKey.FETCH:
+            for log, partition in names.logs(response):
+                logs[log].fetch(partition)
+        elif api_key in _COMMIT_APIS:
+            committed.update((request["group_id"], *log) for log, _ in names.logs(request))
+        else:
+            groups = response.get("groups") or [{"group_id": request.get("group_id"), **response}]
+            for group in groups:
+                for log, each in names.logs(group):
+                    commit, offset = (group["group_id"], *log), each["committed_offset"]
+                    if offset >= 0 and each["error_code"] == 0 and commit not in committed:
+                        state.commits.setdefault(commit, offset)
+    topics = sorted(workload.facts.topics.items())
+    for name, topic in topics:
+        is_early = topic.first_time_ns >= 0 and not topic.is_created and name not in made
+        if is_early and not topic.is_internal:
             state.topics[name] = topic.partition_count
-    for log, captured in sorted(collector.logs.items()):
-        earlier = sorted(captured.uncovered())
+    internal = {name for name, topic in topics if topic.is_internal}
+    for log, captured in sorted(logs.items()):
+        earlier = captured.uncovered()
         if earlier and log[0] not in internal:
-            state.logs[log] = earlier[0][0], max(end for _, end in earlier)
+            state.logs[log] = min(earlier)[0], max(end for _, end in earlier)
     return state
 
 
@@ -104,75 +132,29 @@ class _CapturedLog:
     produced: list[tuple[int, int]] = field(default_factory=list)
     is_open: bool = False
 
-    def uncovered(self) -> Iterator[tuple[int, int]]:
-        """Fetched ranges that no captured request produced, before or while they were fetched."""
-        for start, end in self.fetched:
-            if not any(first <= start < last for first, last in self.produced):
-                yield start, end
+    def produce(self, partition: Body, result: Body | None) -> None:
+        if result is None or (result["error_code"] == 0 and result["base_offset"] < 0):
+            self.is_open = True
+        elif result["error_code"] == 0:
+            batches = headers(partition["records"] or b"")
+            count = sum(max(each.record_count, 0) for each in batches)
+            self.produced.append((result["base_offset"], result["base_offset"] + count))
 
-
-class _Collector:
-    """What requests and responses show, read in the order of the requests.
-
-    made: topics that were not there at first.
-    """
-
-    def __init__(self, names: CapturedTopics) -> None:
-        self._names = names
-        self.logs: dict[Log, _CapturedLog] = {}
-        self.made: set[str] = set()
-        self.state = StartingState()
-        self._committed: set[tuple[str, str, int]] = set()  # by requests of the capture
-        self.readers: dict[int, Any] = {
-            ApiKey.METADATA: self._metadata,
-            ApiKey.PRODUCE: self._produce,
-            ApiKey.FETCH: self._fetch,
-            ApiKey.OFFSET_COMMIT: self._commit,
-            ApiKey.TXN_OFFSET_COMMIT: self._commit,
-            ApiKey.OFFSET_FETCH: self._offset_fetch,
-        }
-
-    def _metadata(self, request: Body, response: Body) -> None:
-        for topic in entries(response.get("topics")):
-            if topic["error_code"] in NOT_MADE_YET and topic.get("name"):
-                self.made.add(topic["name"])
-
-    def _produce(self, request: Body, response: Body) -> None:
-        results = dict(self._names.logs(response))
-        for name, partition in self._names.logs(request):
-            log, result = self.logs.setdefault(name, _CapturedLog()), results.get(name)
-            if result is None or (result["error_code"] == 0 and result["base_offset"] < 0):
-                log.is_open = True
-            elif result["error_code"] == 0:
-                batches = headers(partition["records"] or b"")
-                count = sum(max(each.record_count, 0) for each in batches)
-                log.produced.append((result["base_offset"], result["base_offset"] + count))
-
-    def _fetch(self, request: Body, response: Body) -> None:
-        for name, partition in self._names.logs(response):
-            log = self.logs.setdefault(name, _CapturedLog())
-            if log.is_open:
-                continue
-            log.fetched += [
+    def fetch(self, partition: Body) -> None:
+        if not self.is_open:
+            self.fetched += [
                 (each.base_offset, each.last_offset + 1)
                 for each in headers(partition["records"] or b"")
                 if not each.is_control and not each.is_partial
             ]
 
-    def _commit(self, request: Body, response: Body) -> None:
-        logs = self._names.logs(request)
-        self._committed.update((request["group_id"], *log) for log, _ in logs)
-
-    def _offset_fetch(self, request: Body, response: Body) -> None:
-        groups = response.get("groups") or [{"group_id": request.get("group_id"), **response}]
-        for group in groups:
-            for log, each in self._names.logs(group):
-                commit, offset = (group["group_id"], *log), each["committed_offset"]
-                if offset >= 0 and each["error_code"] == 0 and commit not in self._committed:
-                    self.state.commits.setdefault(commit, offset)
-
-
-# -- the target -----------------------------------------------------------------------------------
+    def uncovered(self) -> list[tuple[int, int]]:
+        """Fetched ranges that no captured request produced, before or while they were fetched."""
+        return [
+            (start, end)
+            for start, end in self.fetched
+            if not any(first <= start < last for first, last in self.produced)
+        ]
 
 
 async def find_missing(

@@ -76,14 +76,10 @@ def _metadata(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body)
 
 def _bind_topics(ids: IdMap, captured: Body, answer: Body) -> None:
     """Map captured topic ids to the target's, for topics that both responses name."""
-    ids_by_name = {
-        entry["name"]: entry.get("topic_id")
-        for entry in entries(answer.get("topics"))
-        if entry.get("name")
-    }
+    theirs = {entry.get("name"): entry.get("topic_id") for entry in entries(answer.get("topics"))}
     for entry in entries(captured.get("topics")):
         if entry.get("name"):
-            mine, other = entry.get("topic_id"), ids_by_name.get(ids.topic(entry["name"]))
+            mine, other = entry.get("topic_id"), theirs.get(ids.topic(entry["name"]))
             if mine and other and ZERO_UUID not in (mine, other):
                 ids.topic_ids[mine] = other
 
@@ -172,16 +168,14 @@ def _list_offsets(ids: IdMap, step: Step, asked: Body, captured: Body, answer: B
 
 def _producer(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     """Of an InitProducerId, or of an EndTxn that returns a producer (KIP-890)."""
-    if captured.get("error_code") != 0 or "producer_id" not in captured:
-        return
-    if "producer_id" not in answer:
+    if captured.get("error_code") != 0 or "producer_id" not in captured.keys() & answer.keys():
         return
     if answer["error_code"] != 0:
         ids.producers.refused[captured["producer_id"]] = answer["error_code"]
-        return
-    ids.producers.learn(
-        *(Producer(each["producer_id"], each["producer_epoch"]) for each in (captured, answer))
-    )
+    else:
+        ids.producers.learn(
+            *(Producer(each["producer_id"], each["producer_epoch"]) for each in (captured, answer))
+        )
 
 
 def member_followed(ids: IdMap, step: Step, answer: Body, *, is_again: bool) -> None:
@@ -242,7 +236,7 @@ def acquired(ids: IdMap, response: Body, *, is_captured: bool) -> Iterator[tuple
         topic_id = topic["topic_id"]
         if not is_captured:
             topic_id = ids.captured_topic_id(topic_id)
-        name = ids.topic_name("", topic_id)
+        name = ids.names.name("", topic_id)
         if topic_id not in ids.names and not is_captured:
             name = ids.captured_topic_name(ids.target.names.get(topic_id, name))
         log = name, number

@@ -30,8 +30,6 @@ class Groups:
         if sync.get("assignments"):
             self._assignments[sync["group_id"], sync["generation_id"]] = sync["assignments"]
 
-    # -- to the target --------------------------------------------------------------------------
-
     def member(self, group: str, captured: str) -> str:
         """The target's id of a member. Without one from an answer, the client chose the id itself
         (KIP-1082), and it stays as captured."""
@@ -90,8 +88,6 @@ class Groups:
     def endpoint_epoch(self, group: str, captured: int) -> int:
         """The target's endpoint information epoch of a streams group (KIP-1071)."""
         return self._endpoint_epochs.get((group, captured), captured)
-
-    # -- from the target ------------------------------------------------------------------------
 
     def joined(self, request: Body, captured: Body, answer: Body) -> None:
         """A JoinGroup of a classic group was answered."""

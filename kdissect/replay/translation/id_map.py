@@ -83,26 +83,13 @@ class IdMap:
         """The captured broker that a step went to; sessions are the brokers'."""
         return self.plan.workload.connections[step.connection].broker
 
-    # -- names and ids -----------------------------------------------------------------------------
-
     def topic(self, name: str) -> str:
         return self.renames["topic"].get(name, name)
 
-    def group(self, name: str) -> str:
-        return self.renames["group"].get(name, name)
-
-    def transactional_id(self, name: str) -> str:
-        return self.renames["transactional-id"].get(name, name)
-
     def name(self, resource: str, captured: str) -> str:
         """The target's name of a "topic", a "group" or a transaction ("txn")."""
-        return self.renames["transactional-id" if resource == "txn" else resource].get(
-            captured, captured
-        )
-
-    def topic_name(self, name: str, topic_id: UUID | None) -> str:
-        """The capture's name of a topic that a captured message names or identifies."""
-        return self.names.name(name, topic_id)
+        kind = "transactional-id" if resource == "txn" else resource
+        return self.renames[kind].get(captured, captured)
 
     def captured_topic_name(self, name: str) -> str:
         """The capture's name of one of the target's topics."""
@@ -128,16 +115,14 @@ class IdMap:
         It is the target's name of the topic, or its id there if the name is unknown. So one message
         may have the name and the other the id.
         """
-        name = topic.get("name") or topic.get("topic") or ""
         topic_id = topic.get("topic_id")
         if not is_captured:
             return self.target.topic_name(topic) or topic_id
+        name = topic.get("name") or topic.get("topic") or ""
         if name or topic_id is None:
             return self.topic(name)
-        target_id = self.topic_id(topic_id)
-        if target_id in self.target.names:
-            return self.target.names[target_id]
-        return target_id if target_id is not None else topic_id
+        target_id = self.topic_id(topic_id) or topic_id
+        return self.target.names.get(target_id, target_id)
 
     def node(self, captured: int) -> int:
         """A node of the target for one of the capture's: itself where it is there, else by order,
@@ -152,8 +137,6 @@ class IdMap:
     def has_several_brokers(self) -> bool:
         """Return whether the capture's cluster or the target has more than one."""
         return len(self.captured_nodes) > 1 or len(self.target.nodes) > 1
-
-    # -- messages ----------------------------------------------------------------------------------
 
     def api_version(self, step: Step) -> int:
         """The version in which a request is sent."""

@@ -48,19 +48,6 @@ _NAMES: dict[int, tuple[str, str]] = {
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id"),
     ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", ""),
 }
-# Requests to the coordinator of a transaction, and of a group.
-_BY_TRANSACTION = frozenset(
-    {
-        ApiKey.DESCRIBE_TRANSACTIONS, ApiKey.INIT_PRODUCER_ID, ApiKey.ADD_PARTITIONS_TO_TXN,
-        ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN,
-    }
-)  # fmt: skip
-_BY_GROUP = (frozenset(_NAMES) - _BY_TRANSACTION) | {
-    ApiKey.OFFSET_COMMIT, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT, ApiKey.LEAVE_GROUP,
-    ApiKey.SYNC_GROUP, ApiKey.OFFSET_DELETE, ApiKey.TXN_OFFSET_COMMIT,
-    ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT,
-    ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS,
-}  # fmt: skip
 # Requests whose translation needs leaders and ids of topics on the target.
 _NEEDS_TOPICS = _BY_LEADER | {
     ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
@@ -78,13 +65,11 @@ def topics_of(ids: IdMap, step: Step) -> list[str]:
 def coordinators_of(ids: IdMap, step: Step) -> list[tuple[int, str]]:
     """(key type of FindCoordinator, the target's name) of groups and transactions of a request that
     goes to their coordinator."""
-    api_key = step.exchange.api_key
-    found: list[tuple[int, str]] = []
-    if api_key in _BY_GROUP:
-        found = [(GROUP_KEY, ids.group(name)) for name in step.named("group")]
-    elif api_key in _BY_TRANSACTION:
-        found = [(TRANSACTION_KEY, ids.transactional_id(name)) for name in step.named("txn")]
-    return [key for key in found if key[1]]
+    if step.exchange.api_key in _BY_LEADER or step.exchange.api_key == ApiKey.FIND_COORDINATOR:
+        return []
+    groups = [(GROUP_KEY, ids.name("group", name)) for name in step.named("group")]
+    transactions = [(TRANSACTION_KEY, ids.name("txn", name)) for name in step.named("txn")]
+    return [key for key in groups or transactions if key[1]]
 
 
 def coordinators_of_plan(ids: IdMap) -> list[tuple[int, str]]:
@@ -135,7 +120,7 @@ def _partitions(ids: IdMap, step: Step) -> Iterator[tuple[str, int]]:
     if "session_epoch" in body or "share_session_epoch" in body:
         sessions = ids.share if "share_session_epoch" in body else ids.sessions
         for topic, number in sessions.partitions(ids.broker(step), body):
-            yield (topic if isinstance(topic, str) else ids.topic_name("", topic)), number
+            yield (topic if isinstance(topic, str) else ids.names.name("", topic)), number
         return
     for resource, _ in step.accesses:
         if resource[0] == "log":
@@ -155,11 +140,12 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
         return [(nodes[0], frame)]
     whole = decode_message(frame, side="request")
     api_key = step.exchange.api_key
-    bodies: dict[int | None, Body] = {node: dict(whole.body) for node in nodes}
+    array = (_PARTITIONS.get(api_key) or _NAMES[api_key])[0]
+    bodies: dict[int | None, Body] = {node: {**whole.body, array: []} for node in nodes}
     if api_key in _PARTITIONS:
-        array = _cut_partitions(ids, whole, bodies)
+        _cut_partitions(ids, whole, bodies)
     else:
-        array = _cut_names(ids, whole, bodies)
+        _cut_names(ids, whole, bodies)
     if api_key == ApiKey.FETCH:
         # A node without records would hold its part until the end of the wait; now it does so no
         # longer than the captured broker held the request.
@@ -173,12 +159,9 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
     ]
 
 
-def _cut_partitions(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> str:
-    """Return the array that was cut."""
+def _cut_partitions(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> None:
     topics, partitions, number = _PARTITIONS[whole.api_key]
     first = next(iter(bodies))
-    for body in bodies.values():
-        body[topics] = []
     for topic in entries(whole.body[topics]):
         name = ids.target.topic_name(topic)
         parts: dict[int | None, list[Any]] = {}
@@ -188,20 +171,16 @@ def _cut_partitions(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body
             parts.setdefault(leader if leader in bodies else first, []).append(each)
         for node, chosen in (parts or {first: []}).items():
             bodies[node][topics].append({**topic, partitions: chosen})
-    return topics
 
 
-def _cut_names(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> str:
-    """Return the array that was cut."""
-    key_type = GROUP_KEY if whole.api_key in _BY_GROUP else TRANSACTION_KEY
+def _cut_names(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> None:
+    is_of_groups = whole.api_key != ApiKey.DESCRIBE_TRANSACTIONS
+    key_type = GROUP_KEY if is_of_groups else TRANSACTION_KEY
     array, name = _NAMES[whole.api_key]
     first = next(iter(bodies))
-    for body in bodies.values():
-        body[array] = []
     for each in entries(whole.body[array]):
         node = ids.target.coordinators.get((key_type, each[name] if name else each), first)
         bodies[node if node in bodies else first][array].append(each)
-    return array
 
 
 def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:

@@ -96,14 +96,14 @@ def _identified(ids: IdMap, new: Layout, values: Body) -> Body:
     keys = {name, "topic_id"}
     if not name or len(keys & values.keys()) != 1 or len(keys & new.by_name.keys()) != 1:
         return values
-    if "topic_id" in new.by_name and name in values:
+    if (name in values) == (name in new.by_name):
+        return values
+    if name in values:
         found: Body = {"topic_id": ids.target.topic_ids.get(values[name], ZERO_UUID)}
-    elif name in new.by_name and "topic_id" in values:
-        if values["topic_id"] not in ids.target.names:
-            raise Untranslatable("a topic id whose name at the target is not known")
+    elif values["topic_id"] in ids.target.names:
         found = {name: ids.target.names[values["topic_id"]]}
     else:
-        return values
+        raise Untranslatable("a topic id whose name at the target is not known")
     return {key: value for key, value in values.items() if key not in keys} | found
 
 

@@ -167,7 +167,10 @@ class Translator:
         ids, exchange, captured = self.ids, last.exchange, response_body(last.exchange)
         group, member = member_of(exchange)
         api_key, version = exchange.api_key, ids.api_version(last)
-        body: Body = {"group_id": ids.group(group), "member_id": ids.groups.member(group, member)}
+        body: Body = {
+            "group_id": ids.name("group", group),
+            "member_id": ids.groups.member(group, member),
+        }
         if exchange.api_key == ApiKey.JOIN_GROUP:
             api_key, version = ApiKey.HEARTBEAT, 1
             generation = captured.get("generation_id", -1)
@@ -295,7 +298,7 @@ def _offset(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
 
 
 def _log(ids: IdMap, ref: FieldRef) -> tuple[str, int]:
-    return ids.topic_name(ref.around.topic, ref.around.topic_id), ref.around.partition
+    return ids.names.name(ref.around.topic, ref.around.topic_id), ref.around.partition
 
 
 def _records(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
@@ -368,8 +371,8 @@ def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
 
 _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
     FieldKind.TOPIC: lambda ids, step, ref, value: ids.topic(value),
-    FieldKind.GROUP: lambda ids, step, ref, value: ids.group(value),
-    FieldKind.TRANSACTIONAL_ID: lambda ids, step, ref, value: ids.transactional_id(value),
+    FieldKind.GROUP: lambda ids, step, ref, value: ids.name("group", value),
+    FieldKind.TRANSACTIONAL_ID: lambda ids, step, ref, value: ids.name("txn", value),
     FieldKind.MEMBER: lambda ids, step, ref, value: ids.groups.member(ref.around.group, value),
     FieldKind.NODE: lambda ids, step, ref, value: ids.node(value),
     FieldKind.OPAQUE: lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,10 +15,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
-from kdissect.replay.model import (
-    Exchange,
-    WorkloadFacts,
-)
+from kdissect.replay.model import Exchange, WorkloadFacts
 
 Body = dict[str, Any]
 
@@ -63,34 +60,34 @@ def api_name(api_key: int) -> str:
 def request_of(exchange: Exchange) -> Message | None:
     """The decoded request; None if it was not captured or cannot be decoded. It is shared: do not
     change it."""
-    if exchange.request is None or exchange.api_key == NO_API:
-        return None
-    return decoded(exchange.request, "request", exchange.api_key, exchange.api_version)
+    return _message(exchange, exchange.request, "request")
 
 
 def response_of(exchange: Exchange) -> Message | None:
     """The same of the captured response."""
-    if exchange.response is None or exchange.api_key == NO_API:
+    return _message(exchange, exchange.response, "response")
+
+
+def _message(exchange: Exchange, frame: bytes | None, side: str) -> Message | None:
+    if frame is None or exchange.api_key == NO_API:
         return None
-    return decoded(exchange.response, "response", exchange.api_key, exchange.api_version)
+    return decoded(frame, side, exchange.api_key, exchange.api_version)
+
+
+def bodies(exchange: Exchange) -> tuple[Body, Body]:
+    """The bodies of the captured request and response; empty if one was not captured, or cannot be
+    decoded. They are shared: do not change them."""
+    return request_body(exchange), response_body(exchange)
 
 
 def request_body(exchange: Exchange) -> Body:
-    """The body of a captured request; empty if it was not captured, or cannot be decoded. It is
-    shared: do not change it."""
     request = request_of(exchange)
     return {} if request is None else request.body
 
 
 def response_body(exchange: Exchange) -> Body:
-    """The same of the captured response."""
     response = response_of(exchange)
     return {} if response is None else response.body
-
-
-def bodies(exchange: Exchange) -> tuple[Body, Body]:
-    """Those of the captured request and response."""
-    return request_body(exchange), response_body(exchange)
 
 
 def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:
@@ -103,13 +100,10 @@ def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:
 def member_of(exchange: Exchange) -> tuple[str, str]:
     """The group and member id of a member's request; older brokers choose the id of one that joins,
     so that only the response has it. Both are "" if the request has none."""
-    request, response = request_of(exchange), response_of(exchange)
-    if request is None:
-        return "", ""
-    groups = request.body.get("groups")  # of an OffsetFetch
-    named = groups[0] if groups and isinstance(groups[0], dict) else request.body
-    chosen = "" if response is None else response.body.get("member_id") or ""
-    return named.get("group_id", ""), named.get("member_id") or chosen
+    request, response = bodies(exchange)
+    groups = request.get("groups")  # of an OffsetFetch
+    named = groups[0] if groups and isinstance(groups[0], dict) else request
+    return named.get("group_id", ""), named.get("member_id") or response.get("member_id") or ""
 
 
 @lru_cache(8)  # several rules look at one message before the next comes
@@ -277,12 +271,10 @@ def is_transient(api_key: int, code: int) -> bool:
     return row is not None and (row.apis is None or api_key in row.apis)
 
 
-def are_refusals(api_key: int, codes: Iterable[int]) -> bool:
+def are_refusals(api_key: int, codes: Collection[int]) -> bool:
     """Return whether an answer with these codes means that the request has had no effect."""
-    codes = list(codes)
-    return bool(codes) and all(_is_refusal(api_key, code) for code in codes)
-
-
-def _is_refusal(api_key: int, code: int) -> bool:
-    row = TRANSIENT.get(code)
-    return row is not None and (row.refused_apis is None or api_key in row.refused_apis)
+    rows = [TRANSIENT.get(code) for code in codes]
+    return bool(rows) and all(
+        row is not None and (row.refused_apis is None or api_key in row.refused_apis)
+        for row in rows
+    )

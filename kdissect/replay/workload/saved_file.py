@@ -50,6 +50,7 @@ _GZIP = b"\x1f\x8b"
 # Frames of heartbeats and empty fetches shrink to a hundredth; a file that grows more is a bomb.
 _RATIO_MAX, _FREE_SIZE = 300, 64 << 20
 _MARK = b'{"kdissect": "replay"'
+_DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error)
 _REQUEST_HELD = "it holds secrets, which are redacted"
 _TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "response_end_time_ns")
 
@@ -87,12 +88,8 @@ def save(workload: Workload, path: str) -> dict[str, int]:
             shown = without_secrets(exchange)
             counts["redacted"] += shown is not exchange
             lines.append(_text(_exchange_line(shown, connection.start_time_ns)))
-    header = {
-        "kdissect": "replay",
-        "format_version": _FORMAT_VERSION,
-        "notes": workload.notes,
-    }
-    data = "\n".join([_text(header), *lines, ""]).encode()
+    header = {"kdissect": "replay", "format_version": _FORMAT_VERSION, "notes": workload.notes}
+    data = "\n".join([json.dumps(header), *lines, ""]).encode()
     if not path.endswith((".json", ".jsonl")):
         data = gzip.compress(data, 9, mtime=0)
     Path(path).write_bytes(data)
@@ -129,50 +126,41 @@ def _reads_metadata_log(exchange: Exchange) -> bool:
     """Return whether the response holds records of the metadata log, which holds credentials."""
     if exchange.api_key not in (ApiKey.FETCH, ApiKey.FETCH_SNAPSHOT):
         return False
-    request = messages.request_of(exchange)
-    asked = messages.entries(request.body["topics"]) if request is not None else []
+    asked = messages.entries(messages.request_body(exchange).get("topics"))
     is_asked = any(each.get("topic_id") == _METADATA_ID for each in asked)
     return is_asked or METADATA_TOPIC.encode() in (exchange.response or b"")
 
 
-def _text(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=True)
+def _text(line: dict[str, Any]) -> str:
+    """A line without the values that say nothing."""
+    return json.dumps({name: value for name, value in line.items() if value})
 
 
 def _connection_line(connection: Connection) -> dict[str, Any]:
-    line: dict[str, Any] = {
+    return {
         "connection": [*connection.client, *connection.broker],
         "id": str(connection.connection_id),
         "start_ns": str(connection.start_time_ns),
         "end_ns": str(connection.end_time_ns),
+        "tls": connection.is_tls,
+        "principal": connection.principal,
     }
-    if connection.is_tls:
-        line["tls"] = True
-    if connection.principal:
-        line["principal"] = connection.principal
-    return line
 
 
 def _exchange_line(exchange: Exchange, start_ns: int) -> dict[str, Any]:
     times = [getattr(exchange, name) for name in _TIMES]
-    line: dict[str, Any] = {
+    return {
         "id": str(exchange.exchange_id),
         "api": [exchange.api_key, exchange.api_version],
         "at": [None if time < 0 else time - start_ns for time in times],
         "packets": [exchange.request_packet, exchange.response_packet],
+        "capture": Path(exchange.capture).name,
+        "no_response": not exchange.expects_response,
+        "request": base64.b64encode(exchange.request or b"").decode(),
+        "request_missing": exchange.request_missing,
+        "response": base64.b64encode(exchange.response or b"").decode(),
+        "response_missing": exchange.response_missing,
     }
-    if exchange.capture:
-        line["capture"] = Path(exchange.capture).name
-    if not exchange.expects_response:
-        line["no_response"] = True
-    for name in ("request", "response"):
-        frame = getattr(exchange, name)
-        if frame is not None:
-            line[name] = base64.b64encode(frame).decode()
-        missing = getattr(exchange, f"{name}_missing")
-        if missing:
-            line[f"{name}_missing"] = missing
-    return line
 
 
 def read_connections(path: str) -> tuple[list[Connection], list[str]]:
@@ -201,15 +189,7 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
                 )
     except CaptureError:
         raise
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        zlib.error,
-    ) as error:
+    except _DAMAGES as error:
         raise CaptureError(f"{path}:{number}: no saved replay can be read there: {error}") from None
     return connections, list(header.get("notes", []))
 

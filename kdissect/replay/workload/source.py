@@ -23,7 +23,7 @@ from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.replay.model import ANONYMOUS_PRINCIPAL, Connection, Exchange, Workload
 from kdissect.replay.workload import saved_file
 from kdissect.replay.workload.captured_cluster import gather_facts
-from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_of
+from kdissect.replay.workload.messages import NO_API, client_id_of, expects_response, request_body
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.schemas import FIXED_TABLES
 
@@ -76,31 +76,22 @@ def load_workload(
     kind, facts = "saved" if is_saved else "capture", gather_facts(connections)
     workload = Workload(", ".join(texts), kind, connections, facts, notes)
     if clients:
-        workload.chosen = _passing(connections, Selection(clients=tuple(clients)))
+        workload.chosen = _of_clients(connections, tuple(clients))
     return workload
 
 
-def _passing(connections: list[Connection], selection: Selection) -> frozenset[int]:
-    """Ids of the exchanges that pass."""
+def _of_clients(connections: list[Connection], clients: tuple[str, ...]) -> frozenset[int]:
+    """Ids of the exchanges of these clients."""
     rows = [
-        {
-            "exchange_id": exchange.exchange_id,
-            "connection_id": connection.connection_id,
-            "client_ip": connection.client[0],
-            "client_port": connection.client[1],
-            "broker_ip": connection.broker[0],
-            "broker_port": connection.broker[1],
-            "client_id": exchange.client_id,
-        }
+        (exchange.exchange_id, *connection.client, *connection.broker, exchange.client_id)
         for connection in connections
         for exchange in connection.exchanges
     ]
-    names = list(rows[0]) if rows else ["exchange_id"]
+    names = ("exchange_id", "client_ip", "client_port", "broker_ip", "broker_port", "client_id")
     schema = pa.schema([FIXED_TABLES["exchanges"].field(name) for name in names])
-    table = pa.Table.from_pylist(rows, schema)
-    passing = selection.of_table(table) if rows else None
-    ids = table["exchange_id"]
-    return frozenset((ids if passing is None else ids.take(pa.array(passing))).to_pylist())
+    table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema)
+    passing = Selection(clients=clients).of_table(table)
+    return frozenset(table["exchange_id"].take(pa.array(passing, pa.int64())).to_pylist())
 
 
 def _is_saved(paths: list[str]) -> bool:
@@ -146,12 +137,9 @@ def _principal(connection: Connection, is_from_start: bool) -> str:
     """The principal by the first SASL token. With a delegation token it is unknown: the user is the
     token's id (KIP-48)."""
     for exchange in connection.exchanges:
-        token = None
-        if exchange.api_key == NO_API:
-            token = exchange.request
-        elif exchange.api_key == ApiKey.SASL_AUTHENTICATE:
-            request = request_of(exchange)
-            token = None if request is None else request.body["auth_bytes"]
+        token = exchange.request if exchange.api_key == NO_API else None
+        if exchange.api_key == ApiKey.SASL_AUTHENTICATE:
+            token = request_body(exchange).get("auth_bytes")
         if token is not None:
             return "" if _DELEGATION_TOKEN in token else principal_of(token) or ""
     return ANONYMOUS_PRINCIPAL if is_from_start and not connection.is_tls else ""
@@ -164,8 +152,7 @@ def _add_exchanges(
     data = frames.buf.tobytes()
     names = ("exchange_id", "connection", "api_key", "api_version", "status", "is_sasl_token")
     columns = [rows[name].tolist() for name in names]
-    sides = {side: rows[side] for side in SIDES}
-    request, response = sides["request"], sides["response"]
+    request, response = (rows[side] for side in SIDES)
     whole = [frames.whole(REQUEST).tolist(), frames.whole(RESPONSE).tolist()]
     start, end = frames.start.tolist(), frames.end.tolist()
     for row, (exchange_id, connection, key, version, status, token) in enumerate(

@@ -69,6 +69,6 @@ def test_spans_of_time_have_units() -> None:
     assert [parse_span(each) for each in ("250ms", "5s", "2m", "1.5", "1h", "10us")] == [
         0.25, 5, 120, 1.5, 3600, pytest.approx(1e-5),
     ]  # fmt: skip
-    for text in ("", "5 d", "-1s", "s", "1e3s"):
+    for text in ("", "5 x", "-1s", "s", "1e3s"):
         with pytest.raises(PaceError):
             parse_span(text)
