@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kdissect.codec.message import Message, encode_message
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
+    WRITING_CLASSES,
     Connection,
     Exchange,
+    PlanOptions,
     ReplayPlan,
     Step,
     Workload,
     WorkloadFacts,
 )
+from kdissect.replay.planning.plan import make_plan
 
 MS = 1_000_000
+
+
+def a_request(api_key: int, api_version: int, **body: Any) -> Message:
+    return Message(api_key, api_version, "request", {"client_id": "c"}, body)
+
+
+def a_response(api_key: int, api_version: int, **body: Any) -> Message:
+    return Message(api_key, api_version, "response", {"correlation_id": 0}, body)
+
+
+def planned(*exchanges: Exchange) -> ReplayPlan:
+    """A plan that sends all of these, each on its connection."""
+    connections: dict[int, list[Exchange]] = {}
+    for each in exchanges:
+        connections.setdefault(each.connection, []).append(each)
+    options = PlanOptions(allow=frozenset(WRITING_CLASSES))
+    return make_plan(workload(*connections.values()), options)
 
 
 def produce(partition: int, *, acks: int = -1, count: int = 1) -> Message:
@@ -24,13 +46,13 @@ def produce(partition: int, *, acks: int = -1, count: int = 1) -> Message:
     ]
     data = [{"index": partition, "records": encode_batch(records)}]
     body = {"acks": acks, "timeout_ms": 5, "topic_data": [{"name": "t", "partition_data": data}]}
-    return Message(ApiKey.PRODUCE, 9, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.PRODUCE, 9, **body)
 
 
 def produced(partition: int, base_offset: int) -> Message:
     entry = {"index": partition, "error_code": 0, "base_offset": base_offset}
     body = {"responses": [{"name": "t", "partition_responses": [entry]}]}
-    return Message(ApiKey.PRODUCE, 9, "response", {}, body)
+    return a_response(ApiKey.PRODUCE, 9, **body)
 
 
 def fetch(partition: int) -> Message:
@@ -38,7 +60,7 @@ def fetch(partition: int) -> Message:
     body = {"max_wait_ms": 5, "min_bytes": 1, "isolation_level": 0, "session_id": 0,
             "topics": [{"topic": "t", "partitions": [asked]}], "rack_id": "",
             "forgotten_topics_data": []}  # fmt: skip
-    return Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.FETCH, 12, **body)
 
 
 def fetched(partition: int) -> Message:
@@ -46,21 +68,21 @@ def fetched(partition: int) -> Message:
              "aborted_transactions": []}  # fmt: skip
     body = {"throttle_time_ms": 0, "error_code": 0, "session_id": 0,
             "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
-    return Message(ApiKey.FETCH, 12, "response", {}, body)
+    return a_response(ApiKey.FETCH, 12, **body)
 
 
 def heartbeat() -> Message:
     body = {"group_id": "g", "generation_id": 1, "member_id": "m"}
-    return Message(ApiKey.HEARTBEAT, 4, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.HEARTBEAT, 4, **body)
 
 
 def metadata() -> Message:
-    return Message(ApiKey.METADATA, 9, "request", {"client_id": "c"}, {"topics": None})
+    return a_request(ApiKey.METADATA, 9, topics=None)
 
 
 ANSWERS = {
-    ApiKey.HEARTBEAT: Message(ApiKey.HEARTBEAT, 4, "response", {}, {"error_code": 0}),
-    ApiKey.METADATA: Message(ApiKey.METADATA, 9, "response", {}, {"brokers": [], "topics": []}),
+    ApiKey.HEARTBEAT: a_response(ApiKey.HEARTBEAT, 4, error_code=0),
+    ApiKey.METADATA: a_response(ApiKey.METADATA, 9, brokers=[], topics=[]),
 }
 
 

@@ -24,6 +24,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
+from tests.builders.workloads import planned
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 MS = 1_000_000
@@ -126,6 +127,21 @@ class Counting(Translator):
 
     def failed(self, step: Step) -> None:
         self.said.append(("failed", step.number))
+
+
+def translated(*exchanges: Exchange) -> tuple[Translator, list[Step]]:
+    """A translator and the steps of a plan that sends these."""
+    plan = planned(*exchanges)
+    return Translator(IdMap(plan)), plan.steps
+
+
+def sent_again(translator: Translator, step: Step, answer: Message) -> bool:
+    """Whether a request is sent again after an answer, which the translator notes then."""
+    frame = encode_message(answer)
+    is_unready = bool(translator.unready(step, frame))
+    if is_unready:
+        translator.not_final(step, frame)
+    return is_unready
 
 
 Answer = Callable[[int, bytes], "bytes | float | None"]

@@ -9,17 +9,15 @@ import pytest
 from kdissect.replay.comparison.causes import Releases
 from kdissect.replay.comparison.findings import Explainer, Finding, find, find_roots, group
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
-from kdissect.replay.planning.plan import make_plan
 from tests.builders.workloads import (
     exchange,
     fetch,
     fetched,
     metadata,
+    planned,
     produce,
     produced,
-    workload,
 )
-from tests.replay.other_cluster import everything
 
 CODE = "responses[].partition_responses[].error_code"
 REFUSED = Difference(CODE, ("t", "0"), 0, 20)
@@ -28,18 +26,13 @@ EXPLAINER = Explainer(Releases(), {})
 
 def plan() -> ReplayPlan:
     """Produce and Fetch of partition 0, of partition 1, of partition 0 again, and a Metadata."""
-    return make_plan(
-        workload(
-            [
-                exchange(0, produce(0), 0, 1, produced(0, 0)),
-                exchange(0, produce(1), 2, 3, produced(1, 0)),
-                exchange(0, fetch(0), 4, 5, fetched(0)),
-                exchange(0, fetch(1), 6, 7, fetched(1)),
-                exchange(0, fetch(0), 8, 9, fetched(0)),
-                exchange(0, metadata(), 10, 11, None),
-            ]
-        ),
-        everything(),
+    return planned(
+        exchange(0, produce(0), 0, 1, produced(0, 0)),
+        exchange(0, produce(1), 2, 3, produced(1, 0)),
+        exchange(0, fetch(0), 4, 5, fetched(0)),
+        exchange(0, fetch(1), 6, 7, fetched(1)),
+        exchange(0, fetch(0), 8, 9, fetched(0)),
+        exchange(0, metadata(), 10, 11, None),
     )
 
 

@@ -34,7 +34,7 @@ from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import exchange, workload
+from tests.builders.workloads import exchange, planned, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.comparison.made_run import Run
 from tests.replay.other_cluster import OtherCluster, everything, replay
@@ -161,7 +161,7 @@ def described(count: int, racing: bool, *partitions: int, code: int = 0) -> Judg
 
     request = Message(ApiKey.METADATA, 7, "request", {"client_id": "c"},
                       {"topics": [{"name": "t"}]})  # fmt: skip
-    plan = make_plan(workload([exchange(0, request, 0, 1, answer(range(count)))]), everything())
+    plan = planned(exchange(0, request, 0, 1, answer(range(count))))
     plan.steps[0].is_racing = racing
     outcome = Outcome(plan.steps[0], answer=encode_message(answer(partitions)))
     Judge(IdMap(plan), load_fields()).judge([outcome])

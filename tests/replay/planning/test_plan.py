@@ -25,11 +25,14 @@ from kdissect.replay.workload.captured_cluster import INTERNAL_APIS
 from kdissect.replay.workload.source import load_workload
 from tests.builders.workloads import (
     ANSWERS,
+    a_request,
+    a_response,
     exchange,
     fetch,
     fetched,
     heartbeat,
     metadata,
+    planned,
     produce,
     produced,
     step_of,
@@ -92,7 +95,7 @@ def test_pipelined_requests_stay_pipelined() -> None:
     first = exchange(0, metadata(), 0, 5, ANSWERS[ApiKey.METADATA])
     second = exchange(0, metadata(), 1, 6, ANSWERS[ApiKey.METADATA])
     third = exchange(0, metadata(), 5, 9, ANSWERS[ApiKey.METADATA])
-    plan = make_plan(workload([first, second, third]), everything())
+    plan = planned(first, second, third)
     assert step_of(plan, second).depends_on == ()
     assert step_of(plan, third).depends_on == (step_of(plan, first).number,)
 
@@ -102,7 +105,7 @@ def test_a_fetch_waits_for_what_was_produced_before_it() -> None:
     made = exchange(0, produce(0), 0, 5, produced(0, 0))
     read = exchange(1, fetch(0), 6, 9, fetched(0))
     other = exchange(2, fetch(1), 6, 9, fetched(1))
-    plan = make_plan(workload([made], [read], [other]), everything())
+    plan = planned(made, read, other)
     assert step_of(plan, read).depends_on == (step_of(plan, made).number,)
     assert step_of(plan, other).depends_on == ()
 
@@ -111,8 +114,8 @@ def test_records_are_deleted_after_the_fetches_before() -> None:
     """DeleteRecords moves the log start, which each answer to a Fetch has: it waits for those that
     were answered before, but a Produce does not."""
     body = {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}]}
-    delete = Message(ApiKey.DELETE_RECORDS, 2, "request", {"client_id": "c"}, body)
-    deleted = Message(ApiKey.DELETE_RECORDS, 2, "response", {}, {"topics": []})
+    delete = a_request(ApiKey.DELETE_RECORDS, 2, **body)
+    deleted = a_response(ApiKey.DELETE_RECORDS, 2, topics=[])
     before = exchange(0, fetch(0), 0, 2, fetched(0))
     writes = [
         exchange(1, produce(0), 4, 5, produced(0, 0)),
@@ -142,8 +145,8 @@ def test_a_topic_is_deleted_after_the_fetches_of_its_sessions() -> None:
     first, later = in_session(0, 7, 0, 0), in_session(0, 7, 1, 2)
     lanes = [first, later], [in_session(1, 8, 0, 0), in_session(1, 8, 1, 2)]
     body = {"topic_names": ["t"], "timeout_ms": 5}
-    request = Message(ApiKey.DELETE_TOPICS, 4, "request", {"client_id": "c"}, body)
-    answer = Message(ApiKey.DELETE_TOPICS, 4, "response", {}, {"responses": []})
+    request = a_request(ApiKey.DELETE_TOPICS, 4, **body)
+    answer = a_response(ApiKey.DELETE_TOPICS, 4, responses=[])
     deletion = exchange(2, request, 6, 9, answer)
     plan = make_plan(workload(*lanes, [deletion]), everything())
     assert step_of(plan, deletion).depends_on == (step_of(plan, later).number,)
@@ -153,7 +156,7 @@ def test_requests_in_flight_at_once_keep_the_order_of_their_log() -> None:
     """The later one got the smaller offset: so it goes first."""
     late = exchange(0, produce(0), 0, 9, produced(0, 1))
     early = exchange(1, produce(0), 3, 8, produced(0, 0))
-    plan = make_plan(workload([late], [early]), everything())
+    plan = planned(late, early)
     assert step_of(plan, late).depends_on == (step_of(plan, early).number,)
 
 
@@ -174,50 +177,37 @@ def test_logs_that_disagree_about_the_order_close_no_circle() -> None:
     one = exchange(0, request, 0, 9, answer)
     request, answer = both(1, 0)
     two = exchange(1, request, 1, 9, answer)
-    plan = make_plan(workload([one], [two]), everything())
+    plan = planned(one, two)
     assert runnable(plan)
     assert any("disagree" in note for note in plan.notes)
 
 
-def test_a_request_waits_for_records_of_acks_0() -> None:
-    """A request to the same partition that was sent later waits until the broker has them."""
-    silent = exchange(1, produce(0, acks=0, count=3), 1, -1, None)
-    last = exchange(2, produce(0, count=2), 4, 6, produced(0, 5))
-    plan = make_plan(workload([silent], [last]), everything())
-    assert step_of(plan, last).depends_on == (step_of(plan, silent).number,)
-    assert step_of(plan, silent).needs_fence
-
-
-def test_records_of_acks_0_are_not_before_a_request_that_was_answered_earlier() -> None:
-    """Offsets 0 to 2 are free, but the request at offset 3 was answered before they were sent."""
-    first = exchange(0, produce(0, count=2), 0, 3, produced(0, 3))
-    silent = exchange(1, produce(0, acks=0, count=3), 4, -1, None)
-    last = exchange(2, produce(0, count=2), 5, 9, produced(0, 8))
-    plan = make_plan(workload([first], [silent], [last]), everything())
-    assert step_of(plan, first).depends_on == ()
-    assert step_of(plan, silent).number in step_of(plan, last).depends_on
-
-
-def test_records_of_acks_0_are_found_between_the_others() -> None:
-    """Records 0 to 1 and 5 to 6 are acknowledged; three records without an answer lie between."""
-    first = exchange(0, produce(0, count=2), 0, 3, produced(0, 0))
-    silent = exchange(1, produce(0, acks=0, count=3), 1, -1, None)
-    last = exchange(2, produce(0, count=2), 4, 6, produced(0, 5))
-    plan = make_plan(workload([first], [silent], [last]), everything())
-    assert step_of(plan, silent).depends_on == (step_of(plan, first).number,)
-    assert step_of(plan, silent).number in step_of(plan, last).depends_on
-    assert step_of(plan, silent).needs_fence
-
-
-def test_records_of_acks_0_may_be_written_after_a_request_that_was_sent_later() -> None:
-    """The record without an answer was sent first, and lies behind that of the other request."""
-    silent = exchange(0, produce(0, acks=0), 0, -1, None)
-    first = exchange(1, produce(0), 1, 3, produced(0, 0))
-    last = exchange(2, produce(0), 4, 6, produced(0, 2))
-    plan = make_plan(workload([silent], [first], [last]), everything())
-    assert step_of(plan, first).depends_on == ()
-    assert step_of(plan, silent).depends_on == (step_of(plan, first).number,)
-    assert step_of(plan, silent).number in step_of(plan, last).depends_on
+@pytest.mark.parametrize(
+    ("requests", "waits"),
+    [
+        ([(1, -1, 3, None), (4, 6, 2, 5)], [set(), {0}]),
+        ([(0, 3, 2, 3), (4, -1, 3, None), (5, 9, 2, 8)], [set(), {0}, {0, 1}]),
+        ([(0, 3, 2, 0), (1, -1, 3, None), (4, 6, 2, 5)], [set(), {0}, {0, 1}]),
+        ([(0, -1, 1, None), (1, 3, 1, 0), (4, 6, 1, 2)], [{1}, set(), {0, 1}]),
+    ],
+    ids=["before", "not before one that was answered earlier", "between", "behind a later one"],
+)
+def test_records_of_acks_0_lie_in_gaps(
+    requests: list[tuple[int, int, int, int | None]], waits: list[set[int]]
+) -> None:
+    """Each request (sent, answered, records, base offset; None: acks 0) waits for those before it
+    in the log, and what is sent later waits until the broker has records of acks 0."""
+    made = [
+        exchange(n, produce(0, count=count, acks=0 if base is None else -1), sent_ms, seen_ms,
+                 None if base is None else produced(0, base))
+        for n, (sent_ms, seen_ms, count, base) in enumerate(requests)
+    ]  # fmt: skip
+    plan = planned(*made)
+    by_number = {step_of(plan, each).number: n for n, each in enumerate(made)}
+    for one, expected in zip(made, waits, strict=True):
+        assert {by_number[each] for each in step_of(plan, one).depends_on} == expected
+        is_silent = not one.expects_response
+        assert step_of(plan, one).needs_fence is is_silent
     assert plan.notes == []
 
 
@@ -241,7 +231,7 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
     answer = produced(0, -1)
     answer.body["responses"][0]["partition_responses"][0]["error_code"] = 6
     refused = exchange(0, produce(0), 0, 5, answer)
-    plan = make_plan(workload([refused]), everything())
+    plan = planned(refused)
     skipped = plan.steps[0].skipped
     assert skipped is not None
     assert skipped.code is SkipCode.NOT_READY
@@ -251,14 +241,14 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
 def test_batches_refused_without_effect_are_left_out(code: int, sent: list[int]) -> None:
     """Error 20 is NOT_ENOUGH_REPLICAS_AFTER_APPEND: the broker has written the batch."""
     request, answer = produce(0), produced(0, -1)
-    request.body["topic_data"][0]["partition_data"] += (
-        produce(1).body["topic_data"][0]["partition_data"]
-    )  # fmt: skip
+    request.body["topic_data"][0]["partition_data"] += produce(1).body["topic_data"][0][
+        "partition_data"
+    ]
     answer.body["responses"][0]["partition_responses"][0]["error_code"] = code
-    answer.body["responses"][0]["partition_responses"] += (
-        produced(1, 7).body["responses"][0]["partition_responses"]
-    )  # fmt: skip
-    plan = make_plan(workload([exchange(0, request, 0, 5, answer)]), everything())
+    answer.body["responses"][0]["partition_responses"] += produced(1, 7).body["responses"][0][
+        "partition_responses"
+    ]
+    plan = planned(exchange(0, request, 0, 5, answer))
     [step] = plan.steps
     messages = api.request_of(step.exchange), api.response_of(step.exchange)
     for message, partitions in zip(
@@ -288,8 +278,8 @@ def test_a_request_refused_to_another_user_is_skipped(
 ) -> None:
     """If all that it named was refused, and both users are known."""
     topics = [{"name": "t", "error_code": code} for code in codes]
-    request = Message(ApiKey.CREATE_TOPICS, 5, "request", {}, {"topics": []})
-    answer = Message(ApiKey.CREATE_TOPICS, 5, "response", {}, {"topics": topics})
+    request = a_request(ApiKey.CREATE_TOPICS, 5, topics=[])
+    answer = a_response(ApiKey.CREATE_TOPICS, 5, topics=topics)
     captured = workload([exchange(0, request, 0, 5, answer)])
     captured.connections[0].principal = principal
     skipped = make_plan(captured, replace(everything(), principal=own)).steps[0].skipped
@@ -303,7 +293,7 @@ def test_a_read_while_somebody_writes_is_a_race() -> None:
     """Overlapping times make the read's result uncertain."""
     made = exchange(0, produce(0), 0, 5, produced(0, 0))
     read = exchange(1, fetch(0), 3, 9, fetched(0))
-    plan = make_plan(workload([made], [read]), everything())
+    plan = planned(made, read)
     assert step_of(plan, read).is_racing
 
 
@@ -378,33 +368,29 @@ def test_plans_of_real_captures(captures: Path, name: str) -> None:
 def test_a_new_group_waits_for_who_looked_before() -> None:
     """A leave that waited for a list of groups does not speak for it: leaves and joins commute, so
     a later join waits for the list itself."""
-    listed = exchange(0, Message(ApiKey.LIST_GROUPS, 2, "request", {"client_id": "c"}, {}), 0, 5,
-                      Message(ApiKey.LIST_GROUPS, 2, "response", {},
-                              {"error_code": 0, "groups": []}))  # fmt: skip
-    leave = Message(ApiKey.LEAVE_GROUP, 2, "request", {"client_id": "c"},
-                    {"group_id": "g", "member_id": "m"})  # fmt: skip
-    left = exchange(
-        0, leave, 6, 7, Message(ApiKey.LEAVE_GROUP, 2, "response", {}, {"error_code": 0})
-    )
+    listed = exchange(0, a_request(ApiKey.LIST_GROUPS, 2), 0, 5,
+                      a_response(ApiKey.LIST_GROUPS, 2, error_code=0, groups=[]))  # fmt: skip
+    leave = a_request(ApiKey.LEAVE_GROUP, 2, group_id="g", member_id="m")
+    left = exchange(0, leave, 6, 7, a_response(ApiKey.LEAVE_GROUP, 2, error_code=0))
     joined = exchange(1, join("other"), 8, 9, None)
-    plan = make_plan(workload([listed, left], [joined]), everything())
+    plan = planned(listed, left, joined)
     assert step_of(plan, listed).number in step_of(plan, joined).depends_on
 
 
 def join(group: str) -> Message:
     body = {"group_id": group, "session_timeout_ms": 1, "rebalance_timeout_ms": 1, "member_id": "",
             "protocol_type": "consumer", "protocols": []}  # fmt: skip
-    return Message(ApiKey.JOIN_GROUP, 3, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.JOIN_GROUP, 3, **body)
 
 
 def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> Exchange:
     """Metadata of topics, with one error code for all; of all topics if `names` is empty."""
     topics = [{"name": name} for name in names] or None
-    asked = Message(ApiKey.METADATA, 7, "request", {"client_id": "c"}, {"topics": topics})
+    asked = a_request(ApiKey.METADATA, 7, topics=topics)
     partitions = [] if code else [{"partition_index": 0, "leader_id": 1}]
     result = [{"name": name, "error_code": code, "partitions": partitions} for name in names]
     body = {"brokers": [], "topics": result}
-    answer = Message(ApiKey.METADATA, 7, "response", {}, body)
+    answer = a_response(ApiKey.METADATA, 7, **body)
     return exchange(connection, asked, at_ms, at_ms + 1, answer)
 
 
@@ -420,13 +406,13 @@ def test_who_asks_for_a_topic_waits_for_the_heartbeat_that_makes_it() -> None:
     key = ApiKey.STREAMS_GROUP_HEARTBEAT
     joined = exchange(
         0,
-        Message(key, 0, "request", {"client_id": "c"}, body),
+        a_request(key, 0, **body),
         0,
         1,
-        Message(key, 0, "response", {}, {}),
+        a_response(key, 0),
     )
     there = topics_answer(["t"], 0, 1, 2)
-    plan = make_plan(workload([joined], [there]), everything())
+    plan = planned(joined, there)
     assert step_of(plan, joined).number in step_of(plan, there).depends_on
 
 
@@ -451,33 +437,28 @@ def test_a_pattern_waits_for_the_topics_that_it_may_match(pattern: str | None) -
     """The broker looks for topics when a member joins with a pattern (KIP-848)."""
     topic = {"name": "orders-1", "num_partitions": 1, "replication_factor": 1, "assignments": [],
              "configs": []}  # fmt: skip
-    create = Message(ApiKey.CREATE_TOPICS, 5, "request", {"client_id": "c"}, {"topics": [topic]})
+    create = a_request(ApiKey.CREATE_TOPICS, 5, topics=[topic])
     result = {"topics": [{"name": "orders-1", "error_code": 0}]}
-    created = exchange(0, create, 0, 1, Message(ApiKey.CREATE_TOPICS, 5, "response", {}, result))
+    created = exchange(0, create, 0, 1, a_response(ApiKey.CREATE_TOPICS, 5, **result))
     body = {"group_id": "g", "member_id": "m", "member_epoch": 0, "topic_partitions": [],
             "subscribed_topic_regex": pattern}  # fmt: skip
     key = ApiKey.CONSUMER_GROUP_HEARTBEAT
-    joined = exchange(1, Message(key, 1, "request", {"client_id": "c"}, body), 5, 6,
-                      Message(key, 1, "response", {}, {"member_id": "m"}))  # fmt: skip
-    plan = make_plan(workload([created], [joined]), everything())
+    joined = exchange(1, a_request(key, 1, **body), 5, 6, a_response(key, 1, member_id="m"))
+    plan = planned(created, joined)
     waits = step_of(plan, created).number in step_of(plan, joined).depends_on
     assert waits is (pattern is not None)
 
 
 def test_a_produce_while_records_are_deleted_is_a_race() -> None:
     """Its answer has the log start offset."""
-    deletion = Message(
-        ApiKey.DELETE_RECORDS, 2, "request", {"client_id": "c"},
-        {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}],
-         "timeout_ms": 5},
-    )  # fmt: skip
+    asked = {"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}
+    deletion = a_request(ApiKey.DELETE_RECORDS, 2, topics=[asked], timeout_ms=5)
     entry = {"partition_index": 0, "low_watermark": 1, "error_code": 0}
-    done = Message(ApiKey.DELETE_RECORDS, 2, "response", {},
-                   {"topics": [{"name": "t", "partitions": [entry]}]})  # fmt: skip
+    done = a_response(ApiKey.DELETE_RECORDS, 2, topics=[{"name": "t", "partitions": [entry]}])
     made = exchange(0, produce(0), 0, 5, produced(0, 0))
     deleted = exchange(1, deletion, 3, 9, done)
     later = exchange(0, produce(0), 12, 15, produced(0, 1))
-    plan = make_plan(workload([made, later], [deleted]), everything())
+    plan = planned(made, later, deleted)
     assert step_of(plan, made).is_racing
     assert not step_of(plan, later).is_racing
 
@@ -494,8 +475,8 @@ def test_topics_that_metadata_requests_make(
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": is_allowed}
     missing = {"brokers": [], "topics": [{"error_code": 3, "name": "new", "partitions": []}]}
     making = exchange(
-        0, Message(ApiKey.METADATA, 9, "request", {"client_id": "c"}, asked), 0, 5,
-        Message(ApiKey.METADATA, 9, "response", {}, missing),
+        0, a_request(ApiKey.METADATA, 9, **asked), 0, 5,
+        a_response(ApiKey.METADATA, 9, **missing),
     )  # fmt: skip
     read = exchange(1, metadata(), read_ms, read_ms + 1, ANSWERS[ApiKey.METADATA])
     captured = workload([making], [read])
@@ -511,7 +492,6 @@ def test_a_commit_that_was_refused(code: int, is_skipped: bool) -> None:
     part = {"partition_index": 0, "error_code": code}
     result = {"topics": [{"name": "t", "partitions": [part]}]}
     commit = ApiKey.OFFSET_COMMIT
-    made = exchange(0, Message(commit, 9, "request", {"client_id": "c"}, asked), 10, 25,
-                    Message(commit, 9, "response", {}, result))  # fmt: skip
-    skipped = step_of(make_plan(workload([made]), everything()), made).skipped
+    made = exchange(0, a_request(commit, 9, **asked), 10, 25, a_response(commit, 9, **result))
+    skipped = step_of(planned(made), made).skipped
     assert (skipped is not None and skipped.code is SkipCode.NOT_READY) is is_skipped

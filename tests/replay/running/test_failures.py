@@ -17,13 +17,12 @@ from typer.testing import CliRunner
 
 import kdissect
 from kdissect.cli import app
-from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.replay.running.session import SessionOptions, replay
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.guard import GuardError
 from kdissect.replay.workload.saved_file import save
-from tests.builders.workloads import exchange, workload
+from tests.builders.workloads import a_request, a_response, exchange, workload
 from tests.conftest import CAPTURES
 from tests.replay.made import (
     API_VERSIONS,
@@ -165,8 +164,8 @@ def test_unsent_fields_are_in_every_output(tmp_path: Path) -> None:
     key = catalog.api("OffsetFetch").key
     topics = [{"name": "t", "partition_indexes": [0]}]
     body = {"group_id": "g", "topics": topics, "require_stable": True}
-    asked = Message(key, 7, "request", {"client_id": "c"}, body)
-    answered = Message(key, 7, "response", {}, {"topics": [], "error_code": 0})
+    asked = a_request(key, 7, **body)
+    answered = a_response(key, 7, topics=[], error_code=0)
     source = tmp_path / "asked.replay"
     save(workload([exchange(0, asked, 0, 1, answered)]), str(source))
 

@@ -17,6 +17,7 @@ from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
 from tests.builders.messages import numbered_batch as batch
 from tests.builders.workloads import (
+    a_response,
     exchange,
     fetch,
     produce,
@@ -40,7 +41,7 @@ def second_part() -> Workload:
 def fetched(data: bytes) -> Message:
     partition = {"partition_index": 0, "records": data}
     topics = [{"topic": "t", "partitions": [partition]}]
-    return Message(ApiKey.FETCH, 12, "response", {}, {"responses": topics})
+    return a_response(ApiKey.FETCH, 12, responses=topics)
 
 
 def of_group(api_key: ApiKey, side: str, **values: Any) -> Message:

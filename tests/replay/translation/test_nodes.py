@@ -12,7 +12,7 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY
-from tests.builders.workloads import MS, exchange, produce, workload
+from tests.builders.workloads import MS, a_request, a_response, exchange, produce, workload
 from tests.replay.other_cluster import everything
 
 
@@ -60,7 +60,7 @@ def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
 def list_offsets(*partitions: int) -> Message:
     asked = [{"partition_index": each, "timestamp": -1} for each in partitions]
     body = {"replica_id": -1, "topics": [{"name": "t", "partitions": asked}]}
-    return Message(ApiKey.LIST_OFFSETS, 1, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.LIST_OFFSETS, 1, **body)
 
 
 def offsets_of(*partitions: int) -> bytes:
@@ -69,7 +69,7 @@ def offsets_of(*partitions: int) -> bytes:
         for each in partitions
     ]
     body = {"topics": [{"name": "t", "partitions": told}]}
-    return encode_message(Message(ApiKey.LIST_OFFSETS, 1, "response", {"correlation_id": 0}, body))
+    return encode_message(a_response(ApiKey.LIST_OFFSETS, 1, **body))
 
 
 def test_each_leader_is_asked_for_its_own() -> None:
@@ -111,9 +111,7 @@ def test_batches_go_to_their_leaders() -> None:
 
 def test_groups_go_to_their_coordinators() -> None:
     """A DescribeGroups becomes one for each coordinator of its groups."""
-    request = Message(
-        ApiKey.DESCRIBE_GROUPS, 1, "request", {"client_id": "c"}, {"groups": ["a", "b", "other"]}
-    )
+    request = a_request(ApiKey.DESCRIBE_GROUPS, 1, groups=["a", "b", "other"])
     found = cut(world((request, None)))
     assert {node: body["groups"] for node, body in found.items()} == {1: ["a", "other"], 2: ["b"]}
 
@@ -125,7 +123,7 @@ def session_fetch(session: int, epoch: int, *partitions: int) -> Message:
     body = {"max_wait_ms": 500, "min_bytes": 1, "isolation_level": 0, "session_id": session,
             "session_epoch": epoch, "rack_id": "", "forgotten_topics_data": [],
             "topics": [{"topic": "t", "partitions": asked}] if asked else []}  # fmt: skip
-    return Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.FETCH, 12, **body)
 
 
 def with_data(session: int, partition: int) -> Message:
@@ -134,7 +132,7 @@ def with_data(session: int, partition: int) -> Message:
              "aborted_transactions": []}  # fmt: skip
     body = {"throttle_time_ms": 0, "error_code": 0, "session_id": session,
             "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
-    return Message(ApiKey.FETCH, 12, "response", {}, body)
+    return a_response(ApiKey.FETCH, 12, **body)
 
 
 def test_a_fetch_of_a_session_has_all_its_partitions() -> None:

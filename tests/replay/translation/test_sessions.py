@@ -11,40 +11,22 @@ import pytest
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.record_codec import encode_batch
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Exchange, Step
-from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.id_map import IdMap
+from kdissect.replay.model import Step
 from kdissect.replay.translation.sessions import AcquiredOffsets, stand_in
 from kdissect.replay.translation.translator import Translator
-from tests.builders.workloads import exchange, workload
-from tests.replay.other_cluster import everything
+from tests.builders.workloads import a_request, a_response, exchange
+from tests.replay.made import sent_again, translated
 
 TOPIC_ID = UUID(int=7)
 REPLICA_NOT_AVAILABLE, INVALID_REQUEST, INVALID_RECORD_STATE, LOADING = 9, 42, 121, 14
 
 
-def translated(*exchanges: Exchange) -> tuple[Translator, list[Step]]:
-    """A translator and the steps of one connection; the target has the topic under the same id."""
-    plan = make_plan(workload(list(exchanges)), everything())
-    translator = Translator(IdMap(plan))
-    translator.ids.topic_ids[TOPIC_ID] = TOPIC_ID
-    return translator, plan.steps
-
-
 def sent(translator: Translator, step: Step) -> dict[str, Any]:
     """The body that the target gets."""
+    translator.ids.topic_ids[TOPIC_ID] = TOPIC_ID
     frame = translator.request(step)
     assert isinstance(frame, bytes)
     return decode_message(frame, side="request").body
-
-
-def sent_again(translator: Translator, step: Step, answer: Message) -> bool:
-    """Whether a request is sent again after an answer, which the translator notes then."""
-    frame = encode_message(answer)
-    is_unready = bool(translator.unready(step, frame))
-    if is_unready:
-        translator.not_final(step, frame)
-    return is_unready
 
 
 def test_a_lost_fetch_session_is_opened_again_once() -> None:
@@ -57,10 +39,10 @@ def test_a_lost_fetch_session_is_opened_again_once() -> None:
     part = {"partition_index": 0, "error_code": 0, "records": records}
 
     def answer(**body: Any) -> Message:
-        return Message(ApiKey.FETCH, 12, "response", {"correlation_id": 1}, body)
+        return a_response(ApiKey.FETCH, 12, **body)
 
     captured = answer(session_id=9, responses=[{"topic": "t", "partitions": [part]}])
-    request = Message(ApiKey.FETCH, 12, "request", {"client_id": "c"}, asked)
+    request = a_request(ApiKey.FETCH, 12, **asked)
     translator, (step,) = translated(exchange(0, request, 0, 1, captured))
     sent(translator, step)
     assert sent_again(translator, step, answer(session_id=77))
@@ -101,7 +83,7 @@ def share_fetch(epoch: int, acknowledged: int | None = None) -> Message:
     body = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch, "max_wait_ms": 500,
             "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5,
             "forgotten_topics_data": [], "topics": topics}  # fmt: skip
-    return Message(ApiKey.SHARE_FETCH, 1, "request", {"client_id": "c"}, body)
+    return a_request(ApiKey.SHARE_FETCH, 1, **body)
 
 
 def shared(*acquired: tuple[int, int] | None, code: int = 0, of_partitions: int = 0) -> Message:
@@ -113,7 +95,7 @@ def shared(*acquired: tuple[int, int] | None, code: int = 0, of_partitions: int 
         for number, found in enumerate(acquired)
     ]  # fmt: skip
     body = {"error_code": code, "responses": [{"topic_id": TOPIC_ID, "partitions": parts}]}
-    return Message(ApiKey.SHARE_FETCH, 1, "response", {"correlation_id": 1}, body)
+    return a_response(ApiKey.SHARE_FETCH, 1, **body)
 
 
 def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:

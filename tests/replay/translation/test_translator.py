@@ -27,8 +27,17 @@ from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import exchange, produce, produced, workload
+from tests.builders.workloads import (
+    a_request,
+    a_response,
+    exchange,
+    planned,
+    produce,
+    produced,
+    workload,
+)
 from tests.material import CAPTURES, needs_material
+from tests.replay.made import sent_again, translated
 from tests.replay.other_cluster import OtherCluster, Replayed, everything, expected, replay
 
 SHIPPED = [
@@ -209,7 +218,7 @@ def test_reencode_sends_the_nearest_version(loaded: ReplayPlan) -> None:
 def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict[str, object]]:
     """A request as it goes to a target that speaks only one version of its API, and what it lacks
     there. The target has the topic "t", and no other."""
-    plan = make_plan(workload([exchange(0, message, 0, 1, None)]), everything())
+    plan = planned(exchange(0, message, 0, 1, None))
     translator = Translator(IdMap(plan, TranslateOptions(reencode=True)))
     translator.ids.target.ranges = {message.api_key: (api_version, api_version)}
     partition = {"partition_index": 0, "leader_id": 1}
@@ -221,32 +230,28 @@ def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict
     return frame if isinstance(frame, Skipped) else decode_message(frame, side="request"), dropped
 
 
-def asked(api_key: int, api_version: int, **body: object) -> Message:
-    return Message(api_key, api_version, "request", {"client_id": "c"}, body)
-
-
 # Fields of Kafka's message definitions that came with a version, or went with one.
 JOIN = {"group_id": "g", "session_timeout_ms": 9, "member_id": "", "protocol_type": "consumer",
         "protocols": []}  # fmt: skip
 LEAVE = {"member_id": "m", "group_instance_id": None}
 COMMIT = {"group_id": "g", "topics": []}
 OLDER: list[tuple[Message, int, dict[str, object]]] = [
-    (asked(9, 7, group_id="g", topics=[], require_stable=True), 6, {"require_stable": True}),
-    (asked(9, 7, group_id="g", topics=[], require_stable=False), 6, {}),
-    (asked(9, 9, groups=[{"group_id": "g", "member_epoch": 3, "topics": []}]), 8,
+    (a_request(9, 7, group_id="g", topics=[], require_stable=True), 6, {"require_stable": True}),
+    (a_request(9, 7, group_id="g", topics=[], require_stable=False), 6, {}),
+    (a_request(9, 9, groups=[{"group_id": "g", "member_epoch": 3, "topics": []}]), 8,
      {"groups[0].member_epoch": 3}),
-    (asked(8, 4, **COMMIT, retention_time_ms=86_400_000), 8, {"retention_time_ms": 86_400_000}),
-    (asked(8, 4, **COMMIT, retention_time_ms=0), 8, {"retention_time_ms": 0}),
-    (asked(8, 4, **COMMIT), 8, {}),
-    (asked(2, 10, topics=[], timeout_ms=30_000), 9, {"timeout_ms": 30_000}),
-    (asked(2, 10, topics=[], timeout_ms=0), 9, {}),
-    (asked(11, 5, **JOIN, rebalance_timeout_ms=300_000), 0, {"rebalance_timeout_ms": 300_000}),
-    (asked(11, 8, **JOIN, rebalance_timeout_ms=5, reason="rejoined"), 7, {"reason": "rejoined"}),
-    (asked(13, 5, group_id="g", members=[{**LEAVE, "reason": "closed"}]), 4,
+    (a_request(8, 4, **COMMIT, retention_time_ms=86_400_000), 8, {"retention_time_ms": 86_400_000}),
+    (a_request(8, 4, **COMMIT, retention_time_ms=0), 8, {"retention_time_ms": 0}),
+    (a_request(8, 4, **COMMIT), 8, {}),
+    (a_request(2, 10, topics=[], timeout_ms=30_000), 9, {"timeout_ms": 30_000}),
+    (a_request(2, 10, topics=[], timeout_ms=0), 9, {}),
+    (a_request(11, 5, **JOIN, rebalance_timeout_ms=300_000), 0, {"rebalance_timeout_ms": 300_000}),
+    (a_request(11, 8, **JOIN, rebalance_timeout_ms=5, reason="again"), 7, {"reason": "again"}),
+    (a_request(13, 5, group_id="g", members=[{**LEAVE, "reason": "closed"}]), 4,
      {"members[0].reason": "closed"}),
-    (asked(3, 4, topics=[{"name": "t"}], allow_auto_topic_creation=False), 3,
+    (a_request(3, 4, topics=[{"name": "t"}], allow_auto_topic_creation=False), 3,
      {"allow_auto_topic_creation": False}),
-    (asked(3, 4, topics=[{"name": "t"}], allow_auto_topic_creation=True), 3, {}),
+    (a_request(3, 4, topics=[{"name": "t"}], allow_auto_topic_creation=True), 3, {}),
 ]  # fmt: skip
 
 
@@ -264,12 +269,16 @@ def test_fields_that_another_version_lacks_are_noted(
 @pytest.mark.parametrize(
     ("message", "api_version", "said"),
     [
-        (asked(13, 3, group_id="g", members=[{"member_id": "m"}]), 2, "members"),
-        (asked(9, 2, group_id="g", topics=None), 1, "topics is null"),
-        (asked(0, 3, transactional_id="x", acks=1, timeout_ms=1, topic_data=[]), 2, "Produce v2"),
-        (asked(10, 1, key="x", key_type=1), 0, "key_type"),
+        (a_request(13, 3, group_id="g", members=[{"member_id": "m"}]), 2, "members"),
+        (a_request(9, 2, group_id="g", topics=None), 1, "topics is null"),
+        (
+            a_request(0, 3, transactional_id="x", acks=1, timeout_ms=1, topic_data=[]),
+            2,
+            "Produce v2",
+        ),
+        (a_request(10, 1, key="x", key_type=1), 0, "key_type"),
     ],
-)  # fmt: skip
+)
 def test_a_request_that_another_version_cannot_hold_is_not_sent(
     message: Message, api_version: int, said: str
 ) -> None:
@@ -283,7 +292,7 @@ def test_a_request_that_another_version_cannot_hold_is_not_sent(
 
 def test_an_older_metadata_request_creates_nothing(loaded: ReplayPlan) -> None:
     """Metadata v3 cannot forbid that the topic is made: without --allow admin it is not sent."""
-    message = asked(3, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
+    message = a_request(3, 4, topics=[{"name": "new"}], allow_auto_topic_creation=True)
     plan = make_plan(workload([exchange(0, message, 0, 1, None)]), PlanOptions())
     translator = Translator(IdMap(plan, TranslateOptions(reencode=True)))
     translator.ids.target.ranges = {3: (0, 3)}
@@ -414,58 +423,37 @@ def test_sequences_close_up_behind_a_batch_that_was_not_written() -> None:
     assert producers.sequence(captured, log, 5) == 2**31 - 5
 
 
-def sent_again(translator: Translator, step: Step, answer: bytes) -> bool:
-    """Whether a request is sent again after an answer, which the translator notes then."""
-    is_unready = bool(translator.unready(step, answer))
-    if is_unready:
-        translator.not_final(step, answer)
-    return is_unready
-
-
 @pytest.mark.parametrize(("producer_id", "is_sent_again"), [(7, True), (-1, False)])
 def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) -> None:
     """One of two partitions is: the broker knows idempotent batches again, which others are not."""
     request, response = produce(0), produced(0, 0)
     topic, response_body = request.body["topic_data"][0], response.body["responses"][0]
-    topic["partition_data"] = [
-        {**each, "index": n} for n in (0, 1) for each in topic["partition_data"]
-    ]
-    response_body["partition_responses"] = [
-        {"index": n, "error_code": 0, "base_offset": 0} for n in (0, 1)
-    ]
-    for each in topic["partition_data"]:
-        out = bytearray(each["records"])
-        (header,) = headers(each["records"])
-        patch_producer(out, header, producer_id, 0, 0)
-        each["records"] = bytes(out)
-    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator = Translator(IdMap(plan))
+    [part], [result] = topic["partition_data"], response_body["partition_responses"]
+    out = bytearray(part["records"])
+    patch_producer(out, next(headers(part["records"])), producer_id, 0, 0)
+    topic["partition_data"] = [{"index": n, "records": bytes(out)} for n in (0, 1)]
+    response_body["partition_responses"] = [{**result, "index": n} for n in (0, 1)]
+    translator, [step] = translated(exchange(0, request, 0, 1, response))
     response_body["partition_responses"][1]["error_code"] = 51  # CONCURRENT_TRANSACTIONS
-    assert bool(sent_again(translator, plan.steps[0], encode_message(response))) is is_sent_again
+    assert sent_again(translator, step, response) is is_sent_again
     response_body["partition_responses"][0]["error_code"] = 51
-    assert sent_again(translator, plan.steps[0], encode_message(response))
+    assert sent_again(translator, step, response)
 
 
 def test_a_topic_that_metadata_makes_is_awaited() -> None:
     """The target makes it later than the captured broker: "no such topic" is not final then."""
-    asked = Message(3, 9, "request", {}, {"topics": [{"name": "new"}]})
+    asked = a_request(3, 9, topics=[{"name": "new"}])
 
-    def response_body(code: int) -> Message:
-        return Message(3, 9, "response", {}, {"topics": [{"name": "new", "error_code": code}]})
-
-    pairs = [(asked, response_body(3)), (asked, response_body(0))]
-    plan = make_plan(
-        workload(
-            [exchange(0, one, 2 * n, 2 * n + 1, other) for n, (one, other) in enumerate(pairs)]
-        ),
-        everything(),
+    missing, there = (
+        a_response(3, 9, topics=[{"name": "new", "error_code": code}]) for code in (3, 0)
     )
-    translator = Translator(IdMap(plan))
-    missing = encode_message(response_body(3))
-    assert not sent_again(translator, plan.steps[1], missing)
-    translator.learn(plan.steps[0], missing)
-    assert sent_again(translator, plan.steps[1], missing)
-    translator.learn(plan.steps[1], encode_message(response_body(0)))
+    translator, [making, later] = translated(
+        exchange(0, asked, 0, 1, missing), exchange(0, asked, 2, 3, there)
+    )
+    assert not sent_again(translator, later, missing)
+    translator.learn(making, encode_message(missing))
+    assert sent_again(translator, later, missing)
+    translator.learn(later, encode_message(there))
     assert "new" not in translator.ids.target.being_made
 
 
@@ -516,42 +504,30 @@ def heartbeat(epoch: int, assigned: tuple[int, ...] | None, **body: Any) -> tupl
     response_body = {"error_code": 0, "member_id": "m", "member_epoch": epoch + 1,
             "assignment": None if assigned is None else {"topic_partitions": parts}}  # fmt: skip
     key = ApiKey.CONSUMER_GROUP_HEARTBEAT
-    return Message(key, 1, "request", {"client_id": "c"}, asked), Message(
-        key, 1, "response", {"correlation_id": 7}, response_body
-    )
+    return a_request(key, 1, **asked), a_response(key, 1, **response_body)
 
 
 def test_a_member_without_partitions_sends_its_heartbeat_again() -> None:
     """A coordinator may assign later than the captured one: the heartbeat is sent again until it
     brings partitions, if the captured response has some."""
     request, response = heartbeat(0, (0, 1))
-    plan = make_plan(workload([exchange(0, request, 0, 1, response)]), everything())
-    translator, (step,) = Translator(IdMap(plan)), plan.steps
+    translator, [step] = translated(exchange(0, request, 0, 1, response))
     for assigned, is_again in ((None, True), ((), True), ((5,), False)):
-        answer = encode_message(heartbeat(3, assigned)[1])
-        assert bool(sent_again(translator, step, answer)) is is_again
+        assert sent_again(translator, step, heartbeat(3, assigned)[1]) is is_again
     _, nothing = heartbeat(0, None)
-    plan = make_plan(workload([exchange(0, request, 0, 1, nothing)]), everything())
-    assert not sent_again(
-        Translator(IdMap(plan)), plan.steps[0], encode_message(heartbeat(3, ())[1])
-    )
+    translator, [step] = translated(exchange(0, request, 0, 1, nothing))
+    assert not sent_again(translator, step, heartbeat(3, ())[1])
 
 
 def test_a_heartbeat_of_the_replay_has_the_state_of_the_target() -> None:
     """Its epoch and partitions are those of the last answer, and later captured heartbeats have
     them, too."""
     owned = [{"topic_id": UUID(int=7), "partitions": [0, 1]}]
-    plan = make_plan(
-        workload(
-            [
-                exchange(0, heartbeat(0, (0, 1))[0], 0, 1, heartbeat(0, (0, 1))[1]),
-                exchange(0, heartbeat(1, None, topic_partitions=owned)[0], 2, 3,
-                         heartbeat(0, None)[1]),
-            ]
-        ),
-        everything(),
-    )  # fmt: skip
-    translator, (joined, later) = Translator(IdMap(plan)), plan.steps
+    request, answer = heartbeat(0, (0, 1))
+    reporting, unchanged = heartbeat(1, None, topic_partitions=owned)
+    translator, [joined, later] = translated(
+        exchange(0, request, 0, 1, answer), exchange(0, reporting, 2, 3, unchanged)
+    )
     translator.ids.topic_ids[UUID(int=7)] = UUID(int=7)
     translator.learn(joined, encode_message(heartbeat(10, (4,))[1]))
     assert translator.learn_member(joined, encode_message(heartbeat(11, (5, 6))[1])) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message import encode_message
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
@@ -16,6 +16,7 @@ from kdissect.replay.workload import saved_file
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.saved_file import save, without_secrets
 from kdissect.replay.workload.source import load_workload
+from tests.builders.workloads import a_request, a_response
 from tests.replay.other_cluster import everything
 
 NAMES = ["librdkafka.pcap", "java_0_10_2_2.pcap"]
@@ -140,7 +141,7 @@ def test_a_saved_file_that_unpacks_without_end_is_refused(
 def scram_request() -> Exchange:
     body = {"deletions": [], "upsertions": [{"name": "u", "mechanism": 1, "iterations": 4096,
             "salt": b"salt", "salted_password": b"s3cret"}]}  # fmt: skip
-    request = Message(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, "request", {"client_id": "c"}, body)
+    request = a_request(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, **body)
     return Exchange(1, 0, 0, 51, 0, "c", encode_message(request), None, 5, 5)
 
 
@@ -160,9 +161,9 @@ def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     plain = {"name": "retention.ms", "value": "5", "is_sensitive": False, "config_type": 1,
              "read_only": False}  # fmt: skip
     result = {"error_code": 0, "resource_type": 2, "resource_name": "t", "configs": [config, plain]}
-    response = Message(ApiKey.DESCRIBE_CONFIGS, 4, "response", {}, {"results": [result]})
+    response = a_response(ApiKey.DESCRIBE_CONFIGS, 4, results=[result])
     asked = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
-    request = Message(ApiKey.DESCRIBE_CONFIGS, 4, "request", {"client_id": "c"}, asked)
+    request = a_request(ApiKey.DESCRIBE_CONFIGS, 4, **asked)
     exchange = Exchange(1, 0, 0, 32, 4, "c", encode_message(request),
                         encode_message(response), 5, 5, 6, 6)  # fmt: skip
     hidden = without_secrets(exchange)
