@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from kdissect.capture.packet_builder import BROKER, CLIENT, LINK_TYPE_RAW, Flow
 from kdissect.codec.message import Message, encode_message
-from kdissect.codec.record_codec import encode_batch, encode_messages
+from kdissect.codec.record_encoder import encode_batch, encode_messages
 from kdissect.protocol.api_keys import ApiKey
 
 SEED = 20_26

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 import cramjam
+import numpy as np
 import xxhash
 
 from kdissect.status import Status
@@ -101,6 +102,23 @@ def decompress(codec: int, data: Bytes, out: Bytes) -> tuple[Status, int]:
         if "too much memory" in str(error):
             return Status.LIMIT, 0
         return Status.CORRUPT, 0
+
+
+def decompressed(codec: int, data: bytes, allowance: int) -> tuple[Status, bytes]:
+    """(OK, the decompressed bytes), or a status as of `decompress` and nothing: LIMIT for more
+    than `allowance` bytes."""
+    source = np.frombuffer(data, np.uint8)
+    room = min(max(8 * len(data), 1 << 16), allowance)
+    while True:
+        out = np.empty(room, np.uint8)
+        status, size = decompress(codec, source, out)
+        if status == Status.OK:
+            return status, out[:size].tobytes()
+        if status != Status.ROOM_NEEDED:
+            return status, b""
+        if room == allowance:
+            return Status.LIMIT, b""
+        room = min(4 * room, allowance)
 
 
 XERIAL_MAGIC = b"\x82SNAPPY\x00"

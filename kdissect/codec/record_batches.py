@@ -5,7 +5,11 @@ is full. Then their records are parsed and copied while they are still in the ca
 not trusted: a fault costs only the records that it makes unreadable and becomes a row of `faults`.
 Only a batch with an impossible length ends its set, because the next one cannot be found.
 
-`record_codec` defines the format in plain Python, one batch at a time.
+The format: a record set is a sequence of entries. Each begins with an offset (8 bytes) and a length
+(4 bytes) and has its magic at byte 16. The last entry may be cut off, because a broker sends only
+as many bytes as requested. Magic 2 (KIP-98) is a record batch: a header of 61 bytes, then records
+in zigzag varints, compressed together. Magic 0 and 1 are messages: each entry is a record, or a
+wrapper, whose value is a compressed message set.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ __all__ = [
     "DecompressionLimits",
     "FaultStage",
     "RecordChunk",
+    "RecordSet",
+    "decode_record_set",
     "iter_record_chunks",
 ]
 
@@ -137,6 +143,26 @@ class RecordChunk:
     batches: pa.RecordBatch  # BATCHES
     records: pa.RecordBatch  # RECORD_SCHEMA
     faults: npt.NDArray[np.void]  # FAULT
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSet:
+    """One record set as rows: dicts with the columns of BATCHES and RECORD_SCHEMA."""
+
+    batches: list[dict[str, Any]]
+    records: list[dict[str, Any]]
+    faults: npt.NDArray[np.void]  # FAULT
+
+
+def decode_record_set(data: bytes) -> RecordSet:
+    """Decode one record set. Raises nothing: faults are listed in `faults`."""
+    buf = np.frombuffer(data, np.uint8)
+    chunks = list(iter_record_chunks(buf, np.zeros(1, np.int64), np.array([len(data)])))
+    return RecordSet(
+        [row for chunk in chunks for row in chunk.batches.to_pylist()],
+        [row for chunk in chunks for row in chunk.records.to_pylist()],
+        np.concatenate([np.empty(0, FAULT), *(chunk.faults for chunk in chunks)]),
+    )
 
 
 _WINDOW = 16384  # batches scanned at a time

@@ -1,4 +1,4 @@
-"""The compiled loops of record decoding; `record_codec` has their meaning in plain Python.
+"""The compiled loops of record decoding.
 
 There are two steps, each over many batches per call. `scan_batches` walks over record sets from
 batch header to batch header. `parse_records` turns record sections into columns of views, which

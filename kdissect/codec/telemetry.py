@@ -15,9 +15,7 @@ import json
 import struct
 from typing import Any
 
-import numpy as np
-
-from kdissect.codec.compression import Codec, DecompressionLimits, decompress
+from kdissect.codec.compression import Codec, DecompressionLimits, decompressed
 from kdissect.errors import DecodeError
 from kdissect.status import REASONS, Status
 
@@ -218,7 +216,11 @@ def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Va
     Times of points are in microseconds, beside nanoseconds. Raises DecodeError; its `pos` counts in
     the decompressed bytes.
     """
-    message = _decompressed(data, codec)
+    message = data
+    if codec != Codec.NONE and data:
+        status, message = decompressed(codec, data, LIMITS.batch_allowance(len(data)))
+        if status != Status.OK:
+            raise DecodeError(REASONS[status])
     copied = COPIED_FREE + COPIED_MAX * len(message)
     pushed = _Reader(message, depth_max).message("MetricsData", 0, len(message))
     metrics: list[Values] = []
@@ -234,24 +236,6 @@ def read_metrics(data: bytes, codec: int, depth_max: int = DEPTH_MAX) -> list[Va
                 names = {"scope_name": scope["name"], "scope_version": scope["version"]}
                 metrics.append({"resource_attributes": attributes, **names, **_metric(metric)})
     return metrics
-
-
-def _decompressed(data: bytes, codec: int) -> bytes:
-    if codec == Codec.NONE or not data:
-        return data
-    source = np.frombuffer(data, np.uint8)
-    allowed = LIMITS.batch_allowance(len(data))
-    room = min(max(8 * len(data), 1 << 16), allowed)
-    while True:
-        out = np.empty(room, np.uint8)
-        status, size = decompress(codec, source, out)
-        if status == Status.OK:
-            return out[:size].tobytes()
-        if status != Status.ROOM_NEEDED:
-            raise DecodeError(REASONS[status])
-        if room == allowed:
-            raise DecodeError(REASONS[Status.LIMIT])
-        room = min(4 * room, allowed)
 
 
 def _metric(message: Values) -> Values:

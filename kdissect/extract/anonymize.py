@@ -15,7 +15,8 @@ from typing import Any
 from kdissect.codec import message_codec
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
-from kdissect.codec.record_codec import decode_record_set, encode_entry
+from kdissect.codec.record_batches import decode_record_set
+from kdissect.codec.record_encoder import encode_entry
 from kdissect.codec.redaction import SECRET_FIELDS, TEXT
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.extract.pseudonyms import Pseudonyms
@@ -195,7 +196,7 @@ class Anonymizer:
         dropped.
         """
         decoded = decode_record_set(data)
-        damaged = {fault[0] for fault in decoded.faults}
+        damaged = set(decoded.faults["batch_index"].tolist())
         by_batch: dict[int, list[dict[str, Any]]] = {}
         for record in decoded.records:
             by_batch.setdefault(record["batch_index"], []).append(record)

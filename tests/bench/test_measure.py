@@ -23,7 +23,8 @@ from bench.measure import (
 )
 from bench.suite import BENCHMARKS
 from kdissect.codec.compression import CODEC_NAMES
-from kdissect.codec.record_codec import decode_record_set, encode_batch
+from kdissect.codec.record_batches import decode_record_set
+from kdissect.codec.record_encoder import encode_batch
 from tests.bench.machine import MACHINE
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kdissect import Message, encode_message
 from kdissect.codec import message_codec
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol import catalog
 from tests.builders.captures import pcap
 from tests.builders.packets import ethernet, ipv4, tcp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect.codec.message import Message, encode_message
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
     WRITING_CLASSES,

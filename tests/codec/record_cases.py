@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kdissect.codec.compression import decompressed
 from kdissect.codec.record_batches import DecompressionLimits, iter_record_chunks
-from kdissect.codec.record_codec import RecordSet, decode_record_set
+from tests.oracles.record_sets import RecordSet, decode_record_set
 
 
 def decode_columns(
@@ -51,7 +52,7 @@ def assert_twins_agree(
     """Kernel and reference give the same rows and faults; returns them."""
     found = decode_columns(sets, limits, chunk_bytes)
     for i, data in enumerate(sets):
-        expected = decode_record_set(data, limits)
+        expected = decode_record_set(data, limits or DecompressionLimits(), decompressed)
         assert found[i].batches == expected.batches, data.hex()
         assert found[i].records == expected.records, data.hex()
         assert found[i].faults == expected.faults, data.hex()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kdissect.codec import batch_resync
 from kdissect.codec.batch_resync import first_batch
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 
 BATCH = encode_batch(
     [{"offset": n, "timestamp_ms": 5, "key": b"key", "value": bytes([2]) * n} for n in range(40)]

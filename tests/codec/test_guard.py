@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kdissect.codec.compression import CODEC_NAMES
 from kdissect.codec.message_columns import decode_columns
 from kdissect.codec.record_batches import iter_record_chunks
-from kdissect.codec.record_codec import encode_batch, encode_messages
+from kdissect.codec.record_encoder import encode_batch, encode_messages
 from kdissect.jit import JIT_ENABLED
 from tests.codec.vectors import batch, message_vectors
 from tests.conftest import ROOT

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kdissect.codec.compression import CODEC_NAMES, DecompressionLimits, compress
-from kdissect.codec.record_codec import encode_batch, encode_message, encode_messages
+from kdissect.codec.record_encoder import encode_batch, encode_message, encode_messages
 from kdissect.codec.strings import as_text
 from tests.codec.record_cases import assert_twins_agree
 

@@ -7,7 +7,7 @@ import pytest
 
 import kdissect
 from kdissect.codec.compression import Codec, compress
-from kdissect.codec.record_codec import encode_message, encode_messages
+from kdissect.codec.record_encoder import encode_message, encode_messages
 from tests.builders.messages import batch, exchange, fetch, metadata_record, write_capture
 from tests.builders.tables import kinds, rows
 from tests.codec.vectors import LOGS, check_row, internal_vectors

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kdissect
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.errors import Error
 from kdissect.tables.payload import canonical_json, hashes, schema_ids, texts
 from tests.builders.messages import COMMIT, COMMIT_KEY, batch, exchange, fetch, write_capture

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kdissect
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from tests.builders.messages import fetch, write_capture
 
 YEAR_10000_MS = 253_402_300_800_000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kdissect
-from kdissect.codec.record_codec import encode_batch, encode_message
+from kdissect.codec.record_encoder import encode_batch, encode_message
 from kdissect.tables.waits import APPEND_MS
 from tests.builders.messages import exchange, write_capture
 

@@ -7,23 +7,31 @@ that answers have delivered of the log.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kdissect.codec.compression import CODEC_NAMES
-from kdissect.codec.record_codec import decode_record_set, record_section
-from kdissect.replay.batch_headers import BatchHeader, headers
+from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompressed
+from kdissect.codec.record_batches import CONTROL_TYPES, decode_record_set
+from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
 from kdissect.replay.model import Difference
 from kdissect.replay.translation.offsets import Log
+from kdissect.status import Status
 from kdissect.text import plural
 
 PLACE = "responses[].partitions[].records"
 _ATTRIBUTES_AT, _TIMES_AT, _PRODUCER_AT, _COUNT_AT = 21, 27, 43, 57
+# The first record of a control batch, which is never compressed: size, attributes, two deltas as
+# varints; a key of four bytes: its version and the type
+_VARINT = rb"[\x80-\xff]*[\x00-\x7f]"
+_CONTROL_RECORD = re.compile(_VARINT + rb"." + 2 * _VARINT + rb"\x08..(..)", re.DOTALL)
 _CODEC_MASK, _APPEND_TIME = 7, 8
 _OF_ROWS = ("key", "value", "headers", "timestamp_ms")
+_LIMITS = DecompressionLimits()
 _REORDERED = "unacknowledged-order"  # the rule for records of Produce requests with acks 0
 
 Row = dict[str, Any]
@@ -60,12 +68,25 @@ class Batch(NamedTuple):
         header = self.header
         producer = header.producer_id, header.producer_epoch
         own = {"is_control": header.is_control, "producer": producer}
-        return [{**row, **own} for row in decode_record_set(self.data).records]
+        return [{**row, **own} for row in _rows_of(self.record_set).get(header.pos, ())]
 
     @property
     def marker_type(self) -> str:
         """``COMMIT`` or ``ABORT`` of a control batch; other words for other control records."""
-        return next((str(row["control_type"]) for row in self.rows()), "")
+        record = _CONTROL_RECORD.match(self.data, BATCH_HEADER_SIZE)
+        number = int.from_bytes(record[1], "big") if record else len(CONTROL_TYPES)
+        return CONTROL_TYPES[min(number, len(CONTROL_TYPES) - 1)]
+
+
+@lru_cache(maxsize=2)  # the batches of an answer are read one after the other
+def _rows_of(record_set: bytes) -> dict[int, list[Row]]:
+    """The records of each batch, by its position."""
+    found = decode_record_set(record_set)
+    positions = [batch["pos"] for batch in found.batches]
+    rows: dict[int, list[Row]] = {}
+    for row in found.records:
+        rows.setdefault(positions[row["batch_index"]], []).append(row)
+    return rows
 
 
 def batches_of(data: bytes) -> list[Batch]:
@@ -85,16 +106,25 @@ def digest_of(row: Row) -> int:
 def have_same_content(one: bytes, other: bytes) -> bool:
     """Return whether two batches of magic 2 hold the same keys, values and headers, in the same
     order; they may be compressed differently."""
-    if one[_COUNT_AT:] == other[_COUNT_AT:] or record_section(one) == record_section(other):
+    if one[_COUNT_AT:] == other[_COUNT_AT:] or _section(one) == _section(other):
         return True
     rows = ([row for batch in batches_of(each) for row in batch.rows()] for each in (one, other))
     mine, theirs = (list(map(digest_of, each)) for each in rows)
     return mine == theirs
 
 
+def _section(batch: bytes) -> bytes | None:
+    """The records of a whole batch of magic 2, uncompressed; None if they cannot be read."""
+    codec, data = batch[_ATTRIBUTES_AT + 1] & _CODEC_MASK, batch[BATCH_HEADER_SIZE:]
+    if codec == Codec.NONE:
+        return data
+    status, section = decompressed(codec, data, _LIMITS.batch_allowance(len(data)))
+    return section if status == Status.OK else None
+
+
 def content_digest(batch: bytes) -> int:
     """A hash of the records of a batch of magic 2, uncompressed; valid in this process."""
-    return hash(record_section(batch))
+    return hash(_section(batch))
 
 
 def has_append_time(batch: bytes) -> bool:

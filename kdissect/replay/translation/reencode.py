@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
-from kdissect.codec.record_codec import decode_record_set, encode_batch
+from kdissect.codec.record_batches import decode_record_set
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import Layout, layout
@@ -123,7 +124,7 @@ def _as_batch(data: bytes | None) -> bytes | None:
     if not data:
         return data
     found = decode_record_set(data)
-    if found.faults or not found.records:
+    if found.faults.size or not found.records:
         raise Untranslatable("the messages of an old format cannot be read to be sent in a new one")
     records = [{**record, "offset": at, "headers": []} for at, record in enumerate(found.records)]
     return encode_batch(records, base_offset=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Attempt
 from tests.builders.messages import numbered_batch as batch

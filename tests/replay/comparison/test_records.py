@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.replay.comparison.records import (
     Delivered,
     RecordComparison,

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from kdissect.codec.message import Message, decode_message, encode_message
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Field, Type
 from kdissect.replay.model import Exchange, Skipped, TopicFacts, TranslateOptions, Workload

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from kdissect.codec.message import Message, decode_message, encode_message
-from kdissect.codec.record_codec import encode_batch
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Step
 from kdissect.replay.translation.sessions import AcquiredOffsets, stand_in

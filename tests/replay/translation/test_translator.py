@@ -7,7 +7,8 @@ from uuid import UUID
 import pytest
 
 from kdissect.codec.message import Message, decode_message, encode_message
-from kdissect.codec.record_codec import decode_record_set, encode_batch
+from kdissect.codec.record_batches import decode_record_set
+from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
 from kdissect.replay.comparison.findings import group
@@ -330,7 +331,7 @@ def test_reencode_of_old_clients(captures: Path, name: str) -> None:
             for old, new in zip(before.body["topic_data"], message.body["topic_data"], strict=True):
                 for one, other in zip(old["partition_data"], new["partition_data"], strict=True):
                     was, now = (decode_record_set(each["records"]) for each in (one, other))
-                    assert not now.faults
+                    assert not now.faults.size
                     assert {each["magic"] for each in now.batches} == {2}
                     assert [(each["key"], each["value"]) for each in was.records] == [
                         (each["key"], each["value"]) for each in now.records
@@ -466,7 +467,7 @@ def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
     patch_producer(out, header, 77, 3, 11)
     assert is_sealed(bytes(out), header)
     found = decode_record_set(bytes(out))
-    assert not found.faults
+    assert not found.faults.size
     assert (found.batches[0]["producer_id"], found.batches[0]["producer_epoch"]) == (77, 3)
     assert found.records == decode_record_set(data).records
 
