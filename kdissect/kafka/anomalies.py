@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.kafka import frame_tables
 from kdissect.kafka.assembly import (
     ANOMALY,
     INFO,
@@ -57,8 +56,8 @@ def found_anomalies(
         (RESPONSE, responses, ids.of_responses),
     ):
         rows = frames.cut()
-        size = frames.table[rows, frame_tables.FRAME_SIZE]
-        missing = size + 4 - frames.table[rows, frame_tables.CAPTURED]
+        size = frames.table["size"][rows]
+        missing = size + 4 - frames.table["captured"][rows]
         parts.append(
             _of_frames(
                 Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, segments,
@@ -115,20 +114,9 @@ def _placed(rows: Any, segments: Any, segment: Ints) -> Any:
 
 def _of_framing(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
     """Faults of framing."""
-    faults = frames.faults
-    rows = _rows(
-        faults[:, frame_tables.FAULT_KIND],
-        faults[:, frame_tables.SEVERITY],
-        faults[:, frame_tables.DIRECTION],
-        faults[:, frame_tables.FAULT_CONNECTION],
-        pos=faults[:, frame_tables.FAULT_POS],
-        byte_count=faults[:, frame_tables.FAULT_BYTES],
-        a=faults[:, frame_tables.FAULT_A],
-        b=faults[:, frame_tables.FAULT_B],
-        extent_start=faults[:, frame_tables.FAULT_EXTENT] + extent_base,
-        extent_count=faults[:, frame_tables.FAULT_EXTENTS],
-    )
-    return _placed(rows, segments, faults[:, frame_tables.FAULT_SEGMENT])
+    rows = frames.faults.copy()
+    rows["extent_start"] += extent_base
+    return _placed(rows, segments, frames.faults["packet"])
 
 
 def _of_frames(
@@ -137,9 +125,8 @@ def _of_frames(
 ) -> npt.NDArray[np.void]:  # fmt: skip
     """Anomalies about whole frames; `rows`: of a direction's table."""
     table = frames.table[rows]
-    connection, pos = table[:, frame_tables.CONNECTION], table[:, frame_tables.POS]
-    made = _rows(kind, severity, direction, connection, pos=pos, **columns)
-    return _placed(made, segments, table[:, frame_tables.FIRST])
+    made = _rows(kind, severity, direction, table["connection"], pos=table["pos"], **columns)
+    return _placed(made, segments, table["first"])
 
 
 def _conflicts(streams: Streams, table: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -170,8 +157,7 @@ def _proxy_headers(
 
 def _correlation_ids(frames: Frames, rows: Ints) -> Ints:
     """Correlation ids as signed int32 values, as Kafka shows them."""
-    identifiers = frames.table[rows, frame_tables.ID]
-    return identifiers.astype(np.uint32).view(np.int32).astype(np.int64)
+    return frames.table["correlation"][rows].astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 def _passed(request_of: Ints, rows: Ints) -> Ints:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
-from kdissect.kafka import frame_tables, framing, pairing
+from kdissect.kafka import framing, pairing
 from kdissect.kafka.anomalies import bounded, found_anomalies
 from kdissect.kafka.assembly import (
     CONNECTION,
@@ -413,9 +413,9 @@ def _fill_frames(rows: Any, frames: Frames, times: Ints) -> None:
     for first in range(0, len(rows), FRAMES_AT_ONCE):
         table = frames.table[first : first + FRAMES_AT_ONCE]
         portion = rows[first : first + FRAMES_AT_ONCE]
-        portion["correlation"] = table[:, frame_tables.ID]
-        portion["kind"] = table[:, frame_tables.KIND]
-        portion["time"] = times[table[:, frame_tables.FIRST]]
+        portion["correlation"] = table["correlation"]
+        portion["kind"] = table["kind"]
+        portion["time"] = times[table["first"]]
 
 
 def _pending(requests: Frames, times: Ints, scratch: Scratch) -> PendingRequests:
@@ -451,8 +451,7 @@ def _pairs(
     room = request_count + response_count
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
     count = pairing.in_order(
-        request_rows, response_rows, requests.column(frame_tables.FIRST, scratch),
-        responses.column(frame_tables.FIRST, scratch), request, response,
+        request_rows, response_rows, requests.table, responses.table, request, response,
     )  # fmt: skip
     return Pairs(
         request_rows.answer_of, request_rows.status, request_rows.is_lost,

@@ -1,7 +1,7 @@
 """Frames, their pairs, and exchange rows made from both: all at once or part by part.
 
-A frame is 12 numbers in a flat table, an exchange a row of 148 bytes. A large connection has too
-many exchanges to make at once, so `Paired` keeps the tables and makes rows on request.
+A large connection has too many exchanges to make at once, so `Paired` keeps the tables of frames
+and makes rows on request.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import gather_ranges, joined
+from kdissect.arrays import Rows, copied, gather_ranges, joined
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.jit import inlined, kernel, making_kernel
-from kdissect.kafka import frame_tables, framing
+from kdissect.kafka import framing
 from kdissect.kafka.assembly import (
     ANOMALY,
     CARRIED,
@@ -27,7 +27,7 @@ from kdissect.kafka.assembly import (
     Carried,
     PairStatus,
 )
-from kdissect.kafka.frame_tables import EXTENT_WIDTH, FAULT_WIDTH, FRAME_WIDTH
+from kdissect.kafka.frame_tables import EXTENTS, FRAME, TOKEN
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.connection_ids import exchange_ids
@@ -48,14 +48,14 @@ _REQUEST_MISSING = int(PairStatus.REQUEST_MISSING)
 class Frames:
     """The frames of one direction.
 
-    table: int64[n, FRAME_WIDTH]. extents, faults: int64 tables. start: int64[connections + 1],
-    first row of each connection, and the end.
+    table: FRAME[n], by connection. extents: EXTENT. faults: as in `frame_tables.Tables`. start:
+    int64[connections + 1], first row of each connection, and the end.
     """
 
-    table: Ints
-    extents: Ints
-    faults: Ints
-    start: Ints  # first row of each connection, and the end
+    table: Rows
+    extents: Rows
+    faults: Rows
+    start: Ints
 
     @staticmethod
     def of(walk: Walk, connection_count: int, scratch: Scratch) -> Frames:
@@ -65,27 +65,20 @@ class Frames:
         fresh pages each time.
         """
         state = framing.walk_state()
-        widths = (FRAME_WIDTH, EXTENT_WIDTH, FAULT_WIDTH)
-        files = [Written(np.int64, scratch) for _ in widths]
+        files = [Written(kind, scratch) for kind in (FRAME, EXTENT, ANOMALY)]
         extent_count = 0
         while state.connection < connection_count:
-            *tables_found, used = walk(state, FRAMES_AT_ONCE)
-            parts = [
-                table[: n * width]
-                for table, n, width in zip(tables_found, used, widths, strict=True)
-            ]
-            frame_tables.renumber(parts[0], parts[2], extent_count)
-            extent_count += int(used[frame_tables.EXTENTS])
+            *found, used = walk(state, FRAMES_AT_ONCE)
+            parts = [table[:count] for table, count in zip(found, used, strict=True)]
+            parts[0]["extent_start"] += extent_count
+            parts[2]["extent_start"] += extent_count
+            extent_count += int(used[EXTENTS])
             for file, part in zip(files, parts, strict=True):
                 file.append(part)
-        tables = [file.array() for file in files]
-        start = _starts(tables[0], connection_count)
-        shaped = [table.reshape(-1, width) for table, width in zip(tables, widths, strict=True)]
-        frames, extents, faults = shaped
-        return Frames(frames, extents, faults, start)
-
-    def column(self, number: int, scratch: Scratch) -> Ints:
-        return scratch.copied(self.table[:, number])
+        table, extents, faults = (file.array() for file in files)
+        connections = scratch.copied(table["connection"])
+        start = np.searchsorted(connections, np.arange(connection_count + 1))
+        return Frames(table, extents, faults, start)
 
     def behind_hole(
         self, has_origin: npt.NDArray[np.bool_], scratch: Scratch
@@ -95,50 +88,27 @@ class Frames:
         has_origin: bool per connection, whether position 0 is known to be the stream's beginning.
         """
         is_behind_hole = scratch.empty(len(self.table), np.uint8)
-        _behind_hole(
-            self.table.reshape(-1), self.start, has_origin.astype(np.uint8), is_behind_hole
-        )
+        _behind_hole(self.table, self.start, has_origin.astype(np.uint8), is_behind_hole)
         return is_behind_hole
 
     def framed_bytes(self) -> Ints:
         """int64[connections]: captured bytes inside frames."""
-        return _framed_bytes(self.table.reshape(-1), len(self.start) - 1)
+        return _framed_bytes(self.table, len(self.start) - 1)
 
     def cut(self) -> Ints:
         """Rows of frames with missing bytes."""
         cut_rows = [np.zeros(0, np.int64)]
         for first in range(0, len(self.table), FRAMES_AT_ONCE):
             portion = self.table[first : first + FRAMES_AT_ONCE]
-            is_cut = portion[:, frame_tables.CAPTURED] != portion[:, frame_tables.FRAME_SIZE] + 4
-            cut_rows.append(np.flatnonzero(is_cut) + first)
+            cut_rows.append(np.flatnonzero(portion["captured"] != portion["size"] + 4) + first)
         return np.concatenate(cut_rows)
-
-
-@making_kernel
-def _starts(table: Any, connection_count: int) -> Any:
-    """int64[n + 1]: first row of each connection in a flat table that is sorted by connection."""
-    start = np.empty(connection_count + 1, np.int64)
-    count = len(table) // FRAME_WIDTH
-    start[connection_count] = count
-    low = 0
-    for connection in range(connection_count):
-        high = count
-        while low < high:
-            middle = (low + high) >> 1
-            if table[middle * FRAME_WIDTH + frame_tables.CONNECTION] < connection:
-                low = middle + 1
-            else:
-                high = middle
-        start[connection] = low
-    return start
 
 
 @making_kernel
 def _framed_bytes(table: Any, connection_count: int) -> Any:
     total = np.zeros(connection_count, np.int64)
-    for row in range(len(table) // FRAME_WIDTH):
-        at = row * FRAME_WIDTH
-        total[table[at + frame_tables.CONNECTION]] += table[at + frame_tables.CAPTURED]
+    for row in range(len(table)):
+        total[table[row]["connection"]] += table[row]["captured"]
     return total
 
 
@@ -147,9 +117,8 @@ def _behind_hole(table: Any, start: Any, has_origin: Any, found: Any) -> None:
     for connection in range(len(start) - 1):
         before = int64(0) if has_origin[connection] else int64(-1)
         for row in range(start[connection], start[connection + 1]):
-            pos = table[row * FRAME_WIDTH + frame_tables.POS]
-            found[row] = pos != before
-            before = pos + 4 + table[row * FRAME_WIDTH + frame_tables.FRAME_SIZE]
+            found[row] = table[row]["pos"] != before
+            before = table[row]["pos"] + 4 + table[row]["size"]
 
 
 @kernel
@@ -168,7 +137,7 @@ def _fill_sides(
 
 @inlined
 def _fill_side(side: Any, table: Any, row: Any, segments: Any, extent_base: int) -> None:
-    """Fill the SIDE of exchanges from their frame `row` in a flat table (-1: no such side)."""
+    """Fill the SIDE of exchanges from their frame `row` (-1: no such side)."""
     for index in range(len(row)):
         if row[index] < 0:
             side[index]["size"] = -1
@@ -176,19 +145,17 @@ def _fill_side(side: Any, table: Any, row: Any, segments: Any, extent_base: int)
             side[index]["packet"] = -1
             side[index]["source"] = -1
             continue
-        at = row[index] * FRAME_WIDTH
-        first = segments[table[at + frame_tables.FIRST]]
+        frame = table[row[index]]
+        first = segments[frame["first"]]
         side[index]["time_ns"] = first["time_ns"]
-        side[index]["end_time_ns"] = segments[table[at + frame_tables.LAST]]["time_ns"]
-        side[index]["size"] = table[at + frame_tables.FRAME_SIZE]
-        side[index]["pos"] = table[at + frame_tables.POS]
+        side[index]["end_time_ns"] = segments[frame["last"]]["time_ns"]
+        side[index]["size"] = frame["size"]
+        side[index]["pos"] = frame["pos"]
         side[index]["packet"] = first["packet"]
-        side[index]["extent_start"] = table[at + frame_tables.EXTENT_START] + extent_base
-        side[index]["extent_count"] = table[at + frame_tables.EXTENT_COUNT]
+        side[index]["extent_start"] = frame["extent_start"] + extent_base
+        side[index]["extent_count"] = frame["extent_count"]
         side[index]["source"] = first["source"]
-        side[index]["is_whole"] = (
-            table[at + frame_tables.CAPTURED] == table[at + frame_tables.FRAME_SIZE] + 4
-        )
+        side[index]["is_whole"] = frame["captured"] == frame["size"] + 4
 
 
 @kernel
@@ -200,21 +167,18 @@ def _fill_heads(
     for index in range(len(exchanges)):
         exchange = exchanges[index]
         if request[index] >= 0:
-            at = request[index] * FRAME_WIDTH
+            frame = requests[request[index]]
             exchange["status"] = status[request[index]]
-            exchange["api_key"] = np.int16(requests[at + frame_tables.API_KEY])
-            exchange["api_version"] = np.int16(requests[at + frame_tables.VERSION])
-            exchange["connection"] = requests[at + frame_tables.CONNECTION]
-            exchange["correlation_id"] = np.int32(requests[at + frame_tables.ID])
-            exchange["is_sasl_token"] = requests[at + frame_tables.KIND] == frame_tables.TOKEN
+            exchange["api_key"] = np.int16(frame["api_key"])
+            exchange["api_version"] = np.int16(frame["api_version"])
         else:
-            at = response[index] * FRAME_WIDTH
+            frame = responses[response[index]]
             exchange["status"] = _REQUEST_MISSING
             exchange["api_key"] = NO_API
             exchange["api_version"] = NO_API
-            exchange["connection"] = responses[at + frame_tables.CONNECTION]
-            exchange["correlation_id"] = np.int32(responses[at + frame_tables.ID])
-            exchange["is_sasl_token"] = responses[at + frame_tables.KIND] == frame_tables.TOKEN
+        exchange["connection"] = frame["connection"]
+        exchange["correlation_id"] = np.int32(frame["correlation"])
+        exchange["is_sasl_token"] = frame["kind"] == TOKEN
 
 
 @kernel
@@ -233,15 +197,13 @@ def _fill_queues(
         if request[index] < 0 or row < 0:
             continue
         exchange = exchanges[index]
-        at = row * FRAME_WIDTH
-        connection = responses[at + frame_tables.CONNECTION]
-        before = at - FRAME_WIDTH
-        if row > 0 and responses[before + frame_tables.CONNECTION] == connection:
-            ended = segments[responses[before + frame_tables.LAST]]["time_ns"]
+        connection = responses[row]["connection"]
+        if row > 0 and responses[row - 1]["connection"] == connection:
+            ended = segments[responses[row - 1]["last"]]["time_ns"]
             is_next = is_behind_hole[row] == 0
         else:
             ended = earlier[2 * connection + 1]
-            is_next = responses[at + frame_tables.POS] == earlier[2 * connection]
+            is_next = responses[row]["pos"] == earlier[2 * connection]
             if earlier[2 * connection] == NO_RESPONSE:
                 continue
         # a response in the hole may have occupied the broker for longer
@@ -342,11 +304,11 @@ class Paired:
     def requested_versions(self) -> npt.NDArray[np.int64]:
         """int64[n, 3]: distinct (connection, api key, api version) of the requests."""
         distinct = np.zeros((0, 3), np.int64)
-        columns = [frame_tables.CONNECTION, frame_tables.API_KEY, frame_tables.VERSION]
         for first in range(0, len(self.requests.table), FRAMES_AT_ONCE):
             portion = self.requests.table[first : first + FRAMES_AT_ONCE]
-            portion = portion[portion[:, frame_tables.KIND] != frame_tables.TOKEN][:, columns]
-            distinct = np.unique(np.concatenate([distinct, portion]), axis=0)
+            portion = portion[portion["kind"] != TOKEN]
+            columns = [portion[name] for name in ("connection", "api_key", "api_version")]
+            distinct = np.unique(np.concatenate([distinct, np.column_stack(columns)]), axis=0)
         return distinct
 
     def _assembly(self, exchanges: Any, extents: Any, anomalies: Any) -> Assembly:
@@ -358,7 +320,7 @@ class Paired:
     def _exchanges(self, request: Ints, response: Ints) -> npt.NDArray[np.void]:
         """EXCHANGE rows from frame rows int64[n] of both directions, -1 if a side is missing."""
         exchanges = np.zeros(len(request), EXCHANGE)
-        requests, responses = self.requests.table.reshape(-1), self.responses.table.reshape(-1)
+        requests, responses = self.requests.table, self.responses.table
         base = len(self.requests.extents)
         _fill_sides(exchanges, requests, responses, request, response, self.segments, base)
         _fill_heads(exchanges, requests, request, responses, response, self.pairs.status)
@@ -420,11 +382,9 @@ class AssembledExchanges:
 Exchanges = Paired | AssembledExchanges
 
 
-def _extents(table: Ints, carried: Carried) -> npt.NDArray[np.void]:
-    """EXTENT rows from the rows of a direction's extent table."""
-    extents = np.zeros(len(table), EXTENT)
-    for column, name in enumerate(("pos", "length", "source")):
-        extents[name] = table[:, column]
+def _extents(table: Rows, carried: Carried) -> Rows:
+    """A copy of extents as framing wrote them, with the transform of carried bytes."""
+    extents = copied(table)
     if len(carried.data):
         extents["transform"][extents["source"] == carried.source] = CARRIED
     return extents
@@ -451,9 +411,7 @@ class Ids:
     def _of(self, frames: Frames, rows: Ints, direction: int) -> npt.NDArray[np.int64]:
         chosen = frames.table[rows]
         return exchange_ids(
-            self.connection_id[chosen[:, frame_tables.CONNECTION]],
-            np.full(len(chosen), direction),
-            chosen[:, frame_tables.POS],
+            self.connection_id[chosen["connection"]], np.full(len(chosen), direction), chosen["pos"]
         )
 
 
@@ -468,9 +426,9 @@ def late_responses(
     for first in range(0, len(request_of), FRAMES_AT_ONCE):
         request = request_of[first : first + FRAMES_AT_ONCE]
         table = responses.table[first : first + FRAMES_AT_ONCE]
-        rows = np.flatnonzero((request >= 0) & (table[:, frame_tables.KIND] != frame_tables.TOKEN))
-        ended = segments["time_ns"][requests.table[request[rows], frame_tables.LAST]]
-        late = ended - segments["time_ns"][table[rows, frame_tables.FIRST]]
+        rows = np.flatnonzero((request >= 0) & (table["kind"] != TOKEN))
+        ended = segments["time_ns"][requests.table["last"][request[rows]]]
+        late = ended - segments["time_ns"][table["first"][rows]]
         late_rows.append(first + rows[late > 0])
         late_ns.append(late[late > 0])
     return np.concatenate(late_rows), np.concatenate(late_ns)

@@ -21,7 +21,7 @@ of 0.9 clients). The broker answers tokens with tokens, in order. Tokens come be
 traffic. A stream is *young* while it had only ApiVersions, SaslHandshake and tokens; in a young
 stream a search also finds tokens (`sasl_detection`).
 
-The walks write flat int64 tables that grow by doubling (`frame_tables.py`).
+The walks write tables that grow by doubling (`frame_tables.py`).
 """
 
 from __future__ import annotations
@@ -64,14 +64,13 @@ from kdissect.kafka.frame_tables import (
     AFTER_GAP,
     BAD_SIZE,
     EXPECTS,
-    EXTENT_WIDTH,
     EXTENTS,
-    FRAME_WIDTH,
     FRAMES,
     HEADER_CUT,
     NO_BOUNDARY,
     SILENT,
     TOKEN,
+    Tables,
     empty_tables,
     extents_max,
     put_frame,
@@ -251,57 +250,29 @@ def _piece_at(pieces: Any, index: int, stop: int, pos: int) -> int:
 
 @making_part
 def _append_frame(
-    source: Any, stream: Any, index: int, header: Any, kind: int, walk: Any, frames: Any,
-    extents: Any, used: Any,
-) -> Any:  # fmt: skip
-    """Append a row for the frame at `pos` and step over it; returns (frames, extents)."""
-    pieces = stream.pieces
+    stream: Any, source: Any, index: int, header: Any, kind: int, walk: Any, tables: Any
+) -> Any:
+    """Append a row for the frame at `pos` and step over it; returns the tables."""
     end = walk["pos"] + 4 + header["size"]
-    rows = extents_max(pieces, index, stream.stop, end)
-    frames = grown(frames, used[FRAMES] * FRAME_WIDTH, FRAME_WIDTH)
-    extents = grown(extents, used[EXTENTS] * EXTENT_WIDTH, rows * EXTENT_WIDTH)
-    put_frame(
-        pieces, source, index, stream.stop, walk["connection"], walk["pos"], header, kind, frames,
-        extents, used,
-    )  # fmt: skip
+    rows = extents_max(stream.pieces, index, stream.stop, end)
+    frames = grown(tables.frames, tables.used[FRAMES], 1)
+    extents = grown(tables.extents, tables.used[EXTENTS], rows)
+    tables = Tables(frames, extents, tables.faults, tables.used)
+    put_frame(stream, source, index, header, kind, walk, tables)
     walk["pos"] = end
     walk["covered"] = end
     walk["reason"] = AFTER_GAP
     walk["bad_size"] = -1
-    return frames, extents
+    return tables
 
 
 @making_kernel
-def _note_unframed(
-    source: Any, stream: Any, end: int, direction: int, walk: Any, extents: Any, faults: Any,
-    used: Any,
-) -> Any:  # fmt: skip
-    """Record the bytes from the last frame to `end` as unframed; returns (extents, faults)."""
-    covered = walk["covered"]
-    index = find(stream.pieces, stream.start, stream.stop, covered)
-    return put_unframed(
-        stream.pieces, source, index, stream.stop, covered, end, direction,
-        walk["connection"], walk["reason"], walk["bad_size"], extents, faults, used,
-    )  # fmt: skip
-
-
-@making_kernel
-def _end_stream(
-    source: Any, stream: Any, size: int, direction: int, walk: Any, extents: Any, faults: Any,
-    used: Any,
-) -> Any:  # fmt: skip
-    """Record unframed bytes at the end of a stream of `size` bytes, and its gaps.
-
-    Returns (extents, faults).
-    """
+def _end_stream(stream: Any, source: Any, size: int, direction: int, walk: Any, tables: Any) -> Any:
+    """Record unframed bytes at the end of a stream of `size` bytes, and its gaps; the tables."""
     if walk["covered"] < stream.end:
-        extents, faults = _note_unframed(
-            source, stream, stream.end, direction, walk, extents, faults, used
-        )
-    faults = put_gaps(
-        stream.pieces, stream.start, stream.stop, size, direction, walk["connection"], faults, used
-    )  # fmt: skip
-    return extents, faults
+        tables = put_unframed(stream, source, stream.end, direction, walk, tables)
+    faults = put_gaps(stream, size, direction, walk["connection"], tables.faults, tables.used)
+    return Tables(tables.frames, tables.extents, faults, tables.used)
 
 
 # ---- requests ----
@@ -379,13 +350,13 @@ def _learn_request(walk: Any, clients: Any, header: Any, grade: int) -> None:
 
 @making_kernel
 def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
-    """Frames of the request streams of Kafka connections: (frames, extents, faults, used).
+    """Frames of the request streams of Kafka connections: `Tables`.
 
     streams: `KafkaStreams`. kafka: `Kafka`. state: `WalkState`. A call returns about `most` frames;
     the next call continues from `state`. The walk is over if state.connection is past the last
-    connection. used: int64[3], rows of the three flat int64 tables.
+    connection.
     """
-    frames, extents, faults, used = empty_tables()
+    tables = empty_tables()
     header = state.headers[0]
     following = state.headers[1]
     pieces = streams.pieces
@@ -403,9 +374,9 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
         _enter(walk, connection, origin, 0)
         index = find(pieces, start, stop, walk["pos"])
         while True:
-            if used[FRAMES] >= most:
+            if tables.used[FRAMES] >= most:
                 walk["is_inside"] = 1
-                return frames, extents, faults, used
+                return tables
             pos = walk["pos"]
             index = _piece_at(pieces, index, stop, pos)
             if index >= stop:
@@ -452,16 +423,12 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                     if acks_of(pieces, index, stop, pos, header) == 0:
                         kind = SILENT
             if pos > walk["covered"]:
-                extents, faults = _note_unframed(
-                    source, stream, pos, REQUEST, walk, extents, faults, used
-                )
-            frames, extents = _append_frame(
-                source, stream, index, header, kind, walk, frames, extents, used
-            )
+                tables = put_unframed(stream, source, pos, REQUEST, walk, tables)
+            tables = _append_frame(stream, source, index, header, kind, walk, tables)
         size = sides[number]["end"]
-        extents, faults = _end_stream(source, stream, size, REQUEST, walk, extents, faults, used)
+        tables = _end_stream(stream, source, size, REQUEST, walk, tables)
     walk["connection"] = len(streams.protocol)
-    return frames, extents, faults, used
+    return tables
 
 
 # ---- responses ----
@@ -555,7 +522,7 @@ def some_responses(
     pending_start[connection]. The walk also returns to its caller where a search found a response
     to a request (WALK.request), for a test of its body.
     """
-    frames, extents, faults, used = empty_tables()
+    tables = empty_tables()
     header = state.headers[0]
     following = state.headers[1]
     limit = kafka.limit[0]
@@ -578,9 +545,9 @@ def some_responses(
         _enter(walk, connection, origin, pending_start[connection])
         index = find(pieces, start, stop, walk["pos"])
         while True:
-            if used[FRAMES] >= most:
+            if tables.used[FRAMES] >= most:
                 walk["is_inside"] = 1
-                return frames, extents, faults, used
+                return tables
             pos = walk["pos"]
             index = _piece_at(pieces, index, stop, pos)
             if index >= stop:
@@ -605,7 +572,7 @@ def some_responses(
                     if walk["request"] >= 0:
                         walk["pos"] = pos
                         walk["is_inside"] = 1
-                        return frames, extents, faults, used
+                        return tables
                 _lock(walk, pos)
             while first < last and pending[first]["kind"] == SILENT:
                 first += 1
@@ -662,15 +629,11 @@ def some_responses(
             if request >= 0:
                 walk["next_request"] = request + 1
             if pos > walk["covered"]:
-                extents, faults = _note_unframed(
-                    source, stream, pos, RESPONSE, walk, extents, faults, used
-                )
+                tables = put_unframed(stream, source, pos, RESPONSE, walk, tables)
             header["key"] = -1
             header["api_version"] = -1
-            frames, extents = _append_frame(
-                source, stream, index, header, kind, walk, frames, extents, used
-            )
+            tables = _append_frame(stream, source, index, header, kind, walk, tables)
         size = sides[number]["end"]
-        extents, faults = _end_stream(source, stream, size, RESPONSE, walk, extents, faults, used)
+        tables = _end_stream(stream, source, size, RESPONSE, walk, tables)
     walk["connection"] = len(streams.protocol)
-    return frames, extents, faults, used
+    return tables

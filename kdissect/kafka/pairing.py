@@ -283,7 +283,7 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
 
 @kernel
 def in_order(
-    requests: Any, responses: Any, request_segment: Any, response_segment: Any,
+    requests: Any, responses: Any, request_frames: Any, response_frames: Any,
     exchange_request: Any, exchange_response: Any,
 ) -> int:  # fmt: skip
     """Exchanges by connection and first byte: fills their request and response rows; the count.
@@ -300,7 +300,7 @@ def in_order(
             while answer < end and (
                 responses.request_of[answer] >= 0
                 or is_last
-                or response_segment[answer] < request_segment[row]
+                or response_frames[answer]["first"] < request_frames[row]["first"]
             ):
                 if responses.request_of[answer] < 0:
                     exchange_request[count] = -1

@@ -9,18 +9,16 @@ stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import Bytes, joined
+from kdissect.arrays import Bytes, Rows, joined
 from kdissect.capture.scratch import MEMORY, Scratch
-from kdissect.kafka import frame_tables
-from kdissect.kafka.assembly import NO_CARRIED, WARNING, Anomaly, Carried, Protocol
+from kdissect.kafka.assembly import ANOMALY, NO_CARRIED, Anomaly, Carried, Protocol
 from kdissect.kafka.detection import recognise
-from kdissect.kafka.frame_search import Kafka
-from kdissect.kafka.frame_tables import FAULT_WIDTH
+from kdissect.kafka.frame_search import Kafka, Stream
+from kdissect.kafka.frame_tables import FAULT, FAULTS, NOT_DECRYPTED, put_gaps
 from kdissect.tcp.byte_ranges import PIECE, Pieces
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
@@ -44,21 +42,21 @@ class PlainStreams:
     real_count: int
     opened: dict[int, tuple[OpenedStream, OpenedStream]]
 
-    def settle(self, frames: Any, faults: Any) -> None:
+    def settle(self, frames: Rows, faults: Rows) -> None:
         """Virtual segments and plaintext positions of frames and faults to real ones, in place."""
         if not len(self.records):
             return
-        self._turn(frames, frame_tables.FIRST, frame_tables.POS)
-        self._turn(faults, frame_tables.FAULT_SEGMENT, frame_tables.FAULT_POS)
-        last = frames[:, frame_tables.LAST]
+        self._turn(frames, "first")
+        self._turn(faults, "packet")
+        last = frames["last"]
         virtual = last >= self.real_count
         last[virtual] = self.records["last_segment"][last[virtual] - self.real_count]
 
-    def _turn(self, table: Any, segment: int, pos: int) -> None:
-        virtual = np.flatnonzero(table[:, segment] >= self.real_count)
-        record = self.records[table[virtual, segment] - self.real_count]
-        table[virtual, pos] += record["tcp_pos"] - record["pos"]
-        table[virtual, segment] = record["first_segment"]
+    def _turn(self, table: Rows, segment: str) -> None:
+        virtual = np.flatnonzero(table[segment] >= self.real_count)
+        record = self.records[table[segment][virtual] - self.real_count]
+        table["pos"][virtual] += record["tcp_pos"] - record["pos"]
+        table[segment][virtual] = record["first_segment"]
 
 
 def plain_streams(
@@ -114,7 +112,7 @@ def plain_streams(
 
 
 def recognise_plain(
-    plain: PlainStreams, connections: Any, has_origin: Bytes, hinted: Bytes, kafka: Kafka,
+    plain: PlainStreams, connections: Rows, has_origin: Bytes, hinted: Bytes, kafka: Kafka,
     client_side: Bytes, protocol: Bytes,
 ) -> None:  # fmt: skip
     """Detect the protocol of decrypted connections, if it is not known; others stay TLS."""
@@ -131,7 +129,7 @@ def recognise_plain(
     client_side[rows[is_kafka]] = side[is_kafka]
 
 
-def account(plain: PlainStreams, sides: Any, number: int, framed: int) -> tuple[int, int]:
+def account(plain: PlainStreams, sides: Rows, number: int, framed: int) -> tuple[int, int]:
     """(framed, unframed) bytes of a decrypted stream, `framed` of whose plaintext is in frames."""
     opened = plain.opened[number >> 1][number & 1]
     inside = int(opened.table["length"].sum())
@@ -145,29 +143,27 @@ def faults_of(
     direction: int,
     client_side: npt.NDArray[np.uint8],
     protocol: npt.NDArray[np.uint8],
-    faults: Ints,
-) -> Ints:
+    faults: Rows,
+) -> Rows:
     """A direction's faults. Those of decrypted streams are gaps of the TCP stream, and records that
     could not be decrypted."""
     if not plain.opened:
         return faults
-    is_opened = np.isin(faults[:, frame_tables.FAULT_CONNECTION], list(plain.opened))
-    is_gap = faults[:, frame_tables.FAULT_KIND] == Anomaly.GAP
-    more = np.zeros(0, np.int64)
-    used = np.zeros(3, np.int64)
+    is_opened = np.isin(faults["connection"], list(plain.opened))
+    parts = [faults[~(is_opened & (faults["kind"] == Anomaly.GAP))]]
     for connection, opened in plain.opened.items():
         if protocol[connection] != Protocol.KAFKA:
             continue
         side = int(client_side[connection]) ^ direction
         own = streams.sides[2 * connection + side]
-        more = frame_tables.put_gaps(
-            streams.pieces, int(own["piece_start"]), int(own["piece_stop"]), int(own["end"]),
-            direction, connection, more, used,
-        )  # fmt: skip
-        for pos, count, segment in opened[side].lost:
-            more = frame_tables.put_fault(
-                more, used, int(Anomaly.UNFRAMED_BYTES), WARNING, direction, connection, segment,
-                pos, count, frame_tables.NOT_DECRYPTED, -1, -1,
-            )  # fmt: skip
-    made = more[: used[frame_tables.FAULTS] * FAULT_WIDTH].reshape(-1, FAULT_WIDTH)
-    return np.concatenate([faults[~(is_opened & is_gap)], made])
+        end = int(own["end"])
+        stream = Stream(streams.pieces, int(own["piece_start"]), int(own["piece_stop"]), end)
+        used = np.zeros(3, np.int64)
+        gaps = put_gaps(stream, end, direction, connection, np.zeros(0, ANOMALY), used)
+        lost = np.repeat(FAULT, len(opened[side].lost))
+        lost["kind"], lost["direction"] = Anomaly.UNFRAMED_BYTES, direction
+        lost["connection"], lost["a"], lost["b"] = connection, NOT_DECRYPTED, -1
+        for row, place in zip(lost, opened[side].lost, strict=True):
+            row["pos"], row["byte_count"], row["packet"] = place
+        parts += [gaps[: used[FAULTS]], lost]
+    return np.concatenate(parts)

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import Bools, Bytes, Positions
+from kdissect.arrays import Bools, Bytes, Positions, Rows
 from kdissect.codec.message_columns import decode_columns
-from kdissect.kafka.frame_tables import API_KEY, VERSION
 from kdissect.kafka.framing import NO_REQUEST, WalkState
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -71,17 +70,16 @@ def fits(
     return is_fitting
 
 
-def refuse_other_bytes(
-    state: WalkState, pieces: Any, stream: Any, requests: npt.NDArray[np.int64]
-) -> None:
+def refuse_other_bytes(state: WalkState, pieces: Any, stream: Any, requests: Rows) -> None:
     """Continue a walk one byte further if the frame that its search found is no response.
 
-    stream: `bounds_of` the stream. requests: int64[n, FRAME_WIDTH], among them WALK.request, whose
+    stream: `bounds_of` the stream. requests: FRAME[n], among them WALK.request, whose
     response it would be. After REFUSED_MAX frames of a stream the walk keeps the next ones, so that
     the time stays linear in the bytes.
     """
     walk = state.walk[0]
-    key, version = requests[walk["request"], [API_KEY, VERSION]].tolist()
+    request = requests[walk["request"]]
+    key, version = int(request["api_key"]), int(request["api_version"])
     walk["request"] = NO_REQUEST
     index, stop, _ = stream
     pos, size = int(walk["pos"]) + 4, int(state.headers[0]["size"])
