@@ -260,16 +260,6 @@ class PlanOptions:
 
 
 @dataclass(slots=True)
-class ApiCount:
-    """Counts of an API in a plan; `skipped` by SkipCode value."""
-
-    api_name: str
-    step_class: str
-    planned: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class ReplayPlan:
     """steps in order of time; lanes: for each connection the numbers of its steps, in order."""
 
@@ -278,19 +268,6 @@ class ReplayPlan:
     steps: list[Step]
     lanes: list[list[int]]
     notes: list[str] = field(default_factory=list)
-
-    def counts(self) -> list[ApiCount]:
-        """Per API, in order of their keys."""
-        by_api: dict[tuple[int, str], ApiCount] = {}
-        for step in self.steps:
-            key = (step.exchange.api_key, step.step_class)
-            count = by_api.setdefault(key, ApiCount(step.api_name, step.step_class))
-            if step.skipped is None:
-                count.planned += 1
-            else:
-                code = step.skipped.code.value
-                count.skipped[code] = count.skipped.get(code, 0) + 1
-        return [by_api[key] for key in sorted(by_api)]
 
 
 class DroppedField(NamedTuple):
@@ -457,8 +434,8 @@ LATENCY, END_STATE = "latency", "end state"  # kinds of findings
 class RunFinding:
     """A finding about the whole run, not about one answer.
 
-    kind: `LATENCY` or `END_STATE`. subject: an API, a partition, a group. note: the evidence.
-    config: the name of the config whose values `expected` and `found` are, "" for other findings.
+    kind: `LATENCY` or `END_STATE`. subject: an API, ``log orders-0``, ``config retention.ms of
+    orders`` and the like. note: the evidence.
     """
 
     kind: str
@@ -466,4 +443,3 @@ class RunFinding:
     expected: str
     found: str
     note: str = ""
-    config: str = ""

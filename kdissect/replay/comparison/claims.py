@@ -12,20 +12,21 @@ the captured broker showed it later.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.groups import CLASSIC_APIS, Groups
 from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, deleted_topics
-from kdissect.replay.comparison.records import RecordCount, content_digest
+from kdissect.replay.comparison.records import Contradiction, RecordCount, content_digest
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import END_STATE, Difference, Outcome, RunFinding
 from kdissect.replay.target.end_state import EndState, LogContent
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
+from kdissect.text import plural
 
 _BY_ANSWERS = "by the answers of this run"
 _BY_REFERENCE = "by the reference"
@@ -57,6 +58,15 @@ class _Transaction:
     commits: list[tuple[Commit, int]] = field(default_factory=list)
 
 
+class _Committed(NamedTuple):
+    """last_ns: the last time at which it took effect. owner: a transactional id, "" none."""
+
+    sent_ns: int
+    last_ns: int
+    offset: int
+    owner: str = ""
+
+
 class Claims:
     """Claims of a run's answers about the state after it, by the capture's names.
 
@@ -68,11 +78,10 @@ class Claims:
         self._terms = Terms.of_target(ids)
         self.logs = Logs(self._terms)
         self.groups = Groups(Terms.of_capture(ids), self._terms)
-        self.contradicted: dict[int, list[Difference]] = defaultdict(list)
+        self.contradictions: list[Contradiction] = []
         self.shown_configs: dict[int, set[tuple[str, ...]]] = defaultdict(set)
         self._topics: dict[str, _Topic] = {}
-        # sent_ns, last time at which it took effect, offset, transactional id
-        self._commits: dict[Commit, list[tuple[int, int, int, str]]] = defaultdict(list)
+        self._commits: dict[Commit, list[_Committed]] = defaultdict(list)
         self._open_groups: set[str] = set()  # with commits whose effect is unknown
         self._deleted_groups: set[str] = set()
         self._transactions: dict[str, _Transaction] = defaultdict(_Transaction)
@@ -219,7 +228,8 @@ class Claims:
 
     def _offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for commit, offset in self._committed(request, answer):
-            self._commits[commit].append((outcome.sent_ns, outcome.answered_ns, offset, ""))
+            committed = _Committed(outcome.sent_ns, outcome.answered_ns, offset)
+            self._commits[commit].append(committed)
 
     def _forget_group(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         named = set(entries(request.get("groups_names"))) or {request.get("group_id")}
@@ -258,8 +268,8 @@ class Claims:
             self._end(outcome, name, "")
             return
         for commit, offset in commits if is_commit else ():
-            times = outcome.sent_ns, outcome.answered_ns + _MARKER_NS
-            self._commits[commit].append((*times, offset, name))
+            last_ns = outcome.answered_ns + _MARKER_NS
+            self._commits[commit].append(_Committed(outcome.sent_ns, last_ns, offset, name))
         self._end(outcome, name, "CompleteCommit" if is_commit else "CompleteAbort")
 
     def _end(self, outcome: Outcome, name: str, state: str) -> None:
@@ -277,123 +287,100 @@ class Claims:
             is_over = known.state in _ENDED and known.ended_ns < outcome.sent_ns
             if not each["error_code"] and is_over and state == "Ongoing":
                 place, note = "transaction_states[].transaction_state", "the run has ended it"
-                self.contradicted[outcome.step.number].append(
-                    Difference(place, (name,), known.state, state, note=note)
-                )
+                difference = Difference(place, (name,), known.state, state, note=note)
+                self.contradictions.append((outcome.step.number, difference))
 
     # -- the check ------------------------------------------------------------------------------
 
     def check(self, state: EndState, held: set[str]) -> list[RunFinding]:
         """Findings where the state is not as claimed. held: topics that had records before."""
-        return [
-            *self._check_logs(state, held),
-            *self._check_commits(state),
-            *self._check_transactions(state),
-            *self._check_topics(state),
-        ]
+        there = facts_of(state) | {f"group {name}": Fact("there") for name in state.groups}
+        expected = dict(self._expected(state))
+        return [*self._check_logs(state, held), *_differing(there, expected, _BY_ANSWERS)]
 
     def _check_logs(self, state: EndState, held: set[str]) -> Iterator[RunFinding]:
         for log, facts in sorted(self.logs.items(), key=lambda each: each[0]):
-            content = state.logs.get(log)
+            wrong: list[tuple[str, str]] = []
             if not facts.produced and facts.deleted_to < 0:
                 continue
-            subject = f"log {log[0]}-{log[1]}"
-            if content is None:
-                if log[0] in state.topics and not state.unread:
-                    yield RunFinding(END_STATE, subject, "a log", "none", _BY_ANSWERS)
-                continue
-            may_shrink = any(name.startswith(_SHRINKING) for name in state.configs.get(log[0], ()))
-            yield from _check_extent(subject, facts, content, may_shrink)
-            if content.batches is not None and not may_shrink:
-                yield from _check_records(subject, facts, content, log[0] in held)
+            if (content := state.logs.get(log)) is not None:
+                names = state.configs.get(log[0], ())
+                may_shrink = any(name.startswith(_SHRINKING) for name in names)
+                wrong += _wrong_extent(facts, content, may_shrink)
+                if content.batches is not None and not may_shrink:
+                    wrong += _wrong_records(facts, content, log[0] in held)
+            elif log[0] in state.topics and not state.unread:
+                wrong.append(("a log", "none"))
+            for texts in wrong:
+                yield RunFinding(END_STATE, f"log {log[0]}-{log[1]}", *texts, _BY_ANSWERS)
 
-    def _check_commits(self, state: EndState) -> Iterator[RunFinding]:
-        for commit, commits in sorted(self._commits.items()):
-            group, topic, partition = commit
-            if group in self._open_groups or f"group {group}" in state.unread:
-                continue
-            newest_ns = max(sent_ns for sent_ns, *_ in commits)
-            # Transactions of one id follow each other: the markers of earlier ones are written.
-            newest_of: dict[str, int] = {}
-            for sent_ns, _, _, owner in commits:
-                newest_of[owner] = max(sent_ns, newest_of.get(owner, sent_ns))
-            last = [
-                offset
-                for sent_ns, last_ns, offset, owner in commits
-                if newest_ns < last_ns and (not owner or newest_of[owner] == sent_ns)
-            ]
-            if state.commits.get(commit) not in last:
-                yield RunFinding(
-                    END_STATE, f"committed offset of {group} in {topic}-{partition}",
-                    _either(last), str(state.commits.get(commit, "none")), _BY_ANSWERS,
-                )  # fmt: skip
-        for group in sorted(self._deleted_groups & state.groups):
-            yield RunFinding(END_STATE, f"group {group}", "deleted", "there", _BY_ANSWERS)
+    def _expected(self, state: EndState) -> Iterator[tuple[str, list[Fact]]]:
+        """What is claimed but for logs, by subject; parts that could not be read are left out."""
+        for commit, commits in self._commits.items():
+            if commit[0] not in self._open_groups and f"group {commit[0]}" not in state.unread:
+                yield _committed_offset(commit), [Fact(str(each)) for each in _last(commits)]
+        for name in self._deleted_groups:
+            yield f"group {name}", [_NONE]
+        for name in self.transactional_ids:
+            if (subject := f"transactional id {name}") not in state.unread:
+                yield subject, [Fact(self._transactions[name].state)]
+        for name, claim in self._topics.items() if "topics" not in state.unread else ():
+            if not claim.exists:
+                yield f"topic {name}", [_NONE]
+            elif claim.partitions > 0:
+                yield f"topic {name}", [Fact(plural(claim.partitions, "partition"))]
+            elif name not in state.topics:
+                yield f"topic {name}", [Fact("a topic")]
+            for config, value in claim.configs.items() if name in state.configs else ():
+                if value is not None:
+                    yield f"config {config} of {name}", [Fact(value)]
 
-    def _check_transactions(self, state: EndState) -> Iterator[RunFinding]:
-        for name in sorted(self.transactional_ids):
-            subject, expected = f"transactional id {name}", self._transactions[name].state
-            found = state.transactions.get(name, "unknown id")
-            if subject not in state.unread and found != expected:
-                yield RunFinding(END_STATE, subject, expected, found, _BY_ANSWERS)
 
-    def _check_topics(self, state: EndState) -> Iterator[RunFinding]:
-        if "topics" in state.unread:
-            return
-        for name, claim in sorted(self._topics.items()):
-            count = state.topics.get(name)
-            subject = f"topic {name}"
-            if claim.exists != (count is not None):
-                words = ("deleted", "there") if count is not None else ("created", "not there")
-                yield RunFinding(END_STATE, subject, *words, _BY_ANSWERS)
-            elif claim.exists and claim.partitions > 0 and count != claim.partitions:
-                expected = f"{claim.partitions} partitions"
-                yield RunFinding(END_STATE, subject, expected, str(count), _BY_ANSWERS)
-            configs = state.configs.get(name)
-            for config, value in claim.configs.items() if configs is not None else ():
-                if value is not None and configs is not None and configs.get(config) != value:
-                    found = configs.get(config, "not set")
-                    subject = f"config {config} of {name}"
-                    yield RunFinding(END_STATE, subject, value, found, _BY_ANSWERS, config)
+def _last(commits: list[_Committed]) -> list[int]:
+    """The offsets that may be the last one of these commits."""
+    newest_ns = max(each.sent_ns for each in commits)
+    # Transactions of one id follow each other: the markers of earlier ones are written.
+    newest_of: dict[str, int] = {}
+    for each in commits:
+        newest_of[each.owner] = max(each.sent_ns, newest_of.get(each.owner, each.sent_ns))
+    return [
+        each.offset
+        for each in commits
+        if newest_ns < each.last_ns and (not each.owner or newest_of[each.owner] == each.sent_ns)
+    ]
 
 
 def _completed_ns(outcome: Outcome) -> int:
     return outcome.answered_ns if outcome.answered_ns >= 0 else outcome.sent_ns
 
 
-def _either(values: Iterable[Any]) -> str:
-    return " or ".join(dict.fromkeys(map(str, values)))
-
-
-def _check_extent(
-    subject: str, facts: LogFacts, content: LogContent, may_shrink: bool
-) -> Iterator[RunFinding]:
-    """The start and end of a log against acknowledged batches and deleted records."""
+def _wrong_extent(
+    facts: LogFacts, content: LogContent, may_shrink: bool
+) -> Iterator[tuple[str, str]]:
+    """The start and end of a log that contradict acknowledged batches and deleted records: expected
+    and found."""
     end = max((each.end for each in facts.produced), default=-1)
     if content.end < end:
-        expected, actual = f"ends at {end} or later", f"ends at {content.end}"
-        yield RunFinding(END_STATE, subject, expected, actual, _BY_ANSWERS)
+        yield f"ends at {end} or later", f"ends at {content.end}"
     start = facts.deleted_to
     if start < 0:
         start = min((each.base for each in facts.produced), default=content.start)
     is_early = facts.deleted_to >= 0 and content.start < start
     is_late = not may_shrink and content.start > start
     if is_early or is_late:
-        expected, actual = f"starts at {start}", f"starts at {content.start}"
-        yield RunFinding(END_STATE, subject, expected, actual, _BY_ANSWERS)
+        yield f"starts at {start}", f"starts at {content.start}"
 
 
-def _check_records(
-    subject: str, facts: LogFacts, content: LogContent, is_held: bool
-) -> Iterator[RunFinding]:
-    """The records of a log against those that were acknowledged. is_held: it had some before."""
+def _wrong_records(
+    facts: LogFacts, content: LogContent, is_held: bool
+) -> Iterator[tuple[str, str]]:
+    """The records of a log that are not those acknowledged. is_held: it had some before."""
     assert content.batches is not None
     kept = {base: each for base, each in facts.acknowledged.items() if each.end > content.start}
     wanted, found = sum(each.records for each in kept.values()), content.records or 0
     if found < wanted or (not is_held and found > wanted + facts.unknown):
         maybe = f" to {wanted + facts.unknown}" if 0 < facts.unknown < MANY else ""
-        text = f"{wanted}{maybe} records"
-        yield RunFinding(END_STATE, subject, text, f"{found} records", _BY_ANSWERS)
+        yield f"{wanted}{maybe} records", f"{found} records"
     stored = {each.base_offset: each for each in content.batches}
     wrong: dict[str, list[Produced]] = defaultdict(list)
     for base, each in sorted(kept.items()):
@@ -405,45 +392,69 @@ def _check_records(
         elif base >= content.start:
             wrong["none"].append(each)
     for text, produced in wrong.items():
-        count = RecordCount(sum(each.records for each in produced), produced[0].base)
-        yield RunFinding(END_STATE, subject, str(count), text, _BY_ANSWERS)
+        yield str(RecordCount(sum(each.records for each in produced), produced[0].base)), text
+
+
+# -- facts of a state -----------------------------------------------------------------------------
+
+
+class Fact(NamedTuple):
+    """What a state has of a subject. content: what the text stands for."""
+
+    text: str
+    content: Any = None
+
+
+_NONE = Fact("none")
 
 
 def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunFinding]:
     """Findings where a state is like none of the reference's, all by the capture's names."""
-    findings = []
-    facts, others = _facts(state), [_facts(each) for each in references]
-    for subject in sorted(facts.keys() | {name for each in others for name in each}):
-        expected = [each.get(subject, ("none", None)) for each in others]
-        found = facts.get(subject, ("none", None))
-        if found not in expected:
-            config = subject.partition(" ")[2].partition(" ")[0] * subject.startswith("config ")
-            text = found[0]
-            if text in [each[0] for each in expected]:
-                text = f"{text}, but other ones"
-            wanted = _either(each[0] for each in expected)
-            findings.append(RunFinding(END_STATE, subject, wanted, text, _BY_REFERENCE, config))
-    return findings
+    found, others = facts_of(state), [facts_of(each, state) for each in references]
+    subjects = found.keys() | {name for each in others for name in each}
+    expected = {name: [each.get(name, _NONE) for each in others] for name in subjects}
+    return _differing(found, expected, _BY_REFERENCE)
 
 
-def _facts(state: EndState) -> dict[str, tuple[str, Any]]:
-    """Values of a state that runs must have in common, by subject, each with what it stands for.
-    Offsets count from the start of the log; parts that could not be read are left out."""
-    facts: dict[str, tuple[str, Any]] = {
-        f"partitions of topic {name}": (str(count), None) for name, count in state.topics.items()
+def facts_of(state: EndState, like: EndState | None = None) -> dict[str, Fact]:
+    """The facts that runs must have in common, by subject. Offsets are those of logs that start
+    where the logs of `like` do; parts that could not be read are left out."""
+    facts = {
+        f"topic {name}": Fact(plural(count, "partition")) for name, count in state.topics.items()
     }
     for (topic, partition), content in state.logs.items():
         if content.batches is not None:
-            counts = Counter(each.has_append_time for each in content.batches)
             rows = tuple((each.digest, each.is_aborted) for each in content.batches)
-            times = " with LogAppendTime" if counts[True] else ""
-            facts[f"log {topic}-{partition}"] = f"{content.records} records{times}", rows
-    for (group, topic, partition), offset in state.commits.items():
-        content = state.logs.get((topic, partition), LogContent(0, 0))
-        facts[f"committed offset of {group} in {topic}-{partition}"] = (
-            f"{offset - content.start} after the start", None,
-        )  # fmt: skip
-    facts |= {f"transactional id {name}": (each, None) for name, each in state.transactions.items()}
+            is_appended = any(each.has_append_time for each in content.batches)
+            text = f"{content.records} records{' with LogAppendTime' * is_appended}"
+            facts[f"log {topic}-{partition}"] = Fact(text, rows)
+    for commit, offset in state.commits.items():
+        start, new = (
+            each.logs[commit[1:]].start if commit[1:] in each.logs else 0
+            for each in (state, like or state)
+        )
+        facts[_committed_offset(commit)] = Fact(str(offset - start + new))
+    facts |= {f"transactional id {name}": Fact(each) for name, each in state.transactions.items()}
     for topic, configs in state.configs.items():
-        facts |= {f"config {name} of {topic}": (each, None) for name, each in configs.items()}
+        facts |= {f"config {name} of {topic}": Fact(value) for name, value in configs.items()}
     return facts
+
+
+def _committed_offset(commit: Commit) -> str:
+    group, topic, partition = commit
+    return f"committed offset of {group} in {topic}-{partition}"
+
+
+def _differing(
+    found: Mapping[str, Fact], expected: Mapping[str, Sequence[Fact]], note: str
+) -> list[RunFinding]:
+    """Findings where a fact is none of those expected of its subject."""
+    findings = []
+    for subject, wanted in sorted(expected.items()):
+        fact = found.get(subject, _NONE)
+        if fact not in wanted:
+            texts = [each.text for each in wanted]
+            text = f"{fact.text}, but other ones" if fact.text in texts else fact.text
+            either = " or ".join(dict.fromkeys(texts))
+            findings.append(RunFinding(END_STATE, subject, either, text, note))
+    return findings

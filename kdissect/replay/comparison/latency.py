@@ -132,28 +132,18 @@ def compare_latencies(
 def _scores(
     logs: Floats, connections: Ints, tested: Sequence[Ints]
 ) -> tuple[Scores, npt.NDArray[np.bool_]]:
-    """Sums of scores by API, connection and run; and for each of these units, whether it is of the
-    last run."""
+    """The scores by API, connection and run; and for each of these units, whether it is of the last
+    run."""
     run_count = len(logs)
     scores = logs - logs.mean(axis=0)
-    _, connection = np.unique(connections, return_inverse=True)
-    parts = []
-    for comparison, rows in enumerate(tested):
-        for run in range(run_count):
-            units, inverse = np.unique(connection[rows] * run_count + run, return_inverse=True)
-            values = scores[run, rows]
-            parts.append(
-                (
-                    np.full(len(units), comparison),
-                    units,
-                    np.bincount(inverse).astype(np.float64),
-                    np.bincount(inverse, values),
-                    np.bincount(inverse, values**2),
-                )
-            )
-    columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    unit_count = (int(connection.max()) + 1) * run_count
-    return Scores(*columns), np.arange(unit_count) % run_count == run_count - 1
+    known, connection = np.unique(connections, return_inverse=True)
+    units = connection * run_count + np.arange(run_count)[:, np.newaxis]
+    comparison = [np.full(run_count * len(rows), number) for number, rows in enumerate(tested)]
+    unit = np.concatenate([units[:, rows].ravel() for rows in tested])
+    values = np.concatenate([scores[:, rows].ravel() for rows in tested])
+    is_run = np.arange(len(known) * run_count) % run_count == run_count - 1
+    ones = np.ones(len(values))
+    return Scores(np.concatenate(comparison), unit, ones, values, values**2), is_run
 
 
 def _tested(

@@ -56,8 +56,12 @@ def print_plan(
     With `effects`, also the names that the replay creates, writes to and deletes at the target.
     """
     workload = plan.workload
-    counts = plan.counts()
-    planned = sum(each.planned for each in counts)
+    counts: dict[tuple[int, str, str], Counter[str]] = {}  # by API; "" for steps that are sent
+    for step in plan.steps:
+        key = step.exchange.api_key, step.api_name, step.step_class
+        code = "" if step.skipped is None else step.skipped.code.value
+        counts.setdefault(key, Counter())[code] += 1
+    planned = sum(codes[""] for codes in counts.values())
     requests = f"{planned} of {len(plan.steps)} requests on {len(plan.lanes)} connections"
     _line(console, f"Plan for {workload.source}: {requests}")
     table = Table(box=None, pad_edge=False)
@@ -66,12 +70,10 @@ def print_plan(
     for name in ("sent", "skipped"):
         table.add_column(name, justify="right")
     table.add_column("why skipped", overflow="fold")
-    for each in counts:
-        skipped = sum(each.skipped.values())
-        why = ", ".join(f"{code} {count}" for code, count in sorted(each.skipped.items()))
-        table.add_row(
-            each.api_name, each.step_class, str(each.planned or "-"), str(skipped or "-"), why
-        )
+    for (_, name, step_class), codes in sorted(counts.items()):
+        sent = codes.pop("", 0)
+        why = ", ".join(f"{code} {count}" for code, count in sorted(codes.items()))
+        table.add_row(name, step_class, str(sent or "-"), str(codes.total() or "-"), why)
     console.print(table)
     reasons = Counter(
         (step.skipped.code.value, step.skipped.reason)

@@ -64,11 +64,6 @@ def field_text(name: str, value: Any, *holders: Mapping[str, Any]) -> str:
     return value_text(value)
 
 
-def config_text(name: str, value: str) -> str:
-    """The value of a config, hidden if it is a secret."""
-    return field_text("value", value, {"name": name})
-
-
 def dropped_text(field: DroppedField) -> str:
     """The value of a field that a request of another version lacks."""
     return field_text(field.path.rpartition(".")[2], field.value)
@@ -156,11 +151,12 @@ def finding_text(finding: RunFinding) -> str:
 
 def run_texts(finding: RunFinding) -> tuple[str, str]:
     """The expected and the found value of a finding about the whole run."""
-    name = finding.config
-    values = finding.expected, finding.found
-    if name:
-        return config_text(name, str(values[0])), config_text(name, str(values[1]))
-    return value_text(values[0]), value_text(values[1])
+    is_config = finding.subject.startswith("config ")
+    config = {"name": finding.subject.split(" ")[1]} if is_config else {}
+    expected, found = (
+        field_text("value", each, config) for each in (finding.expected, finding.found)
+    )
+    return expected, found
 
 
 def release_changes(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:

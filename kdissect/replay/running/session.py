@@ -19,14 +19,13 @@ from kdissect.protocol.releases import taken
 from kdissect.replay.comparison.causes import Releases, allow_changes, captured_ranges
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.findings import Explainer, Settings, find
-from kdissect.replay.comparison.judge import Judge, ReferenceRun, unanswered
+from kdissect.replay.comparison.judge import Judge, Noise, ReferenceRun, is_evidence, unanswered
 from kdissect.replay.comparison.latency import (
     captured_latencies,
     compare_latencies,
     latencies_of,
     notes_of,
 )
-from kdissect.replay.comparison.noise import Noise, is_evidence
 from kdissect.replay.fields import FieldTable, built_in_fields
 from kdissect.replay.model import (
     DELETE_EXISTING,

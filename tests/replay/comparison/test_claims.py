@@ -217,16 +217,16 @@ def test_topics_and_configs_are_as_answered() -> None:
     )
     right = {"orders": {"retention.ms": "5"}}
     assert run.found(EndState({"orders": 3}, configs=right)) == []
-    assert "3 partitions -> 1" in run.found(EndState({"orders": 1}, configs=right))[0]
-    assert "5 -> not set" in run.found(EndState({"orders": 3}, configs={"orders": {}}))[0]
-    assert "created -> not there" in run.found(EndState())[0]
+    assert "3 partitions -> 1 partition" in run.found(EndState({"orders": 1}, configs=right))[0]
+    assert "5 -> none" in run.found(EndState({"orders": 3}, configs={"orders": {}}))[0]
+    assert "3 partitions -> none" in run.found(EndState())[0]
     run.ask(
         ApiKey.DELETE_TOPICS,
         {"topic_names": ["orders"], "timeout_ms": 1},
         {"responses": [{"name": "orders", "error_code": 0}]},
     )
     assert run.found(EndState()) == []
-    assert "deleted -> there" in run.found(EndState({"orders": 3}))[0]
+    assert "none -> 3 partitions" in run.found(EndState({"orders": 3}))[0]
 
 
 @pytest.mark.parametrize("version", [5, 6], ids=["by name", "with ids"])
@@ -292,6 +292,6 @@ def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
             {"transaction_states": [described]},
         )  # fmt: skip
     claims = Claims(run.ids(), run.outcomes)
-    [(number, [one])] = claims.contradicted.items()
+    [(number, one)] = claims.contradictions
     assert number == run.outcomes[-1].step.number
     assert one.answered == "Ongoing"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdissect.replay.comparison.noise import RULE, Noise
+from kdissect.replay.comparison.judge import NOISE, Noise
 from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
 from tests.replay.made import PlanMaker
 
@@ -25,7 +25,7 @@ def noise(place: str, *pairs: tuple[Any, Any]) -> Noise:
 
 def is_excused(found: Noise, place: str, captured: Any, answered: Any) -> bool:
     one = found.excused("Heartbeat", Difference(place, ("7",), captured, answered))
-    return one.rule == RULE
+    return one.rule == NOISE
 
 
 @pytest.mark.parametrize(

@@ -220,10 +220,6 @@ def test_a_skipped_request_names_the_option_that_allows_it() -> None:
     skipped = step_of(plan, write).skipped
     assert skipped is not None
     assert (skipped.code, skipped.reason) == (SkipCode.NOT_ALLOWED, "needs --allow produce")
-    assert [(each.api_name, each.planned, each.skipped) for each in plan.counts()] == [
-        ("Produce", 0, {"not_allowed": 1}),
-        ("Metadata", 1, {}),
-    ]
 
 
 def test_a_request_refused_as_not_ready_is_skipped() -> None:
@@ -356,8 +352,6 @@ def test_plans_of_real_captures(captures: Path, name: str) -> None:
     options.wait_for_data = True
     plan = make_plan(found, options)
     assert runnable(plan)
-    counts = plan.counts()
-    assert sum(each.planned + sum(each.skipped.values()) for each in counts) == len(plan.steps)
     assert all(
         step.skipped is not None and step.skipped.code is SkipCode.INTERNAL
         for step in plan.steps
