@@ -15,7 +15,7 @@ from kdissect.cli.verbs import verb
 from kdissect.show.style import Clock
 
 if TYPE_CHECKING:
-    from kdissect.show.loop import Exchanges
+    from kdissect.show.listing import Exchanges
 
 
 @verb("""
@@ -95,7 +95,8 @@ def show_command(
             "it writes columns; no --json, -v, -x, --records", param_hint="--out"
         )
     from kdissect.show.columns import DEFAULT, fitted, parse_columns
-    from kdissect.show.loop import Exchanges, Style, show
+    from kdissect.show.listing import Exchanges
+    from kdissect.show.loop import Style, show
     from kdissect.tables.schemas import EXCHANGES
     from kdissect.text import unread
 

@@ -5,7 +5,7 @@ A fault ends the walk: the nodes before it stay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ class Node:
     """A field: `path` from the message's start (names and indices), its bytes [start, end), and
     its value where it is no struct and no list of structs.
 
-    is_default: a tagged field that is not there. count: of a list; None for others.
+    is_default: a tagged field that is not there. is_decoded: a value out of the bytes before it.
+    count: of a list; None for others.
     """
 
     path: Path
@@ -32,6 +33,7 @@ class Node:
     value: Any = None
     is_leaf: bool = False
     is_default: bool = False
+    is_decoded: bool = False
     count: int | None = None
     is_records: bool = False
 
@@ -116,6 +118,18 @@ class ByteTree(Reader):
         where = (*self._path, f"{UNKNOWN_TAGS}[{tag}]")
         self.nodes.append(Node(where, start, len(data), value, is_leaf=True))
         return value
+
+
+def value_nodes(value: Any, path: Path, pos: int) -> Iterator[Node]:
+    """The nodes of a value that was decoded out of bytes; they have no bytes of their own."""
+    is_leaf = not isinstance(value, dict | list) or not value
+    if isinstance(value, list) and value:
+        is_leaf = not isinstance(value[0], dict | list)
+    yield Node(path, pos, pos, value if is_leaf else None, is_leaf, is_decoded=True)
+    if not is_leaf:
+        for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if item is not None or isinstance(value, list):
+                yield from value_nodes(item, (*path, step), pos)
 
 
 def value_at(values: Any, path: Path) -> Any:

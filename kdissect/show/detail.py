@@ -24,7 +24,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import RESPONSE, SIDES, Definition
 from kdissect.show import style
-from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at
+from kdissect.show.byte_tree import TAG_COUNT, ByteTree, Node, Path, value_at, value_nodes
 from kdissect.tables.embedded import add_decoded
 from kdissect.tables.topics import METADATA_TOPIC
 from kdissect.text import rfc3339, visible
@@ -105,16 +105,12 @@ class Detailer:
             has_children = number + 1 < len(nodes) and nodes[number + 1].depth > node.depth
             label = self._label(message, node)
             branch = self._painted(lead + (_LAST if is_last else _ENTRY), style.DIM)
-            inner = lead + (_GAP if is_last else _BAR)
             if not self._raw:
                 yield f"  {branch}{label}"
             else:
+                inner = lead + (_GAP if is_last else _BAR)
                 end = node.end if node.is_leaf or not has_children else min(follows, node.end)
                 yield from self._raw_lines(message, node, end, branch + label, inner)
-            inside = message.inside(node)
-            if inside is not None:
-                margin = " " * RAW_COLUMN if self._raw else ""
-                yield from (f"  {margin}{line}" for line in self._values(inside, inner, node.name))
 
     def _label(self, message: _MessageView, node: Node) -> str:
         name = self._painted(visible(node.name), style.CYAN)
@@ -142,30 +138,6 @@ class Detailer:
             when = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=value)
             return self._painted(f" {rfc3339(when, 'milliseconds')}", style.DIM)
         return ""
-
-    def _values(self, value: Any, lead: str, name: str) -> Iterator[str]:
-        """Lines of a value that was decoded out of bytes."""
-        yield f"{self._painted(lead + _LAST, style.DIM)}{self._painted(name + DECODED, style.CYAN)}"
-        yield from self._nested(value, lead + _GAP)
-
-    def _nested(self, value: Any, lead: str) -> Iterator[str]:
-        items: list[tuple[str, Any]]
-        if isinstance(value, dict):
-            items = [(str(name), item) for name, item in value.items() if item is not None]
-        else:
-            items = [(f"[{index}]", item) for index, item in enumerate(value)]
-        for number, (name, item) in enumerate(items):
-            is_last = number == len(items) - 1
-            branch = self._painted(lead + (_LAST if is_last else _ENTRY), style.DIM)
-            name = self._painted(visible(name), style.CYAN)
-            is_plain = not isinstance(item, (dict, list)) or not item
-            if isinstance(item, list) and item:
-                is_plain |= not isinstance(item[0], (dict, list))
-            if is_plain:
-                yield f"{branch}{name}: {value_text(item)}"
-            else:
-                yield f"{branch}{name}"
-                yield from self._nested(item, lead + (_GAP if is_last else _BAR))
 
     # -- bytes ------------------------------------------------------------------------------
 
@@ -231,9 +203,14 @@ class _MessageView:
         self._is_faulty = walk.error is not None
         if pos < len(data) or walk.error is not None or not self._is_whole:
             walk.nodes.append(self._rest(walk, pos, body is not None))
+        nodes = []
         for node in walk.nodes:
             self._structs[node.path[:-1]][node.name] = node.value
-        return walk.nodes
+            nodes.append(node)
+            inside = self._decoded_value(node)
+            if inside is not None:
+                nodes += value_nodes(inside, (*node.path, node.name + DECODED), node.end)
+        return nodes
 
     def _definitions(self) -> tuple[Definition, int, Definition | None]:
         """(header's definition and version, body's definition)."""
@@ -262,7 +239,7 @@ class _MessageView:
 
     def is_hidden(self, node: Node) -> bool:
         """Return whether the value may be a secret."""
-        if self._options.reveal_secrets or not node.is_leaf:
+        if self._options.reveal_secrets or not node.is_leaf or node.is_decoded:
             return False
         if self._is_token:
             return True
@@ -284,7 +261,7 @@ class _MessageView:
         is_records = node.is_records or self._api_key in (0, 1, 59, 78)
         return is_records and (is_metadata or self._options.payload != "full")
 
-    def inside(self, node: Node) -> Any:
+    def _decoded_value(self, node: Node) -> Any:
         """The message decoded from a bytes field, None if the field contains no message."""
         if self._inside is None or not node.is_leaf or node.path[0] != "body":
             return None

@@ -1,9 +1,9 @@
-"""Turns finished exchanges into rows of `exchanges`, and into their details for `show`."""
+"""Turns captures into rows of `exchanges`, and into their details for `show`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,13 @@ from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, decode_messages
 from kdissect.pipeline.learn import learn_topics
 from kdissect.pipeline.message_tables import TableOutput, write_exchanges
 from kdissect.pipeline.options import Options
+from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
+from kdissect.show.reading import CaptureReading
+from kdissect.step_log import logged_step
 from kdissect.stories.events import Collector
 from kdissect.tables.tcp_columns import tcp_table
 from kdissect.tables.topics import SeenTopics, TopicNames
@@ -45,38 +48,70 @@ class Listed:
     connections: pa.Table | None = None
 
 
-class Lister:
-    """Turns completed exchanges into rows to show, with topic names for ids seen so far."""
+class Exchanges:
+    """The exchanges of captures that pass a selection, as they are completed.
+
+    Topic ids have the names seen so far. reading: how far the captures are read. count: exchanges
+    that passed so far. is_interrupted: an interrupt ended `batches`.
+    """
 
     def __init__(
-        self, options: Options, capture_ids: list[int], selection: Selection, detail: str = ""
+        self,
+        paths: Sequence[str],
+        options: Options,
+        selection: Selection,
+        note: Callable[[str], None],
+        detail: str = "",
     ) -> None:
         """detail: "" for rows alone, "frames" with bytes, "records" with records too."""
-        self.options, self.capture_ids, self.selection = options, capture_ids, selection
-        self.detail = detail
-        self.names: OrderedDict[str, str] = OrderedDict(SeenTopics().names().of_id)
+        self.reading = CaptureReading(paths, options, note)
+        self.count = 0
+        self.is_interrupted = False
+        self._capture_ids = [capture_id(path) for path in self.reading.paths]
+        self._options, self._selection, self._note = options, selection, note
+        self._detail = detail
+        self._names: OrderedDict[str, str] = OrderedDict(SeenTopics().names().of_id)
 
-    def listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
-        """The exchanges that pass the selection."""
+    def __iter__(self) -> Iterator[Listed]:
+        with logged_step("read captures", captures=len(self.reading.paths)) as counts:
+            for finished in self.reading:
+                for listed in self._listed(finished):
+                    self.count += listed.table.num_rows
+                    yield listed
+            counts["packets"] = self.reading.packet_count
+            counts["exchanges"] = self.reading.exchange_count
+            counts["shown"] = self.count
+        if self.reading.exchange_count and not self.count:
+            self._note(f"0 of {self.reading.exchange_count:,} exchanges pass the filters")
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Their rows with the columns of the schema; an interrupt ends a live capture."""
+        try:
+            for listed in self:
+                yield from listed.table.select(schema.names).cast(schema).to_batches()
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+
+    def _listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
         assembly = exchange_index.take(finished.assembly, finished.rows)
         sources = finished.sources.carrying(assembly.carried.data)
         infer(assembly, sources)
         self._learn(assembly, sources)
-        rows = self.selection.of_index(assembly)
+        rows = self._selection.of_index(assembly)
         if not len(rows):
             return
         rows = rows[_by_completion(assembly.exchanges[rows])]
-        step = DETAIL_ROWS if self.detail else len(rows)
+        step = DETAIL_ROWS if self._detail else len(rows)
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
             tables = self._tables(assembly, sources, some)
             table = tables["exchanges"]
-            kept = self.selection.of_table(table)
+            kept = self._selection.of_table(table)
             if kept is not None:
                 table, some = table.take(pa.array(kept)), some[kept]
             if not len(some):
                 continue
-            if not self.detail:
+            if not self._detail:
                 yield Listed(table, None, tables)
                 continue
             frames = FrameBuffer.gather(assembly, sources, some)
@@ -92,17 +127,17 @@ class Lister:
         def keep(name: str, table: pa.Table) -> None:
             parts.setdefault(name, []).append(table)
 
-        output = TableOutput(assembly, self.capture_ids, self.options, keep)
+        output = TableOutput(assembly, self._capture_ids, self._options, keep)
         sides = (assembly.exchanges[side] for side in SIDES)
         sizes = sum(np.where(side["is_whole"] != 0, side["size"], 0) for side in sides)
-        parts_of_rows = chunks(rows, sizes, self.options.chunk_bytes)
-        names = TopicNames(self.names, SeenTopics().names().id_of)
-        if self.detail == "records":
+        parts_of_rows = chunks(rows, sizes, self._options.chunk_bytes)
+        names = TopicNames(self._names, SeenTopics().names().id_of)
+        if self._detail == "records":
             decode_exchanges(output, sources, parts_of_rows, names, Collector(1))
         else:
             for some in parts_of_rows:
                 frames = FrameBuffer.gather(assembly, sources, some)
-                elements_max = self.options.limits.array_elements
+                elements_max = self._options.limits.array_elements
                 write_exchanges(decode_messages(frames, names, elements_max), output)
         return {
             name: pa.concat_tables(some, promote_options="permissive").unify_dictionaries()
@@ -110,11 +145,11 @@ class Lister:
         }
 
     def _learn(self, assembly: Assembly, sources: Sources) -> None:
-        seen = learn_topics(assembly, sources, self.options.chunk_bytes)
+        seen = learn_topics(assembly, sources, self._options.chunk_bytes)
         for ident, name in seen.names().of_id.items():
-            self.names.setdefault(ident, name)
-        while len(self.names) > TOPICS_MAX:
-            self.names.popitem(last=False)
+            self._names.setdefault(ident, name)
+        while len(self._names) > TOPICS_MAX:
+            self._names.popitem(last=False)
 
 
 def _connections(assembly: Assembly, connection_ids: pa.ChunkedArray) -> pa.Table:

@@ -1,22 +1,18 @@
-"""`show` as one loop: read, list, write."""
+"""Writes exchanges for `show` as they are completed: lines, message trees, or JSON."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import capture_id
-from kdissect.pipeline.selection import Selection
 from kdissect.show.columns import DEFAULT, LineLayout, fitted
 from kdissect.show.lines import LineMaker
-from kdissect.show.listing import Listed, Lister
-from kdissect.show.reading import CaptureReading
-from kdissect.step_log import logged_step
+from kdissect.show.listing import Exchanges, Listed
 from kdissect.tables.value_text import COMPACT, json_objects
 from kdissect.text import display_width, shortened
 
@@ -61,49 +57,6 @@ class Style:
     @property
     def detail(self) -> str:
         return "records" if self.records else "frames" if self.tree or self.raw else ""
-
-
-class Exchanges:
-    """The exchanges of captures that pass a selection, as they are completed.
-
-    reading: how far the captures are read. count: exchanges that passed so far. is_interrupted:
-    an interrupt ended `batches`.
-    """
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        options: Options,
-        selection: Selection,
-        note: Callable[[str], None],
-        detail: str = "",
-    ) -> None:
-        self.reading = CaptureReading(paths, options, note)
-        ids = [capture_id(path) for path in self.reading.paths]
-        self._lister = Lister(options, ids, selection, detail)
-        self._note = note
-        self.count = 0
-        self.is_interrupted = False
-
-    def __iter__(self) -> Iterator[Listed]:
-        with logged_step("read captures", captures=len(self.reading.paths)) as counts:
-            for finished in self.reading:
-                for listed in self._lister.listed(finished):
-                    self.count += listed.table.num_rows
-                    yield listed
-            counts["packets"] = self.reading.packet_count
-            counts["exchanges"] = self.reading.exchange_count
-            counts["shown"] = self.count
-        if self.reading.exchange_count and not self.count:
-            self._note(f"0 of {self.reading.exchange_count:,} exchanges pass the filters")
-
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Their rows with the columns of the schema; an interrupt ends a live capture."""
-        try:
-            for listed in self:
-                yield from listed.table.select(schema.names).cast(schema).to_batches()
-        except KeyboardInterrupt:
-            self.is_interrupted = True
 
 
 def show(exchanges: Exchanges, options: Options, style: Style, write: Write) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from kdissect.capture.inputs import InputFile, find_captures
-from kdissect.capture.packet_reader import POS, STEP_BAD
+from kdissect.capture.packet_reader import STEP_BAD
 from kdissect.capture.splits import RecordWalk
 from kdissect.capture.windows import RECORD_BYTES_MAX, Window, WindowReader, open_bytes
 from kdissect.errors import CaptureError
@@ -83,17 +83,17 @@ class CaptureReading:
 def _in_order(found: list[InputFile]) -> list[InputFile]:
     if len(found) == 1:
         return found
-    return sorted(found, key=lambda item: (first_packet(item)[0], item.path))
+    return sorted(found, key=lambda item: (_first_time_ns(item), item.path))
 
 
-def first_packet(item: InputFile) -> tuple[int, bytes]:
-    """Time of a capture's first packet, ns since 1970, and the capture's bytes up to its end.
+def _first_time_ns(item: InputFile) -> int:
+    """Time of a capture's first packet, ns since 1970.
 
-    (NO_TIME_YET, b"") if there is no packet, or if the capture cannot be read twice. Raises
-    CaptureError if it cannot be opened.
+    NO_TIME_YET if there is no packet, or if the capture cannot be read twice. Raises CaptureError
+    if it cannot be opened.
     """
     if item.format == "stream":
-        return NO_TIME_YET, b""
+        return NO_TIME_YET
     head = np.zeros(0, np.uint8)
     data = open_bytes(item.path)
     try:
@@ -105,12 +105,12 @@ def first_packet(item: InputFile) -> tuple[int, bytes]:
             head = room[: len(head) + count]
             walk = RecordWalk(head, len(room)).run(packet_max=1)
             if walk.start_time_ns is not None:
-                return walk.start_time_ns, head[: int(walk.cursor[POS])].tobytes()
+                return walk.start_time_ns
             if len(head) < len(room) or walk.outcome == STEP_BAD:
                 break
     finally:
         data.close()
-    return NO_TIME_YET, b""
+    return NO_TIME_YET
 
 
 def key_log_texts(paths: Sequence[str]) -> list[memoryview]:

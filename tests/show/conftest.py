@@ -10,7 +10,8 @@ import pytest
 
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.selection import Selection
-from kdissect.show.loop import Exchanges, Style, show
+from kdissect.show.listing import Exchanges
+from kdissect.show.loop import Style, show
 from tests.conftest import CAPTURES
 from tests.material import ABSENT
 from tests.material import CAPTURES as SHARED
