@@ -16,6 +16,7 @@ from kdissect.sql.sessions import VALID, certificates
 from kdissect.tables.schemas import FIXED_TABLES, FORMAT_VERSION
 from kdissect.text import byte_size, plural, unread, visible
 
+_WIDTH_MAX = 1000  # of lists outside of a terminal, where no name is cut
 _LISTED_MAX = 12
 _VIEWS = ("captures", "connections", "exchanges", "record_batches", "anomalies")
 
@@ -120,11 +121,16 @@ def _print_list(console: Console, title: str, listed: Any, columns: Columns) -> 
     rows = list(listed)
     if not rows:
         return
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_WIDTH_MAX)
     text = TextTable(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False
     )
     for index, name in enumerate(columns):
-        text.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+        if index:
+            text.add_column(name, justify="right", no_wrap=True)
+        else:
+            text.add_column(name, overflow="ellipsis")
     for row in rows[:_LISTED_MAX]:
         # a capture's text without control characters and markup
         text.add_row(*(escape(visible(shown(row))) for shown in columns.values()))

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from kdissect.background import Background
 from kdissect.cli.environment import check_disk, check_java, check_spark
 from kdissect.cli.messages import say, some_of
 from kdissect.cli.options import (
@@ -127,7 +127,7 @@ def dissect_command(
     if master.startswith("local"):
         check_java()
     with _spark_log() as log_path:
-        start = Background(lambda: _start_spark(master, settings, log_path))
+        start = ThreadPoolExecutor(1).submit(_start_spark, master, settings, log_path)
         from kdissect import api
 
         with logged_step("start of Spark"):

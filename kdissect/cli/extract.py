@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -53,21 +54,12 @@ def extract_command(
         overwrite=overwrite,
         spool=spool,
     )
-    if done.left_out_count:
-        say(f"warning: {plural(done.left_out_count, 'frame')} left out: not readable")
-    if not done.packet_count:
+    if done.left_out_frames:
+        say(f"warning: {plural(done.left_out_frames, 'frame')} left out: not readable")
+    if not done.packets:
         say("warning: nothing in the captures matches; the file has no packets")
-    document = {
-        "format_version": 1,
-        "path": done.path,
-        "packets": done.packet_count,
-        "exchanges": done.exchange_count,
-        "connections": done.connection_count,
-        "secrets_bytes": done.secrets_byte_count,
-        "left_out_frames": done.left_out_count,
-    }
     line = (
-        f"{plural(done.packet_count, 'packet')} of {plural(done.exchange_count, 'exchange')} "
-        f"on {plural(done.connection_count, 'connection')} to {done.path}"
+        f"{plural(done.packets, 'packet')} of {plural(done.exchanges, 'exchange')} "
+        f"on {plural(done.connections, 'connection')} to {done.path}"
     )
-    result.put(document, [line])
+    result.put({"format_version": 1, **asdict(done)}, [line])

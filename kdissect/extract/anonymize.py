@@ -52,8 +52,14 @@ _KINDS = {
     "cluster", "user": "user", "principal": "principal", "principal_name": "principal",
     "log_dir": "directory", "path": "directory", "error_message": "text", "reason": "text",
 }  # fmt: skip
-_SUBSCRIPTIONS = frozenset({"metadata", "member_metadata"})
-_ASSIGNMENTS = frozenset({"assignment", "member_assignment"})
+# Fields of bytes that hold a struct after its int16 version.
+_VERSIONED = {
+    "metadata": "ConsumerProtocolSubscription",
+    "member_metadata": "ConsumerProtocolSubscription",
+    "assignment": "ConsumerProtocolAssignment",
+    "member_assignment": "ConsumerProtocolAssignment",
+    "request_principal": "DefaultPrincipalData",
+}
 
 
 class Anonymizer:
@@ -140,16 +146,14 @@ class Anonymizer:
         return text if text.isdigit() or text == "*" else self.names.name("resource", text)
 
     def _bytes(self, name: str) -> Callable[[bytes], bytes]:
-        if name in _SUBSCRIPTIONS:
-            return lambda data: self._versioned("ConsumerProtocolSubscription", data)
-        if name in _ASSIGNMENTS:
-            return lambda data: self._versioned("ConsumerProtocolAssignment", data)
-        if name == "request_principal":
-            return lambda data: self._versioned("DefaultPrincipalData", data)
+        if name in _VERSIONED:
+            return lambda data: self._versioned(_VERSIONED[name], data)
         if name == "client_host_address":
             return self._packed_address
-        if name in ("request_data", "response_data"):
-            return self._inner(name.partition("_")[0])
+        if name == "request_data":
+            return self._inner_request
+        if name == "response_data":  # of an unknown API
+            return lambda _: b""
         if name in SECRET_FIELDS:
             return lambda data: TEXT.encode() if data else data
         return self.names.data
@@ -175,19 +179,12 @@ class Anonymizer:
         except (DecodeError, EncodeError, ValueError):
             return b""
 
-    def _inner(self, side: str) -> Callable[[bytes], bytes]:
-        """Return the function for a message inside an Envelope; a response, of unknown API,
-        becomes empty."""
-
-        def replace(data: bytes) -> bytes:
-            if side == "request":
-                try:
-                    return self.frame(data, "request")
-                except (DecodeError, EncodeError, ValueError):
-                    pass
+    def _inner_request(self, data: bytes) -> bytes:
+        """Replace names in a request inside an Envelope; any other bytes become empty."""
+        try:
+            return self.frame(data, "request")
+        except (DecodeError, EncodeError, ValueError):
             return b""
-
-        return replace
 
     def records(self, data: bytes) -> bytes:
         """Return a record set with keys, values and headers replaced by noise of their length.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect import __version__
@@ -44,18 +43,17 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """Counts of an extracted file: packets, exchanges, connections, and bytes of secrets.
+    """Counts of what an extracted file has.
 
-    left_out_count: frames that kdissect could not decode, so it could not replace names in them
-    and left them out.
+    left_out_frames: those that kdissect could not decode, so it could not replace names in them.
     """
 
     path: str
-    packet_count: int
-    exchange_count: int
-    connection_count: int
-    secrets_byte_count: int
-    left_out_count: int
+    packets: int
+    exchanges: int
+    connections: int
+    secrets_bytes: int = 0
+    left_out_frames: int = 0
 
 
 @dataclass(slots=True)
@@ -78,17 +76,8 @@ class _Chosen:
             self.connections.append(wanted.filter(self.selection.of_connections(wanted)))
 
 
-@dataclass(slots=True)
-class _Wanted:
-    """Packet numbers by source, and comments by source and packet number."""
-
-    packets: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    comments: dict[tuple[int, int], list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    def add(self, segments: npt.NDArray[np.void]) -> None:
-        for source in np.unique(segments["source"]):
-            of_source = segments["packet"][segments["source"] == source]
-            self.packets[int(source)].append(of_source)
+Comments = dict[tuple[int, int], list[str]]
+"""By source and packet number."""
 
 
 def extract(
@@ -131,15 +120,15 @@ def extract(
         if anonymize:
             return _rewritten(plan, target, connection_ids, exchange_ids)
         wanted = _wanted(plan, connection_ids, exchange_ids)
-        _comment(plan, wanted, exchanges, connection_ids)
+        comments = _comments(plan, exchanges, connection_ids)
         secrets = b"".join(_lines(text) for text in plan.key_logs(plan.sources()))
         with atomic_write(target) as place, open(place, "wb") as stream:
             writer = PcapngWriter(stream, _APPLICATION, _described(selection))
             if secrets:
                 writer.secrets(secrets)
             with logged_step("write packets") as counts:
-                count = counts["packets"] = _write(plan, wanted, writer)
-    return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets), 0)
+                count = counts["packets"] = _write(plan, wanted, comments, writer)
+    return Extracted(str(target), count, len(exchanges), len(connection_ids), len(secrets))
 
 
 def _rewritten(
@@ -147,17 +136,20 @@ def _rewritten(
 ) -> Extracted:
     conversations = list(_conversations(plan, connection_ids, exchange_ids))
     rewriter = Rewriter()
-    count = 0
+    packets = 0
+    made = "names, addresses, keys and values are replaced"
     with atomic_write(target) as place, open(place, "wb") as stream:
-        writer = PcapngWriter(
-            stream, _APPLICATION, "names, addresses, keys and values are replaced"
-        )
-        for packet in rewriter.packets(conversations):
-            size = len(packet.data)
-            writer.packet(LINK_TYPE_RAW, packet.time_ns, packet.data, size, packet.comment)
-            count += 1
-    exchange_count = sum(len(conversation.rows) for conversation in conversations)
-    return Extracted(str(target), count, exchange_count, len(connection_ids), 0, rewriter.left_out)
+        writer = PcapngWriter(stream, _APPLICATION, made)
+        for time_ns, data, comment in rewriter.packets(conversations):
+            writer.packet(LINK_TYPE_RAW, time_ns, data, len(data), comment)
+            packets += 1
+    return Extracted(
+        str(target),
+        packets,
+        exchanges=sum(len(conversation.rows) for conversation in conversations),
+        connections=len(connection_ids),
+        left_out_frames=rewriter.left_out,
+    )
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:
@@ -176,10 +168,10 @@ def _check_named(
         raise CaptureError(f"{names}: no connection {selection.connections[0]}")
 
 
-def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Wanted:
-    """Find the packets of the exchanges (int64[n], sorted), or of whole connections if that is
-    None."""
-    wanted = _Wanted()
+def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> dict[int, Any]:
+    """Return the packet numbers, by source, of the exchanges (int64[n], sorted), or of whole
+    connections if that is None."""
+    wanted: dict[int, list[Any]] = defaultdict(list)
     for batch, assembly, _ in local.assemblies(plan):
         ids = assembly.connections["connection_id"].tolist()
         for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
@@ -188,8 +180,10 @@ def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> _Want
                 own = _own_exchanges(assembly, connection, exchange_ids)
                 if not any(is_carried(assembly, int(row)) for row in own):
                     rows = frame_segments(batch, assembly, connection, own)
-            wanted.add(batch.segments[rows])
-    return wanted
+            segments = batch.segments[rows]
+            for source in np.unique(segments["source"]).tolist():
+                wanted[source].append(segments["packet"][segments["source"] == source])
+    return {source: np.unique(np.concatenate(parts)) for source, parts in wanted.items()}
 
 
 def _own_exchanges(assembly: Assembly, connection: int, exchange_ids: Any) -> Any:
@@ -220,8 +214,9 @@ def _conversations(
             )
 
 
-def _comment(plan: RunPlan, wanted: _Wanted, exchanges: pa.Table, connection_ids: set[int]) -> None:
-    """Write a comment for the first packet of each frame."""
+def _comments(plan: RunPlan, exchanges: pa.Table, connection_ids: set[int]) -> Comments:
+    """Return a comment for the first packet of each frame."""
+    comments: Comments = defaultdict(list)
     source_of = {name: number for number, name in enumerate(plan.capture_ids)}
     for row in exchanges.to_pylist() if len(exchanges) else ():
         if row["connection_id"] not in connection_ids:
@@ -237,34 +232,33 @@ def _comment(plan: RunPlan, wanted: _Wanted, exchanges: pa.Table, connection_ids
             if row["status"] != "paired":
                 text += f", {row['status'].replace('_', ' ')}"
             key = (source_of[row["request_capture_id"]], row["request_packet"])
-            wanted.comments[key].append(text)
+            comments[key].append(text)
         if row["response_packet"] is not None:
             latency = row["latency_ms"]
             after = "" if latency is None else f" after {latency:.3f} ms"
             error = row["error_name"]
             failure = f", {error}" if error and error != "NONE" else ""
             key = (source_of[row["response_capture_id"]], row["response_packet"])
-            wanted.comments[key].append(f"{api} response{after}{failure}, {tail}")
+            comments[key].append(f"{api} response{after}{failure}, {tail}")
+    return comments
 
 
-def _write(plan: RunPlan, wanted: _Wanted, writer: PcapngWriter) -> int:
+def _write(plan: RunPlan, wanted: dict[int, Any], comments: Comments, writer: PcapngWriter) -> int:
     """Copy the packets, capture by capture in the order of their times; return their number."""
     sources = plan.sources()
     count = 0
-    numbers = {source: np.unique(np.concatenate(parts)) for source, parts in wanted.packets.items()}
     for split in plan.splits:
-        if split.source not in numbers:
+        if split.source not in wanted:
             continue
         data = sources.data(split.source)
-        for place in pick(split, sources, numbers[split.source]):
+        for place in pick(split, sources, wanted[split.source]):
             pos, captured = int(place["pos"]), int(place["captured"])
-            comments = wanted.comments.get((split.source, int(place["packet"])), [])
             writer.packet(
                 int(place["link_type"]),
                 int(place["time_ns"]),
                 data[pos : pos + captured].tobytes(),
                 int(place["length"]),
-                "\n".join(comments),
+                "\n".join(comments.get((split.source, int(place["packet"])), [])),
             )
             count += 1
     return count

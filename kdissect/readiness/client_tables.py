@@ -19,16 +19,9 @@ _HANDSHAKES = tuple(map(int, HANDSHAKE_APIS))
 
 def make_client_tables(database: Database) -> None:
     """Create the tables."""
-    database.run("create temp view asked as from requests where api_key is not null")
-    _make_owners(database)
-    _make_groups(database)
-    _make_offers(database)
-
-
-def _make_owners(database: Database) -> None:
-    """Create `links`, `owners` and `traits`."""
     database.run(
         f"""
+        create temp view asked as from requests where api_key is not null;
         create temp view links as
         select *, client_software_name software_name, client_software_version software_version
         from sessions;
@@ -79,26 +72,10 @@ def _make_owners(database: Database) -> None:
         from owners o join asked r on r.connection_id = o.connection_id
             and r.client_id is not distinct from o.client_id
         group by all;
-        """
-    )
-
-
-def _make_groups(database: Database) -> None:
-    """Create `transaction_groups` and `protocols`."""
-    database.run(
-        f"""
         create temp table transaction_groups as
         select distinct group_id from asked where api_key = {ApiKey.TXN_OFFSET_COMMIT};
         create temp table protocols as
         select exchange_id, request.protocol_type protocol_type from api_join_group;
-        """
-    )
-
-
-def _make_offers(database: Database) -> None:
-    """Create `offers`, `broker_offers` and `client_offers`."""
-    database.run(
-        """
         create temp table offers as
         select connection_id, k.api_key, min(k.min_version) first, max(k.max_version) last
         from (select connection_id, unnest(response.api_keys) k from api_api_versions

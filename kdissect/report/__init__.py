@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from kdissect import __version__
 from kdissect import text as f
 from kdissect.atomic_file import atomic_write
-from kdissect.background import Background
 from kdissect.errors import CaptureError, OutputError
 from kdissect.incidents import find_incidents, json_rows
 from kdissect.report import page
@@ -114,7 +114,7 @@ def build(
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
-    library = Background(page.vega_script)
+    library = ThreadPoolExecutor(1).submit(page.vega_script)
     with tables.database(memory_limit=MEMORY_LIMIT) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ ALIKE = ("api_name", "api_version", "correlation_id", "status", "error_codes", "
 
 def _retold(path: Path, out: Path, **options: object) -> kdissect.Tables:
     done = extract([path], out, Selection(), Options(payload="none", **options), anonymize=True)
-    assert done.packet_count
+    assert done.packets
     return kdissect.read(out)
 
 

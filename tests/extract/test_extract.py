@@ -58,7 +58,7 @@ def test_everything_is_every_packet(tmp_path):
     """Without filters each packet is copied."""
     done, out = _run(tmp_path, Selection())
     assert _packets(out) == _packets(CAPTURE)
-    assert (done.packet_count, done.exchange_count, done.connection_count) == (1265, 319, 38)
+    assert (done.packets, done.exchanges, done.connections) == (1265, 319, 38)
 
 
 def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
@@ -73,7 +73,7 @@ def test_an_exchange_alone_decodes_as_it_did(tmp_path, whole):
     columns = [name for name in NOTHING_LOST if name != "topics"]
     assert _rows(found, columns) == _rows(largest, columns)
     original = set(_packets(CAPTURE))
-    assert 0 < done.packet_count == len(_packets(out))
+    assert 0 < done.packets == len(_packets(out))
     assert set(_packets(out)) < original
 
 
@@ -89,12 +89,12 @@ def test_filters_take_the_exchanges_that_hold(tmp_path, whole, choice, column, v
     exchanges = whole.exchanges.to_arrow()
     expected = exchanges.filter(pc.fill_null(pc.equal(exchanges[column], value), False))
     done, out = _run(tmp_path, choice)
-    assert done.exchange_count == len(expected)
+    assert done.exchanges == len(expected)
     original, written = _packets(CAPTURE), set(_packets(out))
     for side in ("request", "response"):
         for number in expected[f"{side}_packet"].drop_null().to_pylist():
             assert original[number - 1] in written
-    assert (done.packet_count == 0) == (len(expected) == 0)
+    assert (done.packets == 0) == (len(expected) == 0)
 
 
 def test_patterns_of_names(tmp_path, whole):
@@ -110,7 +110,7 @@ def test_patterns_of_names(tmp_path, whole):
     ):
         done, _ = _run(tmp_path, choice)
         (tmp_path / "out.pcapng").unlink()
-        assert done.exchange_count == sum(map(fits, exchanges.to_pylist())) > 0
+        assert done.exchanges == sum(map(fits, exchanges.to_pylist())) > 0
 
 
 def test_topics_and_clients_must_both_hold(tmp_path, whole):
@@ -118,9 +118,9 @@ def test_topics_and_clients_must_both_hold(tmp_path, whole):
     one, _ = _run(tmp_path, Selection(topics=("rd-events",)))
     (tmp_path / "out.pcapng").unlink()
     both, _ = _run(tmp_path, Selection(topics=("rd-events",), groups=("rd-classic",)))
-    assert 0 < both.exchange_count < one.exchange_count
+    assert 0 < both.exchanges < one.exchanges
     topics = whole.exchanges.to_arrow(["topics"])["topics"].to_pylist()
-    assert one.exchange_count == sum("rd-events" in (row or ()) for row in topics)
+    assert one.exchanges == sum("rd-events" in (row or ()) for row in topics)
 
 
 def test_a_connection_comes_with_its_handshake(tmp_path, whole):
@@ -168,7 +168,7 @@ def test_a_tls_exchange_brings_its_connection_and_the_secrets(tmp_path):
         tmp_path, Selection(exchanges=(exchanges["exchange_id"][0].as_py(),)), path,
         keylog=(str(keys),),
     )  # fmt: skip
-    assert done.secrets_byte_count >= keys.stat().st_size
+    assert done.secrets_bytes >= keys.stat().st_size
     found = kdissect.read(out).exchanges.to_arrow()
     assert _rows(found) == _rows(exchanges)
 
@@ -182,13 +182,13 @@ def test_comments_name_exchanges_for_other_programs(tmp_path, whole):
         ["tshark", "-r", out, "-T", "fields", "-e", "frame.comment"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    assert len(shown.splitlines()) >= done.packet_count
-    assert shown.count(" request ") == done.exchange_count
+    assert len(shown.splitlines()) >= done.packets
+    assert shown.count(" request ") == done.exchanges
     assert "JoinGroup v" in shown
     counted = subprocess.run(
         ["capinfos", "-c", "-M", out], capture_output=True, text=True, check=True
     ).stdout
-    assert str(done.packet_count) in counted
+    assert str(done.packets) in counted
 
 
 def test_missing_exchanges_and_topics_are_named(tmp_path, request):
