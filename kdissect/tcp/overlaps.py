@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,23 @@ from kdissect.tcp.byte_ranges import find, int64
 from kdissect.tcp.columns import NO_ACK
 
 BLOCK = 1 << 13  # a stream can be cut after each block of so many segments
+
+
+class Laying(NamedTuple):
+    """What `lay_pieces` reads and fills.
+
+    address, number: by segment. rows: data segments by stream, in order of capture. used: int64[2],
+    counts of pieces and conflicts.
+    """
+
+    segments: Any
+    address: Any
+    number: Any
+    rows: Any
+    sides: Any
+    pieces: Any
+    conflicts: Any
+    used: Any
 
 
 @making_kernel
@@ -136,37 +153,28 @@ def sweep(first: Any, last: Any, pieces: Any) -> int:
 
 
 @making_kernel
-def lay_pieces(
-    segments: Any, address: Any, number: Any, rows: Any, start: Any, sides: Any, pieces: Any,
-    conflicts: Any,
-) -> Any:  # fmt: skip
-    """Fill `pieces` and the piece columns of each side; returns (pieces, conflicts) as counts."""
-    count = 0
-    conflict_count = 0
+def lay_pieces(laying: Any, start: Any) -> None:
+    """Fill pieces, conflicts, and the piece columns of each side; start: result of `listed`."""
+    segments, address, number, rows, sides, pieces, _, used = laying
     for stream in range(len(start) - 1):
         side = sides[stream]
-        side["piece_start"] = count
-        origin = side["origin"]
+        side["piece_start"] = used[0]
         if side["is_messy"]:
-            count, conflict_count = _lay_messy(
-                segments, address, number, rows[start[stream] : start[stream + 1]], stream, sides,
-                pieces, count, conflicts, conflict_count,
-            )  # fmt: skip
+            _lay_messy(laying, stream, start[stream], start[stream + 1])
         else:
             for index in range(start[stream], start[stream + 1]):
                 row = rows[index]
                 captured = int64(segments[row]["captured"])
                 if captured:
-                    pos = number[row] - origin
-                    pieces[count]["pos"] = pos
-                    pieces[count]["end"] = pos + captured
-                    pieces[count]["address"] = address[row]
-                    pieces[count]["file_pos"] = segments[row]["pos"]
-                    pieces[count]["segment"] = row
-                    count += 1
-        side["piece_stop"] = count
+                    piece = pieces[used[0]]
+                    piece["pos"] = number[row] - side["origin"]
+                    piece["end"] = piece["pos"] + captured
+                    piece["address"] = address[row]
+                    piece["file_pos"] = segments[row]["pos"]
+                    piece["segment"] = row
+                    used[0] += 1
+        side["piece_stop"] = used[0]
         _settle(side, pieces)
-    return count, conflict_count
 
 
 @inlined
@@ -211,41 +219,33 @@ def _lowest_behind(number: Any, rows: Any, origin: int) -> Any:
 
 
 @making_part
-def _lay_messy(
-    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
-    count: int, conflicts: Any, conflict_count: int,
-) -> Any:  # fmt: skip
-    """Lay the pieces of a stream with out-of-order or overlapping segments.
+def _lay_messy(laying: Any, stream: int, start: int, stop: int) -> None:
+    """Lay the pieces of a stream with out-of-order or overlapping segments, `rows[start:stop]`.
 
     The stream is cut into runs of blocks if all bytes after a cut lie after all bytes before it.
     That keeps the work per run small and gives the same pieces.
     """
-    origin = sides[stream]["origin"]
-    lowest = _lowest_behind(number, rows, origin)
+    rows = laying.rows[start:stop]
+    origin = laying.sides[stream]["origin"]
+    lowest = _lowest_behind(laying.number, rows, origin)
     begin = 0
     reached = int64(0)  # end of the run's captured bytes so far
     highest = int64(0)
     for block in range(len(lowest) - 1):
-        stop = min(len(rows), (block + 1) * BLOCK)
-        for index in range(block * BLOCK, stop):
-            place = number[rows[index]] - origin
-            captured = int64(segments[rows[index]]["captured"])
+        end = min(len(rows), (block + 1) * BLOCK)
+        for row in rows[block * BLOCK : end]:
+            place = laying.number[row] - origin
+            captured = int64(laying.segments[row]["captured"])
             reached = max(reached, max(int64(0), place) + max(int64(0), captured))
         if reached <= lowest[block + 1]:
-            count, conflict_count, highest = _lay_run(
-                segments, address, number, rows[begin:stop], stream, sides, pieces, count,
-                conflicts, conflict_count, highest, begin == 0,
-            )  # fmt: skip
-            begin = stop
-    return count, conflict_count
+            highest = _lay_run(laying, stream, rows[begin:end], highest, begin == 0)
+            begin = end
 
 
 @making_kernel
-def _lay_run(
-    segments: Any, address: Any, number: Any, rows: Any, stream: int, sides: Any, pieces: Any,
-    count: int, conflicts: Any, conflict_count: int, highest: int, is_first: bool,
-) -> Any:  # fmt: skip
+def _lay_run(laying: Any, stream: int, rows: Any, highest: int, is_first: bool) -> int:
     """`_lay_messy` for one run; `highest`: end of all earlier segments, updated and returned."""
+    segments, address, number, _, sides, pieces, conflicts, used = laying
     side = sides[stream]
     origin = side["origin"]
     total = len(rows)
@@ -257,17 +257,16 @@ def _lay_run(
         place = number[row] - origin
         first[index] = max(0, place)
         last[index] = max(first[index], place + int64(segments[row]["captured"]))
-    begin = count
-    count += sweep(first, last, pieces[begin:])
-    for index in range(begin, count):
-        interval = pieces[index]["segment"]
+    begin = used[0]
+    used[0] += sweep(first, last, pieces[begin:])
+    for piece in pieces[begin : used[0]]:
+        interval = piece["segment"]
         row = rows[interval]
-        pos = pieces[index]["pos"]
-        skipped = pos - (number[row] - origin)
-        pieces[index]["address"] = address[row] + np.uint64(skipped)
-        pieces[index]["file_pos"] = segments[row]["pos"] + skipped
-        pieces[index]["segment"] = row
-        won[interval] += pieces[index]["end"] - pos
+        skipped = piece["pos"] - (number[row] - origin)
+        piece["address"] = address[row] + np.uint64(skipped)
+        piece["file_pos"] = segments[row]["pos"] + skipped
+        piece["segment"] = row
+        won[interval] += piece["end"] - piece["pos"]
     for index in range(total):
         row = rows[index]
         place = number[row] - origin
@@ -279,18 +278,19 @@ def _lay_run(
         if won[index] < captured or (is_back and captured == 0):
             side["retransmitted_count"] += counted
             pos, differing = _conflict(
-                pieces, begin, count, row, first[index], last[index], address[row], place
+                pieces, begin, used[0], row, first[index], last[index], address[row], place
             )
             if differing:
-                conflicts[conflict_count]["stream"] = stream
-                conflicts[conflict_count]["segment"] = row
-                conflicts[conflict_count]["pos"] = pos
-                conflicts[conflict_count]["byte_count"] = differing
-                conflict_count += 1
+                conflict = conflicts[used[1]]
+                conflict["stream"] = stream
+                conflict["segment"] = row
+                conflict["pos"] = pos
+                conflict["byte_count"] = differing
+                used[1] += 1
         elif is_back:
             side["out_of_order_count"] += counted
         highest = max(highest, place + int64(segments[row]["length"]))
-    return count, conflict_count, highest
+    return highest
 
 
 @inlined

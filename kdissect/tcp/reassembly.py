@@ -75,7 +75,7 @@ from kdissect.tcp.columns import (
     CloseReason,
 )
 from kdissect.tcp.measurements import TcpFacts, distance, tcp_facts
-from kdissect.tcp.overlaps import lay_pieces, listed
+from kdissect.tcp.overlaps import Laying, lay_pieces, listed
 
 FAR = 1 << 30  # a larger distance between sequence numbers means two connections
 FAR_ONCE_CLOSED = 1 << 24  # the same for data after the connection was closed
@@ -168,74 +168,17 @@ def group(segments: Any, start: Any, order: Any) -> None:
         place[pair] += 1
 
 
-@inlined
-def _is_earlier(one: int, two: int, time: Any, here: Any) -> bool:
-    """Return whether the next row of run `one` comes before that of run `two`; runs are numbered by
-    source."""
-    a, b = time[here[one]], time[here[two]]
-    return a < b or (a == b and one < two)
-
-
-@making_kernel
-def merge(segments: Any, start: Any, time: Any, order: Any) -> bool:
-    """Order the rows of each pair by (time, source, packet); they ascend by source and packet.
-
-    time: int64[n], scratch; the time of a source never decreases. Fills order int64[n]. Returns
-    False if the rows have that order already.
-    """
-    is_mixed = False
+@kernel
+def _running_times(segments: Any, start: Any, time: Any, is_mixed: Any) -> None:
+    """Fill time int64[n], the running maximum of each source's clock, and is_mixed bool[pairs]: the
+    rows of the pair, which ascend by source and packet, do not ascend by that time."""
     for pair in range(len(start) - 1):
-        first, stop = start[pair], start[pair + 1]
-        count = 0
-        is_up = True
-        for row in range(first, stop):
+        for row in range(start[pair], start[pair + 1]):
             time[row] = segments[row]["time_ns"]
-            order[row] = row
-            if row == first or segments[row]["source"] != segments[row - 1]["source"]:
-                count += 1
-                if row > first:
-                    is_up &= time[row] >= time[row - 1]
-            else:
-                # a source's clock may go back: use the running maximum
-                time[row] = max(time[row], time[row - 1])
-        if is_up:
-            continue
-        is_mixed = True
-        here = np.empty(count, np.int64)  # next row of each run
-        end = np.empty(count, np.int64)
-        heap = np.empty(count, np.int64)  # runs, the earliest on top
-        number = -1
-        for row in range(first, stop):
-            if row == first or segments[row]["source"] != segments[row - 1]["source"]:
-                number += 1
-                here[number] = row
-            end[number] = row + 1
-        for number in range(count):
-            heap[number] = number
-            at = number
-            while at > 0 and _is_earlier(heap[at], heap[(at - 1) >> 1], time, here):
-                parent = (at - 1) >> 1
-                heap[at], heap[parent] = heap[parent], heap[at]
-                at = parent
-        for place in range(first, stop):
-            run = heap[0]
-            order[place] = here[run]
-            here[run] += 1
-            if here[run] == end[run]:
-                count -= 1
-                heap[0] = heap[count]
-            at = 0
-            while True:
-                child = 2 * at + 1
-                if child >= count:
-                    break
-                if child + 1 < count and _is_earlier(heap[child + 1], heap[child], time, here):
-                    child += 1
-                if not _is_earlier(heap[child], heap[at], time, here):
-                    break
-                heap[at], heap[child] = heap[child], heap[at]
-                at = child
-    return is_mixed
+            if row > start[pair]:
+                if segments[row]["source"] == segments[row - 1]["source"]:
+                    time[row] = max(time[row], time[row - 1])
+                is_mixed[pair] |= time[row] < time[row - 1]
 
 
 def _moved(segments: Any, order: Any, scratch: Scratch) -> npt.NDArray[np.void]:
@@ -251,7 +194,7 @@ def ordered(
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]:
     """(segments of a batch in assembly order, start of each pair's rows).
 
-    batches: a list of one batch, which is removed early.
+    batches: a list of one batch, which is removed early; its segments may change places.
     """
     batch = batches.pop()
     segments, pair_count = batch.segments, len(batch.endpoints)
@@ -262,14 +205,18 @@ def ordered(
     if not is_up:
         segments = _moved(segments, np.lexsort((segments["packet"], segments["source"])), scratch)
         is_grouped = False
-    if is_grouped and is_one:
-        return segments, start
-    order = scratch.empty(len(segments), np.int64)
     if not is_grouped:
+        order = scratch.empty(len(segments), np.int64)
         group(segments, start, order)
         segments = _moved(segments, order, scratch)
-    if not is_one and merge(segments, start, scratch.empty(len(segments), np.int64), order):
-        segments = _moved(segments, order, scratch)
+    if not is_one:
+        time = scratch.empty(len(segments), np.int64)
+        is_mixed = np.zeros(pair_count, np.bool_)
+        _running_times(segments, start, time, is_mixed)
+        words = segments.view(np.int64).reshape(len(segments), -1)
+        for pair in np.flatnonzero(is_mixed):
+            rows = slice(start[pair], start[pair + 1])
+            words[rows] = words[rows][np.argsort(time[rows], kind="stable")]
     return segments, start
 
 
@@ -687,16 +634,15 @@ def reassemble(
     messy = int(sides["data_count"][sides["is_messy"] != 0].sum())
     pieces = scratch.empty(len(rows) + messy, PIECE)
     conflicts = scratch.empty(messy, CONFLICT)
-    piece_count, conflict_count = lay_pieces(
-        segments, address, number, rows, start, sides, pieces, conflicts
-    )
+    used = np.zeros(2, np.int64)
+    lay_pieces(Laying(segments, address, number, rows, sides, pieces, conflicts, used), start)
     return Streams(
         segments,
         connection,
         connections,
         sides,
-        pieces[:piece_count],
-        conflicts[:conflict_count],
+        pieces[: used[0]],
+        conflicts[: used[1]],
         mark,
         facts,
     )
