@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32, making_part
+from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32, making_kernel, making_part
 
 int64: Any = np.int64  # for kernels: mypy distinguishes it from int, Numba does not
 
@@ -76,6 +76,16 @@ def peek(pieces: Any, index: int, stop: int, pos: int, count: int) -> int:
             return -1
         value = (value << 8) | byte
     return value
+
+
+@making_kernel
+def first_bytes(pieces: Any, sides: Any) -> Any:
+    """int64[sides]: the byte at position 0 of each stream; -1 if it is missing."""
+    first = np.empty(len(sides), np.int64)
+    for stream in range(len(sides)):
+        side = sides[stream]
+        first[stream] = peek_u8(pieces, side["piece_start"], side["piece_stop"], 0)
+    return first
 
 
 def read_bytes(pieces: Pieces, index: int, pos: int, count: int) -> bytes:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.segments import MAPPED
-from kdissect.jit import kernel, load_u8
-from kdissect.tcp.byte_ranges import Pieces, read_bytes
+from kdissect.tcp.byte_ranges import Pieces, first_bytes, read_bytes
 from kdissect.tcp.reassembly import Streams
 
 _SIGNATURE_1 = b"PROXY "
 _LINE_MAX = 107  # bytes of a line of version 1, with its end
 _SIGNATURE_2 = b"\r\n\r\n\x00\r\nQUIT\n"
+_FIRST_BYTES = [_SIGNATURE_1[0], _SIGNATURE_2[0]]
 _FIXED_SIZE = 16  # bytes of version 2 before the addresses
 _READ_MAX = 107  # bytes that are looked at; the addresses of version 2 end before
 _IPV4_SIZE, _IPV6_SIZE = 12, 36  # bytes of two addresses and two ports
@@ -118,10 +117,9 @@ def remove_headers(
     by connection.
     """
     sides, connections = streams.sides, streams.connections
-    is_likely = np.zeros(len(sides), np.uint8)
-    _find_likely(streams.pieces, sides, is_likely)
+    likely = np.isin(first_bytes(streams.pieces, sides), _FIRST_BYTES)
     faults: dict[int, tuple[HeaderFault, int]] = {}
-    for stream in np.flatnonzero(is_likely).tolist():
+    for stream in np.flatnonzero(likely).tolist():
         connection, side = stream >> 1, stream & 1
         is_broker = connections["client_side"][connection] == 1 - side
         if is_resumed[connection] or is_broker:
@@ -143,16 +141,6 @@ def remove_headers(
             facts["is_proxied"] = 1
         _move(streams, stream, header.size)
     return faults
-
-
-@kernel
-def _find_likely(pieces: Any, sides: Any, is_likely: Any) -> None:
-    """Mark the streams whose first byte is that of a header."""
-    for stream in range(len(is_likely)):
-        start = sides[stream]["piece_start"]
-        if start < sides[stream]["piece_stop"] and pieces[start]["pos"] == 0:
-            first = load_u8(pieces[start]["address"])
-            is_likely[stream] = first == 0x50 or first == 0x0D  # "P" and CR
 
 
 def _header_of(pieces: Pieces, side: np.void) -> ProxyHeader | None:

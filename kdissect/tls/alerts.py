@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import kernel, load_u8
-from kdissect.tcp.byte_ranges import read_bytes
+from kdissect.tcp.byte_ranges import first_bytes, read_bytes
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls import records
 from kdissect.tls.cipher_suites import Suite
@@ -49,15 +48,6 @@ _DESCRIPTIONS = {
 }
 
 
-@kernel
-def _find_alerts(pieces: Any, sides: Any, streams: Any, begins: Any) -> None:
-    """Mark the streams whose first byte is the type of an alert record."""
-    for row in range(len(streams)):
-        start = sides[streams[row]]["piece_start"]
-        if start < sides[streams[row]]["piece_stop"] and pieces[start]["pos"] == 0:
-            begins[row] = load_u8(pieces[start]["address"]) == records.ALERT
-
-
 def first_alerts(
     streams: Streams, has_origin: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64]
 ) -> dict[int, str]:
@@ -65,10 +55,9 @@ def first_alerts(
 
     A broker sends one if a client speaks no TLS to its TLS listener.
     """
-    begins = np.zeros(len(chosen), np.bool_)
-    _find_alerts(streams.pieces, streams.sides, chosen, begins)
+    first = first_bytes(streams.pieces, streams.sides[chosen])
     alerts: dict[int, str] = {}
-    for stream in chosen[begins].tolist():
+    for stream in chosen[first == records.ALERT].tolist():
         table = walk_records(streams.pieces, streams.sides, stream, has_origin)
         if alert := fatal_alert(streams.pieces, each_record(table[:1]), None, False):
             alerts[stream] = alert

@@ -7,7 +7,7 @@ number, so it can be decrypted if others are lost.
 from __future__ import annotations
 
 import hmac
-from typing import Protocol
+from io import BytesIO
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -23,20 +23,26 @@ MAC_SIZES = {"sha1": 20, "sha256": 32, "sha384": 48}
 Aead = AESGCM | AESCCM | ChaCha20Poly1305
 
 
-class Opener(Protocol):
+class Opener:
     """overhead: bytes that a record's body is longer than its plaintext (CBC: at least).
 
     skipped: bytes of the body before the first byte of ciphertext.
     """
 
     overhead: int
-    skipped: int
+    skipped = 0
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
         """(content type, plaintext) of record `number`, or None if it is not authentic."""
+        raise NotImplementedError
 
     def hint(self, body: bytes) -> int:
         """The number that the record seems to have, or -1 if it has none in it."""
+        return -1
+
+    def updated(self) -> Opener:
+        """The opener after a KeyUpdate (RFC 8446 section 7.2)."""
+        return self
 
 
 def _aead(suite: Suite, key: bytes) -> Aead:
@@ -51,7 +57,7 @@ def _nonce(iv: bytes, number: int) -> bytes:
     return (int.from_bytes(iv, "big") ^ number).to_bytes(IV_SIZE, "big")
 
 
-class Tls13:
+class Tls13(Opener):
     """RFC 8446 section 5.2: the type is the last byte that is not zero, after the content."""
 
     def __init__(self, suite: Suite, secret: bytes) -> None:
@@ -60,7 +66,6 @@ class Tls13:
         self._aead = _aead(suite, key)
         self._suite, self._secret = suite, secret
         self.overhead = suite.tag_size + 1
-        self.skipped = 0
 
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
         if len(body) < self.overhead:
@@ -72,17 +77,13 @@ class Tls13:
         inner = inner.rstrip(b"\0")
         return (inner[-1], inner[:-1]) if inner else (0, b"")
 
-    def hint(self, body: bytes) -> int:
-        return -1
-
     def updated(self) -> Tls13:
-        """The opener after a KeyUpdate (RFC 8446 section 7.2)."""
         size = len(self._secret)
         secret = expand_label(self._secret, b"traffic upd", size, self._suite.hash_name)
         return Tls13(self._suite, secret)
 
 
-class Aead12:
+class Aead12(Opener):
     """RFC 5288 and 6655 (the record begins with 8 bytes of nonce), RFC 7905 (it does not)."""
 
     def __init__(self, suite: Suite, key: bytes, iv: bytes) -> None:
@@ -107,7 +108,7 @@ class Aead12:
         return int.from_bytes(body[:8], "big") if self.skipped else -1
 
 
-class Cbc12:
+class Cbc12(Opener):
     """RFC 5246 section 6.2.3.2, and RFC 7366 if both sides agreed on encrypt-then-MAC."""
 
     def __init__(self, suite: Suite, key: bytes, mac_key: bytes, is_encrypt_then_mac: bool) -> None:
@@ -142,9 +143,6 @@ class Cbc12:
         known = number.to_bytes(8, "big") + header[:3] + len(data).to_bytes(2, "big")
         return hmac.compare_digest(hmac.digest(self._mac_key, known + data, self._mac), tag)
 
-    def hint(self, body: bytes) -> int:
-        return -1
-
 
 def openers_12(suite: Suite, master: bytes, session: Session) -> tuple[Opener, Opener]:
     """Of the client's and of the server's records, from the key block (RFC 5246 section 6.3)."""
@@ -152,16 +150,12 @@ def openers_12(suite: Suite, master: bytes, session: Session) -> tuple[Opener, O
     iv_size = {"chacha": IV_SIZE, "cbc": 0}.get(suite.mode, SALT_SIZE)
     sizes = (mac_size, mac_size, suite.key_size, suite.key_size, iv_size, iv_size)
     seed = session.server_random + session.client_random
-    block = prf(master, b"key expansion", seed, sum(sizes), suite.hash_name)
-    parts = []
-    for size in sizes:
-        parts.append(block[:size])
-        block = block[size:]
-    made: list[Opener] = []
-    for side in (0, 1):
-        mac_key, key, iv = parts[side], parts[2 + side], parts[4 + side]
-        if suite.mode == "cbc":
-            made.append(Cbc12(suite, key, mac_key, session.is_encrypt_then_mac))
-        else:
-            made.append(Aead12(suite, key, iv))
-    return made[0], made[1]
+    block = BytesIO(prf(master, b"key expansion", seed, sum(sizes), suite.hash_name))
+    parts = [block.read(size) for size in sizes]
+    client, server = (
+        Cbc12(suite, key, mac_key, session.is_encrypt_then_mac)
+        if suite.mode == "cbc"
+        else Aead12(suite, key, iv)
+        for mac_key, key, iv in (parts[0::2], parts[1::2])
+    )
+    return client, server

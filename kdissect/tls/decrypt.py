@@ -109,17 +109,6 @@ _ROWS_AT_ONCE = 4096
 NO_HELLO, NO_SECRET, NO_SUITE, WRONG_SECRET = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class _Hello:
-    """A readable handshake. client_side, session: None if a hello is missing. is_over: both sides
-    sent records of application data, which TLS 1.3 uses for the rest of the handshake too."""
-
-    client_side: int | None
-    session: Session | None
-    facts: TlsFacts
-    is_over: bool
-
-
 def read_tls(
     streams: Streams,
     has_origin: npt.NDArray[np.uint8],
@@ -137,14 +126,9 @@ def read_tls(
         if connection in resumed:
             sessions[connection] = resumed[connection].session
             continue
-        hello = _read_hello(streams, has_origin, connection)
-        tls.facts[connection] = hello.facts
-        if hello.client_side is not None:
-            tls.hello_side[connection] = hello.client_side
-        if hello.is_over:
-            tls.past_handshake.append(connection)
+        session = _read_hello(tls, streams, has_origin, connection)
         if key_logs:
-            sessions[connection] = hello.session
+            sessions[connection] = session
     names = {name for session in sessions.values() if session for name in session.names()}
     secrets = read_secrets(key_logs, names) if names else {}
     for connection, session in sessions.items():
@@ -206,7 +190,10 @@ def _clear_handshake(streams: Streams, table: Rows, past_change: bool) -> bytes:
     return messages
 
 
-def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection: int) -> _Hello:
+def _read_hello(
+    tls: TlsConnections, streams: Streams, has_origin: npt.NDArray[np.uint8], connection: int
+) -> Session | None:
+    """Add the facts of a handshake to `tls`; returns its session, None if a hello is missing."""
     tables = [
         walk_records(streams.pieces, streams.sides, 2 * connection + side, has_origin)
         for side in (0, 1)
@@ -224,18 +211,16 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
     if server is not None and server.is_retry:
         server_flight = _clear_handshake(streams, tables[1 - client_side], True)
         server = _server_hello(server_flight) or server
-    certificates: list[Certificate | None] = [None, None]
-    if server is not None:
-        for number, flight in enumerate((server_flight, client_flight)):
-            for kind, _, body in handshake.messages(flight):
-                if kind == CERTIFICATE and certificates[number] is None:
-                    certificates[number] = _certificate(body, server.version)
+    certificates = [
+        _certificate(flight, server.version) if server else None
+        for flight in (server_flight, client_flight)
+    ]
     suite = suite_of(server.suite) if server else None
     alerts = [
         fatal_alert(streams.pieces, each_record(table), suite, side == client_side)
         for side, table in enumerate(tables)
     ]
-    facts = TlsFacts(
+    tls.facts[connection] = TlsFacts(
         version=handshake.version_name(server.version) if server else None,
         sni=client.server_name if client else None,
         cipher=suite_name(server.suite) if server else None,
@@ -244,11 +229,15 @@ def _read_hello(streams: Streams, has_origin: npt.NDArray[np.uint8], connection:
         request_alert=alerts[client_side],
         response_alert=alerts[1 - client_side],
     )
-    session = None
-    if client is not None and server is not None:
-        session = _session(client_side, client, server, client_flight, server_flight)
-    is_over = all((table["kind"] == records.APPLICATION).any() for table in tables)
-    return _Hello(None if client is None else client_side, session, facts, is_over)
+    # TLS 1.3 uses records of application data for the rest of the handshake too
+    if all((table["kind"] == records.APPLICATION).any() for table in tables):
+        tls.past_handshake.append(connection)
+    if client is None:
+        return None
+    tls.hello_side[connection] = client_side
+    if server is None:
+        return None
+    return _session(client_side, client, server, client_flight, server_flight)
 
 
 def _server_hello(flight: bytes) -> ServerHello | None:
@@ -260,10 +249,13 @@ def _server_hello(flight: bytes) -> ServerHello | None:
     return found
 
 
-def _certificate(body: bytes, version: int) -> Certificate | None:
-    """The sender's own certificate of a Certificate message."""
-    der = handshake.certificate(body, version)
-    return None if der is None else read_certificate(der)
+def _certificate(flight: bytes, version: int) -> Certificate | None:
+    """The sender's own certificate in a flight of handshake messages."""
+    for kind, _, body in handshake.messages(flight):
+        der = handshake.certificate(body, version) if kind == CERTIFICATE else None
+        if der is not None and (found := read_certificate(der)):
+            return found
+    return None
 
 
 def _session(
@@ -335,8 +327,8 @@ class _Keys:
         """The keys after that many KeyUpdates, if they are known."""
         last = self.openers[-1:]
         for _ in range(updates):
-            last = [opener.updated() for opener in last if isinstance(opener, Tls13)]
-        return _Keys(list(last), self.is_13, updates)
+            last = [opener.updated() for opener in last]
+        return _Keys(last, self.is_13, updates)
 
 
 def _keys_13(suite: Suite, session: Session, secrets: Secrets, side: int) -> _Keys:
@@ -352,25 +344,6 @@ def _keys_13(suite: Suite, session: Session, secrets: Secrets, side: int) -> _Ke
 # -- records --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a direction is: after the last opened record, and what was lost since.
-
-    opener: index of the opener in use. number: of the next record, if nothing was lost. plain:
-    plaintext position after the record; end: after the last application data. least, most: numbers
-    that lost records have taken since. hole: their bytes; closed: those of them that were captured.
-    """
-
-    opener: int
-    number: int
-    plain: int = 0
-    end: int = 0
-    least: int = 0
-    most: int = 0
-    hole: int = 0
-    closed: int = 0
-
-
 class _Direction:
     """One stream's records, opened in order; from a handshake on, or from a point."""
 
@@ -379,27 +352,31 @@ class _Direction:
     ) -> None:
         self._streams, self._stream, self._spool = streams, stream, spool
         self._keys = keys.after(point.generation) if point else keys
-        self._place = _Place(0, point.number if point else 0)
+        self._opener = 0  # index of the opener in use
+        self._number = point.number if point else 0  # of the next record, if nothing was lost
+        self._plain = 0  # plaintext position after the last opened record
+        self._end = 0  # after the last application data
+        # since the last opened record: numbers that lost records took, and the bytes of these
+        self._least = self._most = self._hole = 0
         self._is_on = keys.is_13 or point is not None  # records are encrypted from here on
         # Without the handshake's own keys nothing says which records are the handshake's.
         self._is_hunting = keys.is_13 and point is None and keys.generation != OF_HANDSHAKE
         self._skip = point.skip if point else 0  # bytes of the first record that are not needed
-        self._start = (0, point) if point else None  # of plaintext position 0
-        self._after = self._start  # of the plaintext position after the last record
         self._budget = 0
         self._opened = array("q")
-        self._lost: list[tuple[int, int, int]] = []
+        start = (0, point) if point else None
+        self._result = OpenedStream(np.zeros(0, OPENED), [], start, start)
         self._messages = b""
         self.certificate: Certificate | None = None
 
     @property
     def has_opened(self) -> bool:
         """Return whether any record was opened, of a direction that begins with a handshake."""
-        return (self._place.opener, self._place.number) != (0, 0)
+        return (self._opener, self._number) != (0, 0)
 
     @property
     def _generation(self) -> int:
-        return self._keys.generation + self._place.opener
+        return self._keys.generation + self._opener
 
     def run(self, has_origin: npt.NDArray[np.uint8]) -> OpenedStream:
         streams = self._streams
@@ -407,15 +384,16 @@ class _Direction:
         self._budget = SEARCH_BYTES + SEARCH_SHARE * int(table["size"].sum())
         for row in each_record(table):
             self._record(row)
-        opened = np.frombuffer(self._opened, OPENED) if self._opened else np.zeros(0, OPENED)
-        return OpenedStream(opened, self._lost, self._start, self._after, self._place.closed)
+        if self._opened:
+            self._result.table = np.frombuffer(self._opened, OPENED)
+        return self._result
 
     def _record(self, row: Record) -> None:
         kind, size = row.kind, row.size
         if kind == records.LOST:
             self._is_on = True
             openers = self._keys.openers
-            overhead = openers[self._place.opener].overhead if openers else 0
+            overhead = openers[self._opener].overhead if openers else 0
             self._lose(row, 0, size // (TLS_HEADER_SIZE + overhead) + 1)
         elif kind == records.CHANGE_CIPHER:
             self._is_on = True
@@ -431,23 +409,21 @@ class _Direction:
 
     def _lose(self, row: Record, least: int, most: int) -> None:
         """A record, or a stretch, is lost: it takes from `least` to `most` numbers."""
-        place = self._place
-        self._place = replace(
-            place, least=place.least + least, most=place.most + most,
-            hole=place.hole + row.size,
-        )  # fmt: skip
+        self._least += least
+        self._most += most
+        self._hole += row.size
         self._note_lost(row)
 
     def _note_lost(self, row: Record) -> None:
-        pos, count = row.pos, row.captured
+        lost, count = self._result.lost, row.captured
         if not count:
             return
-        self._place = replace(self._place, closed=self._place.closed + count)
-        if self._lost and self._lost[-1][0] + self._lost[-1][1] == pos:
-            before, so_far, segment = self._lost[-1]
-            self._lost[-1] = before, so_far + count, segment
+        self._result.closed_byte_count += count
+        if lost and lost[-1][0] + lost[-1][1] == row.pos:
+            before, so_far, segment = lost[-1]
+            lost[-1] = before, so_far + count, segment
         else:
-            self._lost.append((pos, count, row.first))
+            lost.append((row.pos, count, row.first))
 
     def _open(self, row: Record) -> bool:
         data = _bytes_of(self._streams, row)
@@ -463,23 +439,21 @@ class _Direction:
 
     def _candidates(self, body: bytes) -> Iterator[tuple[int, int]]:
         """(opener, number) to try, the likeliest first, while the budget lasts."""
-        openers, place = self._keys.openers, self._place
+        openers = self._keys.openers
         if not openers:
             return
-        low, high = place.number + place.least, place.number + place.most
-        yield place.opener, low
-        hint = openers[place.opener].hint(body)
+        low, high = self._number + self._least, self._number + self._most
+        yield self._opener, low
+        hint = openers[self._opener].hint(body)
         if low < hint <= high:
-            yield place.opener, hint
-        numbers = [(place.opener, range(low + 1, high + 1))]
+            yield self._opener, hint
+        numbers = [(self._opener, range(low + 1, high + 1))]
         if self._keys.is_13:
-            numbers.append((place.opener + 1, range(max(1, place.most + 1))))
+            numbers.append((self._opener + 1, range(max(1, self._most + 1))))
         cost = len(body) + TRIAL_COST
         for index, some in numbers:
             if index == len(openers) and high > low:
-                last = openers[-1]
-                assert isinstance(last, Tls13)
-                openers.append(last.updated())
+                openers.append(openers[-1].updated())
             for number in some if index < len(openers) else ():
                 if self._budget < cost:
                     return
@@ -488,28 +462,25 @@ class _Direction:
 
     def _move(self, index: int, number: int, overhead: int) -> None:
         """Go behind a record that was opened, over the hole before it."""
-        place = self._place
-        passed = number - place.number if index == place.opener else number
-        plain, hole = place.plain, place.hole
+        passed = number - self._number if index == self._opener else number
         if self._is_hunting and passed == 0:  # all before was the handshake
-            self._lost.clear()
-            hole = 0
+            self._result.lost.clear()
+        elif self._hole:
+            self._plain += max(1, self._hole - passed * (TLS_HEADER_SIZE + overhead))
         self._is_hunting = False
-        if hole:
-            plain += max(1, hole - passed * (TLS_HEADER_SIZE + overhead))
-        self._place = _Place(index, number + 1, plain, place.end)
+        self._opener, self._number = index, number + 1
+        self._least = self._most = self._hole = self._result.closed_byte_count = 0
 
     def _accept(self, row: Record, number: int, skipped: int, kind: int, content: bytes) -> None:
         if kind == records.APPLICATION:
             self._add(row, number, content, skipped)
         elif kind == records.HANDSHAKE and self._keys.is_13:
             self._read_messages(content)
-        place = self._place
-        if self._generation >= 0 and not self._messages and place.plain == place.end:
-            end = row.pos + row.size
-            self._after = end, RecordPoint(place.number, self._generation)
-            if not place.end:
-                self._start = self._after
+        if self._generation >= 0 and not self._messages and self._plain == self._end:
+            point = RecordPoint(self._number, self._generation)
+            self._result.after = row.pos + row.size, point
+            if not self._end:
+                self._result.start = self._result.after
 
     def _add(self, row: Record, number: int, content: bytes, skipped: int) -> None:
         """An OPENED row of application data, without fields that a resumed stream ignores."""
@@ -517,9 +488,9 @@ class _Direction:
         if pos == 0 and self._skip:
             needed = max(tcp_pos, self._skip)
             content, tcp_pos = content[needed - tcp_pos :], needed
-        plain = self._place.plain
-        if self._start is None and not plain:
-            self._start = pos, RecordPoint(number, self._generation)
+        plain = self._plain
+        if self._result.start is None and not plain:
+            self._result.start = pos, RecordPoint(number, self._generation)
         if content:
             self._opened.extend(
                 (
@@ -535,28 +506,24 @@ class _Direction:
                     self._generation,
                 )
             )
-            end = plain + len(content)
-            self._place = _Place(self._place.opener, self._place.number, end, end)
+            self._plain = self._end = plain + len(content)
 
     def _next_keys(self) -> None:
         """Number records from 0 on again, by the next keys."""
-        self._place = replace(self._place, opener=self._place.opener + 1, number=0)
+        self._opener, self._number = self._opener + 1, 0
 
     def _read_messages(self, content: bytes) -> None:
         """TLS 1.3: the messages that change keys, and the certificate."""
         self._messages += content
+        self.certificate = self.certificate or _certificate(self._messages, TLS_13)
         done = 0
-        for kind, end, body in handshake.messages(self._messages):
+        for kind, end, _ in handshake.messages(self._messages):
             done = end
-            if kind == CERTIFICATE and self.certificate is None:
-                self.certificate = _certificate(body, TLS_13)
-            elif kind == FINISHED and self._generation == OF_HANDSHAKE:
+            if kind == FINISHED and self._generation == OF_HANDSHAKE:
                 self._next_keys()
             elif kind == KEY_UPDATE:
-                at = self._place.opener
-                last = self._keys.openers[at]
-                assert isinstance(last, Tls13)
-                self._keys.openers[at + 1 :] = [last.updated()]
+                openers, at = self._keys.openers, self._opener
+                openers[at + 1 :] = [openers[at].updated()]
                 self._next_keys()
         self._messages = self._messages[done:]
         if len(self._messages) > MESSAGE_MAX:

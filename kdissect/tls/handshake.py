@@ -26,8 +26,6 @@ RETRY_RANDOM = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e07
 @dataclass(frozen=True, slots=True)
 class ClientHello:
     random: bytes
-    session_id: bytes
-    versions: tuple[int, ...]
     server_name: str | None
 
 
@@ -136,23 +134,14 @@ def _extensions(reader: _HandshakeReader) -> dict[int, bytes]:
 def client_hello(body: bytes) -> ClientHello | None:
     reader = _HandshakeReader(body)
     try:
-        legacy = reader.number(2)
+        reader.take(2)  # version
         random = reader.take(RANDOM_SIZE)
-        session_id = reader.vector(1).rest()
-        reader.vector(2)
-        reader.vector(1)
+        for size in (1, 2, 1):  # session id, cipher suites, compressions
+            reader.vector(size)
         extensions = _extensions(reader)
     except _Short:
         return None
-    return ClientHello(random, session_id, _offered(extensions, legacy), _server_name(extensions))
-
-
-def _offered(extensions: dict[int, bytes], legacy: int) -> tuple[int, ...]:
-    try:
-        listed = _HandshakeReader(extensions.get(_VERSIONS, b"")).vector(1)
-        return tuple(listed.number(2) for _ in range(len(listed.data) // 2))
-    except _Short:
-        return (legacy,)
+    return ClientHello(random, _server_name(extensions))
 
 
 def _server_name(extensions: dict[int, bytes]) -> str | None:

@@ -12,6 +12,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
 from kdissect.tls.session import Session
 
 # (label, what names the session) -> secret
@@ -23,6 +26,7 @@ SESSION = "SESSION"  # the master secret, by session id
 HANDSHAKE_SECRETS = ("CLIENT_HANDSHAKE_TRAFFIC_SECRET", "SERVER_HANDSHAKE_TRAFFIC_SECRET")
 TRAFFIC = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")
 MASTER_SIZE = 48
+_HASHES = {"sha256": hashes.SHA256(), "sha384": hashes.SHA384()}
 
 _LINE = re.compile(
     rb"^[ \t]*(?:(CLIENT_RANDOM|(?:CLIENT|SERVER)_(?:HANDSHAKE_)?TRAFFIC_SECRET(?:_0)?)"
@@ -82,14 +86,7 @@ def expand_label(secret: bytes, label: bytes, size: int, hash_name: str) -> byte
     """HKDF-Expand-Label of TLS 1.3 with an empty context (RFC 8446 section 7.1)."""
     name = b"tls13 " + label
     info = size.to_bytes(2, "big") + bytes([len(name)]) + name + b"\0"
-    made = b""
-    block = b""
-    number = 1
-    while len(made) < size:
-        block = hmac.digest(secret, block + info + bytes([number]), hash_name)
-        made += block
-        number += 1
-    return made[:size]
+    return HKDFExpand(_HASHES[hash_name], size, info).derive(secret)
 
 
 def master_secret(session: Session, secrets: Secrets, hash_name: str) -> bytes | None:
