@@ -165,7 +165,7 @@ def _make_configs(database: Database) -> None:
         f"""
         create temp table configs as
         select side, resource_type::int resource_type, resource_name, config,
-            arg_max(coalesce(value, ''), time) as value, arg_max(value is null, time) is_null,
+            arg_max_null(value, time) as value,
             list_sort(list(distinct api)) apis
         from ({" union all ".join(configs)}) group by all
         """

@@ -26,7 +26,6 @@ from kdissect.diff.sample_tests import FALSE_ALARM_RATE, SampleTest, SampleTests
 from kdissect.errors import Error
 from kdissect.protocol.error_codes import error_name, routine_reason
 from kdissect.sql import Database
-from kdissect.sql.database import literal
 from kdissect.text import rfc3339
 
 if TYPE_CHECKING:
@@ -103,26 +102,17 @@ def _side(database: Database, side: str) -> dict[str, Any]:
             count(distinct (client_ip, client_id)) filter (status <> 'request_missing')
                 client_count,
             min(coalesce(request_time, response_time)) first_time,
-            max(coalesce(response_end_time, request_end_time)) last_time
+            max(coalesce(response_end_time, request_end_time)) last_time,
+            (epoch_us(last_time) - epoch_us(first_time)) / 1e6 duration_s,
+            (select coalesce(sum(request_missing_byte_count + response_missing_byte_count), 0)
+                from {side}_connections where is_kafka)::bigint missing_byte_count,
+            (select count(*) from x where side = '{side}' and may_be_lost) unjudged_count
         from {side}_exchanges
         """
     )
-    missing = database.row(
-        f"""
-        select coalesce(sum(request_missing_byte_count + response_missing_byte_count), 0)::bigint
-            missing_byte_count
-        from {side}_connections where is_kafka
-        """
-    )
-    unjudged = database.row(
-        f"select count(*) unjudged_count from x where side = '{side}' and may_be_lost"
-    )
-    seconds = None
-    if row["first_time"] is not None and row["last_time"] is not None:
-        seconds = (row["last_time"] - row["first_time"]).total_seconds()
     for name in ("first_time", "last_time"):
         row[name] = None if row[name] is None else rfc3339(row[name])
-    return {**row, "duration_s": seconds, **missing, **unjudged}
+    return row
 
 
 # Present on one side only, or with other properties
@@ -212,60 +202,41 @@ def _clients(database: Database) -> list[Change]:
 def _configs(database: Database) -> list[Change]:
     """Return changed settings, read or written.
 
-    A setting that only one side has counts if both sides saw its resource and could have seen it.
+    A setting that only one side has counts if both sides saw its resource, and if the other side
+    used one of the same APIs on it.
     """
     rows = database.rows(
         """
         with known as (
-            select resource_type, resource_name from configs group by all
-            having count(distinct side) = 2
+            select resource_type, resource_name,
+                flatten(list(apis) filter (side = 'a')) used_a,
+                flatten(list(apis) filter (side = 'b')) used_b
+            from configs group by all having count(distinct side) = 2
         ), paired as (
-            select resource_type, resource_name, config,
+            select resource_type, resource_name, config, used_a, used_b,
                 any_value(value) filter (side = 'a') value_a,
                 any_value(value) filter (side = 'b') value_b,
-                bool_or(is_null) filter (side = 'a') null_a,
-                bool_or(is_null) filter (side = 'b') null_b,
                 any_value(apis) filter (side = 'a') apis_a,
                 any_value(apis) filter (side = 'b') apis_b
             from configs join known using (resource_type, resource_name) group by all
         )
-        from paired where null_a is null or null_b is null or value_a <> value_b or null_a <> null_b
+        select * exclude (used_a, used_b) from paired where case
+            when apis_a is null then list_has_any(apis_b, used_a)
+            when apis_b is null then list_has_any(apis_a, used_b)
+            else value_a is distinct from value_b end
         order by resource_type, resource_name, config
         """
     )
     changes = []
     for row in rows:
-        both = row["null_a"] is not None and row["null_b"] is not None
-        if not both and row["apis_a"] != row["apis_b"] and not _comparable(database, row):
-            continue
-        shown = {
-            "resource_type": RESOURCES.get(row["resource_type"], str(row["resource_type"])),
-            "resource_name": row["resource_name"],
-            "config": row["config"],
-            "value_a": None if row["null_a"] else row["value_a"],
-            "value_b": None if row["null_b"] else row["value_b"],
-        }
-        if both:
-            changes.append({**shown, "change": "changed", "is_worse": False})
+        in_a, in_b = row.pop("apis_a"), row.pop("apis_b")
+        kind = row["resource_type"]
+        row["resource_type"] = RESOURCES.get(kind, str(kind))
+        if in_a and in_b:
+            changes.append({**row, "change": "changed", "is_worse": False})
         else:
-            changes.append(_presence(shown, row["null_a"] is not None))
+            changes.append(_presence(row, in_a))
     return changes
-
-
-def _comparable(database: Database, row: dict[str, Any]) -> bool:
-    """Return whether the side without a setting used one of the same APIs on the resource."""
-    side = "b" if row["apis_b"] is None else "a"
-    apis = row["apis_a"] or row["apis_b"]
-    listed = ", ".join(map(literal, apis))
-    count = database.value(
-        f"""
-        select count(*) from configs where side = '{side}'
-            and resource_type = {row["resource_type"]}
-            and resource_name = {literal(row["resource_name"])}
-            and list_has_any(apis, [{listed}])
-        """
-    )
-    return bool(count)
 
 
 # More or less frequent, slower, or larger

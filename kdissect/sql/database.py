@@ -78,7 +78,7 @@ class Database:
         memory_limit: str | None = None,
         derived: Mapping[str, Callable[[], pa.Table]] | None = None,
     ) -> None:
-        self._schemas = {view_name(name): dataset.schema for name, dataset in tables.items()}
+        self._views = frozenset(map(view_name, tables))
         self._derived = dict(derived or {})
         self._spill = tempfile.mkdtemp(prefix="kdissect-sql-")
         self._thread = ThreadPoolExecutor(1)
@@ -159,11 +159,7 @@ class Database:
 
     def has(self, name: str) -> bool:
         """Return whether the set has the table of a view, such as ``api_fetch``."""
-        return name in self._schemas
-
-    def schema(self, view: str) -> pa.Schema:
-        """Return the columns of a view."""
-        return self._schemas[view]
+        return name in self._views
 
     def run(self, query: str, values: Sequence[Any] = ()) -> None:
         """Run statements, which may create temporary tables and macros."""

@@ -1,14 +1,10 @@
 """Errors with their places: the code, the message, the field, and the entities around it.
 
-The tables `apis/*` hold every field; the paths of their error codes are read from the schema of the
-responses, and for each one a query unnests the lists on the way to it. Only exchanges that have an
-error are looked at.
+The tables `apis/*` hold every field. The fields of the answers that have an error become rows, with
+their paths; a code takes what it is about from the structs around it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -17,10 +13,12 @@ from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.report.sections.traffic import errors_over_time
 from kdissect.sql import Database, view_name
 
-# What a struct around an error code says of it: its field, and the word to say it with.
+# Fields of the structs around an error code, and what they name. Of `name` and `index` the list
+# that has the struct tells it.
 _SUBJECTS = {
     "topic": "topic",
     "topic_name": "topic",
+    "topic_id": "topic id",
     "group_id": "group",
     "resource_name": "resource",
     "transactional_id": "transactional id",
@@ -33,119 +31,72 @@ _SUBJECTS = {
     "producer_id": "producer id",
     "user": "user",
 }
-_MESSAGES = ("error_message", "message")
-
-
-@dataclass(frozen=True, slots=True)
-class _Struct:
-    """A struct of a response, and the lists to unnest on the way to it."""
-
-    sql: str
-    path: str = ""  # responses[].partitions[].
-    lists: tuple[str, ...] = ()  # SQL of each list, `e0`, `e1`, ... being the elements around it
-    subjects: tuple[tuple[str, str], ...] = ()  # (word, SQL) of the fields around
-    topic_ids: tuple[str, ...] = ()
-    message: str | None = None
-
-
-def error_places(response: pa.DataType) -> list[tuple[_Struct, str]]:
-    """Every error code in a response: the struct around it, and its field."""
-    return list(_walk(response, _Struct("r"), ""))
-
-
-def _walk(kind: pa.DataType, at: _Struct, list_name: str) -> Iterator[tuple[_Struct, str]]:
-    names = [kind.field(i).name for i in range(kind.num_fields)]
-    subjects, topic_ids = list(at.subjects), list(at.topic_ids)
-    for name in names:
-        if pa.types.is_nested(kind.field(name).type):
-            continue
-        word = _SUBJECTS.get(name)
-        if name in ("name", "index") and list_name:
-            word = _word_of(list_name, name)
-        if word:
-            subjects.append((word, f'{at.sql}."{name}"'))
-        elif name == "topic_id":
-            topic_ids.append(f"{at.sql}.topic_id")
-    message = next((f"{at.sql}.{name}" for name in _MESSAGES if name in names), None)
-    at = replace(at, subjects=tuple(subjects), topic_ids=tuple(topic_ids), message=message)
-    for name in names:
-        value = kind.field(name).type
-        sql, path = f'{at.sql}."{name}"', f"{at.path}{name}"
-        if name.endswith("error_code") and pa.types.is_integer(value):
-            yield at, name
-        elif name.endswith("_decoded"):
-            continue  # Envelope's inner answer and the like have places of their own
-        elif pa.types.is_struct(value):
-            yield from _walk(value, replace(at, sql=sql, path=f"{path}."), "")
-        elif pa.types.is_list(value) and pa.types.is_struct(value.value_type):
-            element, lists = f"e{len(at.lists)}", (*at.lists, sql)
-            inner = replace(at, sql=element, path=f"{path}[].", lists=lists)
-            yield from _walk(value.value_type, inner, name)
-
-
-def _word_of(list_name: str, name: str) -> str | None:
-    """The kind of thing that a bare `name` or `index` in a list names."""
-    if name == "index":
-        return "partition" if "partition" in list_name else None
-    if "topic" in list_name or list_name == "responses":
-        return "topic"
-    return "name"
-
-
-def _query(view: str, at: _Struct, name: str) -> str:
-    """SQL of the error codes in a field of a struct, one row each."""
-    place, code = f"{at.path}{name}", f'{at.sql}."{name}"'
-    inner = (
-        f"SELECT a.exchange_id, a.response AS r FROM {view} a "
-        "SEMI JOIN failed_exchanges USING (exchange_id)"
+_WORDS = f"""
+    CASE WHEN key = 'index' AND contains(list_name, 'partition') THEN 'partition'
+      WHEN key = 'name' AND (contains(list_name, 'topic') OR list_name = 'responses') THEN 'topic'
+      WHEN key = 'name' AND list_name <> '' THEN 'name'
+      ELSE map({list(_SUBJECTS)}, {list(_SUBJECTS.values())})[key] END
+"""
+# The fields with a value in the responses of an API that have an error. Envelope's inner answer and
+# the like (`*_decoded`) have places of their own. A struct of a list has the path `topics[0]`.
+_FIELDS = """
+    INSERT INTO response_fields
+    SELECT exchange_id, id, key, path, atom ->> '$' AS value,
+      regexp_extract(path, '(\\w+)\\[\\d+\\]$', 1) AS list_name
+    FROM (
+      SELECT a.exchange_id, to_json(a.response) AS response FROM {view} a
+      SEMI JOIN failed_exchanges USING (exchange_id)
+    ), json_tree(response)
+    WHERE value IS NOT NULL AND key IS NOT NULL AND NOT contains(path, '_decoded')
+"""
+# The codes with what the structs around them name, the innermost first: the structs of
+# `$.responses[0].partitions[1]` are that, `$.responses[0]` and `$`.
+_FOUND = f"""
+    CREATE TEMP TABLE found_errors AS
+    WITH codes AS (
+      SELECT exchange_id, id, path, substr(path || '.' || key, 3) AS place, value::SMALLINT AS code,
+        string_split(path, '.') AS steps
+      FROM response_fields WHERE ends_with(key, 'error_code') AND value <> '0'
+    ), around AS (
+      SELECT exchange_id, id, depth, array_to_string(steps[:depth], '.') AS path
+      FROM (SELECT *, unnest(range(1, len(steps) + 1)) AS depth FROM codes)
+    ), named AS (
+      SELECT exchange_id, path, id AS field_id, value, {_WORDS} AS word FROM response_fields
+    ), subjects AS (
+      SELECT exchange_id, id, word, max_by(value, (depth, field_id)) AS value
+      FROM around JOIN named USING (exchange_id, path)
+      WHERE word IS NOT NULL AND NOT (word = 'topic' AND value = '') GROUP BY ALL
+    ), about AS (
+      SELECT exchange_id, id, any_value(value) FILTER (word = 'topic') AS topic,
+        any_value(value) FILTER (word = 'topic id') AS topic_id,
+        any_value(value) FILTER (word = 'partition')::INTEGER AS partition,
+        string_agg(word || ' ' || value, ', ' ORDER BY word)
+          FILTER (word NOT IN ('topic', 'topic id', 'partition')) AS subject
+      FROM subjects GROUP BY ALL
+    ), messages AS (
+      SELECT exchange_id, path, max_by(value, key = 'error_message') AS message
+      FROM response_fields WHERE key IN ('error_message', 'message') GROUP BY ALL
     )
-    for depth, sql in enumerate(at.lists):
-        inner = (
-            f"SELECT *, unnest({sql}) AS e{depth}, "
-            f"unnest(range(len({sql}))) AS i{depth} FROM ({inner})"
-        )
-    pieces = place.split("[]")
-    path = f"'{pieces[0]}'"
-    for depth, piece in enumerate(pieces[1:]):
-        path += f" || '[' || i{depth} || ']{piece}'"
-    by_word: dict[str, list[str]] = {}
-    for word, sql in at.subjects:
-        by_word.setdefault(word, []).append(f"{sql}::VARCHAR")
-    topic_id = f"coalesce({', '.join(at.topic_ids)})" if at.topic_ids else "NULL::VARCHAR"
-    topics = [f"nullif({sql}, '')" for sql in by_word.pop("topic", [])]
-    topic = f"coalesce({', '.join(reversed(topics))}, NULL::VARCHAR)" if topics else "NULL::VARCHAR"
-    partitions = by_word.pop("partition", [])
-    partition = f"{partitions[-1]}::INTEGER" if partitions else "NULL::INTEGER"
-    about = [f"'{word} ' || {values[-1]}" for word, values in sorted(by_word.items())]
-    subject = f"nullif(concat_ws(', ', {', '.join(about)}), '')" if about else "NULL::VARCHAR"
-    return (
-        f"SELECT exchange_id, '{place}' AS place, {path} AS path, {code} AS code, "
-        f"{topic} AS topic, {topic_id} AS topic_id, {partition} AS partition, "
-        f"{subject} AS subject, {at.message or 'NULL::VARCHAR'} AS message "
-        f"FROM ({inner}) WHERE {code} <> 0"
-    )
+    SELECT exchange_id, regexp_replace(place, '\\[\\d+\\]', '[]', 'g') AS place, place AS path,
+      code, topic, topic_id, partition, subject, message
+    FROM codes LEFT JOIN about USING (exchange_id, id) LEFT JOIN messages USING (exchange_id, path)
+"""
 
 
 def prepare(database: Database) -> None:
     """Make `errors`, a row for every error code of every response."""
     database.run(
-        "CREATE TEMP TABLE failed_exchanges AS SELECT exchange_id FROM requests WHERE has_error"
+        """
+        CREATE TEMP TABLE failed_exchanges AS SELECT exchange_id FROM requests WHERE has_error;
+        CREATE TEMP TABLE response_fields (exchange_id BIGINT, id UBIGINT, key VARCHAR,
+          path VARCHAR, value VARCHAR, list_name VARCHAR)
+        """
     )
-    database.run(
-        "CREATE TEMP TABLE found_errors (exchange_id BIGINT, place VARCHAR, path VARCHAR, "
-        "code SMALLINT, topic VARCHAR, topic_id VARCHAR, partition INTEGER, subject VARCHAR, "
-        "message VARCHAR)"
-    )
-    failed = database.rows("SELECT DISTINCT api FROM requests WHERE has_error")
-    for api in sorted(row["api"] for row in failed if row["api"]):
-        view = view_name(f"apis/{api}")
-        if not database.has(view):
-            continue
-        response = database.schema(view).field("response").type
-        if not pa.types.is_struct(response):
-            continue
-        for at, name in error_places(response):
-            database.run(f"INSERT INTO found_errors {_query(view, at, name)}")
+    failed = database.rows("SELECT DISTINCT api FROM requests WHERE has_error AND api IS NOT NULL")
+    for view in sorted(view_name(f"apis/{row['api']}") for row in failed):
+        if database.has(view):
+            database.run(_FIELDS.format(view=view))
+    database.run(_FOUND)
     _make_names(database)
     # an exchange whose body has no row in apis/* still has its codes: the place is not known then
     database.run(
@@ -155,9 +106,8 @@ def prepare(database: Database) -> None:
           SELECT exchange_id, unnest(error_codes) AS code FROM requests ANTI JOIN found_errors
           USING (exchange_id) WHERE has_error
         ), every AS (
-          SELECT f.exchange_id, f.place, f.path, f.code, coalesce(f.topic, n.topic,
-            f.topic_id) AS topic,
-                 f.partition, f.subject, f.message
+          SELECT f.exchange_id, f.place, f.path, f.code,
+            coalesce(f.topic, n.topic, f.topic_id) AS topic, f.partition, f.subject, f.message
           FROM found_errors f LEFT JOIN topic_names n USING (topic_id)
           UNION ALL
           SELECT exchange_id, NULL, NULL, code, NULL, NULL, NULL, NULL FROM rest
@@ -198,7 +148,7 @@ def collect(database: Database, _: Options) -> Document:
           list_sort(list(DISTINCT partition) FILTER (partition IS NOT NULL))[:20] AS partitions,
           count(DISTINCT partition) AS partition_count,
           min(time) AS first_time, max(time) AS last_time,
-          arg_min(path, time) AS path, arg_min(message, time) AS message,
+          arg_min(path, (time, path)) AS path, arg_min(message, (time, path)) AS message,
           arg_min(coalesce(response_packet, request_packet), time) AS packet,
           arg_min(capture_id, time) AS capture_id, arg_min(exchange_id, time) AS exchange_id
         FROM errors GROUP BY ALL
