@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli import app
 from kdissect.kafka.assembly import Anomaly
-from kdissect.tables.anomalies import SEVERITIES, SEVERITY
+from kdissect.tables.anomalies import severity_of
 from tests.conftest import ROOT
 from tools import table_reference
 
@@ -96,7 +96,7 @@ def test_every_kind_of_anomaly_is_listed() -> None:
     listed = {
         kind: severity for kinds, severity in rows for kind in re.findall("[a-z_0-9]+", kinds)
     }
-    assert listed == {kind.name.lower(): SEVERITIES[SEVERITY[kind]] for kind in Anomaly}
+    assert listed == {kind.name.lower(): severity_of(kind) for kind in Anomaly}
 
 
 def pages() -> list[Path]:

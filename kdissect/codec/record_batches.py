@@ -41,6 +41,7 @@ __all__ = [
     "RecordChunk",
     "RecordSet",
     "decode_record_set",
+    "first_batch",
     "iter_record_chunks",
 ]
 
@@ -623,3 +624,53 @@ def wrong_inner_crc(section: bytes, magic: int) -> tuple[int, int]:
             return stored, computed
         pos = end
     return 0, 0
+
+
+_SEARCHED = 1 << 16  # positions at a time
+# largest number of bytes checked per input byte, because hostile bytes can resemble many batches
+_WORK_FACTOR = 8
+
+
+def first_batch(data: npt.NDArray[np.uint8]) -> int:
+    """Position of the first complete batch in data (uint8[n]); n if there is none.
+
+    A snapshot is fetched in pieces that ignore batch boundaries (FetchSnapshot, KIP-630), so a
+    piece may begin inside a batch. A boundary is a complete batch of magic 2 with a correct
+    CRC-32C. Also n if the search would take more than linear time.
+    """
+    size = len(data)
+    work = _WORK_FACTOR * size
+    behind = max(size - rk.BATCH_HEADER_SIZE + 1, 0)
+    for low in range(0, behind, _SEARCHED):
+        for pos, end in _plausible(data, low, min(low + _SEARCHED, behind)):
+            work -= end - pos
+            if work < 0:
+                return size
+            stored = int.from_bytes(data[pos + 17 : pos + 21].tobytes(), "big")
+            if crc32c.crc32c(data[pos + 21 : end]) == stored:
+                return pos
+    return size
+
+
+def _plausible(data: npt.NDArray[np.uint8], low: int, high: int) -> list[tuple[int, int]]:
+    """(start, end) of each plausible complete batch that begins in [low, high)."""
+    magic = data[low + rk.MAGIC_POS : high + rk.MAGIC_POS]
+    places = low + np.flatnonzero(magic == 2)
+
+    def int32(skip: int) -> npt.NDArray[np.int64]:
+        value = np.zeros(len(places), np.int64)
+        for k in range(4):
+            value = (value << 8) | data[places + skip + k]
+        return value
+
+    ends = places + 12 + int32(8)
+    kept = (
+        (ends >= places + rk.BATCH_HEADER_SIZE)
+        & (ends <= len(data))
+        & (data[places] < 0x80)  # base offset
+        & (data[places + 21] == 0)  # attributes
+        & (data[places + 22] & 7 <= 4)
+        & (data[places + 23] < 0x80)  # last offset delta
+        & (data[places + 57] < 0x80)  # record count
+    )
+    return list(zip(places[kept].tolist(), ends[kept].tolist(), strict=True))

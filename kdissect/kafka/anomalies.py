@@ -9,9 +9,7 @@ import numpy.typing as npt
 
 from kdissect.kafka.assembly import (
     ANOMALY,
-    INFO,
     NO_DIRECTION,
-    WARNING,
     Anomaly,
     Protocol,
 )
@@ -45,9 +43,7 @@ def found_anomalies(
         _of_framing(requests, segments, 0),
         _of_framing(responses, segments, len(requests.extents)),
         _conflicts(streams, table),
-        _rows(
-            Anomaly.NOT_DECRYPTED, INFO, NO_DIRECTION, list(tls.failed), a=list(tls.failed.values())
-        ),
+        _rows(Anomaly.NOT_DECRYPTED, NO_DIRECTION, list(tls.failed), a=list(tls.failed.values())),
         _proxy_headers(streams, table["protocol"], header_faults),
     ]
     ids = Ids(table["connection_id"], requests, responses, pairs.request_of)
@@ -60,14 +56,14 @@ def found_anomalies(
         missing = size + 4 - frames.table["captured"][rows]
         parts.append(
             _of_frames(
-                Anomaly.PARTIAL_FRAME, WARNING, direction, frames, rows, segments,
+                Anomaly.PARTIAL_FRAME, direction, frames, rows, segments,
                 exchange_id=ids_of(rows), a=size, byte_count=missing,
             )
         )  # fmt: skip
-    for kind, severity, how in (
-        (Anomaly.RESPONSE_WITHOUT_REQUEST, INFO, UNASKED),
-        (Anomaly.DUPLICATE_RESPONSE, WARNING, SECOND),
-        (Anomaly.OUT_OF_ORDER_RESPONSE, WARNING, OUT_OF_ORDER),
+    for kind, how in (
+        (Anomaly.RESPONSE_WITHOUT_REQUEST, UNASKED),
+        (Anomaly.DUPLICATE_RESPONSE, SECOND),
+        (Anomaly.OUT_OF_ORDER_RESPONSE, OUT_OF_ORDER),
     ):
         rows = np.flatnonzero(pairs.came == how)
         passed: Ints | int = 0
@@ -75,14 +71,14 @@ def found_anomalies(
             passed = _correlation_ids(responses, _passed(pairs.request_of, rows))
         parts.append(
             _of_frames(
-                kind, severity, RESPONSE, responses, rows, segments,
+                kind, RESPONSE, responses, rows, segments,
                 exchange_id=ids.of_responses(rows), a=_correlation_ids(responses, rows), b=passed,
             )
         )  # fmt: skip
     rows, late = late_responses(requests, responses, pairs.request_of, segments)
     parts.append(
         _of_frames(
-            Anomaly.NEGATIVE_LATENCY, INFO, RESPONSE, responses, rows, segments,
+            Anomaly.NEGATIVE_LATENCY, RESPONSE, responses, rows, segments,
             exchange_id=ids.of_responses(rows), a=late,
         )
     )  # fmt: skip
@@ -93,11 +89,11 @@ def _in_order(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     return rows[np.lexsort((rows["kind"], rows["pos"], rows["direction"], rows["connection"]))]
 
 
-def _rows(kind: Any, severity: Any, direction: Any, connection: Any, **columns: Any) -> Any:
+def _rows(kind: Any, direction: Any, connection: Any, **columns: Any) -> Any:
     """Rows of ANOMALY, without a packet or position unless given."""
     made = np.zeros(len(connection), ANOMALY)
     made["source"] = made["packet"] = made["pos"] = -1
-    made["kind"], made["severity"], made["direction"] = kind, severity, direction
+    made["kind"], made["direction"] = kind, direction
     made["connection"] = connection
     for name, values in columns.items():
         made[name] = values
@@ -120,12 +116,12 @@ def _of_framing(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[
 
 
 def _of_frames(
-    kind: Anomaly, severity: int, direction: int, frames: Frames, rows: Ints, segments: Any,
+    kind: Anomaly, direction: int, frames: Frames, rows: Ints, segments: Any,
     **columns: Any,
 ) -> npt.NDArray[np.void]:  # fmt: skip
     """Anomalies about whole frames; `rows`: of a direction's table."""
     table = frames.table[rows]
-    made = _rows(kind, severity, direction, table["connection"], pos=table["pos"], **columns)
+    made = _rows(kind, direction, table["connection"], pos=table["pos"], **columns)
     return _placed(made, segments, table["first"])
 
 
@@ -135,7 +131,7 @@ def _conflicts(streams: Streams, table: npt.NDArray[np.void]) -> npt.NDArray[np.
     stream, connection = conflicts["stream"], conflicts["stream"] >> 1
     is_kafka = table["protocol"][connection] == Protocol.KAFKA
     rows = _rows(
-        Anomaly.OVERLAP_CONFLICT, WARNING, (stream & 1) ^ table["client_side"][connection],
+        Anomaly.OVERLAP_CONFLICT, (stream & 1) ^ table["client_side"][connection],
         connection, pos=conflicts["pos"], byte_count=conflicts["byte_count"],
     )  # fmt: skip
     return _placed(rows, streams.segments, conflicts["segment"])[is_kafka]
@@ -147,7 +143,7 @@ def _proxy_headers(
     """A row for each malformed PROXY header of a connection with Kafka or TLS."""
     connections = [row for row in faults if protocol[row] in (Protocol.KAFKA, Protocol.TLS)]
     rows = _rows(
-        Anomaly.PROXY_HEADER, WARNING, REQUEST, connections,
+        Anomaly.PROXY_HEADER, REQUEST, connections,
         a=[faults[row][0] for row in connections],
         byte_count=streams.facts.connections["proxy_byte_count"][connections],
     )  # fmt: skip

@@ -80,8 +80,6 @@ class Anomaly(IntEnum):
     PROXY_HEADER = 33
 
 
-INFO, WARNING, ERROR = 0, 1, 2  # anomalies.severity
-
 AS_CAPTURED, CARRIED = 0, 1  # EXTENT.transform
 
 # Where bytes of a stream lie. source -1: `length` bytes are missing (a gap or a cut). transform
@@ -159,7 +157,6 @@ EXCHANGE = np.dtype(
 ANOMALY = np.dtype(
     [
         ("kind", "u1"),
-        ("severity", "u1"),
         ("direction", "u1"),
         ("connection", "<i4"),  # index into connections, -1 none
         ("source", "<i4"),  # -1 none

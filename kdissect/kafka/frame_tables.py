@@ -8,7 +8,7 @@ import numpy as np
 
 from kdissect.arrays import Rows
 from kdissect.jit import kernel, making_kernel, making_part
-from kdissect.kafka.assembly import ANOMALY, EXTENT, WARNING, Anomaly
+from kdissect.kafka.assembly import ANOMALY, EXTENT, Anomaly
 from kdissect.tcp.byte_ranges import find, grown, int64
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
@@ -38,7 +38,7 @@ FRAMES, EXTENTS, FAULTS = 0, 1, 2  # indices into `used`, the number of rows in 
 
 # A fault without bytes to show, at no place yet.
 FAULT = np.zeros(1, ANOMALY)
-FAULT["severity"], FAULT["source"] = WARNING, -1
+FAULT["source"] = -1
 
 
 class Tables(NamedTuple):

@@ -18,7 +18,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
 from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
-from kdissect.tables.waits import service_ns
+from kdissect.tables.exchanges import service_ns
 
 _SASL_TOKEN = "SaslToken"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|m|min|h|d)?")

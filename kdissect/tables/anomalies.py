@@ -12,51 +12,41 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.kafka.assembly import ERROR, INFO, NO_DIRECTION, WARNING, Anomaly
+from kdissect.kafka.assembly import NO_DIRECTION, Anomaly
 from kdissect.tables.arrow_arrays import names_of
 from kdissect.tables.schemas import ANOMALIES, table_of
 
 Ints = npt.NDArray[Any]
 
-SEVERITIES = ("info", "warning", "error")
 DIRECTIONS = ("request", "response", None)
 
-SEVERITY: dict[Anomaly, int] = {
-    Anomaly.CAPTURE_CUT: ERROR,
-    Anomaly.PACKET_CUT: WARNING,
-    Anomaly.GAP: WARNING,
-    Anomaly.OVERLAP_CONFLICT: WARNING,
-    Anomaly.UNFRAMED_BYTES: WARNING,
-    Anomaly.PARTIAL_FRAME: WARNING,
-    Anomaly.MALFORMED_MESSAGE: ERROR,
-    Anomaly.MALFORMED_RECORDS: ERROR,
-    Anomaly.MALFORMED_EMBEDDED: WARNING,
-    Anomaly.UNKNOWN_API: WARNING,
-    Anomaly.UNKNOWN_VERSION: WARNING,
-    Anomaly.WRONG_CRC: ERROR,
-    Anomaly.RECORD_COUNT_MISMATCH: ERROR,
-    Anomaly.UNKNOWN_MAGIC: ERROR,
-    Anomaly.DECOMPRESSION_FAILED: ERROR,
-    Anomaly.DECOMPRESSION_LIMIT: ERROR,
-    Anomaly.LIMIT: WARNING,
-    Anomaly.RESPONSE_WITHOUT_REQUEST: INFO,
-    Anomaly.DUPLICATE_RESPONSE: WARNING,
-    Anomaly.OUT_OF_ORDER_RESPONSE: WARNING,
-    Anomaly.SEQUENCE_GAP: WARNING,
-    Anomaly.SEQUENCE_DUPLICATE: WARNING,
-    Anomaly.INVALID_UTF8: WARNING,
-    Anomaly.NEGATIVE_LATENCY: INFO,
-    Anomaly.CLOCK_STEP: INFO,
-    Anomaly.SURPLUS_BYTES: INFO,
-    Anomaly.NOT_DECRYPTED: INFO,
-    Anomaly.LOST_FRAGMENTS: WARNING,
-    Anomaly.CAPTURE_MISSING: ERROR,
-    Anomaly.NOT_A_CAPTURE: WARNING,
-    Anomaly.LATE_PACKETS: WARNING,
-    Anomaly.LATE_NAMES: INFO,
-    Anomaly.CARRY_LIMIT: INFO,
-    Anomaly.PROXY_HEADER: WARNING,
+# Severities; that of all other kinds is "warning".
+_ERRORS = {
+    Anomaly.CAPTURE_CUT,
+    Anomaly.MALFORMED_MESSAGE,
+    Anomaly.MALFORMED_RECORDS,
+    Anomaly.WRONG_CRC,
+    Anomaly.RECORD_COUNT_MISMATCH,
+    Anomaly.UNKNOWN_MAGIC,
+    Anomaly.DECOMPRESSION_FAILED,
+    Anomaly.DECOMPRESSION_LIMIT,
+    Anomaly.CAPTURE_MISSING,
 }
+_INFOS = {
+    Anomaly.RESPONSE_WITHOUT_REQUEST,
+    Anomaly.NEGATIVE_LATENCY,
+    Anomaly.CLOCK_STEP,
+    Anomaly.SURPLUS_BYTES,
+    Anomaly.NOT_DECRYPTED,
+    Anomaly.LATE_NAMES,
+    Anomaly.CARRY_LIMIT,
+}
+
+
+def severity_of(kind: Anomaly) -> str:
+    """The value of anomalies.severity."""
+    return "error" if kind in _ERRORS else "info" if kind in _INFOS else "warning"
+
 
 # Details of stream faults; {a}, {b} and {n} stand for numbers of the ANOMALY row.
 STREAM_DETAILS: dict[Anomaly, str] = {
@@ -141,7 +131,7 @@ def in_parts(sizes: Ints, rows_max: int = 1 << 14, bytes_max: int = 16 << 20) ->
 
 
 _KIND_NAMES = pa.array(names_of(Anomaly), pa.string())
-_SEVERITY_NAMES = pa.array([SEVERITIES[SEVERITY[kind]] for kind in sorted(Anomaly)], pa.string())
+_SEVERITY_NAMES = pa.array([severity_of(kind) for kind in sorted(Anomaly)], pa.string())
 _PLACE = re.compile(r"\{(\w+)\}")
 
 

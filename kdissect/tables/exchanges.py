@@ -20,7 +20,6 @@ from kdissect.tables.arrow_arrays import labels, names_of
 from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.schemas import EXCHANGES, table_of
-from kdissect.tables.waits import service_ns
 
 SASL_TOKEN = "SaslToken"
 _TOKEN_KEY = -2  # among api keys
@@ -151,6 +150,18 @@ def _durations(exchanges: Rows) -> dict[str, tuple[Ints, Bools]]:
         "upload_ms": ((sent - first) / 1e6, has_request),
         "download_ms": ((last - answered) / 1e6, has_response),
     }
+
+
+def service_ns(exchanges: Rows) -> tuple[Ints, Bools]:
+    """(int64[n] latency minus queued_ns, in ns; bool[n] both sides exist and the queue is known).
+
+    The column `service_ms` is this time. Without the response before it, nobody knows how long a
+    response waited for its turn on the connection.
+    """
+    latency = exchanges["response"]["time_ns"] - exchanges["request"]["end_time_ns"]
+    is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
+    queued = exchanges["queued_ns"]
+    return np.asarray(latency - queued, np.int64), is_answered & (queued >= 0)
 
 
 def _confidence(version_source: npt.NDArray[np.int8], inferred: Ints) -> Ints:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, by_value
-from kdissect.codec.batch_resync import first_batch
+from kdissect.codec.record_batches import first_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import RESPONSE

@@ -30,6 +30,7 @@ from kdissect.codec import record_kernel as rk
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import RESPONSE
+from kdissect.tables.exchanges import service_ns
 from kdissect.tables.message_marks import ChunkMarks
 
 _POLLS = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
@@ -49,18 +50,6 @@ class Wait(IntEnum):
     LONG_POLL = 1
     GROUP = 2
     UNDECIDED = 3
-
-
-def service_ns(exchanges: Rows) -> tuple[Ints, Bools]:
-    """(int64[n] latency minus queued_ns, in ns; bool[n] both sides exist and the queue is known).
-
-    `service_ms` is this time. Without the response before it, nobody knows how long a response
-    waited for its turn on the connection.
-    """
-    latency = exchanges["response"]["time_ns"] - exchanges["request"]["end_time_ns"]
-    is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)
-    queued = exchanges["queued_ns"]
-    return np.asarray(latency - queued, np.int64), is_answered & (queued >= 0)
 
 
 def waits(

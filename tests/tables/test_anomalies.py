@@ -13,12 +13,11 @@ from kdissect.tables.anomalies import (
     _NOT_DECRYPTED,
     _PROXY_HEADER,
     DIRECTIONS,
-    SEVERITIES,
-    SEVERITY,
     STREAM_DETAILS,
     AnomalyRow,
     anomalies_table,
     in_parts,
+    severity_of,
     stream_anomalies,
     texts,
     texts_of_kinds,
@@ -58,7 +57,7 @@ def row_of(row: np.void, data: bytes | None) -> dict[str, object]:
         text = _TEXTS[kind][int(row["a"])]
     return {
         "kind": kind.name.lower(),
-        "severity": SEVERITIES[SEVERITY[kind]],
+        "severity": severity_of(kind),
         "connection_id": int(IDS[row["connection"]]) if row["connection"] >= 0 else None,
         "exchange_id": int(row["exchange_id"]) or None,
         "capture_id": CAPTURE_IDS[row["source"]] if row["source"] >= 0 else None,
@@ -81,11 +80,6 @@ def test_faults_of_streams(given: list[tuple[int, ...]]) -> None:
     table = stream_anomalies(rows, IDS, CAPTURE_IDS, pa.array(data, pa.binary()))
     assert table.schema == ANOMALIES
     assert table.to_pylist() == [row_of(*pair) for pair in zip(rows, data, strict=True)]
-
-
-def test_every_kind_has_a_severity() -> None:
-    """No kind lacks a severity."""
-    assert set(SEVERITY) == set(Anomaly)
 
 
 def test_rows_by_value() -> None:

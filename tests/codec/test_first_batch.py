@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.codec import batch_resync
-from kdissect.codec.batch_resync import first_batch
+from kdissect.codec import record_batches
+from kdissect.codec.record_batches import first_batch
 from kdissect.codec.record_encoder import encode_batch
 
 BATCH = encode_batch(
@@ -62,6 +62,6 @@ def test_what_looks_like_many_batches_takes_linear_time(monkeypatch: pytest.Monk
         checked.append(len(data))
         return 1
 
-    monkeypatch.setattr(batch_resync, "crc32c", SimpleNamespace(crc32c=crc32c))
+    monkeypatch.setattr(record_batches, "crc32c", SimpleNamespace(crc32c=crc32c))
     assert found(headers.tobytes()) == size
     assert size < sum(checked) < 10 * size
