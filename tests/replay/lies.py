@@ -7,7 +7,6 @@ room for it. A code that Kafka's clients answer by asking again is a lie only if
 from __future__ import annotations
 
 import copy
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,11 +14,13 @@ from typing import Any, NamedTuple
 import crc32c
 
 from kdissect.codec.message import Message
+from kdissect.codec.record_encoder import encode_batch
+from kdissect.replay.comparison.records import Batch, batches_of
 from tests.oracles.message_fields import holders
 
 # -- records ------------------------------------------------------------------------------------
 
-_CRC_FROM, _HEADER_SIZE = 21, 61
+_CRC_FROM = 21
 _CODECS, _CONTROL = 7, 32
 
 
@@ -30,73 +31,42 @@ def _only(condition: bool, value: Any) -> Any:
 
 
 def _batches(data: bytes) -> list[bytes]:
-    found, pos = [], 0
-    while pos + _HEADER_SIZE <= len(data):
-        size = 12 + struct.unpack_from(">i", data, pos + 8)[0]
-        if pos + size > len(data):
-            break
-        found.append(data[pos : pos + size])
-        pos += size
-    return _only(bool(found) and all(each[16] == 2 for each in found), found)
+    found = batches_of(data)
+    return _only(
+        bool(found) and all(each.header.magic == 2 for each in found), [each.data for each in found]
+    )
 
 
-def _is_control(batch: bytes) -> bool:
-    return bool(struct.unpack_from(">h", batch, 21)[0] & _CONTROL)
+def _has(batch: bytes, attributes: int) -> bool:
+    return bool(int.from_bytes(batch[21:23], "big") & attributes)
 
 
 def _sealed(batch: bytearray) -> bytes:
-    struct.pack_into(">i", batch, 8, len(batch) - 12)
-    struct.pack_into(">I", batch, 17, crc32c.crc32c(bytes(batch[_CRC_FROM:])))
+    batch[17:21] = crc32c.crc32c(bytes(batch[_CRC_FROM:])).to_bytes(4, "big")
     return bytes(batch)
-
-
-def _varint(data: bytes, pos: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), pos
-
-
-def _records(batch: bytes) -> list[bytes]:
-    """Each record with its length in front. ValueError if they are compressed or markers."""
-    attributes = struct.unpack_from(">h", batch, 21)[0]
-    _only(not attributes & (_CODECS | _CONTROL), None)
-    found, pos = [], _HEADER_SIZE
-    while pos < len(batch):
-        size, begin = _varint(batch, pos)
-        found.append(batch[pos : begin + size])
-        pos = begin + size
-    return found
-
-
-def _with_records(batch: bytes, records: list[bytes]) -> bytes:
-    made = bytearray(batch[:_HEADER_SIZE] + b"".join(records))
-    struct.pack_into(">i", made, 57, len(records))
-    return _sealed(made)
 
 
 def _two_records_lost(data: bytes) -> bytes:
     """From the middle of each batch that has four."""
-    found, made = _batches(data), []
-    for batch in found:
-        try:
-            records = _records(batch)
-            is_long = len(records) > 3
-            made.append(_with_records(batch, [records[0], *records[3:]]) if is_long else batch)
-        except ValueError:
-            made.append(batch)
-    return _only(made != found, b"".join(made))
+    made = b"".join(map(_shorter, batches_of(data)))
+    return _only(made != b"".join(_batches(data)), made)
+
+
+def _shorter(batch: Batch) -> bytes:
+    header, rows = batch.header, batch.rows()
+    if len(rows) < 4 or _has(batch.data, _CODECS | _CONTROL):
+        return batch.data
+    return encode_batch(
+        [rows[0], *rows[3:]], base_offset=header.base_offset, last_offset=header.last_offset,
+        producer_id=header.producer_id, producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence, is_transactional=header.is_transactional,
+    )  # fmt: skip
 
 
 def _value_changed(data: bytes) -> bytes:
     """The last byte of the first batch's last record."""
     first, *rest = _batches(data)
-    _records(first)
-    made = bytearray(first)
+    made = bytearray(_only(not _has(first, _CODECS | _CONTROL), first))
     made[-3] ^= 1
     return _sealed(made) + b"".join(rest)
 
@@ -104,8 +74,7 @@ def _value_changed(data: bytes) -> bytes:
 def _header_changed(at: int) -> Callable[[bytes], bytes]:
     def change(data: bytes) -> bytes:
         first, *rest = _batches(data)
-        _only(not _is_control(first), None)
-        made = bytearray(first)
+        made = bytearray(_only(not _has(first, _CONTROL), first))
         made[at] ^= 1
         return _sealed(made) + b"".join(rest)
 
@@ -131,7 +100,7 @@ def _lost(which: int) -> Callable[[bytes], bytes]:
 
 def _markers_lost(data: bytes) -> bytes:
     found = _batches(data)
-    kept = [each for each in found if not _is_control(each)]
+    kept = [each for each in found if not _has(each, _CONTROL)]
     return _only(len(kept) < len(found), b"".join(kept))
 
 

@@ -23,6 +23,11 @@ VERSIONS = {
 }  # fmt: skip
 
 
+def orders(**partition: Any) -> list[Body]:
+    """Partition 0 of topic orders, in a message."""
+    return [{"name": "orders", "partitions": [{"partition_index": 0, **partition}]}]
+
+
 class Run(made_run.Run):
     """Exchanges one after the other, 10 ms each unless their times are given."""
 
@@ -49,11 +54,18 @@ class Run(made_run.Run):
         self.ask(ApiKey.PRODUCE, request, None if base is None else answer)
 
     def commit(self, offset: int, times_ms: tuple[float, float] | None = None) -> None:
-        partition = {"partition_index": 0, "committed_offset": offset}
-        topics = [{"name": "orders", "partitions": [partition]}]
-        done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
-        request = {"group_id": "billing", "topics": topics}
-        self.ask(ApiKey.OFFSET_COMMIT, request, {"topics": done}, times_ms)
+        request = {"group_id": "billing", "topics": orders(committed_offset=offset)}
+        self.ask(ApiKey.OFFSET_COMMIT, request, {"topics": orders(error_code=0)}, times_ms)
+
+    def create(self, count: int, **configs: str) -> None:
+        listed = [{"name": name, "value": value} for name, value in configs.items()]
+        topic = {"name": "orders", "num_partitions": count, "replication_factor": 1,
+                 "assignments": [], "configs": listed}  # fmt: skip
+        self.ask(
+            ApiKey.CREATE_TOPICS,
+            {"topics": [topic], "timeout_ms": 1, "validate_only": False},
+            {"topics": [{"name": "orders", "error_code": 0}]},
+        )
 
     def found(self, state: EndState, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
@@ -129,13 +141,8 @@ def test_deleted_records_move_the_start() -> None:
     run = Run()
     run.write(2, 0)
     run.write(3, 2)
-    partition = {"partition_index": 0, "offset": 2}
-    result = {"partition_index": 0, "low_watermark": 2, "error_code": 0}
-    run.ask(
-        ApiKey.DELETE_RECORDS,
-        {"topics": [{"name": "orders", "partitions": [partition]}], "timeout_ms": 1},
-        {"topics": [{"name": "orders", "partitions": [result]}]},
-    )
+    result = {"topics": orders(low_watermark=2, error_code=0)}
+    run.ask(ApiKey.DELETE_RECORDS, {"topics": orders(offset=2), "timeout_ms": 1}, result)
     assert run.found(after(2, 5, (2, 3))) == []
     assert "starts at 2 -> starts at 0" in run.found(after(0, 5, (0, 2), (2, 3)))[0]
 
@@ -160,21 +167,11 @@ def test_the_last_committed_offset_is_the_groups() -> None:
 
 def transactional(run: Run, *, is_committed: bool, offset: int = 3) -> None:
     """A transaction that commits an offset of billing."""
-    committed = {"partition_index": 0, "committed_offset": offset}
-    topics = [{"name": "orders", "partitions": [committed]}]
-    done = [{"name": "orders", "partitions": [{"partition_index": 0, "error_code": 0}]}]
-    run.ask(
-        ApiKey.TXN_OFFSET_COMMIT,
-        {"transactional_id": "ledger", "group_id": "billing", "producer_id": 1,
-         "producer_epoch": 0, "topics": topics},
-        {"topics": done},
-    )  # fmt: skip
-    run.ask(
-        ApiKey.END_TXN,
-        {"transactional_id": "ledger", "producer_id": 1, "producer_epoch": 0,
-         "committed": is_committed},
-        {"error_code": 0},
-    )  # fmt: skip
+    owner = {"transactional_id": "ledger", "producer_id": 1, "producer_epoch": 0}
+    topics = orders(committed_offset=offset)
+    request = {**owner, "group_id": "billing", "topics": topics}
+    run.ask(ApiKey.TXN_OFFSET_COMMIT, request, {"topics": orders(error_code=0)})
+    run.ask(ApiKey.END_TXN, {**owner, "committed": is_committed}, {"error_code": 0})
 
 
 def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
@@ -208,13 +205,7 @@ def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
 def test_topics_and_configs_are_as_answered() -> None:
     """A created topic has its partitions and configs; a deleted one is not there."""
     run = Run()
-    topic = {"name": "orders", "num_partitions": 3, "replication_factor": 1, "assignments": [],
-             "configs": [{"name": "retention.ms", "value": "5"}]}  # fmt: skip
-    run.ask(
-        ApiKey.CREATE_TOPICS,
-        {"topics": [topic], "timeout_ms": 1, "validate_only": False},
-        {"topics": [{"name": "orders", "error_code": 0}]},
-    )
+    run.create(3, **{"retention.ms": "5"})
     right = {"orders": {"retention.ms": "5"}}
     assert run.found(EndState({"orders": 3}, configs=right)) == []
     assert "3 partitions -> 1 partition" in run.found(EndState({"orders": 1}, configs=right))[0]
@@ -233,13 +224,7 @@ def test_topics_and_configs_are_as_answered() -> None:
 def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> None:
     """The topic with its records and committed offsets may be there or not."""
     run = Run()
-    topic = {"name": "orders", "num_partitions": 1, "replication_factor": 1, "assignments": [],
-             "configs": []}  # fmt: skip
-    run.ask(
-        ApiKey.CREATE_TOPICS,
-        {"topics": [topic], "timeout_ms": 1, "validate_only": False},
-        {"topics": [{"name": "orders", "error_code": 0}]},
-    )
+    run.create(1)
     run.write(2, 0)
     run.commit(2)
     assert len(run.found(EndState())) == 2

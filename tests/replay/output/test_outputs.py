@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element
 
 import pytest
 from hypothesis import given
@@ -83,28 +85,42 @@ def made(fail_on: str = "different,error", ended: str = "") -> Results:
         if judgement.verdict in (Verdict.SAME, Verdict.TOLERATED, Verdict.DIFFERENT):
             outcome.answer, outcome.answered_ns = b"1234", 3 * MS
         outcomes.append(outcome)
-    run = RunResult(
-        outcomes,
-        [],
-        [LinkRecord(("127.0.0.1", 1), ("127.0.0.1", 2), 0)],
-        1_700_000_000 * 10**9,
-        elapsed_ns=10 * MS,
-        ended=ended,
-    )
+    link = LinkRecord(("127.0.0.1", 1), ("127.0.0.1", 2), 0)
+    start_ns = 1_700_000_000 * 10**9
+    run = RunResult(outcomes, [], [link], start_ns, elapsed_ns=10 * MS, ended=ended)
     results = Results(plan, run, Target("h", 1), Pace(), parse_fail_on([fail_on]))
     results.kinds = group(outcomes, None)
     return results
 
 
+class Written(NamedTuple):
+    """All outputs of a replay. rows: of the JSON lines."""
+
+    console: str
+    html: str
+    suites: Element
+    rows: list[dict[str, Any]]
+
+
+def written(results: Results, folder: Path) -> Written:
+    out = StringIO()
+    print_results(results, Console(file=out, width=200))
+    write_html(results, folder / "r.html")
+    write_junit(results, folder / "r.xml")
+    write_json_lines(results, folder / "r.jsonl")
+    suites = ElementTree.parse(folder / "r.xml").getroot()
+    lines = (folder / "r.jsonl").read_text().splitlines()
+    return Written(
+        out.getvalue(), (folder / "r.html").read_text(), suites, list(map(json.loads, lines))
+    )
+
+
 def test_junit_has_a_suite_for_each_api(tmp_path: Path) -> None:
     """A suite for the run and one per API; hostile text is escaped, what XML cannot hold is not
     there."""
-    write_junit(made(), tmp_path / "r.xml")
-    root = ElementTree.parse(tmp_path / "r.xml").getroot()
-    assert root.attrib | {"time": ""} == {
-        "name": "kdissect replay", "tests": "6", "failures": "1", "errors": "1", "skipped": "1",
-        "time": "",
-    }  # fmt: skip
+    root = written(made(), tmp_path).suites
+    counts = {"tests": "6", "failures": "1", "errors": "1", "skipped": "1"}
+    assert root.attrib | {"time": ""} == {"name": "kdissect replay", "time": "", **counts}
     run, suite = root
     assert (run.get("name"), suite.get("name")) == ("replay", "Heartbeat")
     kinds = [[child.tag for child in case] for case in suite]
@@ -117,16 +133,14 @@ def test_junit_has_a_suite_for_each_api(tmp_path: Path) -> None:
 
 def test_junit_follows_fail_on(tmp_path: Path) -> None:
     """What does not fail the job does not fail its report; a run that ended early does."""
-    write_junit(made("none", ended="the target is gone"), tmp_path / "r.xml")
-    root = ElementTree.parse(tmp_path / "r.xml").getroot()
+    root = written(made("none", ended="the target is gone"), tmp_path).suites
     assert (root.get("failures"), root.get("errors")) == ("0", "1")
     assert root[0][1][0].get("message") == "the target is gone"
 
 
 def test_html_runs_and_loads_nothing(tmp_path: Path) -> None:
     """Nothing is run, nothing loaded, nothing of the capture is markup."""
-    write_html(made(), tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text()
+    text = written(made(), tmp_path).html
     assert "<script" not in text
     assert "\x1b" not in text
     assert "&lt;script&gt;" in text
@@ -139,17 +153,12 @@ def test_findings_name_what_follows_them(tmp_path: Path) -> None:
     results = made()
     results.kinds[0].followers = Counter({("Fetch", "OFFSET_OUT_OF_RANGE"): 54})
     then = "then 54 exchanges on the same topic, partition, group or transaction: 54 Fetch"
-    write_html(results, tmp_path / "r.html")
-    assert f"{then} OFFSET_OUT_OF_RANGE" in (tmp_path / "r.html").read_text()
-    out = StringIO()
-    print_results(results, Console(file=out, width=200))
-    assert f"    {then} OFFSET_OUT_OF_RANGE" in out.getvalue()
-    write_json_lines(results, tmp_path / "r.jsonl")
-    summary = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
-    [kind] = summary["kinds"]
-    assert kind["followers"] == [
-        {"api_name": "Fetch", "what": "OFFSET_OUT_OF_RANGE", "exchanges": 54}
-    ]
+    outputs = written(results, tmp_path)
+    assert f"{then} OFFSET_OUT_OF_RANGE" in outputs.html
+    assert f"    {then} OFFSET_OUT_OF_RANGE" in outputs.console
+    [kind] = outputs.rows[-1]["kinds"]
+    follower = {"api_name": "Fetch", "what": "OFFSET_OUT_OF_RANGE", "exchanges": 54}
+    assert kind["followers"] == [follower]
 
 
 def test_secrets_are_hidden() -> None:
@@ -175,13 +184,11 @@ def test_secrets_are_hidden() -> None:
 
 def test_json_lines_have_one_line_for_each_exchange(tmp_path: Path) -> None:
     """A line for the run, one per exchange, one with the counts; ids are strings."""
-    write_json_lines(made(), tmp_path / "r.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    rows = written(made(), tmp_path).rows
     assert [row["type"] for row in rows] == ["run", *["exchange"] * 5, "summary"]
     assert rows[0]["format_version"] == 3
-    assert [row["verdict"] for row in rows[1:-1]] == [
-        "same", "tolerated", "different", "error", "skipped",
-    ]  # fmt: skip
+    verdicts = ["same", "tolerated", "different", "error", "skipped"]
+    assert [row["verdict"] for row in rows[1:-1]] == verdicts
     assert rows[1]["exchange_id"] == "1000"
     assert rows[1]["latency_us"] == 2000
     assert rows[3]["differences"][0]["path"] == "topics[orders].error_code"
@@ -238,29 +245,23 @@ def test_a_run_is_a_baseline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "says"),
     [
-        "",
-        "{}",
-        "[]",
-        '{"type": "run", "format_version": 3}',
+        ("", r"b\.jsonl"),
+        ("{}", r"b\.jsonl"),
+        ("[]", r"b\.jsonl"),
+        ('{"type": "run", "format_version": 3}', r"b\.jsonl"),
+        ('{"type": "run", "format_version": 1}', "kept by another kdissect"),
     ],
 )
-def test_files_that_are_no_baseline(tmp_path: Path, text: str) -> None:
-    """CaptureError names the file."""
+def test_files_that_are_no_baseline(tmp_path: Path, text: str, says: str) -> None:
+    """CaptureError names the file, or the version."""
     path = tmp_path / "b.jsonl"
     path.write_text(text)
-    with pytest.raises(CaptureError, match=r"b\.jsonl"):
+    with pytest.raises(CaptureError, match=says):
         read_baseline(str(path))
     with pytest.raises(CaptureError, match="missing"):
         read_baseline(str(tmp_path / "missing"))
-
-
-def test_a_baseline_of_another_version_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "b.jsonl"
-    path.write_text('{"type": "run", "format_version": 1}')
-    with pytest.raises(CaptureError, match="kept by another kdissect"):
-        read_baseline(str(path))
 
 
 def test_percentiles_of_latencies() -> None:
@@ -270,12 +271,10 @@ def test_percentiles_of_latencies() -> None:
         outcome.step.exchange.response_time_ns = outcome.step.exchange.request_end_time_ns + MS
         outcome.answered_ns = outcome.sent_ns + number * MS
     [api] = summary_row(results)["apis"]
-    assert api["latency"] == {
-        "count": 3, "p50_us": 2000, "p95_us": 3000, "p99_us": 3000, "max_us": 3000,
-    }  # fmt: skip
-    assert summary_row(results)["own_lag"] == {
-        "count": 0, "p50_us": None, "p95_us": None, "p99_us": None, "max_us": None,
-    }  # fmt: skip
+    names = ("count", "p50_us", "p95_us", "p99_us", "max_us")
+    assert tuple(api["latency"][name] for name in names) == (3, 2000, 3000, 3000, 3000)
+    lag = summary_row(results)["own_lag"]
+    assert tuple(lag[name] for name in names) == (0, None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -311,20 +310,14 @@ def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
         "left out: 2 x true, 1 x 7"
     )
     assert results.notes == [note]
-    console = Console(file=StringIO(), width=200)
-    print_results(results, console)
-    assert isinstance(console.file, StringIO)
-    assert note in console.file.getvalue()
-    write_html(results, tmp_path / "r.html")
-    assert note in (tmp_path / "r.html").read_text()
-    write_json_lines(results, tmp_path / "r.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
-    assert rows[0]["notes"] == [note]
-    assert [row["dropped"] for row in rows[1:-1]] == [
+    outputs = written(results, tmp_path)
+    assert note in outputs.console
+    assert note in outputs.html
+    assert outputs.rows[0]["notes"] == [note]
+    assert [row["dropped"] for row in outputs.rows[1:-1]] == [
         [{"path": "groups[1].require_stable", "value": text}] for text in ("true", "true", "7")
     ] + [[], []]
-    write_junit(results, tmp_path / "r.xml")
-    cases = ElementTree.parse(tmp_path / "r.xml").getroot()[1]
+    cases = outputs.suites[1]
     told = ["v2 has no groups[1].require_stable" in "".join(case.itertext()) for case in cases]
     assert told == [True, True, True, False, False]
 
@@ -336,21 +329,16 @@ def test_findings_about_the_whole_run_are_in_every_output(tmp_path: Path) -> Non
         results = made(fail_on)
         results.findings.append(finding)
         assert results.exit_code == code
-        write_junit(results, tmp_path / "r.xml")
-        suites = ElementTree.parse(tmp_path / "r.xml").getroot()
+        outputs = written(results, tmp_path)
+        suites = outputs.suites
         assert suites.get("failures") == str(code)
         assert len(suites.findall(".//failure")) == code
         assert int(suites.get("tests", 0)) == len(suites.findall(".//testcase"))
-        write_json_lines(results, tmp_path / "r.jsonl")
-        summary = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
-        assert summary["findings"][0]["found"] == "501 ms"
-        assert summary["findings"][0]["fails"] is bool(code)
-    write_html(results, tmp_path / "r.html")
-    assert "<script>alert" not in (tmp_path / "r.html").read_text()
-    out = StringIO()
-    print_results(results, Console(file=out, width=200))
-    assert "1 ms -> 501 ms (p = 0.0001)" in out.getvalue()
-    assert "\x1b[31m" not in out.getvalue()
+        [row] = outputs.rows[-1]["findings"]
+        assert (row["found"], row["fails"]) == ("501 ms", bool(code))
+        assert "<script>alert" not in outputs.html
+        assert "1 ms -> 501 ms (p = 0.0001)" in outputs.console
+        assert "\x1b[31m" not in outputs.console
 
 
 def test_lines_are_not_cut_where_output_is_piped(
@@ -397,16 +385,11 @@ def test_changes_of_a_release_are_told_apart(tmp_path: Path) -> None:
         "Heartbeat results[topic t].configs[message.timestamp.after.max.ms].value: 1 -> 2: "
         "another default (KIP-1030), 3 places"
     )
-    out = StringIO()
-    print_results(results, Console(file=out, width=200))
-    assert "Changes of this release (Kafka 3.9 -> Kafka 4.3), by design:" in out.getvalue()
-    assert line in out.getvalue()
-    write_html(results, tmp_path / "r.html")
-    assert "Changes of this release" in (tmp_path / "r.html").read_text()
-    write_junit(results, tmp_path / "r.xml")
-    suites = ElementTree.parse(tmp_path / "r.xml").getroot()
-    assert suites.get("failures") == "0"
-    assert int(suites.get("tests", 0)) == len(suites.findall(".//testcase"))
-    write_json_lines(results, tmp_path / "r.jsonl")
-    summary = json.loads((tmp_path / "r.jsonl").read_text().splitlines()[-1])
-    assert summary["release_changes"][0]["count"] == 3
+    outputs = written(results, tmp_path)
+    assert "Changes of this release (Kafka 3.9 -> Kafka 4.3), by design:" in outputs.console
+    assert line in outputs.console
+    assert "Changes of this release" in outputs.html
+    assert outputs.suites.get("failures") == "0"
+    cases = outputs.suites.findall(".//testcase")
+    assert int(outputs.suites.get("tests", 0)) == len(cases)
+    assert outputs.rows[-1]["release_changes"][0]["count"] == 3
