@@ -85,7 +85,7 @@ from kdissect.pipeline.step_rows import (
 )
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
-from kdissect.resume.completion import Patience
+from kdissect.resume.continued import Patience
 from kdissect.resume.next_window import payload as payload_of
 from kdissect.resume.open_connection import (
     NEVER,

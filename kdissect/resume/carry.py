@@ -13,7 +13,7 @@ facts that the kernels would have found in the bytes before. So the rows are tho
 A window has four steps, each a function of the results before it:
 
 1. `continued`: assemble carried and new segments; ids and counts are those of whole connections.
-2. `completion`: which bytes are settled, and which exchanges are complete.
+2. `continued` too: which bytes are settled, and which exchanges are complete.
 3. `next_window`: where each stream resumes, which state each connection has then, and which
    segments it carries.
 4. `ConnectionCarry` here: which connections take part, and what becomes of those beyond a limit.
@@ -26,7 +26,7 @@ An exchange is *complete* in three cases:
   the capture ended, or a limit was reached
 
 It is emitted once all exchanges before it are complete as well, so that each stream resumes at one
-position. Bytes are final up to the first hole that may still be filled; `completion.Patience` says
+position. Bytes are final up to the first hole that may still be filled; `continued.Patience` says
 how long that is. A request without a response, while later ones have theirs, is complete after
 PASSED_MAX responses to later requests: until then its response may come out of order.
 
@@ -70,8 +70,14 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.kafka.assembly import Protocol as Spoken
 from kdissect.kafka.options import StreamOptions
 from kdissect.kafka.pairing import CLOCKS_MAX_NS
-from kdissect.resume.completion import Patience, complete, settled
-from kdissect.resume.continued import Bools, Continued, continued
+from kdissect.resume.continued import (
+    Bools,
+    Continued,
+    Patience,
+    complete,
+    continued,
+    settled,
+)
 from kdissect.resume.next_window import (
     CarryLimits,
     carried_segments,
@@ -197,7 +203,7 @@ class ConnectionCarry:
 
         window: the last one; its buffer is used again.
         """
-        waiting = [key for key, one in self._open.items() if one.parts]
+        waiting = [key for key, one in self._open.items() if one.segments]
         empty = Window(window.batch, window.buffer, 0, [])
         while waiting:
             some: set[bytes] = set()
@@ -343,13 +349,12 @@ def _batch(
     """Openings, carried segments and the window's rows (of the first connections) together."""
     states = rows_of(connections)
     parts = [_openings(states)]
-    carried = [b"".join(part for part, _ in one.parts) for one in connections]
-    data = [b"".join(part for _, part in one.parts) for one in connections]
-    if any(carried):
-        start = window.hold(b"".join(data))
-        kept = np.frombuffer(b"".join(carried), SEGMENT).copy()
-        counts = [len(part) // SEGMENT.itemsize for part in carried]
-        sizes = np.array([len(part) for part in data], np.int64)
+    carried = b"".join(one.segments for one in connections)
+    if carried:
+        start = window.hold(b"".join(one.data for one in connections))
+        kept = np.frombuffer(carried, SEGMENT).copy()
+        counts = [len(one.segments) // SEGMENT.itemsize for one in connections]
+        sizes = np.array([one.size for one in connections], np.int64)
         kept["pos"] += np.repeat(start + np.cumsum(sizes) - sizes, counts)
         kept["endpoints"] = np.repeat(np.arange(len(connections)), counts)
         parts.append(kept[np.lexsort((kept["packet"], kept["source"]))])
@@ -392,10 +397,12 @@ def _still_waiting(
     enough = one.enough[0] - sizes[0], one.enough[1] - sizes[1]
     if min(enough) <= 0:
         return None
-    data = payload(segments, sources).tobytes()
     captured = segments["captured"].astype(np.int64)
+    data = payload(segments, sources)
     segments["pos"] = one.size + np.cumsum(captured) - captured
-    return replace(one, enough=enough, parts=(*one.parts, (segments.tobytes(), data)))
+    one.segments.extend(segments.tobytes())
+    one.data.extend(data.data)
+    return replace(one, enough=enough)
 
 
 def _without_segments(one: OpenConnection) -> OpenConnection:

@@ -6,7 +6,7 @@ See `carry` for the terms.
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,13 @@ from kdissect.kafka.exchanges import NO_RESPONSE
 from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
-from kdissect.resume.completion import NO_POSITION, Complete, Settled
 from kdissect.resume.continued import (
     LOOKED_AT_MAX,
+    NO_POSITION,
     Bools,
+    Complete,
     Continued,
+    Settled,
     exchanges_of,
     places_of,
 )
@@ -390,10 +392,11 @@ def next_connections(
         low, high = bounds[row : row + 2].tolist()
         counts = rtt[rtt_bounds[row] : rtt_bounds[row + 1]].copy()
         counts["stream"] -= 2 * row
-        part = packed[low * size : high * size], plain[first_byte[row] : first_byte[row + 1]]
         tls = None
         if row in c.tls.sessions and 2 * row in at.points and 2 * row + 1 in at.points:
             tls = TlsState(c.tls.sessions[row], (at.points[2 * row], at.points[2 * row + 1]))
-        parts, one = ((part,) if part[0] else ()), rows[row : row + 1].copy()
-        found.append(OpenConnection(one, parts, counts, tls, (enough[row][0], enough[row][1])))
+        kept = bytearray(packed[low * size : high * size])
+        carried = bytearray(plain[first_byte[row] : first_byte[row + 1]])
+        one = OpenConnection(rows[row : row + 1].copy(), kept, carried, counts, tls)
+        found.append(replace(one, enough=(enough[row][0], enough[row][1])))
     return found

@@ -77,13 +77,14 @@ def new_rows(endpoints: npt.NDArray[np.void]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class OpenConnection:
-    """row: OPEN[1]. parts: carried segments (packed SEGMENT) and their bytes; `pos` is a position
-    in the bytes of all parts. rtt: counts of round-trip times. tls: state that decrypts the
-    carried bytes of Kafka over TLS, which begin at a record. enough: by side, new bytes that must
-    come before something can be complete; it is not saved."""
+    """row: OPEN[1]. segments: the carried ones (packed SEGMENT); `pos` is a position in `data`,
+    their bytes. rtt: counts of round-trip times. tls: state that decrypts the carried bytes of
+    Kafka over TLS, which begin at a record. enough: by side, new bytes that must come before
+    something can be complete; it is not saved."""
 
     row: Rows
-    parts: tuple[tuple[bytes, bytes], ...] = ()
+    segments: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
     rtt: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RTT_COUNT))
     tls: TlsState | None = None
     enough: tuple[int, int] = (0, 0)
@@ -91,7 +92,7 @@ class OpenConnection:
     @property
     def size(self) -> int:
         """Number of carried bytes."""
-        return sum(len(data) for _, data in self.parts)
+        return len(self.data)
 
     @property
     def phase(self) -> Phase:
@@ -137,19 +138,15 @@ def with_sources(
     carried segments, and the last `kept` ones."""
     is_used = np.arange(count) >= count - kept
     for one in connections:
-        for segments, _ in one.parts:
-            is_used[np.frombuffer(segments, SEGMENT)["source"]] = True
+        is_used[np.frombuffer(one.segments, SEGMENT)["source"]] = True
     if is_used.all():
         return list(connections), np.arange(count)
     number = np.cumsum(is_used) - 1
     renumbered = []
     for one in connections:
-        parts = []
-        for segments, data in one.parts:
-            rows = np.frombuffer(segments, SEGMENT).copy()
-            rows["source"] = number[rows["source"]]
-            parts.append((rows.tobytes(), data))
-        renumbered.append(replace(one, parts=tuple(parts)))
+        rows = np.frombuffer(one.segments, SEGMENT).copy()
+        rows["source"] = number[rows["source"]]
+        renumbered.append(replace(one, segments=bytearray(rows.tobytes())))
     return renumbered, np.flatnonzero(is_used)
 
 
@@ -168,8 +165,8 @@ def to_table(connections: Sequence[OpenConnection]) -> pa.Table:
     """A row for each connection, for `from_table`."""
     columns = (
         [one.row.tobytes() for one in connections],
-        [b"".join(part for part, _ in one.parts) for one in connections],
-        [b"".join(part for _, part in one.parts) for one in connections],
+        [bytes(one.segments) for one in connections],
+        [bytes(one.data) for one in connections],
         [one.rtt.tobytes() for one in connections],
         [one.tls and json.dumps(one.tls.to_json()) for one in connections],
     )
@@ -190,7 +187,8 @@ def from_table(table: pa.Table) -> list[OpenConnection]:
     return [
         OpenConnection(
             np.frombuffer(row, OPEN).copy(),
-            ((segments, data),) if segments else (),
+            bytearray(segments),
+            bytearray(data),
             np.frombuffer(rtt, RTT_COUNT),
             None if tls is None else TlsState.from_json(json.loads(tls)),
         )

@@ -143,7 +143,8 @@ class Run:
             if state is not None and state.phase is Phase.KAFKA:
                 packed = packed_table(STATE_OPEN, to_table([state]))
                 (again,) = from_table(unpacked(packed)[1])
-                assert (again.tls, again.parts) == (state.tls, state.parts)
+                assert (again.tls, again.segments) == (state.tls, state.segments)
+                assert again.data == state.data
             count = max(count, int(last.batch.segments["packet"].max(initial=0)))
             yield count, rows, state, packed
         assert last is not None
