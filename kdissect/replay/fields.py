@@ -337,14 +337,6 @@ class FieldRef(NamedTuple):
         return value if isinstance(value, list) else [value]
 
 
-NAMING = frozenset(
-    {
-        FieldKind.TOPIC, FieldKind.TOPIC_ID, FieldKind.PARTITION, FieldKind.GROUP,
-        FieldKind.TRANSACTIONAL_ID,
-    }
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class ShapeField:
     """A field of a layout with what the table says of it.
@@ -366,11 +358,12 @@ class ShapeField:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A layout with the kinds of its fields. ids: the fields that are ids, or hold some. named:
-    fields that name a struct's topic, partition, group or transaction."""
+    for each part of a
+    `FieldContext` the field that names it."""
 
     fields: tuple[ShapeField, ...]
     ids: tuple[ShapeField, ...]
-    named: dict[FieldKind, str]
+    named: dict[str, str]
 
     def rules_of(self, name: str) -> tuple[FieldRule, ...]:
         return next((each.rules for each in self.fields if each.slot.name == name), ())
@@ -385,7 +378,7 @@ def shape_of(table: FieldTable, api_key: int, side: str, api_version: int) -> Sh
 
 def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
     fields: list[ShapeField] = []
-    named: dict[FieldKind, str] = {}
+    named: dict[str, str] = {}
     for slot in of.by_name.values():
         here, is_array = f"{path}{slot.name}", slot.field.is_array
         element = f"{here}{'[]' * is_array}"
@@ -395,8 +388,8 @@ def _shape(table: FieldTable, api_name: str, of: Layout, path: str) -> Shape:
             rules += elements
             kinds = [rule.kind for rule in rules]
             for each in kinds if not is_array else ():
-                if each in NAMING:
-                    named.setdefault(each, slot.name)
+                if (part := each.value.replace("-", "_")) in FieldContext._fields:
+                    named.setdefault(part, slot.name)
             kind = next((each for each in kinds if each in _IDS or each is FieldKind.EXACT), None)
             if slot.field.type is Type.RECORDS:
                 kind = FieldKind.RECORDS
@@ -438,26 +431,13 @@ def _iter_fields(shape: Shape, values: dict[str, Any], around: FieldContext) -> 
                 yield from _iter_fields(each.inner, struct, around)
 
 
-def about(
-    named: Mapping[FieldKind, str], values: dict[str, Any], around: FieldContext
-) -> FieldContext:
+def about(named: Mapping[str, str], values: dict[str, Any], around: FieldContext) -> FieldContext:
     """The context for fields of a struct: topic, partition, group and transaction that it names.
 
-    Values that the struct does not name come from `around`, the context of the struct itself.
+    named: as in `Shape`. Values that the struct does not name come from `around`, the context of
+    the struct itself.
     """
-    topic, topic_id, partition, group, transactional_id = around
-    for kind, name in named.items():
-        value = values.get(name)
-        if value is None:
-            continue
-        if kind is FieldKind.TOPIC:
-            topic, topic_id = value, None
-        elif kind is FieldKind.TOPIC_ID:
-            topic_id = value
-        elif kind is FieldKind.PARTITION:
-            partition = value
-        elif kind is FieldKind.GROUP:
-            group = value
-        else:
-            transactional_id = value
-    return FieldContext(topic, topic_id, partition, group, transactional_id)
+    found = {of: values[name] for of, name in named.items() if values.get(name) is not None}
+    if "topic" in found and "topic_id" not in found:
+        found["topic_id"] = None
+    return around._replace(**found)

@@ -414,16 +414,18 @@ class Outcome:
         return self.answered_ns - self.sent_ns if self.answered_ns >= 0 else -1
 
     def tries(self) -> Iterator[Outcome]:
-        """An outcome for each time that the request was sent, with its answer; the last is this."""
-        yield from map(self.with_answer, range(len(self.earlier)))
+        """An outcome for each time that the request was sent, with its answer: the earlier ones,
+        this one, and what followed it."""
+        for number, each in enumerate(self.earlier):
+            yield self._with(each, self.earlier[:number])
         yield self
+        for each in self.followed:
+            yield self._with(each, ())
 
-    def with_answer(self, number: int) -> Outcome:
-        """The outcome as if the answer `number` (from 0) of `earlier` had been the final one."""
-        answer = self.earlier[number]
+    def _with(self, one: Attempt, earlier: Sequence[Attempt]) -> Outcome:
         return replace(
-            self, sent=answer.sent, answer=answer.answer, sent_ns=answer.sent_ns,
-            answered_ns=answer.answered_ns, earlier=self.earlier[:number], followed=(),
+            self, sent=one.sent, answer=one.answer, sent_ns=one.sent_ns,
+            answered_ns=one.answered_ns, earlier=earlier, followed=(),
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.comparison.causes import Cause, Releases, causes
+from kdissect.replay.comparison.causes import RULE, Cause, Releases, causes
 from kdissect.replay.model import (
     PRODUCE,
     TRANSACTIONS,
@@ -116,7 +116,12 @@ class Finding:
 
 
 def kind_of(api_name: str, one: Difference) -> tuple[str, ...]:
-    """What differences of one finding have in common."""
+    """What differences of one finding have in common. A change of a config by a release is one,
+    whatever resource has it; the versions of all APIs are one."""
+    if one.rule == RULE:
+        is_config = bool(one.keys) and "configs[]" in one.place
+        where = one.place.rpartition(".")[2] if is_config else one.place.partition("[]")[0]
+        return where, one.keys[-1] if is_config else "", one.note
     name = ""
     if any(part in one.place for part in _NAMED) and one.keys:
         name = one.keys[0] if one.place.startswith("api_keys") else one.keys[-1]

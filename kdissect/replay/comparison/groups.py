@@ -27,7 +27,6 @@ from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import FOREVER_NS, Difference, Outcome
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
-    decoded,
     entries,
     response_of,
 )
@@ -74,11 +73,14 @@ class _Heartbeat(NamedTuple):
     captured: the same in the capture. is_answered: without error."""
 
     outcome: Outcome
-    sent_ns: int
     epoch: int
     shares: list[Share] | None
     captured: list[Share] | None
     is_answered: bool
+
+    @property
+    def sent_ns(self) -> int:
+        return self.outcome.sent_ns
 
 
 @dataclass(slots=True)
@@ -117,35 +119,17 @@ class Groups:
 
     def _heartbeat(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         exchange, group = outcome.step.exchange, self._assigned[request["group_id"]]
-        response = response_of(exchange)
+        response, epoch = response_of(exchange), request["member_epoch"]
         captured = None if response is None else _shares(response.body, self._captured)
-        self._add(group, outcome, outcome.sent_ns, request, answer, captured)
-        for each in outcome.followed:
-            sent = decoded(each.sent, "request", exchange.api_key, outcome.api_version)
-            frame = decoded(each.answer, "response", exchange.api_key, outcome.api_version)
-            if sent is not None:
-                body = None if frame is None else frame.body
-                self._add(group, outcome, each.sent_ns, sent.body, body, None)
+        taken = _Exchange(outcome, request, answer).taken
+        shares = _shares(taken, self._target)
+        heartbeat = _Heartbeat(outcome, epoch, shares, captured, bool(taken))
+        group.members[request["member_id"] or taken.get("member_id") or ""].append(heartbeat)
+        if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
+            group.changes_ns.append(outcome.sent_ns)
         group.is_shared |= exchange.api_key == ApiKey.SHARE_GROUP_HEARTBEAT
         if request.get("subscribed_topic_regex"):
             group.settled_ns = _PATTERN_NS
-
-    def _add(
-        self,
-        group: _AssignedGroup,
-        outcome: Outcome,
-        sent_ns: int,
-        request: Body,
-        answer: Body | None,
-        captured: list[Share] | None,
-    ) -> None:
-        taken = _Exchange(outcome, request, answer).taken
-        epoch = request["member_epoch"]
-        shares = _shares(taken, self._target)
-        heartbeat = _Heartbeat(outcome, sent_ns, epoch, shares, captured, bool(taken))
-        group.members[request["member_id"] or taken.get("member_id") or ""].append(heartbeat)
-        if epoch <= 0 or any(request.get(name) for name in _SUBSCRIPTIONS):
-            group.changes_ns.append(sent_ns)
 
     # -- contradictions -------------------------------------------------------------------------
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import CaptureError, Error
+from kdissect.replay.comparison.causes import RULE as RELEASE_RULE
 from kdissect.replay.comparison.findings import Finding, group
 from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.text import (
     dropped_text,
     note_of,
     readable_texts_of,
-    release_changes,
     run_texts,
     texts_of,
 )
@@ -214,7 +214,13 @@ def summary_row(results: Results) -> Row:
         "apis": list(_api_rows(outcomes)),
         "kinds": [_kind_row(results, each, each.notes) for each in results.kinds],
         "tolerated": [_kind_row(results, each, ()) for each in tolerated],
-        "release_changes": release_changes(outcomes),
+        "release_changes": [
+            {"api_name": each.api_name, "path": each.example.path,
+             **_pair(readable_texts_of(-1, each.example)), "what": each.example.note,
+             "count": each.count}
+            for each in tolerated
+            if each.example.rule == RELEASE_RULE
+        ],
         "findings": [
             {"kind": each.kind, "subject": each.subject,
              **dict(zip(("expected", "found"), run_texts(each), strict=True)),

@@ -14,7 +14,6 @@ from uuid import UUID
 from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import RESPONSE
-from kdissect.replay.comparison.causes import RULE as RELEASE_RULE
 from kdissect.replay.comparison.normal_form import SURPLUS, plain
 from kdissect.replay.comparison.records import PLACE
 from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
@@ -157,25 +156,6 @@ def run_texts(finding: RunFinding) -> tuple[str, str]:
         field_text("value", each, config) for each in (finding.expected, finding.found)
     )
     return expected, found
-
-
-def release_changes(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """The changes of the release that the answers show, as rows. A config is one change, whatever
-    resource has it; the versions of all APIs are one."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    for outcome in outcomes:
-        for one in outcome.judgement.differences:
-            if one.rule != RELEASE_RULE:
-                continue
-            name = one.keys[-1] if one.keys and "configs[]" in one.place else ""
-            place = one.place.partition("[]")[0] if not name else one.place.rpartition(".")[2]
-            captured, answered = readable_texts_of(-1, one)
-            row = {
-                "api_name": outcome.step.api_name, "path": one.path, "captured": captured,
-                "answered": answered, "what": one.note, "count": 0,
-            }  # fmt: skip
-            rows.setdefault((name, place, one.note), row)["count"] += 1
-    return list(rows.values())
 
 
 def release_lines(changes: Iterable[Mapping[str, Any]]) -> list[str]:
