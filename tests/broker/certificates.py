@@ -8,9 +8,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from tests.builders.certificates import certificate, key_pem, name
 
 
 @dataclass(frozen=True)
@@ -25,55 +26,36 @@ class Pem:
 class Authority:
     """Signs certificates; its own is in `cert`."""
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path, common_name: str = "authority") -> None:
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name(name)
-        signed = (
-            _certificate(self._name, self._name, self._key)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        self.cert = folder / f"{name}.pem"
-        self.cert.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        self._name = name(common_name)
+        constraints = x509.BasicConstraints(ca=True, path_length=None)
+        signed = certificate(self._name, self._key, _validity(None), constraints)
+        self.cert = folder / f"{common_name}.pem"
+        self.cert.write_bytes(signed.public_bytes(Encoding.PEM))
 
-    def issue(self, name: str, host: str | None = None, ends: datetime | None = None) -> Pem:
+    def issue(self, common_name: str, host: str | None = None, ends: datetime | None = None) -> Pem:
         """For a host (an address), or for a client; without an end it is valid for two days."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _certificate(_name(name), self._name, key, ends)
-        if host is not None:
-            names = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))])
-            builder = builder.add_extension(names, critical=False)
-        cert = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        text = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+        hosts = [x509.IPAddress(ip_address(host))] if host else []
+        extensions = [x509.SubjectAlternativeName(hosts)] if hosts else []
+        signed = certificate(
+            name(common_name),
+            key,
+            _validity(ends),
+            *extensions,
+            issuer=self._name,
+            issuer_key=self._key,
         )
-        pem = Pem(*(self.folder / f"{name}-{kind}.pem" for kind in ("cert", "key", "store")))
+        cert = signed.public_bytes(Encoding.PEM)
+        pem = Pem(*(self.folder / f"{common_name}-{kind}.pem" for kind in ("cert", "key", "store")))
         pem.cert.write_bytes(cert)
-        pem.key.write_bytes(text)
-        pem.store.write_bytes(text + cert)
+        pem.key.write_bytes(key_pem(key))
+        pem.store.write_bytes(key_pem(key) + cert)
         return pem
 
 
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    ends: datetime | None = None,
-) -> x509.CertificateBuilder:
+def _validity(ends: datetime | None) -> tuple[datetime, datetime]:
     ends = ends or datetime.now(UTC) + timedelta(days=2)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(min(ends, datetime.now(UTC)) - timedelta(hours=1))
-        .not_valid_after(ends)
-    )
+    return min(ends, datetime.now(UTC)) - timedelta(hours=1), ends

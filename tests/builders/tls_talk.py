@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly
 from kdissect.tls.key_log import expand_label
+from tests.builders.certificates import certificate, key_pem, name
 from tests.builders.frames import request, response
 from tests.builders.playbook import BROKER, CLIENT, Playbook
 
@@ -29,33 +30,18 @@ SERVER_NAME = "broker.example"
 def _certificate(common_name: str) -> bytes:
     """A self-signed certificate and its key, as PEM."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
     start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(7)
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=36500))
-        .add_extension(
-            x509.SubjectAlternativeName(
-                [
-                    x509.DNSName(f"alt.{common_name}"),
-                    x509.IPAddress(ipaddress.ip_address("10.0.0.9")),
-                ]
-            ),
-            critical=False,
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName(f"alt.{common_name}"), x509.IPAddress(ipaddress.ip_address("10.0.0.9"))]
     )
-    return built.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+    signed = certificate(
+        name(common_name),
+        key,
+        (start, start + datetime.timedelta(days=36500)),
+        names,
+        x509.BasicConstraints(ca=True, path_length=None),
     )
+    return signed.public_bytes(Encoding.PEM) + key_pem(key)
 
 
 class Parties:
@@ -67,13 +53,13 @@ class Parties:
         self.log = folder / "key.log"
         self.broker = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        for context, name in ((self.broker, SERVER_NAME), (self.client, "alice")):
+        for context, owner in ((self.broker, SERVER_NAME), (self.client, "alice")):
             chosen = getattr(ssl.TLSVersion, version)
             context.minimum_version = context.maximum_version = chosen
             if ciphers and version == "TLSv1_2":
                 context.set_ciphers(ciphers)
-            path = folder / f"{name}.pem"
-            path.write_bytes(_certificate(name))
+            path = folder / f"{owner}.pem"
+            path.write_bytes(_certificate(owner))
             if context is self.broker or is_mutual:
                 context.load_cert_chain(path)
         self.client.check_hostname = False

@@ -43,9 +43,8 @@ Produce response
     partition         responses.partition_responses.index
     offset            responses.partition_responses.base_offset
     offset            responses.partition_responses.log_start_offset
-    node              responses.partition_responses.current_leader.leader_id
+    node              responses.partition_responses.current_leader.leader_id node_endpoints.node_id
     leader-epoch      responses.partition_responses.current_leader.leader_epoch
-    node              node_endpoints.node_id
 
 Fetch request
     node              replica_id replica_state.replica_id
@@ -63,17 +62,16 @@ Fetch response
     partition         responses.partitions.partition_index
     offset            responses.partitions.high_watermark responses.partitions.last_stable_offset
     offset            responses.partitions.log_start_offset
-    leader-epoch      responses.partitions.diverging_epoch.epoch
     offset            responses.partitions.diverging_epoch.end_offset
-    node              responses.partitions.current_leader.leader_id
-    leader-epoch      responses.partitions.current_leader.leader_epoch
     offset            responses.partitions.snapshot_id.end_offset
-    leader-epoch      responses.partitions.snapshot_id.epoch
-    producer-id       responses.partitions.aborted_transactions.producer_id
     offset            responses.partitions.aborted_transactions.first_offset
-    node              responses.partitions.preferred_read_replica
+    leader-epoch      responses.partitions.diverging_epoch.epoch
+    leader-epoch      responses.partitions.current_leader.leader_epoch
+    leader-epoch      responses.partitions.snapshot_id.epoch
+    node              responses.partitions.current_leader.leader_id
+    node              responses.partitions.preferred_read_replica node_endpoints.node_id
+    producer-id       responses.partitions.aborted_transactions.producer_id
     records           responses.partitions.records
-    node              node_endpoints.node_id
 
 ListOffsets request
     node              replica_id
@@ -90,12 +88,12 @@ Metadata request
     topic             topics.name
     topic-id          topics.topic_id
 Metadata response
-    node              brokers.node_id controller_id
+    node              brokers.node_id controller_id topics.partitions.leader_id
+    node              topics.partitions.replica_nodes topics.partitions.isr_nodes
+    node              topics.partitions.offline_replicas
     topic             topics.name
     topic-id          topics.topic_id
     partition         topics.partitions.partition_index
-    node              topics.partitions.leader_id topics.partitions.replica_nodes
-    node              topics.partitions.isr_nodes topics.partitions.offline_replicas
     leader-epoch      topics.partitions.leader_epoch
 
 OffsetCommit request
@@ -147,7 +145,6 @@ Heartbeat request
     group             group_id
     generation        generation_id
     member            member_id
-Heartbeat response
 
 LeaveGroup request
     group             group_id
@@ -171,12 +168,8 @@ DescribeGroups response
     subscription      groups.members.member_metadata
     assignment        groups.members.member_assignment
 
-ListGroups request
 ListGroups response
     group             groups.group_id
-
-ApiVersions request
-ApiVersions response
 
 CreateTopics request
     topic             topics.name
@@ -238,7 +231,6 @@ AddOffsetsToTxn request
     producer-id       producer_id
     producer-epoch    producer_epoch
     group             group_id
-AddOffsetsToTxn response
 
 EndTxn request
     transactional-id  transactional_id
@@ -270,7 +262,6 @@ DescribeAcls response
 
 CreateAcls request
     acl-resource      creations.resource_name
-CreateAcls response
 
 DeleteAcls request
     acl-resource      filters.resource_name_filter
@@ -307,19 +298,15 @@ CreatePartitions request
 CreatePartitions response
     topic             results.name
 
-CreateDelegationToken request
 CreateDelegationToken response
     token             token_id hmac
 
 RenewDelegationToken request
     token             hmac
-RenewDelegationToken response
 
 ExpireDelegationToken request
     token             hmac
-ExpireDelegationToken response
 
-DescribeDelegationToken request
 DescribeDelegationToken response
     token             tokens.token_id tokens.hmac
 
@@ -365,18 +352,6 @@ OffsetDelete response
     topic             topics.name
     partition         topics.partitions.partition_index
 
-DescribeClientQuotas request
-DescribeClientQuotas response
-
-AlterClientQuotas request
-AlterClientQuotas response
-
-DescribeUserScramCredentials request
-DescribeUserScramCredentials response
-
-AlterUserScramCredentials request
-AlterUserScramCredentials response
-
 DescribeQuorum request
     topic             topics.topic_name
     partition         topics.partitions.partition_index
@@ -387,10 +362,6 @@ DescribeQuorum response
     node              topics.partitions.observers.replica_id nodes.node_id
     leader-epoch      topics.partitions.leader_epoch
 
-UpdateFeatures request
-UpdateFeatures response
-
-DescribeCluster request
 DescribeCluster response
     node              controller_id brokers.broker_id
 
@@ -406,7 +377,6 @@ DescribeProducers response
 
 UnregisterBroker request
     node              broker_id
-UnregisterBroker response
 
 DescribeTransactions request
     transactional-id  transactional_ids
@@ -445,8 +415,8 @@ ConsumerGroupDescribe ShareGroupDescribe response
     member            groups.members.member_id
     generation        groups.members.member_epoch
     topic             groups.members.subscribed_topic_names
-    topic-id          groups.members.assignment.topic_partitions.topic_id
     topic             groups.members.assignment.topic_partitions.topic_name
+    topic-id          groups.members.assignment.topic_partitions.topic_id
     partition         groups.members.assignment.topic_partitions.partitions
 ConsumerGroupDescribe response
     topic-id          groups.members.target_assignment.topic_partitions.topic_id
@@ -460,9 +430,7 @@ GetTelemetrySubscriptions response
 
 PushTelemetry request
     token             client_instance_id subscription_id
-PushTelemetry response
 
-ListConfigResources request
 ListConfigResources response
     config-resource   config_resources.resource_name
 
@@ -488,12 +456,11 @@ ShareFetch request
 ShareFetch response
     topic-id          responses.topic_id
     partition         responses.partitions.partition_index
-    node              responses.partitions.current_leader.leader_id
+    node              responses.partitions.current_leader.leader_id node_endpoints.node_id
     leader-epoch      responses.partitions.current_leader.leader_epoch
     records           responses.partitions.records
     offset            responses.partitions.acquired_records.first_offset
     offset            responses.partitions.acquired_records.last_offset
-    node              node_endpoints.node_id
 
 ShareAcknowledge request
     group             group_id
@@ -505,9 +472,8 @@ ShareAcknowledge request
 ShareAcknowledge response
     topic-id          responses.topic_id
     partition         responses.partitions.partition_index
-    node              responses.partitions.current_leader.leader_id
+    node              responses.partitions.current_leader.leader_id node_endpoints.node_id
     leader-epoch      responses.partitions.current_leader.leader_epoch
-    node              node_endpoints.node_id
 
 StreamsGroupHeartbeat request
     group             group_id
@@ -524,11 +490,11 @@ StreamsGroupHeartbeat response
     member            member_id
     generation        member_epoch
     partition         active_tasks.partitions standby_tasks.partitions warmup_tasks.partitions
+    partition         partitions_by_user_endpoint.active_partitions.partitions
+    partition         partitions_by_user_endpoint.standby_partitions.partitions
     endpoint-epoch    endpoint_information_epoch
     topic             partitions_by_user_endpoint.active_partitions.topic
-    partition         partitions_by_user_endpoint.active_partitions.partitions
     topic             partitions_by_user_endpoint.standby_partitions.topic
-    partition         partitions_by_user_endpoint.standby_partitions.partitions
 
 StreamsGroupDescribe request
     group             group_ids
@@ -578,6 +544,14 @@ DeleteShareGroupOffsets request
 DeleteShareGroupOffsets response
     topic             responses.topic_name
     topic-id          responses.topic_id
+
+ListGroups ApiVersions CreateDelegationToken DescribeDelegationToken request
+DescribeClientQuotas AlterClientQuotas DescribeUserScramCredentials request
+AlterUserScramCredentials UpdateFeatures DescribeCluster ListConfigResources request
+Heartbeat ApiVersions AddOffsetsToTxn CreateAcls RenewDelegationToken response
+ExpireDelegationToken DescribeClientQuotas AlterClientQuotas response
+DescribeUserScramCredentials AlterUserScramCredentials UpdateFeatures UnregisterBroker response
+PushTelemetry response
 """
 
 
