@@ -1,16 +1,17 @@
 """Real brokers and recordings for tests; where there are none, a test is skipped and says why."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.broker import kafka_broker, record
+from tests.broker.sessions import Session, read_back, whole_session
 
 
 @pytest.fixture
-def start_broker(tmp_path: Path) -> Iterator[Callable[..., kafka_broker.Broker]]:
+def start_broker(tmp_path: Path) -> Iterator[kafka_broker.StartBroker]:
     """Starts empty brokers, stops them at the end: start_broker(kafka_version, **options)."""
     started: list[kafka_broker.Broker] = []
 
@@ -35,3 +36,14 @@ def can_record() -> None:
         record.capturer()
     except kafka_broker.Unavailable as error:
         pytest.skip(f"no recording of loopback traffic: {error}")
+
+
+@pytest.fixture
+def session(start_broker: kafka_broker.StartBroker, can_record: None, tmp_path: Path) -> Session:
+    """A capture of the whole session, and the records of the topics after it."""
+    broker = start_broker()
+    with record.recording(tmp_path / "session.pcap", [broker.ports["PLAINTEXT"]]) as path:
+        whole_session(broker.address)
+    held = read_back(broker.address)
+    broker.stop()
+    return path, held

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -333,6 +333,9 @@ class Broker:
             self.process.kill()
             self.process.wait(STOP_S)
             self.process = None
+
+
+StartBroker = Callable[..., Broker]
 
 
 def start_cluster(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import (
@@ -25,6 +26,7 @@ from confluent_kafka.admin import (
 )
 
 Records = dict[tuple[str, int], list[tuple[bytes | None, bytes | None, tuple[Any, ...]]]]
+Session = tuple[Path, Records]  # a capture, and the records of the topics after it
 WAIT_S = 20
 TOPICS = ("orders", "payments", "audit")
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from kdissect.replay.target.auth import Sasl, TlsOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, connect
 from tests.broker.certificates import Authority
-from tests.broker.kafka_broker import Broker
+from tests.broker.kafka_broker import Broker, StartBroker
 
 pytestmark = [pytest.mark.broker, pytest.mark.heavy]
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -66,9 +65,7 @@ def probe(broker: Broker, listener: str, access: Access) -> Target:
     return target
 
 
-def test_each_mechanism_logs_in_or_says_why_not(
-    start_broker: Callable[..., Broker], tmp_path: Path
-) -> None:
+def test_each_mechanism_logs_in_or_says_why_not(start_broker: StartBroker, tmp_path: Path) -> None:
     """One broker with every kind of listener: each mechanism, TLS, and each way to fail."""
     authority, other = Authority(tmp_path), Authority(tmp_path, "stranger")
     broker = start_broker(
@@ -106,9 +103,7 @@ def test_each_mechanism_logs_in_or_says_why_not(
     assert "connection refused" in refused("PLAINTEXT", Access())
 
 
-def test_a_session_that_ends_is_renewed(
-    start_broker: Callable[..., Broker], tmp_path: Path
-) -> None:
+def test_a_session_that_ends_is_renewed(start_broker: StartBroker, tmp_path: Path) -> None:
     """connections.max.reauth.ms: the link knows when it has to log in again, and can."""
     authority = Authority(tmp_path)
     broker = start_broker(

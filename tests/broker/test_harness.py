@@ -1,20 +1,17 @@
 """The test broker starts, logs its requests, and stops."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kdissect
-from tests.broker.kafka_broker import Broker
+from tests.broker.kafka_broker import StartBroker
 from tests.broker.record import recording
 
 
 @pytest.mark.broker
 @pytest.mark.heavy
-def test_a_session_is_recorded(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
-) -> None:
+def test_a_session_is_recorded(start_broker: StartBroker, can_record: None, tmp_path: Path) -> None:
     """A client's calls to a broker of our own are found in the recording."""
     from kafka import KafkaProducer
 

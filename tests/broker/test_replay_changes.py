@@ -1,14 +1,13 @@
 """Brokers changed on purpose, and brokers in trouble: the matching findings, and no hang."""
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kdissect.codec.message import Message
 from tests.broker.certificates import Authority
-from tests.broker.kafka_broker import AS_RECORDED, Broker, free_ports
+from tests.broker.kafka_broker import AS_RECORDED, StartBroker, free_ports
 from tests.broker.proxy import Proxy
 from tests.broker.replaying import EVERYTHING, ROOT, after_plan, finish, replay, start
 
@@ -41,7 +40,7 @@ FAST = ("--pace", "x4")
     ids=["another default", "smaller messages"],
 )
 def test_a_changed_setting(
-    start_broker: Callable[..., Broker],
+    start_broker: StartBroker,
     tmp_path: Path,
     change: dict[str, str],
     expected: set[tuple[str, str, str, str]],
@@ -53,7 +52,7 @@ def test_a_changed_setting(
     assert done.causes() == expected, done.explain()
 
 
-def test_a_topic_is_missing(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_topic_is_missing(start_broker: StartBroker, tmp_path: Path) -> None:
     """Reads of a topic that the target has not: errors of that topic only."""
     target = start_broker(settings=AS_RECORDED | {"auto.create.topics.enable": "false"})
     done = replay(
@@ -70,7 +69,7 @@ def test_a_topic_is_missing(start_broker: Callable[..., Broker], tmp_path: Path)
 
 
 def test_denied_requests_are_the_only_differences(
-    start_broker: Callable[..., Broker], tmp_path: Path
+    start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """If an authorizer denies all writes, exactly the denied requests differ."""
     target = start_broker(
@@ -91,30 +90,23 @@ def test_denied_requests_are_the_only_differences(
 
 
 def _deny_writing(address: str, principal: str) -> None:
-    from confluent_kafka.admin import (
-        AclBinding,
-        AclOperation,
-        AclPermissionType,
-        AdminClient,
-        ResourcePatternType,
-        ResourceType,
-    )
+    from confluent_kafka import admin as kafka
 
-    admin = AdminClient({"bootstrap.servers": address})
-    rule = AclBinding(
-        ResourceType.TOPIC,
+    rule = kafka.AclBinding(
+        kafka.ResourceType.TOPIC,
         "*",
-        ResourcePatternType.LITERAL,
+        kafka.ResourcePatternType.LITERAL,
         principal,
         "*",
-        AclOperation.WRITE,
-        AclPermissionType.DENY,
+        kafka.AclOperation.WRITE,
+        kafka.AclPermissionType.DENY,
     )
+    admin = kafka.AdminClient({"bootstrap.servers": address})
     for future in admin.create_acls([rule]).values():
         future.result(20)
 
 
-def test_a_flipped_field(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_flipped_field(start_broker: StartBroker, tmp_path: Path) -> None:
     """A proxy changes one field of one response: one difference, at that path."""
     port = free_ports(1)[0]
     target = start_broker(
@@ -140,7 +132,7 @@ def test_a_flipped_field(start_broker: Callable[..., Broker], tmp_path: Path) ->
     assert done.verdicts["different"] == 1
 
 
-def test_the_broker_is_killed(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_the_broker_is_killed(start_broker: StartBroker, tmp_path: Path) -> None:
     """A broker that dies ends the run with exit code 3; finished steps have results."""
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"
@@ -159,7 +151,7 @@ def test_the_broker_is_killed(start_broker: Callable[..., Broker], tmp_path: Pat
 
 
 def test_an_interrupt_leaves_the_outputs_of_finished_steps(
-    start_broker: Callable[..., Broker], tmp_path: Path
+    start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """After SIGINT the outputs have the finished steps, and the exit code is 130."""
     target = start_broker(settings=AS_RECORDED)
@@ -174,7 +166,7 @@ def test_an_interrupt_leaves_the_outputs_of_finished_steps(
     assert "nothing was written" not in done.errors
 
 
-def test_no_way_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_no_way_in(start_broker: StartBroker, tmp_path: Path) -> None:
     """A closed port, TLS to a plaintext port and a wrong password: one line, exit code 3."""
     authority = Authority(tmp_path)
     target = start_broker(
@@ -206,7 +198,7 @@ def test_no_way_in(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     assert done.status == 0, done.explain()
 
 
-def test_answers_that_stall(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_answers_that_stall(start_broker: StartBroker, tmp_path: Path) -> None:
     """A broker that is stopped (SIGSTOP) keeps its connections: time limits end the run."""
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"
@@ -224,7 +216,7 @@ def test_answers_that_stall(start_broker: Callable[..., Broker], tmp_path: Path)
     assert any("no answer within" in (row["error"] or "") for row in done.rows)
 
 
-def test_the_same_cluster(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_the_same_cluster(start_broker: StartBroker, tmp_path: Path) -> None:
     """The address that was captured is refused before a byte is sent; by name it is allowed."""
     target = start_broker(port=free_ports(1)[0])
     lines = tmp_path / "r.jsonl"
@@ -235,7 +227,7 @@ def test_the_same_cluster(start_broker: Callable[..., Broker], tmp_path: Path) -
     assert done.status == 0, done.explain()
 
 
-def test_a_broker_that_holds_data(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_broker_that_holds_data(start_broker: StartBroker, tmp_path: Path) -> None:
     """The second replay of a capture meets what the first one left: it is refused with the list,
     and --into-existing writes to it and deletes none of it."""
     target = start_broker(settings=AS_RECORDED)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import kdissect
-from tests.broker.kafka_broker import AS_RECORDED, Broker, Unavailable, start_cluster
-from tests.broker.record import recording
+from tests.broker.kafka_broker import AS_RECORDED, Broker, StartBroker, Unavailable, start_cluster
 from tests.broker.replaying import EVERYTHING, replay
-from tests.broker.sessions import read_back, whole_session
+from tests.broker.sessions import Session, read_back
 from tests.material import CAPTURES as MATERIAL
 from tests.material import needed
 from tests.truth import produced
@@ -39,7 +38,7 @@ def start_three(tmp_path: Path) -> Iterator[Callable[..., list[Broker]]]:
         broker.stop()
 
 
-def test_a_cluster_on_one_broker(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_cluster_on_one_broker(start_broker: StartBroker, tmp_path: Path) -> None:
     """Three brokers, one killed and one stopped meanwhile, share groups, transactions: no
     difference on one broker, and another client reads what the captured ones wrote."""
     cluster = needed(CLUSTER)
@@ -67,18 +66,11 @@ def test_a_cluster_on_one_broker(start_broker: Callable[..., Broker], tmp_path: 
 
 
 def test_one_broker_on_a_cluster(
-    start_broker: Callable[..., Broker],
-    start_three: Callable[..., list[Broker]],
-    can_record: None,
-    tmp_path: Path,
+    session: Session, start_three: Callable[..., list[Broker]], tmp_path: Path
 ) -> None:
     """What one broker led is spread over three: requests are split among the leaders, their
     answers are put together, and nothing differs; the records are the same."""
-    broker = start_broker()
-    with recording(tmp_path / "session.pcap", [broker.ports["PLAINTEXT"]]) as path:
-        whole_session(broker.address)
-    held = read_back(broker.address)
-    broker.stop()
+    path, held = session
     nodes = start_three()
     tables = tmp_path / "tables"
     done = replay(path, nodes[0].address, tmp_path / "r.jsonl", *EVERYTHING, "--out", str(tables))

@@ -1,7 +1,6 @@
 """Control runs on a real broker excuse differences of an unchanged broker."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from kdissect.replay.target.cluster import Target, parse_address
 from kdissect.replay.target.end_state import EndState, read_end_state
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
-from tests.broker.kafka_broker import AS_RECORDED, LATEST, Broker, free_ports
+from tests.broker.kafka_broker import AS_RECORDED, LATEST, StartBroker, free_ports
 from tests.broker.proxy import Proxy
 from tests.broker.replaying import EVERYTHING, ROOT, replay
 from tests.broker.sessions import read_back
@@ -21,7 +20,7 @@ SARAMA = ROOT / "captures" / "sarama.pcap.gz"
 OPTIONS = (*EVERYTHING, "--create-topics", "--pace", "x4", "--control-runs", "2")
 
 
-def test_a_broker_is_like_itself(start_broker: Callable[..., Broker], tmp_path: Path) -> None:
+def test_a_broker_is_like_itself(start_broker: StartBroker, tmp_path: Path) -> None:
     """Three runs into names of their own on one broker: no finding, and the replay deletes what
     they have made."""
     target = start_broker(LATEST, settings=AS_RECORDED)
@@ -37,7 +36,7 @@ def test_a_broker_is_like_itself(start_broker: Callable[..., Broker], tmp_path: 
 
 @pytest.mark.parametrize("is_delayed", [True, False], ids=["slower", "as fast"])
 def test_slower_answers_are_found(
-    start_broker: Callable[..., Broker], tmp_path: Path, is_delayed: bool
+    start_broker: StartBroker, tmp_path: Path, is_delayed: bool
 ) -> None:
     """100 ms more on each answer is a finding for all APIs together; the broker as its own
     reference is none."""
@@ -53,9 +52,7 @@ def test_slower_answers_are_found(
     assert ("all APIs" in slower) is is_delayed
 
 
-def test_the_state_after_a_run_is_read_back(
-    start_broker: Callable[..., Broker], tmp_path: Path
-) -> None:
+def test_the_state_after_a_run_is_read_back(start_broker: StartBroker, tmp_path: Path) -> None:
     """Records and committed offsets as an independent client reads them, and no finding."""
     from confluent_kafka import ConsumerGroupTopicPartitions
     from confluent_kafka.admin import AdminClient
@@ -91,7 +88,7 @@ def test_the_state_after_a_run_is_read_back(
 
 
 def test_missing_state_of_an_empty_broker_is_listed_first(
-    start_broker: Callable[..., Broker], tmp_path: Path
+    start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """The end of a capture began with topics and records: on the broker that has the whole capture
     nothing is missing, under another name everything is."""

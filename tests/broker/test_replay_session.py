@@ -1,40 +1,24 @@
 """A recorded session of clients, replayed on an empty broker: same answers, same records."""
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kdissect
-from tests.broker.kafka_broker import BEFORE, LATEST, Broker
-from tests.broker.record import recording
+from tests.broker.kafka_broker import BEFORE, StartBroker
 from tests.broker.replaying import EVERYTHING, replay
-from tests.broker.sessions import Records, read_back, whole_session
+from tests.broker.sessions import Session, read_back
 
 pytestmark = pytest.mark.broker
 
 
-def recorded(
-    start_broker: Callable[..., Broker], folder: Path, version: str
-) -> tuple[Path, Records]:
-    """A capture of the whole session, and the records of the topics after it."""
-    broker = start_broker(version)
-    with recording(folder / "session.pcap", [broker.ports["PLAINTEXT"]]) as path:
-        whole_session(broker.address)
-    held = read_back(broker.address)
-    broker.stop()
-    return path, held
-
-
-def test_the_same_release(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
-) -> None:
+def test_the_same_release(session: Session, start_broker: StartBroker, tmp_path: Path) -> None:
     """Producers, a group with two rebalances, transactions and admin calls, all allowed: no
     difference, the topics hold the same records in the same order, and every output says so."""
-    path, held = recorded(start_broker, tmp_path, LATEST)
+    path, held = session
     assert sum(map(len, held.values())) == 340
-    target = start_broker(LATEST)
+    target = start_broker()
     outputs = ["--junit", "r.xml", "--html", "r.html", "--out", "tables"]
     options = [each if each.startswith("-") else str(tmp_path / each) for each in outputs]
     done = replay(path, target.address, tmp_path / "r.jsonl", *EVERYTHING, *options)
@@ -61,11 +45,11 @@ def test_the_same_release(
 @pytest.mark.heavy
 @pytest.mark.parametrize("pace", ["x4", "max"])
 def test_a_faster_pace_leaves_the_same_records(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path, pace: str
+    session: Session, start_broker: StartBroker, tmp_path: Path, pace: str
 ) -> None:
     """The same at other paces: order and dependencies do it, not the clock."""
-    path, held = recorded(start_broker, tmp_path, LATEST)
-    target = start_broker(LATEST)
+    path, held = session
+    target = start_broker()
     done = replay(path, target.address, tmp_path / "r.jsonl", *EVERYTHING, "--pace", pace)
     assert done.status == 0, done.explain()
     assert read_back(target.address) == held
@@ -73,11 +57,11 @@ def test_a_faster_pace_leaves_the_same_records(
 
 @pytest.mark.heavy
 def test_without_allow_nothing_is_written(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
+    session: Session, start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """Without --allow nothing is written: no topic, no group, no record."""
-    path, _ = recorded(start_broker, tmp_path, LATEST)
-    target = start_broker(LATEST)
+    path, _ = session
+    target = start_broker()
     done = replay(path, target.address, tmp_path / "r.jsonl", "--fail-on", "none")
     assert done.status == 0, done.explain()
     assert done.verdicts["skipped"] > 50
@@ -90,11 +74,9 @@ def test_without_allow_nothing_is_written(
 
 
 @pytest.mark.heavy
-def test_the_release_before(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
-) -> None:
+def test_the_release_before(session: Session, start_broker: StartBroker, tmp_path: Path) -> None:
     """On 3.9.1 the differences are those of the release, and the records are the same."""
-    path, held = recorded(start_broker, tmp_path, LATEST)
+    path, held = session
     target = start_broker(BEFORE)
     done = replay(path, target.address, tmp_path / "r.jsonl", *EVERYTHING)
     assert done.status == 1
@@ -109,27 +91,25 @@ def test_the_release_before(
 
 
 @pytest.mark.heavy
-def test_saved_tables_and_runs(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
-) -> None:
+def test_saved_tables_and_runs(session: Session, start_broker: StartBroker, tmp_path: Path) -> None:
     """A saved replay and a table set replay as the capture does; a run is a baseline for others,
     and two brokers can be compared with each other."""
-    path, held = recorded(start_broker, tmp_path, LATEST)
+    path, held = session
     kdissect.read(path, payload="full", reveal_secrets=True).write(tmp_path / "tables")
     saved = tmp_path / "session.replay"
-    first = start_broker(LATEST)
+    first = start_broker()
     done = replay(path, first.address, tmp_path / "first.jsonl", *EVERYTHING, "--save", str(saved))
     assert done.status == 0, done.explain()
     assert saved.stat().st_size < path.stat().st_size
     for number, source in enumerate((saved, tmp_path / "tables")):
-        target = start_broker(LATEST)
+        target = start_broker()
         lines = tmp_path / f"{number}.jsonl"
         more = ("--baseline", str(tmp_path / "first.jsonl")) if source == saved else ()
         done = replay(source, target.address, lines, *EVERYTHING, *more)
         assert done.status == 0, done.explain()
         assert read_back(target.address) == held
         target.stop()
-    one, other = start_broker(LATEST), start_broker(LATEST)
+    one, other = start_broker(), start_broker()
     done = replay(saved, one.address, tmp_path / "a.jsonl", *EVERYTHING, "--against", other.address)
     assert done.status == 0, done.explain()
     assert done.run["compared_with"] == "the answers of another target"
@@ -138,11 +118,11 @@ def test_saved_tables_and_runs(
 
 @pytest.mark.heavy
 def test_topics_groups_and_transactional_ids_are_renamed(
-    start_broker: Callable[..., Broker], can_record: None, tmp_path: Path
+    session: Session, start_broker: StartBroker, tmp_path: Path
 ) -> None:
     """Topics, groups and transactional ids have other names at the target."""
-    path, held = recorded(start_broker, tmp_path, LATEST)
-    target = start_broker(LATEST)
+    path, held = session
+    target = start_broker()
     renames = ("topic:orders=staging-orders", "group:billing=b2", "transactional-id:ledger-1=l")
     done = replay(
         path,

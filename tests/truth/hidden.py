@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
+
 from tests.truth.material import Capture
 
 SECRET_MIN = 6  # shorter ones are found by chance
@@ -53,3 +55,11 @@ def _named(value: Any, fields: tuple[str, ...]) -> Iterator[bytes]:
                 yield each
             else:
                 yield from _named(each, fields)
+
+
+def table_bytes(table: pa.Table) -> bytes:
+    """The columns of a table, uncompressed."""
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue().to_pybytes()

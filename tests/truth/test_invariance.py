@@ -11,7 +11,7 @@ import pytest
 
 import kdissect
 from tests.material import CAPTURES, needs_material
-from tests.truth.material import ALL, SHAPES_BASE, Capture, read, shapes
+from tests.truth.material import ALL, SHAPES_BASE, Capture, key_log, read, shapes
 from tests.truth.rows import IDS, PACKETS, Row, as_rows, differences, set_differences, without
 
 pytestmark = needs_material
@@ -41,31 +41,31 @@ def _same(found: list[str]) -> None:
     assert not found, "\n".join(found[:SHOWN])
 
 
-@pytest.mark.parametrize("split_bytes", [10_007, pytest.param(300_000, marks=pytest.mark.heavy)])
+SOME = ("other_clients/librdkafka", "odd/odd_conversations", "sasl/sasl_handshake_v0", "tls/tls13")
+MORE = ("transactions/transactions", "share_streams/share", "zookeeper/zk_1_1_1", "tls/tls12")
+LARGE = ("cluster/cluster", "perf/perf_tshark")
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "split_bytes"),
     [
-        *("other_clients/librdkafka", "odd/odd_conversations", "sasl/sasl_handshake_v0"),
-        *(
-            pytest.param(name, marks=pytest.mark.heavy)
-            for name in ("transactions/transactions", "share_streams/share", "zookeeper/zk_1_1_1")
-        ),
+        *((name, 10_007) for name in SOME),
+        *(pytest.param(name, 10_007, marks=pytest.mark.heavy) for name in MORE),
+        *(pytest.param(name, 200_000, marks=pytest.mark.heavy) for name in (*SOME, *MORE)),
+        *(pytest.param(name, 1_000_003, marks=pytest.mark.heavy) for name in LARGE),
     ],
 )
 def test_split_sizes_change_nothing(name: str, split_bytes: int) -> None:
     """Connections, frames and even packets lie across splits of 10 kB."""
-    capture = Capture(name)
-    split = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=split_bytes)
-    _same(set_differences(capture.tables, split))
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", ["cluster/cluster", "perf/perf_tshark"])
-def test_split_sizes_change_nothing_in_larger_captures(name: str) -> None:
-    """Splits of a megabyte give the tables of one split."""
-    capture = Capture(name)
-    split = kdissect.read(str(capture.path), reveal_secrets=True, split_bytes=1_000_003)
-    _same(set_differences(capture.tables, split))
+    path = Capture(name).path
+    log = key_log(path)
+    split = kdissect.read(
+        str(path),
+        reveal_secrets=True,
+        split_bytes=split_bytes,
+        keylog=[log] if log.is_file() else [],
+    )
+    _same(set_differences(read(path), split))
 
 
 # Rotation: tcpdump -C wrote the same packets into five files.

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -30,7 +29,7 @@ from tests.planted_secrets import (
 )
 from tests.replay.made import Answer, FakeBroker, empty_answer, response
 from tests.show.conftest import raw_text
-from tests.truth.hidden import secrets_of
+from tests.truth.hidden import secrets_of, table_bytes
 from tests.truth.material import Capture
 
 
@@ -72,25 +71,26 @@ def spelt(capture: Capture) -> frozenset[bytes]:
     return frozenset(found)
 
 
-def _columns(table: Any) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(out.getvalue().to_pybytes())
-
-
 def _contents(path: Path) -> Iterator[bytes]:
     """What a file holds, compressed or not."""
     data = path.read_bytes()
     yield data
     if data.startswith(b"PAR1"):
-        yield _columns(pq.read_table(path))
+        yield table_bytes(pq.read_table(path))
     elif data.startswith(b"\x1f\x8b"):
         yield gzip.decompress(data)
 
 
 def leaks(capture: Capture, data: bytes) -> list[bytes]:
     return [secret for secret in spelt(capture) if secret in data]
+
+
+def look_into(capture: Capture, out: Path) -> None:
+    """No secret is in a file, or in a file of a folder."""
+    for path in out.rglob("*") if out.is_dir() else [out]:
+        if path.is_file():
+            for data in _contents(path):
+                assert not leaks(capture, data), path
 
 
 def run(capture: Capture, *arguments: str | Path, out: Path | None = None) -> str:
@@ -104,26 +104,16 @@ def run(capture: Capture, *arguments: str | Path, out: Path | None = None) -> st
     assert not leaks(capture, written), arguments
     dumped = raw_text(written.decode(errors="replace").split("\n"))
     assert not leaks(capture, dumped.encode("latin-1")), arguments
-    for path in [] if out is None else out.rglob("*") if out.is_dir() else [out]:
-        if path.is_file():
-            for data in _contents(path):
-                assert not leaks(capture, data), (arguments, path)
+    if out is not None:
+        look_into(capture, out)
     return written.decode(errors="replace")
 
 
-@pytest.fixture(scope="module")
-def table_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[Capture, Path]:
-    folder = tmp_path_factory.mktemp("sets")
-    found = {}
-    for number, capture in enumerate(ALL):
-        found[capture] = folder / str(number)
-    return found
-
-
-def _set_of(capture: Capture, table_sets: dict[Capture, Path]) -> Path:
-    folder = table_sets[capture]
-    if not folder.exists():
-        kdissect.read(str(capture.path)).write(str(folder))
+@cache
+def table_set(capture: Capture) -> Path:
+    """A table set of the capture."""
+    folder = Path(tempfile.mkdtemp()) / "tables"
+    kdissect.read(str(capture.path)).write(str(folder))
     return folder
 
 
@@ -161,15 +151,10 @@ def test_show_prints_no_secret(capture: Capture, style: tuple[str, ...]) -> None
 
 
 @each_capture
-def test_files_and_results_of_table_sets(
-    capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path
-) -> None:
+def test_files_and_results_of_table_sets(capture: Capture) -> None:
     """Files of a set, results of SQL, verdicts and differences contain no secret."""
-    tables = _set_of(capture, table_sets)
-    for path in tables.rglob("*"):
-        if path.is_file():
-            for data in _contents(path):
-                assert not leaks(capture, data), path
+    tables = table_set(capture)
+    look_into(capture, tables)
     names = [path.relative_to(tables) for path in tables.rglob("*") if path.is_dir()]
     assert len(names) > 10
     for path in (tables / "apis").iterdir():
@@ -178,17 +163,15 @@ def test_files_and_results_of_table_sets(
     run(capture, "sql", tables, "select error('x') from nowhere")
     run(capture, "readiness", tables, "--target", "4.0", "--json")
     run(capture, "readiness", tables, "--target", "4.0")
-    other = _set_of(PLANTED, table_sets)
+    other = table_set(PLANTED)
     run(capture, "diff", tables, other, "--json")
     run(capture, "diff", tables, other)
 
 
 @each_capture
-def test_report_contains_no_secret(
-    capture: Capture, table_sets: dict[Capture, Path], tmp_path: Path
-) -> None:
+def test_report_contains_no_secret(capture: Capture, tmp_path: Path) -> None:
     """The report's page and its CSV files contain no secret."""
-    tables = _set_of(capture, table_sets)
+    tables = table_set(capture)
     run(capture, "report", tables, "--out", tmp_path / "report", "--json", out=tmp_path)
     run(capture, "report", tables, "--out", tmp_path / "report", out=tmp_path)
     assert list(tmp_path.rglob("*.csv"))
@@ -214,27 +197,16 @@ def test_dissect_and_its_state(capture: Capture, tmp_path: Path, in_process: Non
         kdissect.dissect(None, str(cut), str(out), overwrite=True, keep_state=True)
         state = list((out / "_state").glob("*"))
         assert state or "missing" in kdissect.open(str(out)).manifest["state"]
-        for path in out.rglob("*"):
-            if path.is_file():
-                for content in _contents(path):
-                    assert not leaks(capture, content), path
+        look_into(capture, out)
 
 
 def _replayed(
     capture: Capture, path: Path, folder: Path, answer: Answer | None = None
 ) -> dict[str, Any]:
     """Replay with every output; none of them has a secret. Returns the verdicts by API."""
-    outputs = [
-        word
-        for name, file in (
-            ("--save", "saved"),
-            ("--html", "run.html"),
-            ("--junit", "run.xml"),
-            ("--json", "run.json"),
-            ("--out", "tables"),
-        )
-        for word in (name, folder / file)
-    ]
+    files = {"save": "saved", "html": "run.html", "junit": "run.xml", "json": "run.json"}
+    files["out"] = "tables"
+    outputs = [word for name, file in files.items() for word in (f"--{name}", folder / file)]
     everything = ("--allow", "produce,groups,transactions,admin", "--pace", "max")
     with FakeBroker(answer).running() as broker:
         to = ("--to", f"127.0.0.1:{broker.port}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 import kdissect
+from tests.builders.captures import file_bytes, split_capture
 from tests.material import CAPTURES, needs_material
 from tests.truth.material import Capture, each, key_log, read
 from tests.truth.rows import Row, as_rows, set_differences, without
@@ -113,16 +113,6 @@ def test_lines_taken_out_of_the_key_log(capture: Capture, tmp_path: Path) -> Non
     assert {row["exchange_id"] for row in _rows(some, "exchanges")} == expected
 
 
-@every_capture
-@pytest.mark.parametrize("split_bytes", [10_007, pytest.param(200_000, marks=pytest.mark.heavy)])
-def test_split_sizes_change_nothing(capture: Capture, split_bytes: int) -> None:
-    """Rows do not depend on the size of splits."""
-    split = kdissect.read(
-        str(capture.path), reveal_secrets=True, split_bytes=split_bytes, keylog=_key_log(capture)
-    )
-    assert not set_differences(capture.tables, split)
-
-
 def test_a_file_that_is_no_key_log_is_refused(tmp_path: Path) -> None:
     """CaptureError names the file."""
     path = tmp_path / "notes.txt"
@@ -139,7 +129,11 @@ def test_lost_packets_lose_what_they_touch(
     capture: Capture, share: float, tmp_path: Path, say: Any
 ) -> None:
     """With a captured hello most exchanges are found, and none is made up."""
-    path, kept = _thinned(capture.path, tmp_path, share)
+    rng = random.Random(int(share * 100))
+    head, packets = split_capture(file_bytes(capture.path))
+    kept = {number for number in range(1, len(packets) + 1) if rng.random() >= share}
+    path = tmp_path / "thinned.pcap"
+    path.write_bytes(head + b"".join(packets[number - 1] for number in sorted(kept)))
     tables = kdissect.read(str(path), reveal_secrets=True, keylog=_key_log(capture))
 
     def key(row: Row) -> tuple[Any, ...]:
@@ -161,22 +155,3 @@ def test_lost_packets_lose_what_they_touch(
     ]
     say(f"{capture}: {len(found)} of {len(hoped)} requests at {share:.0%} loss")
     assert len(found) >= 0.97 * len(hoped)
-
-
-def _thinned(path: Path, folder: Path, share: float) -> tuple[Path, set[int]]:
-    """The capture without a share of its packets, and the numbers of those that are left."""
-    data = path.read_bytes()
-    rng = random.Random(int(share * 100))
-    out = bytearray(data[:24])
-    kept = set()
-    pos, number = 24, 0
-    while pos < len(data):
-        size = 16 + struct.unpack_from("<I", data, pos + 8)[0]
-        number += 1
-        if rng.random() >= share:
-            out += data[pos : pos + size]
-            kept.add(number)
-        pos += size
-    target = folder / "thinned.pcap"
-    target.write_bytes(out)
-    return target, kept
