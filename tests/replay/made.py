@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kdissect.codec.message import Message, encode_message
+from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
 from kdissect.replay.model import (
     Connection,
@@ -161,6 +161,24 @@ def empty_answer(frame: bytes) -> bytes:
             for key, api in catalog.apis().items()
         ]  # fmt: skip
     return response(api_key, api_version, int.from_bytes(frame[4:8], "big"), **body)
+
+
+NODE = {"node_id": 1, "host": "127.0.0.1", "port": 1}
+
+
+def answering(body_of: Callable[[int, dict[str, Any]], dict[str, Any] | None]) -> Answer:
+    """Answers with the body that `body_of` gives for an API key and a request's body; None: an
+    empty one."""
+
+    def answer(number: int, frame: bytes) -> bytes:
+        request = decode_message(frame, side="request")
+        body = body_of(request.api_key, request.body)
+        if body is None:
+            return empty_answer(frame)
+        correlation_id = int.from_bytes(frame[4:8], "big")
+        return response(request.api_key, request.api_version, correlation_id, **body)
+
+    return answer
 
 
 class FakeBroker:

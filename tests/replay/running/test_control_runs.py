@@ -10,14 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from kdissect.cli import app
-from kdissect.codec.message import decode_message
 from kdissect.replay.model import PlanOptions, ReplayPlan, TranslateOptions
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.running.control_runs import ControlRunError, plan_runs
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
-from tests.replay.made import METADATA, FakeBroker, PlanMaker, empty_answer, response
+from tests.replay.made import METADATA, FakeBroker, PlanMaker, answering
 
 SOURCE = CAPTURES / "librdkafka.pcap"
 TARGET, REFERENCE = Target("127.0.0.1", 1), Target("127.0.0.1", 2)
@@ -90,25 +89,19 @@ class Changing:
         self.log, self.failing_run = log, failing_run
         self.reset = f"echo $KDISSECT_RUN >> {log}"
 
-    def __call__(self, number: int, frame: bytes) -> bytes:
-        api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
-        request = decode_message(frame, side="request") if api_key == METADATA else None
-        if request is None or not request.body["topics"]:
-            return empty_answer(frame)
+    def body_of(self, api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
+        if api_key != METADATA or not request["topics"]:
+            return None
         run = len(self.log.read_text().splitlines())
-        topics = [
-            {"name": each["name"], "error_code": 3 if run == self.failing_run else 0,
-             "is_internal": run == 1, "partitions": []}
-            for each in request.body["topics"]
-        ]  # fmt: skip
-        correlation_id = int.from_bytes(frame[4:8], "big")
-        return response(METADATA, api_version, correlation_id, topics=topics)
+        code = 3 if run == self.failing_run else 0
+        told = {"error_code": code, "is_internal": run == 1, "partitions": []}
+        return {"topics": [{"name": each["name"], **told} for each in request["topics"]]}
 
 
 def test_differences_between_control_runs_are_no_findings(tmp_path: Path) -> None:
     """is_internal is true in one control run only: the run is not blamed, and the notes say so."""
     answer = Changing(tmp_path / "resets")
-    with FakeBroker(answer).running() as server:
+    with FakeBroker(answering(answer.body_of)).running() as server:
         code, output, rows = play(server, tmp_path / "r.jsonl", "--reset", answer.reset)
     assert code == 0, output
     assert answer.log.read_text().splitlines() == [
@@ -123,7 +116,7 @@ def test_differences_between_control_runs_are_no_findings(tmp_path: Path) -> Non
 def test_an_error_of_the_run_alone_is_a_finding(tmp_path: Path) -> None:
     """Only the run between the control runs answers UNKNOWN_TOPIC_OR_PARTITION."""
     answer = Changing(tmp_path / "resets", failing_run=2)
-    with FakeBroker(answer).running() as server:
+    with FakeBroker(answering(answer.body_of)).running() as server:
         code, output, rows = play(server, tmp_path / "r.jsonl", "--reset", answer.reset)
     assert code == 1, output
     found = {each["path"] for row in rows[1:-1] for each in row["differences"] if not each["rule"]}

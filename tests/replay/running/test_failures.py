@@ -30,8 +30,7 @@ from tests.replay.made import (
     Answer,
     FakeBroker,
     PlanMaker,
-    empty_answer,
-    response,
+    answering,
 )
 
 SOURCE = CAPTURES / "librdkafka.pcap"
@@ -121,13 +120,10 @@ def test_a_target_with_another_protocol(
     assert kdissect.open(tmp_path / "tables").exchanges.num_rows == 0
 
 
-def of_cluster(number: int, frame: bytes) -> bytes:
-    """A broker of the cluster "captured", with nothing in it."""
-    api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
-    if api_key != METADATA:
-        return empty_answer(frame)
-    correlation_id = int.from_bytes(frame[4:8], "big")
-    return response(METADATA, api_version, correlation_id, cluster_id="captured")
+# A broker of the cluster "captured", with nothing in it.
+of_cluster = answering(
+    lambda api_key, request: {"cluster_id": "captured"} if api_key == METADATA else None
+)
 
 
 @pytest.mark.parametrize("answer", [None, of_cluster], ids=["cannot be probed", "is refused"])
@@ -169,17 +165,14 @@ def test_unsent_fields_are_in_every_output(tmp_path: Path) -> None:
     source = tmp_path / "asked.replay"
     save(workload([exchange(0, asked, 0, 1, answered)]), str(source))
 
-    def answer(number: int, frame: bytes) -> bytes:
-        api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
-        if api_key != API_VERSIONS:
-            return empty_answer(frame)
-        offered = [
-            {"api_key": each, "min_version": api.request.versions[0],
-             "max_version": 6 if each == key else api.request.versions[1]}
-            for each, api in catalog.apis().items()
-        ]  # fmt: skip
-        return response(api_key, api_version, int.from_bytes(frame[4:8], "big"), api_keys=offered)
-
+    offered = [
+        {"api_key": each, "min_version": api.request.versions[0],
+         "max_version": 6 if each == key else api.request.versions[1]}
+        for each, api in catalog.apis().items()
+    ]  # fmt: skip
+    answer = answering(
+        lambda api_key, request: {"api_keys": offered} if api_key == API_VERSIONS else None
+    )
     lines, page, suites = (tmp_path / name for name in ("r.jsonl", "r.html", "r.xml"))
     with FakeBroker(answer).running() as server:
         done = CliRunner().invoke(

@@ -43,7 +43,8 @@ def play(
         runner = Runner(maker.plan(), said, target, RunOptions(pace, **options))
         return await asyncio.wait_for(runner.run(), 30)
 
-    return asyncio.run(run()), said
+    with server.running():
+        return asyncio.run(run()), said
 
 
 def verdicts(result: RunResult) -> list[str]:
@@ -76,9 +77,9 @@ def test_every_step_is_answered() -> None:
     maker = PlanMaker()
     for number in range(15):
         maker.add(number % 3, number)
-    with FakeBroker().running() as server:
-        result, _ = play(maker, server)
-        assert server.connections == 3
+    server = FakeBroker()
+    result, _ = play(maker, server)
+    assert server.connections == 3
     assert verdicts(result) == ["answered"] * 15
     assert not result.ended
     assert all(outcome.latency_ns > 0 for outcome in result.outcomes)
@@ -90,8 +91,7 @@ def test_dependencies_across_connections() -> None:
     first = maker.add(0)
     second = maker.add(1, after=(first,))
     maker.add(0, after=(second,))
-    with FakeBroker().running() as server:
-        _, said = play(maker, server)
+    _, said = play(maker, FakeBroker())
     assert said.said == [
         ("sent", 0), ("answered", 0), ("sent", 1), ("answered", 1), ("sent", 2), ("answered", 2),
     ]  # fmt: skip
@@ -103,8 +103,7 @@ def test_follows_waits_for_sending_only() -> None:
     waiting = maker.add(0)
     maker.add(1, follows=(waiting,))
     slow = {1: 0.4}
-    with FakeBroker(lambda number, frame: slow.get(number, 0.0)).running() as server:
-        _, said = play(maker, server)
+    _, said = play(maker, FakeBroker(lambda number, frame: slow.get(number, 0.0)))
     assert said.said == [("sent", 0), ("sent", 1), ("answered", 1), ("answered", 0)]
 
 
@@ -113,8 +112,7 @@ def test_pipelined_requests_stay_pipelined() -> None:
     maker = PlanMaker()
     for _ in range(4):
         maker.add(0)
-    with FakeBroker(lambda number, frame: 0.1).running() as server:
-        _, said = play(maker, server)
+    _, said = play(maker, FakeBroker(lambda number, frame: 0.1))
     assert [what for what, _ in said.said] == ["sent"] * 4 + ["answered"] * 4
 
 
@@ -127,8 +125,7 @@ def test_no_response_is_settled_when_sent() -> None:
     def answer(number: int, frame: bytes) -> Any:
         return 30.0 if number == 1 else 0.0
 
-    with FakeBroker(answer).running() as server:
-        result, _ = play(maker, server)
+    result, _ = play(maker, FakeBroker(answer))
     assert result.outcomes[0].sent is not None
     assert not result.outcomes[0].error
     assert result.outcomes[1].answer is not None
@@ -141,11 +138,11 @@ def test_recorded_pace_and_lag() -> None:
         maker = PlanMaker()
         for number in range(6):
             maker.add(number % 2, 40 * number)
-        with FakeBroker().running() as server:
-            result, _ = play(maker, server, Pace(speed))
-        dues = [int(40e6 * number / speed) for number in range(6)]
-        for due, outcome in zip(dues, result.outcomes, strict=True):
-            assert outcome.lag_ns == outcome.sent_ns - due >= 0
+        server = FakeBroker()
+        result, _ = play(maker, server, Pace(speed))
+    dues = [int(40e6 * number / speed) for number in range(6)]
+    for due, outcome in zip(dues, result.outcomes, strict=True):
+        assert outcome.lag_ns == outcome.sent_ns - due >= 0
 
 
 def test_an_answer_that_does_not_come() -> None:
@@ -155,9 +152,9 @@ def test_an_answer_that_does_not_come() -> None:
     second = maker.add(0, after=(first,))
     maker.add(0, after=(second,))
     answers = {2: 60.0}
-    with FakeBroker(lambda number, frame: answers.get(number, 0.0)).running() as server:
-        result, said = play(maker, server, answer_timeout_s=0.3)
-        assert server.connections == 2
+    server = FakeBroker(lambda number, frame: answers.get(number, 0.0))
+    result, said = play(maker, server, answer_timeout_s=0.3)
+    assert server.connections == 2
     assert verdicts(result) == ["answered", "failed", "answered"]
     assert result.outcomes[1].error == "no answer within 0.3 s"
     assert ("failed", 1) in said.said
@@ -169,24 +166,33 @@ def test_a_target_that_stalls_ends_the_run() -> None:
     maker = PlanMaker()
     for number in range(60):
         maker.add(number % 10)
-    with FakeBroker(lambda number, frame: 600.0).running() as server:
-        result, _ = play(maker, server, answer_timeout_s=0.2)
-        assert server.connections == 10  # none is opened again
+    server = FakeBroker(lambda number, frame: 600.0)
+    result, _ = play(maker, server, answer_timeout_s=0.2)
+    assert server.connections == 10  # none is opened again
     assert "stopped answering" in result.ended
     assert sum("no answer within" in outcome.error for outcome in result.outcomes) <= 10
     assert len(result.outcomes) == 60
     assert all(outcome.error for outcome in result.outcomes)
 
 
-def test_a_connection_that_ends() -> None:
+def to_another(frame: bytes) -> bytes:
+    """An answer with another correlation id."""
+    return b"\0\0\xff\xff" + empty_answer(frame)[4:]
+
+
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [(None, "closed by the target"), (to_another, "an answer has correlation id 65535 where 1")],
+)
+def test_a_connection_that_ends(first: Any, error: str) -> None:
     """Requests in flight fail with the reason, and later ones use a new connection."""
     maker = PlanMaker()
-    first = maker.add(0)
-    maker.add(0, after=(first,))
-    with FakeBroker(lambda number, frame: None if number == 1 else 0.0).running() as server:
-        result, _ = play(maker, server)
+    maker.add(0, after=(maker.add(0),))
+    result, _ = play(
+        maker, FakeBroker(lambda number, frame: 0.0 if number > 1 else first and first(frame))
+    )
     assert verdicts(result) == ["failed", "answered"]
-    assert result.outcomes[0].error == "closed by the target"
+    assert result.outcomes[0].error.startswith(error)
 
 
 def test_a_target_that_goes_away() -> None:
@@ -195,36 +201,18 @@ def test_a_target_that_goes_away() -> None:
     before = maker.add(0)
     for _ in range(20):
         before = maker.add(0, after=(before,))
-    with FakeBroker().running() as server:
-        kept = server
 
-        def answer(number: int, frame: bytes) -> Any:
-            if number == 5:
-                kept.close()
-                return None
-            return 0.0
+    def answer(number: int, frame: bytes) -> Any:
+        if number == 5:
+            server.close()
+            return None
+        return 0.0
 
-        server._answer = answer
-        result, _ = play(maker, server)
+    server = FakeBroker(answer)
+    result, _ = play(maker, server)
     assert result.ended.startswith("the target is gone (no connection to 127.0.0.1:")
     assert verdicts(result)[:4] == ["answered"] * 4
     assert all(outcome.error for outcome in result.outcomes[4:])
-
-
-def test_a_wrong_correlation_id() -> None:
-    """An answer to something else is an error of that step, and costs the connection."""
-    maker = PlanMaker()
-    first = maker.add(0)
-    maker.add(0, after=(first,))
-
-    def answer(number: int, frame: bytes) -> Any:
-        said = empty_answer(frame)
-        return said if number > 1 else b"\0\0\xff\xff" + said[4:]
-
-    with FakeBroker(answer).running() as server:
-        result, _ = play(maker, server)
-    assert "an answer has correlation id 65535" in result.outcomes[0].error
-    assert result.outcomes[1].answer is not None
 
 
 def test_bytes_that_are_no_kafka() -> None:
@@ -240,8 +228,7 @@ def test_bytes_that_are_no_kafka() -> None:
             await asyncio.sleep(0.2)
             writer.close()
 
-    with Http().running() as server:
-        result, _ = play(maker, server)
+    result, _ = play(maker, Http())
     assert "no Kafka answer" in result.outcomes[0].error
 
 
@@ -254,44 +241,32 @@ def test_skipped_steps_release_their_dependents() -> None:
     maker.add(0, after=(second,))
     said = Counting()
     said.refused[1] = Skipped(SkipCode.NOT_TRANSLATABLE, "no such topic")
-    with FakeBroker().running() as server:
-        result, _ = play(maker, server, translator=said)
+    result, _ = play(maker, FakeBroker(), translator=said)
     assert verdicts(result) == ["skipped", "skipped", "answered"]
 
 
-def test_not_yet_is_asked_again() -> None:
-    """A "not yet" is repeated, and the result has the earlier attempts."""
+@pytest.mark.parametrize(("more", "retries"), [(1, 2), (0, 3)])
+def test_not_yet_is_asked_again(more: int, retries: int) -> None:
+    """A "not yet" is repeated over its connection, which stays open also while its last step waits
+    to be sent again. The result has the earlier attempts."""
     maker = PlanMaker()
     first = maker.add(0)
-    maker.add(0, after=(first,))
-    said = Counting()
-    said.retries[0] = 2
-    with FakeBroker().running() as server:
-        result, _ = play(maker, server, translator=said)
-        assert server.requests == 4
-    assert verdicts(result) == ["answered", "answered"]
-    assert [each.reason for each in result.outcomes[0].earlier] == ["not yet", "not yet"]
-    assert not result.outcomes[1].earlier
-
-
-def test_the_last_request_is_asked_again_over_its_connection() -> None:
-    """The connection stays open while its last step waits to be sent again."""
-    maker = PlanMaker()
-    maker.add(0)
-    said = Counting()
-    said.retries[0] = 3
-    with FakeBroker().running() as server:
-        result, _ = play(maker, server, translator=said)
-        assert (server.requests, server.connections) == (4, 1)
-    assert verdicts(result) == ["answered"]
+    for _ in range(more):
+        maker.add(0, after=(first,))
+    said, server = Counting(), FakeBroker()
+    said.retries[0] = retries
+    result, _ = play(maker, server, translator=said)
+    assert (server.requests, server.connections) == (1 + more + retries, 1)
+    assert verdicts(result) == ["answered"] * (1 + more)
+    assert [each.reason for each in result.outcomes[0].earlier] == ["not yet"] * retries
+    assert not any(each.earlier for each in result.outcomes[1:])
 
 
 def test_no_answer_was_captured_either() -> None:
     """The client went away with a request open: so does the replay."""
     maker = PlanMaker()
     maker.add(0, answered=False)
-    with FakeBroker(lambda number, frame: 60.0).running() as server:
-        result, _ = play(maker, server)
+    result, _ = play(maker, FakeBroker(lambda number, frame: 60.0))
     outcome = result.outcomes[0]
     assert outcome.sent is not None
     assert outcome.answer is None
@@ -378,8 +353,7 @@ def test_a_long_poll_does_not_stall_others() -> None:
     for _ in range(20):
         before = maker.add(1, after=(before,))
     slow = {1: 1.0}
-    with FakeBroker(lambda number, frame: slow.get(number, 0.0)).running() as server:
-        result, _ = play(maker, server)
+    result, _ = play(maker, FakeBroker(lambda number, frame: slow.get(number, 0.0)))
     assert result.outcomes[0].latency_ns > 0.9e9
     assert result.outcomes[-1].answered_ns < 0.9e9
 
@@ -399,8 +373,7 @@ def test_a_fence_after_a_request_without_response() -> None:
             return b""  # no answer to what expects none
         return 0.0
 
-    with FakeBroker(answer).running() as server:
-        result, said = play(maker, server)
+    result, said = play(maker, FakeBroker(answer))
     assert seen[:2] == [HEARTBEAT, API_VERSIONS]
     assert [number for what, number in said.said if what == "sent"] == [0, 2, 1]
     assert verdicts(result)[1:] == ["answered", "answered"]
@@ -416,17 +389,9 @@ def test_steps_of_a_connection_settle_in_order() -> None:
     second = maker.add(0)
     maker.add(1, after=(second,))
 
-    class NotYet(Counting):
-        left = 2
-
-        def unready(self, step: Any, response: bytes) -> dict[Any, str]:
-            if step.number == 0 and self.left:
-                self.left -= 1
-                return {"a place": "not yet"}
-            return {}
-
-    with FakeBroker().running() as server:
-        result, said = play(maker, server, translator=NotYet())
+    again = Counting()
+    again.retries[0] = 2
+    result, said = play(maker, FakeBroker(), translator=again)
     assert verdicts(result) == ["answered"] * 3
     assert len(result.outcomes[0].earlier) == 2
     order = said.said

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from kdissect.codec.message import decode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState, read_end_state
 from tests.builders.messages import numbered_batch as batch
-from tests.replay.made import FakeBroker, empty_answer, response
+from tests.replay.made import NODE, FakeBroker, answering
 
-NODE = {"node_id": 1, "host": "127.0.0.1", "port": 1}
 PARTITION = {"error_code": 0, "partition_index": 0, "leader_id": 1}
 TOPIC = {"error_code": 0, "name": "orders", "partitions": [PARTITION]}
 
@@ -21,25 +19,20 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[EndState, int]:
     """The state of orders by a broker whose log has these bytes, and the count of its Fetches."""
     fetches = 0
 
-    def answer(number: int, frame: bytes) -> bytes:
+    def body_of(api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
         nonlocal fetches
-        request = decode_message(frame, side="request")
-        body: dict[str, Any]
-        if request.api_key == ApiKey.METADATA:
-            body = {"brokers": [NODE], "topics": [TOPIC]}
-        elif request.api_key == ApiKey.LIST_OFFSETS:
-            is_end = request.body["topics"][0]["partitions"][0]["timestamp"] == -1
+        if api_key == ApiKey.METADATA:
+            return {"brokers": [NODE], "topics": [TOPIC]}
+        if api_key == ApiKey.LIST_OFFSETS:
+            is_end = request["topics"][0]["partitions"][0]["timestamp"] == -1
             entry = {"partition_index": 0, "error_code": 0, "offset": end if is_end else 0}
-            body = {"topics": [{"name": "orders", "partitions": [entry]}]}
-        elif request.api_key == ApiKey.FETCH:
-            fetches += 1
-            found = {"partition_index": 0, "error_code": code, "records": data}
-            body = {"responses": [{"topic": "orders", "partitions": [found]}]}
-            body = body if data is not None else {"responses": []}
-        else:
-            return empty_answer(frame)
-        correlation_id = int.from_bytes(frame[4:8], "big")
-        return response(request.api_key, request.api_version, correlation_id, **body)
+            return {"topics": [{"name": "orders", "partitions": [entry]}]}
+        if api_key != ApiKey.FETCH:
+            return None
+        fetches += 1
+        found = {"partition_index": 0, "error_code": code, "records": data}
+        topics = [] if data is None else [{"topic": "orders", "partitions": [found]}]
+        return {"responses": topics}
 
     async def run(port: int) -> EndState:
         target = Target("127.0.0.1", port)
@@ -48,7 +41,7 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[EndState, int]:
         target.close()
         return state
 
-    with FakeBroker(answer).running() as server:
+    with FakeBroker(answering(body_of)).running() as server:
         return asyncio.run(asyncio.wait_for(run(server.port), 30)), fetches
 
 

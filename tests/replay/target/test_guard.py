@@ -11,7 +11,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from kdissect.cli import app
-from kdissect.codec.message import decode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import WRITING_CLASSES, PlanOptions, WorkloadFacts
 from kdissect.replay.planning.plan import make_plan
@@ -26,7 +25,7 @@ from kdissect.replay.target.guard import (
 )
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
-from tests.replay.made import FakeBroker, empty_answer, response
+from tests.replay.made import NODE, FakeBroker, answering
 
 FACTS = WorkloadFacts(
     cluster_ids=["captured"],
@@ -101,22 +100,12 @@ class Holding:
         self.asked: list[int] = []
         self.deleted: list[str] = []
 
-    def __call__(self, number: int, frame: bytes) -> bytes:
-        api_key = int.from_bytes(frame[:2], "big")
+    def body(self, api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
         self.asked.append(api_key)
-        body = self.body(api_key, frame)
-        if body is None:
-            return empty_answer(frame)
-        version = int.from_bytes(frame[2:4], "big")
-        return response(api_key, version, int.from_bytes(frame[4:8], "big"), **body)
-
-    def body(self, api_key: int, frame: bytes) -> dict[str, Any] | None:
         if api_key == ApiKey.METADATA:
             partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1]}
             topics = [{"name": name, "partitions": [partition]} for name in ("rd-events", "rd-tx")]
-            node = {"node_id": 1, "host": "127.0.0.1", "port": 1}
-            return {"brokers": [node], "topics": topics}
-        request = decode_message(frame, side="request").body
+            return {"brokers": [NODE], "topics": topics}
         if api_key == ApiKey.LIST_OFFSETS:
             for topic in request["topics"]:
                 for each in topic["partitions"]:
@@ -137,7 +126,7 @@ class Holding:
 
 
 def run(holding: Holding, *options: str) -> Result:
-    with FakeBroker(holding).running() as broker:
+    with FakeBroker(answering(holding.body)).running() as broker:
         command = ["replay", str(SOURCE), "--to", f"127.0.0.1:{broker.port}", "--quiet"]
         return CliRunner().invoke(app, [*command, "--pace", "max", "--timeout", "1s", *options])
 

@@ -26,7 +26,7 @@ from tests.builders.workloads import (
     workload,
 )
 from tests.conftest import CAPTURES
-from tests.replay.made import FakeBroker, empty_answer, response
+from tests.replay.made import NODE, FakeBroker, answering
 
 SOURCE = CAPTURES / "sarama.pcap.gz"
 
@@ -120,15 +120,10 @@ def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> Non
     name = next(iter(starting_state(part).topics))
     assert f"the capture began with topic {name}" in plan.stdout
 
-    def answer(number: int, frame: bytes) -> bytes:
-        api_key, api_version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
-        if api_key != ApiKey.METADATA:
-            return empty_answer(frame)
-        correlation_id = int.from_bytes(frame[4:8], "big")
-        node = {"node_id": 1, "host": "127.0.0.1", "port": 1}
-        return response(api_key, api_version, correlation_id, brokers=[node])
+    def body_of(api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
+        return {"brokers": [NODE]} if api_key == ApiKey.METADATA else None
 
-    with FakeBroker(answer).running() as server:
+    with FakeBroker(answering(body_of)).running() as server:
         done = CliRunner().invoke(
             app, ["replay", path, "--to", f"127.0.0.1:{server.port}", "--pace", "max",
                   "--api", "Metadata", "--api", "ListOffsets", "--timeout", "2s"],
