@@ -38,7 +38,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -82,14 +81,6 @@ _CIRCLE = (
     "some requests that were in flight at once are sent in another order than their logs have: "
     "their partitions disagree about it"
 )
-
-
-class _Event(NamedTuple):
-    """At equal times, a seen response comes before a sent request."""
-
-    at_ns: int
-    is_request: bool
-    number: int
 
 
 class _Append(NamedTuple):
@@ -188,8 +179,9 @@ class _Ordering:
 
     def _sweep(self) -> None:
         """Go through all events in their order."""
-        events = [_Event(step.at_ns, True, step.number) for step in self.active]
-        events += [_Event(at_ns, False, number) for number, at_ns in self.seen_ns.items()]
+        # at equal times, a seen response comes before a sent request
+        events = [(step.at_ns, True, step.number) for step in self.active]
+        events += [(at_ns, False, number) for number, at_ns in self.seen_ns.items()]
         frontiers: dict[Resource, _Frontier] = defaultdict(_Frontier)
         last_seen: dict[int, int] = {}  # connection -> step answered last
         waiting: dict[Resource, set[int]] = defaultdict(set)  # open JoinGroup and SyncGroup
@@ -233,15 +225,11 @@ class _Ordering:
         if step.exchange.api_key != ApiKey.METADATA:
             return False
         request, response = bodies(step.exchange)
-        if not request.get("topics"):
+        if not request.get("topics") or not request.get("allow_auto_topic_creation", True):
             return False
-        facts = self.plan.workload.facts.topics
-        return request.get("allow_auto_topic_creation", True) and any(
-            topic["error_code"] in NOT_MADE_YET
-            and topic["name"] in facts
-            and facts[topic["name"]].first_time_ns >= 0
-            for topic in entries(response.get("topics"))
-        )
+        facts, told = self.plan.workload.facts.topics, entries(response.get("topics"))
+        missing = [each["name"] for each in told if each["error_code"] in NOT_MADE_YET]
+        return any(name in facts and facts[name].first_time_ns >= 0 for name in missing)
 
     def _note_races(self, step: Step, mode: Mode, others: dict[int, Mode]) -> None:
         """A read and a write of one thing that were open at once."""
@@ -332,13 +320,10 @@ class _Ordering:
                 batches = headers(partition["records"] or b"")
                 last = max((each.last_offset for each in batches), default=-1)
                 writers = logs.get(("log", *log), [])
-                place = bisect_right(writers, last, key=lambda writer: writer[0]) - 1
-                if place < 0:
-                    continue
-                writer = writers[place][1]
-                is_known = writer in self.hard[step.number]
-                if not is_known and self.steps[writer].connection != step.connection:
-                    self.soft[step.number].add(writer)
+                place = bisect_right(writers, last, key=lambda writer: writer[0])
+                for _, writer in writers[max(place - 1, 0) : place]:
+                    if self.steps[writer].connection != step.connection:
+                        self.soft[step.number].add(writer)
 
     # -- circles --------------------------------------------------------------------------------
 
@@ -416,38 +401,31 @@ class _Ordering:
 # -- what ran out of time -------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Group:
-    """timeout_ns: the longest session of a member. heard_ns: when a member sent something last."""
-
-    timeout_ns: int
-    heard_ns: int
-
-
 def _mark_groups(steps: Sequence[Step]) -> None:
-    groups: dict[str, _Group] = {}
+    timeouts_ns: dict[str, int] = {}  # the longest session of a group's members
+    heard_ns: dict[str, int] = {}  # when a member sent something last
     for step in steps:
         api_key = step.exchange.api_key
         if step.skipped is not None or api_key not in _GROUP_APIS:
             continue
         name, member = member_of(step.exchange)
         if api_key == ApiKey.JOIN_GROUP:
-            heard_ns = step.at_ns + max(step.exchange.latency_ns, 0)
             timeout_ns = request_body(step.exchange)["session_timeout_ms"] * _MS_NS
-            before = groups.get(name)
-            groups[name] = _Group(max(timeout_ns, before.timeout_ns if before else 0), heard_ns)
+            timeouts_ns[name] = max(timeout_ns, timeouts_ns.get(name, 0))
+            heard_ns[name] = step.at_ns + max(step.exchange.latency_ns, 0)
         elif api_key in _MEMBER_APIS and member:
-            if name in groups:
-                groups[name].heard_ns = step.at_ns
+            if name in heard_ns:
+                heard_ns[name] = step.at_ns
         else:
-            named = groups if api_key == ApiKey.LIST_GROUPS else step.named("group")
+            named = timeouts_ns if api_key == ApiKey.LIST_GROUPS else step.named("group")
             step.awaits += tuple(
-                (("group", each), groups[each].timeout_ns + _GROUP_NS)
+                (("group", each), timeouts_ns[each] + _GROUP_NS)
                 for each in named
-                if each in groups and step.at_ns - groups[each].heard_ns > groups[each].timeout_ns
+                if each in timeouts_ns and step.at_ns - heard_ns[each] > timeouts_ns[each]
             )
             if api_key == ApiKey.CONSUMER_GROUP_HEARTBEAT:
-                groups.pop(name, None)  # it is no classic group any more
+                timeouts_ns.pop(name, None)  # it is no classic group any more
+                heard_ns.pop(name, None)
 
 
 def _mark_transactions(steps: Sequence[Step]) -> None:

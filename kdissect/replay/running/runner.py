@@ -180,7 +180,6 @@ class Runner:
             gc.enable()
             gc.unfreeze()
         outcomes = [outcome for outcome in self.outcomes if outcome is not None]
-        assert len(outcomes) == len(self.plan.steps)
         began = self._began_ns
         links = [
             LinkRecord(*link.addresses(), link.opened_ns - began, link.lost_ns - began)
@@ -240,14 +239,14 @@ class Runner:
         for step in self.plan.steps:
             if self._states.is_complete[step.number]:
                 continue
-            outcome = self.outcomes[step.number]
-            if outcome is not None and outcome.sent is not None:
+            outcome = self.outcomes[step.number] or Outcome(step)
+            if outcome.sent is not None:
                 outcome.error = f"{self._ended or 'the run ended'} before the answer came"
             elif self._is_interrupted:
-                skipped = Skipped(SkipCode.NOT_REACHED, "the run was interrupted before")
-                outcome = Outcome(step, skipped=skipped)
+                reason = "the run was interrupted before"
+                outcome.skipped = Skipped(SkipCode.NOT_REACHED, reason)
             else:
-                outcome = Outcome(step, error=f"not sent: {self._ended}")
+                outcome.error = f"not sent: {self._ended}"
             self._complete(outcome)
         self.target.close()
         await asyncio.sleep(0)  # transports close in the loop's next round

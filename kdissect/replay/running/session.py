@@ -131,13 +131,13 @@ class _Session:
         if not options.reset:  # all are looked at before the first request of the workload
             for each in planned:
                 if reason := await self._prepare(each):
-                    return self._ended_before(target, reason)
+                    return self._results(target, not_begun(plan, reason))
         finished: RunResult | None = None
         controls: list[RunResult] = []
         for each in planned:
             if options.reset and (reason := await self._prepare(each)):
                 if finished is None:
-                    return self._ended_before(target, reason)
+                    return self._results(target, not_begun(plan, reason))
                 finished.ended = reason
                 break
             run = await self._run(each)
@@ -190,12 +190,11 @@ class _Session:
             run.translate.renames,
             makes_topics=self._options.makes_topics,
         )
-        notes = [f"answers will differ: {line}" for line in lines[:LACKS_MAX]]
         if len(lines) > LACKS_MAX:
-            notes.append(f"answers will differ: {len(lines) - LACKS_MAX} more such reasons")
-        self._notes += notes
-        for note in notes:
-            self._say(note)
+            lines[LACKS_MAX:] = [f"{len(lines) - LACKS_MAX} more such reasons"]
+        for line in lines:
+            self._notes.append(f"answers will differ: {line}")
+            self._say(self._notes[-1])
 
     # -- a run ------------------------------------------------------------------------------------
 
@@ -224,9 +223,6 @@ class _Session:
         return result
 
     # -- results ----------------------------------------------------------------------------------
-
-    def _ended_before(self, target: Target, reason: str) -> Results:
-        return self._results(target, not_begun(self._plan, reason))
 
     def _results(self, target: Target, run: RunResult) -> Results:
         for each in run.outcomes:

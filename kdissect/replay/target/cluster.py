@@ -17,6 +17,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
+from kdissect.replay.workload.messages import partitions
 
 _ONE_COORDINATOR_MAX = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
 _LOADING = frozenset(
@@ -160,17 +161,13 @@ class Target:
 
     def _hint(self, error: ConnectFailed) -> str:
         """Options that may be missing if a listener closes connections without an error."""
-        wanted = [
-            option
-            for option, given in (("--tls", self.access.tls), ("--sasl", self.access.sasl))
-            if given is None
-        ]
-        if error.kind not in ("unreachable", "timeout") or not wanted:
-            return ""
-        is_mute = any(
-            word in str(error) for word in ("closed by", "reset", "no answer", "no Kafka")
+        given = {"--tls": self.access.tls, "--sasl": self.access.sasl}
+        wanted = " or ".join(option for option in given if given[option] is None)
+        words = ("closed by", "reset", "no answer", "no Kafka")
+        is_mute = error.kind in ("unreachable", "timeout") and any(
+            word in str(error) for word in words
         )
-        return f"; does this port want {' or '.join(wanted)}?" if is_mute else ""
+        return f"; does this port want {wanted}?" if is_mute and wanted else ""
 
     async def ask_versions(self, node_id: int | None = None) -> Message:
         """The response to ApiVersions, with features if the target has them. Raises
@@ -187,9 +184,8 @@ class Target:
         Raises ConnectFailed.
         """
         version = self.version(ApiKey.METADATA)
-        body: dict[str, Any] = {"topics": None}
-        if topics is not None:
-            body["topics"] = [{"name": name} for name in topics]
+        named = None if topics is None else [{"name": name} for name in topics]
+        body: dict[str, Any] = {"topics": named}
         if version >= 4:
             body["allow_auto_topic_creation"] = False
         answer = (await self.ask(ApiKey.METADATA, version, body)).body
@@ -227,11 +223,10 @@ class Target:
     def led(self) -> dict[int, dict[str, list[int]]]:
         """leader -> topic -> partitions, from the last Metadata answer about all topics."""
         by_leader: dict[int, dict[str, list[int]]] = {}
-        for topic in self.metadata.get("topics", []):
-            for each in topic["partitions"]:
-                if topic["error_code"] == 0 and each["leader_id"] >= 0:
-                    names = by_leader.setdefault(each["leader_id"], {})
-                    names.setdefault(topic["name"], []).append(each["partition_index"])
+        for topic, number, each in partitions(self.metadata):
+            if topic["error_code"] == 0 and each["leader_id"] >= 0:
+                names = by_leader.setdefault(each["leader_id"], {})
+                names.setdefault(topic["name"], []).append(number)
         return by_leader
 
     async def extents(self, names: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -253,23 +248,16 @@ class Target:
             return {}
         found: dict[tuple[str, int], int] = {}
         for leader, led in self.led().items():
-            topics = [
-                {
-                    "name": name,
-                    "partitions": [
-                        {"partition_index": each, "timestamp": timestamp} for each in led[name]
-                    ],
-                }
-                for name in led.keys() & set(names)
-            ]
-            if not topics:
-                continue
-            body = {"replica_id": -1, "topics": topics}
-            answer = await self.ask(ApiKey.LIST_OFFSETS, version, body, leader)
-            for topic in answer.body["topics"]:
-                for each in topic["partitions"]:
+            topics = []
+            for name in led.keys() & set(names):
+                asked = [{"partition_index": each, "timestamp": timestamp} for each in led[name]]
+                topics.append({"name": name, "partitions": asked})
+            if topics:
+                body = {"replica_id": -1, "topics": topics}
+                answer = await self.ask(ApiKey.LIST_OFFSETS, version, body, leader)
+                for topic, number, each in partitions(answer.body):
                     if each["error_code"] == 0:
-                        found[topic["name"], each["partition_index"]] = each["offset"]
+                        found[topic["name"], number] = each["offset"]
         return found
 
     async def states(self, kind: str) -> dict[str, str]:

@@ -89,7 +89,7 @@ class Link(asyncio.Protocol):
         self.opened_ns, self.lost_ns = time.monotonic_ns(), -1
         self._login_due_ns = 0  # 0: never
         self._correlation_id = 0
-        self._ends: list[tuple[str, int]] = []
+        self._ends: tuple[tuple[str, int], ...] = ()
         self._buffer = bytearray()
         self._is_writable = asyncio.Event()
         self._is_writable.set()
@@ -104,7 +104,7 @@ class Link(asyncio.Protocol):
         if None in ends:  # the peer has reset the connection, the socket is no longer connected
             self.lost = os.strerror(errno.ECONNRESET).lower()
         else:
-            self._ends = [(str(end[0]), int(end[1])) for end in ends]
+            self._ends = tuple((str(end[0]), int(end[1])) for end in ends)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose("closed by the target" if exc is None else reason_of(exc))
@@ -203,8 +203,7 @@ class Link(asyncio.Protocol):
 
     def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """Ours and the target's, as (host, port)."""
-        ours, theirs = self._ends
-        return ours, theirs
+        return self._ends[0], self._ends[1]
 
     def _lose(self, reason: str) -> None:
         if self.lost is not None:
@@ -221,12 +220,8 @@ class Link(asyncio.Protocol):
         """Send one message of our own and wait for its answer. Raises ConnectFailed."""
         answer = await self.post(encode_message(message))[1]
         try:
-            return decode_message(
-                answer.frame,
-                side="response",
-                api_key=message.api_key,
-                api_version=message.api_version,
-            )
+            key, version = message.api_key, message.api_version
+            return decode_message(answer.frame, side="response", api_key=key, api_version=version)
         except DecodeError as error:
             raise ConnectFailed("unreachable", f"the answer is no Kafka: {error}") from None
 
@@ -253,10 +248,8 @@ class Link(asyncio.Protocol):
                 if reply.body["error_code"]:
                     said = reply.body["error_message"] or f"error {reply.body['error_code']}"
                     raise ConnectFailed("login", f"SASL {sasl.mechanism} was refused: {said}")
-                life_ns = reply.body["session_lifetime_ms"] * 1_000_000
-                self._login_due_ns = (
-                    time.monotonic_ns() + int(life_ns * _REAUTHENTICATE_AT) if life_ns else 0
-                )
+                due_ns = int(reply.body["session_lifetime_ms"] * 1e6 * _REAUTHENTICATE_AT)
+                self._login_due_ns = time.monotonic_ns() + due_ns if due_ns else 0
                 token = tokens.send(reply.body["auth_bytes"])
         except StopIteration:
             return

@@ -29,6 +29,7 @@ from kdissect.replay.workload.messages import (
     TOPIC_CONFIG,
     TOPIC_RESOURCE,
     entries,
+    partitions,
 )
 
 READ_BYTES_MAX = 1 << 30  # of record data in a log; a longer one is not read
@@ -189,10 +190,9 @@ class _Reader:
         while offset < extent.end:
             asked = _fetch(log, offset, is_committed)
             body = (await self._target.ask(ApiKey.FETCH, version, asked, leader)).body
-            partitions = [each for topic in body["responses"] for each in topic["partitions"]]
-            why = "no answer" if not partitions else ""
-            partition = partitions[0] if partitions else {}
-            if partition.get("error_code"):
+            _, _, partition = next(partitions(body), (None, 0, {"error_code": None}))
+            why = "no answer" if partition["error_code"] is None else ""
+            if partition["error_code"]:
                 why = error_name(partition["error_code"])
             data, reached = partition.get("records") or b"", offset
             aborted.listed += entries(partition.get("aborted_transactions"))
@@ -231,14 +231,16 @@ class _Reader:
 
     def _add_configs(self, result: dict[str, Any]) -> None:
         name, is_topic = result["resource_name"], result["resource_type"] == TOPIC_RESOURCE
-        values = {each["name"]: each["value"] or "" for each in result["configs"]}
-        sources = {each["name"]: each.get("config_source") for each in result["configs"]}
+        found = [
+            (each["name"], each["value"] or "", each.get("config_source"))
+            for each in result["configs"]
+        ]
         self.state.settings[f"{'topic' if is_topic else 'broker'} {name}"] = {
-            config: value for config, value in values.items() if sources[config] != _DEFAULT_CONFIG
+            config: value for config, value, source in found if source != _DEFAULT_CONFIG
         }
         if is_topic:
             self.state.configs[self._captured("topic", name)] = {
-                config: value for config, value in values.items() if sources[config] == TOPIC_CONFIG
+                config: value for config, value, source in found if source == TOPIC_CONFIG
             }
 
     async def commits(self, group: str) -> None:
@@ -252,11 +254,10 @@ class _Reader:
         body = (await self._target.ask(ApiKey.OFFSET_FETCH, version, asked, node)).body
         if body.get("error_code"):
             self.state.unread[f"group {group}"] = error_name(body["error_code"])
-        for topic in body["topics"]:
-            for each in topic["partitions"]:
-                if each["error_code"] == 0 and each["committed_offset"] >= 0:
-                    key = group, self._captured("topic", topic["name"]), each["partition_index"]
-                    self.state.commits[key] = each["committed_offset"]
+        for topic, number, each in partitions(body):
+            if each["error_code"] == 0 and each["committed_offset"] >= 0:
+                key = group, self._captured("topic", topic["name"]), number
+                self.state.commits[key] = each["committed_offset"]
 
     async def transaction(self, name: str) -> None:
         """Read the state of a transactional id, after a transaction that is being ended has
@@ -301,15 +302,11 @@ def _stored(batch: Batch, is_aborted: bool) -> StoredBatch:
 
 
 def _fetch(log: Log, offset: int, isolation_level: int) -> dict[str, Any]:
-    partition = {
-        "partition": log[1],
-        "fetch_offset": offset,
-        "partition_max_bytes": _FETCH_BYTES,
-    }
+    asked = {"partition": log[1], "fetch_offset": offset, "partition_max_bytes": _FETCH_BYTES}
     return {
         "max_wait_ms": 0,
         "min_bytes": 0,
         "max_bytes": _FETCH_BYTES,
         "isolation_level": isolation_level,
-        "topics": [{"topic": log[0], "partitions": [partition]}],
+        "topics": [{"topic": log[0], "partitions": [asked]}],
     }

@@ -30,6 +30,7 @@ from kdissect.replay.workload.messages import (
     TRANSACTION_KEY,
     decoded,
     entries,
+    partitions,
 )
 
 SETTLE_S = 10.0
@@ -70,10 +71,8 @@ async def _quorum_end(target: Target) -> int:
         return -1
     topic = {"topic_name": _METADATA_TOPIC, "partitions": [{"partition_index": 0}]}
     body = (await target.ask(ApiKey.DESCRIBE_QUORUM, version, {"topics": [topic]})).body
-    partitions = [each for topic in body["topics"] for each in topic["partitions"]]
-    if body["error_code"] or not partitions or partitions[0]["error_code"]:
-        return -1
-    return int(partitions[0]["high_watermark"])
+    found = [each for _, _, each in partitions(body) if not each["error_code"]]
+    return int(found[0]["high_watermark"]) if found and not body["error_code"] else -1
 
 
 async def _applied_offset(target: Target, node_id: int) -> int:

@@ -21,7 +21,7 @@ class Groups:
         self._leaders: dict[tuple[str, int], str] = {}
         self._assignments: dict[tuple[str, int], list[Body]] = {}
         self._epochs: dict[tuple[str, str, int], int] = {}
-        self._last_epoch: dict[tuple[str, str], tuple[int, int]] = {}
+        self._last_epoch: dict[tuple[str, str], int] = {}
         self._assigned: dict[tuple[str, str], tuple[Assigned, Assigned]] = {}
         self._endpoint_epochs: dict[tuple[str, int], int] = {}
 
@@ -43,13 +43,9 @@ class Groups:
         """
         if captured <= 0 and (group, captured) not in self._generations:
             return captured
-        last = self._last_epoch.get((group, member))
-        if last is not None:
-            # A client sends the epoch of its last response, so the replay does as well.
-            if captured == last[0]:
-                return last[1]
-            return self._epochs.get((group, member, captured), captured)
-        return self._generations.get((group, captured), captured)
+        if (group, member) not in self._last_epoch:
+            return self._generations.get((group, captured), captured)
+        return self._epochs.get((group, member, captured), captured)
 
     def assignments(
         self, group: str, generation: int, member: str, given: list[Body]
@@ -79,7 +75,7 @@ class Groups:
 
     def member_epoch(self, group: str, member: str) -> int:
         """The epoch of a member in the last answer of the target; 0 if it has not joined."""
-        return self._last_epoch.get((group, member), (0, 0))[1]
+        return self._last_epoch.get((group, member), 0)
 
     def assigned(self, group: str, member: str) -> Assigned:
         """The assignment of a member at the target."""
@@ -131,8 +127,7 @@ class Groups:
         The heartbeat may be the replay's own, or one that is sent again.
         """
         epoch = answer["member_epoch"]
-        self._epochs[group, member, captured_epoch] = epoch
-        self._last_epoch[group, member] = captured_epoch, epoch
+        self._epochs[group, member, captured_epoch] = self._last_epoch[group, member] = epoch
         now = assignment_in(answer)
         if now is not None:
             self._assigned[group, member] = self._assigned.get((group, member), ({}, {}))[0], now

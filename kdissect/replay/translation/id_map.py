@@ -98,12 +98,10 @@ class IdMap:
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""
-        found = self.topic_ids.get(captured)
-        if found is None and captured in self.names:
-            found = self.target.topic_ids.get(self.topic(self.names[captured]))
-        if found is None and captured == ZERO_UUID:
-            return captured
-        return found
+        if captured in self.topic_ids or captured == ZERO_UUID:
+            return self.topic_ids.get(captured, captured)
+        name = self.names.get(captured)
+        return None if name is None else self.target.topic_ids.get(self.topic(name))
 
     def captured_topic_id(self, target: UUID) -> UUID:
         """The capture's id of a topic by the target's; an unknown one stays."""

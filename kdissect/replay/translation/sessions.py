@@ -179,22 +179,23 @@ class AcquiredOffsets:
 
     def add(self, log: Log, first: int, last: int) -> None:
         """Both ends included; ranges that touch become one."""
+        if first > last:
+            return
         kept = []
         for low, high in self._ranges.get(log, ()):
             if high + 1 < first or last + 1 < low:
                 kept.append((low, high))
             else:
                 first, last = min(first, low), max(last, high)
-        self._ranges[log] = sorted([*kept, (first, last)]) if first <= last else kept
+        self._ranges[log] = [*kept, (first, last)]
 
     def remove(self, log: Log, first: int, last: int) -> None:
-        parts = [
+        self._ranges[log] = [
             part
             for low, high in self._ranges.get(log, ())
-            for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
+            for part in {(low, min(high, first - 1)), (max(low, last + 1), high)}
             if part[0] <= part[1]
         ]
-        self._ranges[log] = sorted(set(parts))
 
     def covers(self, log: Log, first: int, last: int) -> bool:
         """Return whether one range holds all of it."""

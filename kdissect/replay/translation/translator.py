@@ -103,20 +103,16 @@ class Translator:
 
     def _refused(self, step: Step) -> Skipped | None:
         """A version that the target does not speak: a client would fail at once."""
-        exchange = step.exchange
-        ranges = self.ids.target.ranges
+        exchange, ranges = step.exchange, self.ids.target.ranges
+        first, last = ranges.get(exchange.api_key, (0, -1))
         if not ranges or exchange.api_key == ApiKey.API_VERSIONS:
             return None
-        offered = ranges.get(exchange.api_key)
-        if offered is None:
-            reason = f"the target does not offer {step.api_name}"
-        elif offered[0] <= self.ids.api_version(step) <= offered[1]:
+        if first <= self.ids.api_version(step) <= last:
             return None
-        else:
-            reason = (
-                f"the target speaks {step.api_name} v{offered[0]} to v{offered[1]}, "
-                f"captured is v{exchange.api_version}"
-            )
+        reason = f"the target does not offer {step.api_name}"
+        if exchange.api_key in ranges:
+            speaks = f"the target speaks {step.api_name} v{first} to v{last}"
+            reason = f"{speaks}, captured is v{exchange.api_version}"
         if exchange.response is None and exchange.expects_response:
             return Skipped(SkipCode.API_VERSION, f"{reason}; it was not answered in the capture")
         return Skipped(SkipCode.API_VERSION, reason, is_finding=True)

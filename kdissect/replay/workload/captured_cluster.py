@@ -78,10 +78,8 @@ class _Reader:
             reader(*bodies(exchange))
 
     def _topic(self, name: str) -> TopicFacts:
-        topic = self.facts.topics.get(name)
-        if topic is None:
-            topic = self.facts.topics[name] = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)
-        return topic
+        new = TopicFacts(name, is_internal=name in _INTERNAL_TOPICS)
+        return self.facts.topics.setdefault(name, new)
 
     def _seen(self, name: str, topic_id: UUID | None = None) -> TopicFacts:
         """A topic that exists now."""
