@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from kdissect.codec.message import Message, encode_message
-from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
     WRITING_CLASSES,
@@ -18,6 +19,7 @@ from kdissect.replay.model import (
     WorkloadFacts,
 )
 from kdissect.replay.planning.plan import make_plan
+from tests.builders.messages import numbered_batch
 
 MS = 1_000_000
 
@@ -39,41 +41,44 @@ def planned(*exchanges: Exchange) -> ReplayPlan:
     return make_plan(workload(*connections.values()), options)
 
 
-def produce(partition: int, *, acks: int = -1, count: int = 1) -> Message:
-    records = [
-        {"offset": at, "timestamp_ms": 5, "key": None, "value": b"v", "headers": []}
-        for at in range(count)
+def call(
+    api_key: int, api_version: int, at_ms: int, connection: int = 0, told: Any = None, **body: Any
+) -> Exchange:
+    """A request with a response after a millisecond."""
+    answer = a_response(api_key, api_version, **(told or {}))
+    request = a_request(api_key, api_version, **body)
+    return exchange(connection, request, at_ms, at_ms + 1, answer)
+
+
+def produce(*partitions: int, acks: int = -1, count: int = 1) -> Message:
+    records = numbered_batch(0, count)
+    data = [{"index": each, "records": records} for each in partitions]
+    topics = [{"name": "t", "partition_data": data}]
+    return a_request(ApiKey.PRODUCE, 9, acks=acks, timeout_ms=5, topic_data=topics)
+
+
+def produced(*results: int, codes: Sequence[int] = ()) -> Message:
+    """results: a partition, its base offset, another partition and so on. codes: of errors."""
+    entries = [
+        {"index": index, "error_code": code, "base_offset": offset}
+        for index, offset, code in zip_longest(results[::2], results[1::2], codes, fillvalue=0)
     ]
-    data = [{"index": partition, "records": encode_batch(records)}]
-    body = {"acks": acks, "timeout_ms": 5, "topic_data": [{"name": "t", "partition_data": data}]}
-    return a_request(ApiKey.PRODUCE, 9, **body)
-
-
-def produced(partition: int, base_offset: int) -> Message:
-    entry = {"index": partition, "error_code": 0, "base_offset": base_offset}
-    body = {"responses": [{"name": "t", "partition_responses": [entry]}]}
-    return a_response(ApiKey.PRODUCE, 9, **body)
+    return a_response(ApiKey.PRODUCE, 9, responses=[{"name": "t", "partition_responses": entries}])
 
 
 def fetch(partition: int) -> Message:
     asked = {"partition": partition, "fetch_offset": 0, "partition_max_bytes": 9}
-    body = {"max_wait_ms": 5, "min_bytes": 1, "isolation_level": 0, "session_id": 0,
-            "topics": [{"topic": "t", "partitions": [asked]}], "rack_id": "",
-            "forgotten_topics_data": []}  # fmt: skip
-    return a_request(ApiKey.FETCH, 12, **body)
+    topics = [{"topic": "t", "partitions": [asked]}]
+    return a_request(ApiKey.FETCH, 12, max_wait_ms=5, min_bytes=1, topics=topics)
 
 
 def fetched(partition: int) -> Message:
-    entry = {"partition_index": partition, "error_code": 0, "high_watermark": 0, "records": b"",
-             "aborted_transactions": []}  # fmt: skip
-    body = {"throttle_time_ms": 0, "error_code": 0, "session_id": 0,
-            "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
-    return a_response(ApiKey.FETCH, 12, **body)
+    entry = {"partition_index": partition, "high_watermark": 0, "records": b""}
+    return a_response(ApiKey.FETCH, 12, responses=[{"topic": "t", "partitions": [entry]}])
 
 
 def heartbeat() -> Message:
-    body = {"group_id": "g", "generation_id": 1, "member_id": "m"}
-    return a_request(ApiKey.HEARTBEAT, 4, **body)
+    return a_request(ApiKey.HEARTBEAT, 4, group_id="g", generation_id=1, member_id="m")
 
 
 def metadata() -> Message:

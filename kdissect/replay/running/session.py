@@ -40,7 +40,7 @@ from kdissect.replay.output.rows import FAIL_ON, Baseline, Results
 from kdissect.replay.output.text import dropped_notes, finding_text, retry_notes
 from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_begun
-from kdissect.replay.target.cluster import EARLIEST, READY_S, Target
+from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.end_state import read_end_state, read_settings
 from kdissect.replay.target.guard import check_cluster, check_existing, find_existing
@@ -52,6 +52,7 @@ from kdissect.replay.target.starting_state import find_missing, used_state
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
 from kdissect.replay.translation.translator import Translator
+from kdissect.replay.workload.messages import EARLIEST
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
-from kdissect.replay.workload.messages import partitions
+from kdissect.replay.workload.messages import EARLIEST, LATEST, partitions
 
 _ONE_COORDINATOR_MAX = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
 _LOADING = frozenset(
@@ -27,7 +27,6 @@ _LOADING = frozenset(
         ErrorCode.NOT_COORDINATOR,
     }
 )
-EARLIEST, LATEST = -2, -1  # timestamps of ListOffsets
 READY_S = 10.0
 _PAUSES_S = (0.01, 0.02, 0.05)  # the last one again and again
 _ASK_TIMEOUT_S = 15.0

@@ -24,6 +24,7 @@ from kdissect.replay.comparison.records import (
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states
+from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,
@@ -38,8 +39,6 @@ _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
-
-Log = tuple[str, int]  # topic, partition
 
 
 class StoredBatch(NamedTuple):

@@ -19,6 +19,7 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import Name, topics_to_make
 from kdissect.replay.target.settling import await_partitions
+from kdissect.replay.translation.translator import limit_in_sync
 from kdissect.replay.workload.messages import GROUP_KEY
 from kdissect.text import visible
 
@@ -96,15 +97,18 @@ async def _ask_to_make(
     version = target.version(ApiKey.CREATE_TOPICS)
     default = -1 if version >= _WITH_DEFAULT_COUNTS else 1
     nodes = max(len(target.nodes), 1)
-    topics = [
-        {
-            "name": name,
-            "num_partitions": topic.partition_count or default,
-            "replication_factor": min(topic.replication_factor, nodes) or default,
-            "configs": _configs(topic, nodes),
-        }
-        for name, topic in wanted.items()
-    ]
+    topics = []
+    for name, topic in wanted.items():
+        configs = [{"name": key, "value": text} for key, text in sorted(topic.configs.items())]
+        limit_in_sync(configs, nodes)
+        topics.append(
+            {
+                "name": name,
+                "num_partitions": topic.partition_count or default,
+                "replication_factor": min(topic.replication_factor, nodes) or default,
+                "configs": configs,
+            }
+        )
     body = {"topics": topics, "timeout_ms": _CREATE_TIMEOUT_MS}
     limit_s = _CREATE_TIMEOUT_MS / 1000 + 5
     answer = await target.ask(ApiKey.CREATE_TOPICS, version, body, target.controller_id, limit_s)
@@ -112,15 +116,6 @@ async def _ask_to_make(
         topic["name"]: (topic["error_code"], topic.get("error_message") or "")
         for topic in answer.body["topics"]
     }
-
-
-def _configs(topic: TopicFacts, nodes: int) -> list[dict[str, str]]:
-    """Those seen; fewer replicas in sync where there are fewer nodes."""
-    configs = dict(topic.configs)
-    in_sync = configs.get("min.insync.replicas", "")
-    if in_sync.isdigit() and int(in_sync) > nodes:
-        configs["min.insync.replicas"] = str(nodes)
-    return [{"name": name, "value": value} for name, value in sorted(configs.items())]
 
 
 async def delete_names(target: Target, names: Sequence[Name]) -> list[str]:

@@ -19,12 +19,13 @@ from contextlib import suppress
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Mode, Outcome, Step
-from kdissect.replay.target.cluster import EARLIEST, Target, tries
+from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of, topics_of
 from kdissect.replay.workload.messages import (
+    EARLIEST,
     GROUP_KEY,
     NOT_MADE_YET,
     TRANSACTION_KEY,

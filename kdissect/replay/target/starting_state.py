@@ -15,6 +15,7 @@ from kdissect.replay.batch_headers import headers
 from kdissect.replay.model import ReplayPlan, Resource, Workload
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.end_state import EndState, read_end_state
+from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
     Body,
@@ -24,7 +25,6 @@ from kdissect.replay.workload.messages import (
 )
 from kdissect.text import plural, visible
 
-Log = tuple[str, int]
 _COMMIT_APIS = (ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT)
 _READ_APIS = {
     ApiKey.METADATA, ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.OFFSET_FETCH, *_COMMIT_APIS,

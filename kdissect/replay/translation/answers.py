@@ -21,6 +21,7 @@ from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.sessions import AcquiredOffsets
 from kdissect.replay.workload.messages import (
+    EARLIEST,
     GROUP_KEY,
     MEMBER_HEARTBEATS,
     NO_TOPIC,
@@ -36,7 +37,6 @@ from kdissect.replay.workload.messages import (
     partitions,
 )
 
-_EARLIEST = -2  # timestamp of ListOffsets
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
 
 
@@ -158,7 +158,7 @@ def _list_offsets(ids: IdMap, step: Step, asked: Body, captured: Body, answer: B
     earliest = {
         (ids.topic(name), number): (name, number)
         for (name, number), entry in ids.names.logs(asked)
-        if entry["timestamp"] == _EARLIEST
+        if entry["timestamp"] == EARLIEST
     }
     for topic, number, partition in partitions(answer):
         log = earliest.get((topic["name"], number))

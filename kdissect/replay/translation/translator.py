@@ -14,7 +14,7 @@ cluster and to another one in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -435,22 +435,22 @@ def _create_topics(ids: IdMap, step: Step, body: Body) -> Body:
         if topic["name"] not in refused:  # whatever was wrong with it stays so
             count = len(ids.target.nodes) or topic["replication_factor"]
             topic["replication_factor"] = min(topic["replication_factor"], count)
-            _limit_in_sync(ids, topic)
+            limit_in_sync(entries(topic["configs"]), len(ids.target.nodes))
     return body
 
 
 def _configs(ids: IdMap, step: Step, body: Body) -> Body:
     for resource in entries(body["resources"]):
-        _limit_in_sync(ids, resource)
+        limit_in_sync(entries(resource["configs"]), len(ids.target.nodes))
     return body
 
 
-def _limit_in_sync(ids: IdMap, holder: Body) -> None:
+def limit_in_sync(configs: Sequence[Body], count: int) -> None:
     """Limit min.insync.replicas to the target's brokers, else acks=all requests always fail."""
-    for config in entries(holder.get("configs")):
-        if config["name"] == "min.insync.replicas":
-            text, count = config["value"] or "", len(ids.target.nodes)
-            if text.isascii() and text.isdigit() and 0 < count < int(text):
+    for config in configs:
+        text = config["value"] or ""
+        if config["name"] == "min.insync.replicas" and text.isascii() and text.isdigit():
+            if 0 < count < int(text):
                 config["value"] = str(count)
 
 

@@ -17,7 +17,6 @@ from kdissect.replay.workload.messages import (
     request_body,
 )
 
-_ZERO = UUID(int=0)
 _INTERNAL_TOPICS = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
 )
@@ -86,7 +85,7 @@ class _Reader:
         topic = self._topic(name)
         if topic.first_time_ns < 0:
             topic.first_time_ns = self._now_ns
-        if topic_id is not None and topic_id != _ZERO and str(topic_id) not in topic.topic_ids:
+        if topic_id is not None and topic_id.int and str(topic_id) not in topic.topic_ids:
             topic.topic_ids.append(str(topic_id))
         return topic
 

@@ -25,6 +25,7 @@ _PARTITION_ARRAYS = ("partitions", "partition_data", "partition_responses")
 _PARTITION_NUMBERS = ("partition_index", "index", "partition")
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1  # key types of FindCoordinator
+EARLIEST, LATEST = -2, -1  # timestamps of ListOffsets
 TOPIC_RESOURCE = 2  # resource type of configs
 TOPIC_CONFIG = 1  # config_source: set on the topic itself
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import (
     ANONYMOUS_PRINCIPAL,
@@ -26,7 +25,7 @@ from kdissect.replay.workload.source import load_workload
 from tests.builders.workloads import (
     ANSWERS,
     a_request,
-    a_response,
+    call,
     exchange,
     fetch,
     fetched,
@@ -39,6 +38,8 @@ from tests.builders.workloads import (
     workload,
 )
 from tests.replay.other_cluster import everything
+
+DELETED = {"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}  # records
 
 
 def runnable(plan: ReplayPlan) -> bool:
@@ -113,18 +114,12 @@ def test_a_fetch_waits_for_what_was_produced_before_it() -> None:
 def test_records_are_deleted_after_the_fetches_before() -> None:
     """DeleteRecords moves the log start, which each answer to a Fetch has: it waits for those that
     were answered before, but a Produce does not."""
-    body = {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}]}
-    delete = a_request(ApiKey.DELETE_RECORDS, 2, **body)
-    deleted = a_response(ApiKey.DELETE_RECORDS, 2, topics=[])
     before = exchange(0, fetch(0), 0, 2, fetched(0))
-    writes = [
-        exchange(1, produce(0), 4, 5, produced(0, 0)),
-        exchange(2, delete, 4, 5, deleted),
-    ]
-    plan = make_plan(workload([before], writes[:1], writes[1:]), everything())
-    first, produce_step, delete_step = (step_of(plan, each) for each in (before, *writes))
-    assert first.number in delete_step.depends_on
-    assert first.number not in produce_step.depends_on
+    writing = exchange(1, produce(0), 4, 5, produced(0, 0))
+    deletion = call(ApiKey.DELETE_RECORDS, 2, 4, 2, topics=[DELETED])
+    plan = planned(before, writing, deletion)
+    assert step_of(plan, before).number in step_of(plan, deletion).depends_on
+    assert step_of(plan, before).number not in step_of(plan, writing).depends_on
     assert runnable(plan)
 
 
@@ -134,8 +129,7 @@ def test_a_topic_is_deleted_after_the_fetches_of_its_sessions() -> None:
 
     def in_session(connection: int, session: int, epoch: int, sent_ms: int) -> Exchange:
         request, answer = fetch(0), fetched(0)
-        topic = "t" if session == 7 else "other"
-        request.body["topics"] = [{**request.body["topics"][0], "topic": topic}]
+        request.body["topics"][0]["topic"] = "t" if session == 7 else "other"
         request.body |= {"session_epoch": epoch, "session_id": session if epoch else 0}
         if epoch:
             request.body["topics"], answer.body["responses"] = [], []
@@ -143,12 +137,9 @@ def test_a_topic_is_deleted_after_the_fetches_of_its_sessions() -> None:
         return exchange(connection, request, sent_ms, sent_ms + 1, answer)
 
     first, later = in_session(0, 7, 0, 0), in_session(0, 7, 1, 2)
-    lanes = [first, later], [in_session(1, 8, 0, 0), in_session(1, 8, 1, 2)]
-    body = {"topic_names": ["t"], "timeout_ms": 5}
-    request = a_request(ApiKey.DELETE_TOPICS, 4, **body)
-    answer = a_response(ApiKey.DELETE_TOPICS, 4, responses=[])
-    deletion = exchange(2, request, 6, 9, answer)
-    plan = make_plan(workload(*lanes, [deletion]), everything())
+    others = in_session(1, 8, 0, 0), in_session(1, 8, 1, 2)
+    deletion = call(ApiKey.DELETE_TOPICS, 4, 6, 2, topic_names=["t"])
+    plan = planned(first, later, *others, deletion)
     assert step_of(plan, deletion).depends_on == (step_of(plan, later).number,)
 
 
@@ -162,21 +153,8 @@ def test_requests_in_flight_at_once_keep_the_order_of_their_log() -> None:
 
 def test_logs_that_disagree_about_the_order_close_no_circle() -> None:
     """Two requests in flight at once, each before the other in one of two partitions."""
-
-    def both(first: int, second: int) -> tuple[Message, Message]:
-        request, answer = produce(0), produced(0, first)
-        request.body["topic_data"][0]["partition_data"] += produce(1).body["topic_data"][0][
-            "partition_data"
-        ]
-        answer.body["responses"][0]["partition_responses"] += produced(1, second).body["responses"][
-            0
-        ]["partition_responses"]
-        return request, answer
-
-    request, answer = both(0, 1)
-    one = exchange(0, request, 0, 9, answer)
-    request, answer = both(1, 0)
-    two = exchange(1, request, 1, 9, answer)
+    one = exchange(0, produce(0, 1), 0, 9, produced(0, 0, 1, 1))
+    two = exchange(1, produce(0, 1), 1, 9, produced(0, 1, 1, 0))
     plan = planned(one, two)
     assert runnable(plan)
     assert any("disagree" in note for note in plan.notes)
@@ -224,11 +202,8 @@ def test_a_skipped_request_names_the_option_that_allows_it() -> None:
 
 def test_a_request_refused_as_not_ready_is_skipped() -> None:
     """NOT_LEADER_OR_FOLLOWER skips the step."""
-    answer = produced(0, -1)
-    answer.body["responses"][0]["partition_responses"][0]["error_code"] = 6
-    refused = exchange(0, produce(0), 0, 5, answer)
-    plan = planned(refused)
-    skipped = plan.steps[0].skipped
+    refused = exchange(0, produce(0), 0, 5, produced(0, -1, codes=[6]))
+    skipped = planned(refused).steps[0].skipped
     assert skipped is not None
     assert skipped.code is SkipCode.NOT_READY
 
@@ -236,23 +211,10 @@ def test_a_request_refused_as_not_ready_is_skipped() -> None:
 @pytest.mark.parametrize(("code", "sent"), [(6, [1]), (19, [1]), (20, [0, 1]), (0, [0, 1])])
 def test_batches_refused_without_effect_are_left_out(code: int, sent: list[int]) -> None:
     """Error 20 is NOT_ENOUGH_REPLICAS_AFTER_APPEND: the broker has written the batch."""
-    request, answer = produce(0), produced(0, -1)
-    request.body["topic_data"][0]["partition_data"] += produce(1).body["topic_data"][0][
-        "partition_data"
-    ]
-    answer.body["responses"][0]["partition_responses"][0]["error_code"] = code
-    answer.body["responses"][0]["partition_responses"] += produced(1, 7).body["responses"][0][
-        "partition_responses"
-    ]
-    plan = planned(exchange(0, request, 0, 5, answer))
+    plan = planned(exchange(0, produce(0, 1), 0, 5, produced(0, -1, 1, 7, codes=[code])))
     [step] = plan.steps
-    messages = api.request_of(step.exchange), api.response_of(step.exchange)
-    for message, partitions in zip(
-        messages, ("partition_data", "partition_responses"), strict=True
-    ):
-        assert message is not None
-        [topic] = message.body.get("topic_data") or message.body["responses"]
-        assert [each["index"] for each in topic[partitions]] == sent
+    for body in api.bodies(step.exchange):
+        assert [number for _, number, _ in api.partitions(body)] == sent
     assert step.skipped is None
     assert bool(plan.notes) is (len(sent) == 1)
 
@@ -273,10 +235,8 @@ def test_a_request_refused_to_another_user_is_skipped(
     principal: str, own: str, codes: list[int], is_skipped: bool
 ) -> None:
     """If all that it named was refused, and both users are known."""
-    topics = [{"name": "t", "error_code": code} for code in codes]
-    request = a_request(ApiKey.CREATE_TOPICS, 5, topics=[])
-    answer = a_response(ApiKey.CREATE_TOPICS, 5, topics=topics)
-    captured = workload([exchange(0, request, 0, 5, answer)])
+    told = {"topics": [{"name": "t", "error_code": code} for code in codes]}
+    captured = workload([call(ApiKey.CREATE_TOPICS, 5, 0, told=told, topics=[])])
     captured.connections[0].principal = principal
     skipped = make_plan(captured, replace(everything(), principal=own)).steps[0].skipped
     assert (skipped is not None) is is_skipped
@@ -362,49 +322,28 @@ def test_plans_of_real_captures(captures: Path, name: str) -> None:
 def test_a_new_group_waits_for_who_looked_before() -> None:
     """A leave that waited for a list of groups does not speak for it: leaves and joins commute, so
     a later join waits for the list itself."""
-    listed = exchange(0, a_request(ApiKey.LIST_GROUPS, 2), 0, 5,
-                      a_response(ApiKey.LIST_GROUPS, 2, error_code=0, groups=[]))  # fmt: skip
-    leave = a_request(ApiKey.LEAVE_GROUP, 2, group_id="g", member_id="m")
-    left = exchange(0, leave, 6, 7, a_response(ApiKey.LEAVE_GROUP, 2, error_code=0))
-    joined = exchange(1, join("other"), 8, 9, None)
+    listed = call(ApiKey.LIST_GROUPS, 2, 0)
+    left = call(ApiKey.LEAVE_GROUP, 2, 6, group_id="g", member_id="m")
+    join = a_request(ApiKey.JOIN_GROUP, 3, group_id="other", session_timeout_ms=1)
+    joined = exchange(1, join, 8, 9, None)
     plan = planned(listed, left, joined)
     assert step_of(plan, listed).number in step_of(plan, joined).depends_on
-
-
-def join(group: str) -> Message:
-    body = {"group_id": group, "session_timeout_ms": 1, "rebalance_timeout_ms": 1, "member_id": "",
-            "protocol_type": "consumer", "protocols": []}  # fmt: skip
-    return a_request(ApiKey.JOIN_GROUP, 3, **body)
 
 
 def topics_answer(names: list[str], code: int, connection: int, at_ms: int) -> Exchange:
     """Metadata of topics, with one error code for all; of all topics if `names` is empty."""
     topics = [{"name": name} for name in names] or None
-    asked = a_request(ApiKey.METADATA, 7, topics=topics)
     partitions = [] if code else [{"partition_index": 0, "leader_id": 1}]
-    result = [{"name": name, "error_code": code, "partitions": partitions} for name in names]
-    body = {"brokers": [], "topics": result}
-    answer = a_response(ApiKey.METADATA, 7, **body)
-    return exchange(connection, asked, at_ms, at_ms + 1, answer)
+    told = [{"name": name, "error_code": code, "partitions": partitions} for name in names]
+    return call(ApiKey.METADATA, 7, at_ms, connection, {"topics": told}, topics=topics)
 
 
 def test_who_asks_for_a_topic_waits_for_the_heartbeat_that_makes_it() -> None:
     """The coordinator of a streams group makes its internal topics (KIP-1071)."""
-    part = {
-        "subtopology_id": "0",
-        "source_topics": ["lines"],
-        "repartition_source_topics": [{"name": "t"}],
-        "state_changelog_topics": [{"name": "changes"}],
-    }
-    body = {"group_id": "g", "topology": {"epoch": 1, "subtopologies": [part]}}
-    key = ApiKey.STREAMS_GROUP_HEARTBEAT
-    joined = exchange(
-        0,
-        a_request(key, 0, **body),
-        0,
-        1,
-        a_response(key, 0),
-    )
+    made = {"repartition_source_topics": [{"name": "t"}], "state_changelog_topics": []}
+    part = {"subtopology_id": "0", "source_topics": ["lines"], **made}
+    topology = {"epoch": 1, "subtopologies": [part]}
+    joined = call(ApiKey.STREAMS_GROUP_HEARTBEAT, 0, 0, group_id="g", topology=topology)
     there = topics_answer(["t"], 0, 1, 2)
     plan = planned(joined, there)
     assert step_of(plan, joined).number in step_of(plan, there).depends_on
@@ -429,15 +368,10 @@ def test_a_topic_that_metadata_makes_comes_after_lists_of_all_topics() -> None:
 @pytest.mark.parametrize("pattern", ["orders.*", None])
 def test_a_pattern_waits_for_the_topics_that_it_may_match(pattern: str | None) -> None:
     """The broker looks for topics when a member joins with a pattern (KIP-848)."""
-    topic = {"name": "orders-1", "num_partitions": 1, "replication_factor": 1, "assignments": [],
-             "configs": []}  # fmt: skip
-    create = a_request(ApiKey.CREATE_TOPICS, 5, topics=[topic])
-    result = {"topics": [{"name": "orders-1", "error_code": 0}]}
-    created = exchange(0, create, 0, 1, a_response(ApiKey.CREATE_TOPICS, 5, **result))
-    body = {"group_id": "g", "member_id": "m", "member_epoch": 0, "topic_partitions": [],
-            "subscribed_topic_regex": pattern}  # fmt: skip
-    key = ApiKey.CONSUMER_GROUP_HEARTBEAT
-    joined = exchange(1, a_request(key, 1, **body), 5, 6, a_response(key, 1, member_id="m"))
+    topics = [{"name": "orders-1"}]
+    created = call(ApiKey.CREATE_TOPICS, 5, 0, told={"topics": topics}, topics=topics)
+    asked = {"group_id": "g", "member_id": "m", "subscribed_topic_regex": pattern}
+    joined = call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, 5, 1, **asked)
     plan = planned(created, joined)
     waits = step_of(plan, created).number in step_of(plan, joined).depends_on
     assert waits is (pattern is not None)
@@ -445,12 +379,8 @@ def test_a_pattern_waits_for_the_topics_that_it_may_match(pattern: str | None) -
 
 def test_a_produce_while_records_are_deleted_is_a_race() -> None:
     """Its answer has the log start offset."""
-    asked = {"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}
-    deletion = a_request(ApiKey.DELETE_RECORDS, 2, topics=[asked], timeout_ms=5)
-    entry = {"partition_index": 0, "low_watermark": 1, "error_code": 0}
-    done = a_response(ApiKey.DELETE_RECORDS, 2, topics=[{"name": "t", "partitions": [entry]}])
     made = exchange(0, produce(0), 0, 5, produced(0, 0))
-    deleted = exchange(1, deletion, 3, 9, done)
+    deleted = call(ApiKey.DELETE_RECORDS, 2, 3, 1, topics=[DELETED])
     later = exchange(0, produce(0), 12, 15, produced(0, 1))
     plan = planned(made, later, deleted)
     assert step_of(plan, made).is_racing
@@ -467,11 +397,8 @@ def test_topics_that_metadata_requests_make(
 ) -> None:
     """Brokers announce them some time after they answered that the topic is not there."""
     asked = {"topics": [{"name": "new"}], "allow_auto_topic_creation": is_allowed}
-    missing = {"brokers": [], "topics": [{"error_code": 3, "name": "new", "partitions": []}]}
-    making = exchange(
-        0, a_request(ApiKey.METADATA, 9, **asked), 0, 5,
-        a_response(ApiKey.METADATA, 9, **missing),
-    )  # fmt: skip
+    told = {"topics": [{"error_code": 3, "name": "new"}]}
+    making = call(ApiKey.METADATA, 9, 4, told=told, **asked)
     read = exchange(1, metadata(), read_ms, read_ms + 1, ANSWERS[ApiKey.METADATA])
     captured = workload([making], [read])
     captured.facts.topics["new"] = TopicFacts("new", first_time_ns=9_000_000 if is_made else -1)
@@ -482,10 +409,9 @@ def test_topics_that_metadata_requests_make(
 @pytest.mark.parametrize(("code", "is_skipped"), [(113, True), (27, True), (14, True), (25, False)])
 def test_a_commit_that_was_refused(code: int, is_skipped: bool) -> None:
     """One that its client sent again is left out: at the target it may be in time."""
-    asked = {"group_id": "g", "member_id": "m", "generation_id_or_member_epoch": 1, "topics": []}
+    asked = {"group_id": "g", "member_id": "m", "generation_id_or_member_epoch": 1}
     part = {"partition_index": 0, "error_code": code}
-    result = {"topics": [{"name": "t", "partitions": [part]}]}
-    commit = ApiKey.OFFSET_COMMIT
-    made = exchange(0, a_request(commit, 9, **asked), 10, 25, a_response(commit, 9, **result))
+    told = {"topics": [{"name": "t", "partitions": [part]}]}
+    made = call(ApiKey.OFFSET_COMMIT, 9, 10, told=told, **asked)
     skipped = step_of(planned(made), made).skipped
     assert (skipped is not None and skipped.code is SkipCode.NOT_READY) is is_skipped

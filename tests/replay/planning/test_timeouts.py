@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange
-from tests.builders.workloads import a_request, a_response, exchange, planned, step_of
+from tests.builders.workloads import call, planned, step_of
 
 SESSION_MS = 6000
 EMPTY = ((("group", "g"), 11_000_000_000),)  # the session timeout, and five seconds
 OVER = ((("txn", "t"), 15_050_000_000),)  # the timeout, and more than the coordinator's interval
-
-
-def call(
-    key: ApiKey, version: int, at_ms: int, connection: int = 0, told: Any = None, **body: Any
-) -> Exchange:
-    """A request with a response after a millisecond."""
-    answer = a_response(key, version, **(told or {}))
-    return exchange(connection, a_request(key, version, **body), at_ms, at_ms + 1, answer)
 
 
 def join(connection: int, at_ms: int, member: str) -> Exchange:

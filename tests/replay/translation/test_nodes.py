@@ -6,14 +6,12 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
-from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation import nodes
-from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY
-from tests.builders.workloads import MS, a_request, a_response, exchange, produce, workload
-from tests.replay.other_cluster import everything
+from tests.builders.workloads import MS, a_request, a_response, exchange, produce
+from tests.replay.made import translated
 
 
 def world(*requests: tuple[Message, Message | None]) -> Translator:
@@ -23,25 +21,15 @@ def world(*requests: tuple[Message, Message | None]) -> Translator:
         exchange(0, request, 10 * at, 10 * at + 5, answer)
         for at, (request, answer) in enumerate(requests)
     ]
-    t = Translator(IdMap(make_plan(workload(exchanges), everything())))
-    t.ids.target.learn_metadata(
-        {
-            "brokers": [{"node_id": node, "host": "h", "port": 9000 + node} for node in (1, 2)],
-            "topics": [
-                {
-                    "name": "t",
-                    "error_code": 0,
-                    "partitions": [
-                        {"partition_index": 0, "leader_id": 1, "leader_epoch": 0},
-                        {"partition_index": 1, "leader_id": 2, "leader_epoch": 0},
-                        {"partition_index": 2, "leader_id": 1, "leader_epoch": 0},
-                    ],
-                }
-            ],
-        }
-    )
-    t.ids.target.coordinators[GROUP_KEY, "a"] = 1
-    t.ids.target.coordinators[GROUP_KEY, "b"] = 2
+    t, _ = translated(*exchanges)
+    partitions = [
+        {"partition_index": number, "leader_id": leader, "leader_epoch": 0}
+        for number, leader in enumerate((1, 2, 1))
+    ]
+    brokers = [{"node_id": node, "host": "h", "port": 9000 + node} for node in (1, 2)]
+    topics = [{"name": "t", "error_code": 0, "partitions": partitions}]
+    t.ids.target.learn_metadata({"brokers": brokers, "topics": topics})
+    t.ids.target.coordinators |= {(GROUP_KEY, "a"): 1, (GROUP_KEY, "b"): 2}
     return t
 
 
@@ -59,17 +47,13 @@ def cut(t: Translator, number: int = 0) -> dict[int, dict[str, Any]]:
 
 def list_offsets(*partitions: int) -> Message:
     asked = [{"partition_index": each, "timestamp": -1} for each in partitions]
-    body = {"replica_id": -1, "topics": [{"name": "t", "partitions": asked}]}
-    return a_request(ApiKey.LIST_OFFSETS, 1, **body)
+    return a_request(ApiKey.LIST_OFFSETS, 1, topics=[{"name": "t", "partitions": asked}])
 
 
 def offsets_of(*partitions: int) -> bytes:
-    told = [
-        {"partition_index": each, "error_code": 0, "timestamp": -1, "offset": 7}
-        for each in partitions
-    ]
-    body = {"topics": [{"name": "t", "partitions": told}]}
-    return encode_message(a_response(ApiKey.LIST_OFFSETS, 1, **body))
+    told = [{"partition_index": each, "offset": 7} for each in partitions]
+    topics = [{"name": "t", "partitions": told}]
+    return encode_message(a_response(ApiKey.LIST_OFFSETS, 1, topics=topics))
 
 
 def test_each_leader_is_asked_for_its_own() -> None:
@@ -117,22 +101,17 @@ def test_groups_go_to_their_coordinators() -> None:
 
 
 def session_fetch(session: int, epoch: int, *partitions: int) -> Message:
-    asked = [
-        {"partition": each, "fetch_offset": 0, "partition_max_bytes": 9} for each in partitions
-    ]
-    body = {"max_wait_ms": 500, "min_bytes": 1, "isolation_level": 0, "session_id": session,
-            "session_epoch": epoch, "rack_id": "", "forgotten_topics_data": [],
-            "topics": [{"topic": "t", "partitions": asked}] if asked else []}  # fmt: skip
-    return a_request(ApiKey.FETCH, 12, **body)
+    asked = [{"partition": each, "fetch_offset": 0} for each in partitions]
+    topics = [{"topic": "t", "partitions": asked}] if asked else []
+    names = {"session_id": session, "session_epoch": epoch}
+    return a_request(ApiKey.FETCH, 12, max_wait_ms=500, min_bytes=1, topics=topics, **names)
 
 
 def with_data(session: int, partition: int) -> Message:
     data = produce(partition).body["topic_data"][0]["partition_data"][0]["records"]
-    entry = {"partition_index": partition, "error_code": 0, "high_watermark": 1, "records": data,
-             "aborted_transactions": []}  # fmt: skip
-    body = {"throttle_time_ms": 0, "error_code": 0, "session_id": session,
-            "responses": [{"topic": "t", "partitions": [entry]}]}  # fmt: skip
-    return a_response(ApiKey.FETCH, 12, **body)
+    entry = {"partition_index": partition, "high_watermark": 1, "records": data}
+    topics = [{"topic": "t", "partitions": [entry]}]
+    return a_response(ApiKey.FETCH, 12, session_id=session, responses=topics)
 
 
 def test_a_fetch_of_a_session_has_all_its_partitions() -> None:

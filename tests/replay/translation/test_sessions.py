@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 
 from kdissect.codec.message import Message, decode_message, encode_message
-from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Step
 from kdissect.replay.translation.sessions import AcquiredOffsets, stand_in
 from kdissect.replay.translation.translator import Translator
+from tests.builders.messages import numbered_batch
 from tests.builders.workloads import a_request, a_response, exchange
 from tests.replay.made import sent_again, translated
 
@@ -32,21 +32,15 @@ def sent(translator: Translator, step: Step) -> dict[str, Any]:
 def test_a_lost_fetch_session_is_opened_again_once() -> None:
     """Also if the request was sent again before, for records that were missing then."""
     fetched = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 9}
-    asked = {"max_wait_ms": 5, "min_bytes": 1, "session_id": 9, "session_epoch": 3,
-             "topics": [{"topic": "t", "partitions": [fetched]}]}  # fmt: skip
-    records = encode_batch([{"offset": 0, "timestamp_ms": 5, "key": None, "value": b"v",
-                             "headers": []}])  # fmt: skip
-    part = {"partition_index": 0, "error_code": 0, "records": records}
-
-    def answer(**body: Any) -> Message:
-        return a_response(ApiKey.FETCH, 12, **body)
-
-    captured = answer(session_id=9, responses=[{"topic": "t", "partitions": [part]}])
-    request = a_request(ApiKey.FETCH, 12, **asked)
+    topics = [{"topic": "t", "partitions": [fetched]}]
+    session = {"session_id": 9, "session_epoch": 3}
+    request = a_request(ApiKey.FETCH, 12, max_wait_ms=5, min_bytes=1, **session, topics=topics)
+    told = [{"topic": "t", "partitions": [{"partition_index": 0, "records": numbered_batch(0, 1)}]}]
+    captured = a_response(ApiKey.FETCH, 12, session_id=9, responses=told)
     translator, (step,) = translated(exchange(0, request, 0, 1, captured))
     sent(translator, step)
-    assert sent_again(translator, step, answer(session_id=77))
-    assert sent_again(translator, step, answer(error_code=70))
+    assert sent_again(translator, step, a_response(ApiKey.FETCH, 12, session_id=77))
+    assert sent_again(translator, step, a_response(ApiKey.FETCH, 12, error_code=70))
     body = sent(translator, step)
     assert (body["session_id"], body["session_epoch"]) == (0, 0)
 
@@ -80,22 +74,20 @@ def share_fetch(epoch: int, acknowledged: int | None = None) -> Message:
     batch = {"first_offset": acknowledged, "last_offset": acknowledged, "acknowledge_types": [1]}
     parts = [{"partition_index": 0, "acknowledgement_batches": [batch]}]
     topics = [] if acknowledged is None else [{"topic_id": TOPIC_ID, "partitions": parts}]
-    body = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch, "max_wait_ms": 500,
-            "min_bytes": 1, "max_bytes": 9, "max_records": 5, "batch_size": 5,
-            "forgotten_topics_data": [], "topics": topics}  # fmt: skip
-    return a_request(ApiKey.SHARE_FETCH, 1, **body)
+    names = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch}
+    return a_request(ApiKey.SHARE_FETCH, 1, **names, max_wait_ms=500, min_bytes=1, topics=topics)
 
 
 def shared(*acquired: tuple[int, int] | None, code: int = 0, of_partitions: int = 0) -> Message:
     """A response with the first and last offset that each partition gives; None for no record."""
-    parts = [
-        {"partition_index": number, "error_code": of_partitions, "current_leader": {},
-         "records": b"", "acquired_records": [] if found is None else [
-             {"first_offset": found[0], "last_offset": found[1], "delivery_count": 1}]}
-        for number, found in enumerate(acquired)
-    ]  # fmt: skip
-    body = {"error_code": code, "responses": [{"topic_id": TOPIC_ID, "partitions": parts}]}
-    return a_response(ApiKey.SHARE_FETCH, 1, **body)
+    parts = []
+    for number, found in enumerate(acquired):
+        part = {"partition_index": number, "error_code": of_partitions}
+        if found is not None:
+            part["acquired_records"] = [{"first_offset": found[0], "last_offset": found[1]}]
+        parts.append(part)
+    topics = [{"topic_id": TOPIC_ID, "partitions": parts}]
+    return a_response(ApiKey.SHARE_FETCH, 1, error_code=code, responses=topics)
 
 
 def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
