@@ -72,8 +72,8 @@ def fetch(partition: int) -> Message:
     return a_request(ApiKey.FETCH, 12, max_wait_ms=5, min_bytes=1, topics=topics)
 
 
-def fetched(partition: int) -> Message:
-    entry = {"partition_index": partition, "high_watermark": 0, "records": b""}
+def fetched(partition: int, records: bytes = b"") -> Message:
+    entry = {"partition_index": partition, "high_watermark": 0, "records": records}
     return a_response(ApiKey.FETCH, 12, responses=[{"topic": "t", "partitions": [entry]}])
 
 

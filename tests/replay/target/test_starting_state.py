@@ -8,18 +8,18 @@ from typing import Any
 from typer.testing import CliRunner
 
 from kdissect.cli import app
-from kdissect.codec.message import Message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Workload
+from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.target.starting_state import StartingState, starting_state
 from kdissect.replay.workload.captured_cluster import gather_facts
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
 from tests.builders.messages import numbered_batch as batch
 from tests.builders.workloads import (
-    a_response,
+    call,
     exchange,
     fetch,
+    fetched,
     produce,
     produced,
     time_of_first_records,
@@ -38,66 +38,39 @@ def second_part() -> Workload:
     return load_workload([str(SOURCE)], from_ns=time_of_first_records(whole))
 
 
-def fetched(data: bytes) -> Message:
-    partition = {"partition_index": 0, "records": data}
-    topics = [{"topic": "t", "partitions": [partition]}]
-    return a_response(ApiKey.FETCH, 12, responses=topics)
-
-
-def of_group(api_key: ApiKey, side: str, **values: Any) -> Message:
-    """OffsetFetch v7 or OffsetCommit v8 of group g, for partition 0 of t."""
-    topics: list[Any] = [{"name": "t", "partitions": [{"partition_index": 0, **values}]}]
-    if api_key == ApiKey.OFFSET_FETCH and side == "request":
-        topics = [{"name": "t", "partition_indexes": [0]}]
-    version = 7 if api_key == ApiKey.OFFSET_FETCH else 8
-    header = {"client_id": "c"} if side == "request" else {}
-    body = {"group_id": "g", "topics": topics} if side == "request" else {"topics": topics}
-    return Message(api_key, version, side, header, body)
-
-
 def state_of(made: Workload) -> StartingState:
     made.facts = gather_facts(made.connections)
     return starting_state(made)
 
 
 def test_records_that_no_request_wrote_were_there_before() -> None:
-    """A Fetch brings offsets 0 to 4; the capture wrote those from 3 on."""
-    answer = fetched(batch(0, 3) + batch(3, 2))
-    found = state_of(
-        workload(
-            [exchange(0, produce(0, count=2), 0, 1, produced(0, 3))],
-            [exchange(1, fetch(0), 2, 3, answer)],
-        )
-    )
-    assert found.logs == {("t", 0): (0, 3)}
-    everything = workload(
-        [exchange(0, produce(0, count=5), 0, 1, produced(0, 0))],
-        [exchange(1, fetch(0), 2, 3, answer)],
-    )
-    assert state_of(everything).logs == {}
-
-
-def test_records_may_be_those_of_a_request_without_an_answer() -> None:
-    """After a Produce with acks=0 the producer of fetched records is unknown."""
-    found = state_of(
-        workload(
-            [exchange(0, produce(0, acks=0), 0, 1, None)],
-            [exchange(1, fetch(0), 2, 3, fetched(batch(0, 3)))],
-        )
-    )
-    assert found.logs == {}
+    """A Fetch brings offsets 0 to 4; the capture wrote those from 3 on, or all. After a Produce
+    with acks=0 the producer of fetched records is unknown."""
+    read = exchange(1, fetch(0), 2, 3, fetched(0, batch(0, 3) + batch(3, 2)))
+    for written, found in (
+        ((produce(0, count=2), produced(0, 3)), {("t", 0): (0, 3)}),
+        ((produce(0, count=5), produced(0, 0)), {}),
+        ((produce(0, acks=0), None), {}),
+    ):
+        request, answer = written
+        assert state_of(workload([exchange(0, request, 0, 1, answer)], [read])).logs == found
 
 
 def test_offsets_that_no_request_committed_were_there_before() -> None:
     """Only an OffsetFetch before the first OffsetCommit shows an earlier commit."""
-    asked = of_group(ApiKey.OFFSET_FETCH, "request")
-    told = of_group(ApiKey.OFFSET_FETCH, "response", committed_offset=7, error_code=0)
-    commit = of_group(ApiKey.OFFSET_COMMIT, "request", committed_offset=7)
-    done = of_group(ApiKey.OFFSET_COMMIT, "response", error_code=0)
-    before = workload([exchange(0, asked, 0, 1, told), exchange(0, commit, 2, 3, done)])
-    assert state_of(before).commits == {("g", "t", 0): 7}
-    after = workload([exchange(0, commit, 0, 1, done), exchange(0, asked, 2, 3, told)])
-    assert state_of(after).commits == {}
+    part = {"partition_index": 0, "committed_offset": 7}
+    topics = [{"name": "t", "partitions": [part]}]
+    names = [{"name": "t", "partition_indexes": [0]}]
+
+    def asked(at_ms: int) -> Exchange:
+        told = {"topics": topics}
+        return call(ApiKey.OFFSET_FETCH, 7, at_ms, told=told, group_id="g", topics=names)
+
+    def commit(at_ms: int) -> Exchange:
+        return call(ApiKey.OFFSET_COMMIT, 8, at_ms, group_id="g", topics=topics)
+
+    assert state_of(workload([asked(0), commit(2)])).commits == {("g", "t", 0): 7}
+    assert state_of(workload([commit(0), asked(2)])).commits == {}
 
 
 def test_a_saved_file_began_with_the_same_state(tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from kdissect.codec.message import encode_message
 from kdissect.errors import CaptureError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
 from kdissect.replay.workload import saved_file
-from kdissect.replay.workload.messages import response_of
+from kdissect.replay.workload.messages import response_body
 from kdissect.replay.workload.saved_file import save, without_secrets
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import a_request, a_response
+from tests.builders.workloads import call
 from tests.replay.other_cluster import everything
 
 NAMES = ["librdkafka.pcap", "java_0_10_2_2.pcap"]
@@ -138,16 +137,10 @@ def test_a_saved_file_that_unpacks_without_end_is_refused(
         load_workload(str(file))
 
 
-def scram_request() -> Exchange:
-    body = {"deletions": [], "upsertions": [{"name": "u", "mechanism": 1, "iterations": 4096,
-            "salt": b"salt", "salted_password": b"s3cret"}]}  # fmt: skip
-    request = a_request(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, **body)
-    return Exchange(1, 0, 0, 51, 0, "c", encode_message(request), None, 5, 5)
-
-
 def test_secrets_are_left_out() -> None:
     """A request with secrets has a reason in its place."""
-    exchange = scram_request()
+    upsertion = {"name": "u", "salt": b"salt", "salted_password": b"s3cret"}
+    exchange = call(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 5, upsertions=[upsertion])
     hidden = without_secrets(exchange)
     assert hidden.request is None
     assert hidden.request_missing == "it holds secrets, which are redacted"
@@ -156,22 +149,15 @@ def test_secrets_are_left_out() -> None:
 
 def test_secrets_in_a_response_are_replaced_and_known_to_be() -> None:
     """A sensitive config is replaced; others stay."""
-    config = {"name": "ssl.keystore.password", "value": "s3cret", "is_sensitive": True,
-              "config_type": 1, "read_only": False}  # fmt: skip
-    plain = {"name": "retention.ms", "value": "5", "is_sensitive": False, "config_type": 1,
-             "read_only": False}  # fmt: skip
-    result = {"error_code": 0, "resource_type": 2, "resource_name": "t", "configs": [config, plain]}
-    response = a_response(ApiKey.DESCRIBE_CONFIGS, 4, results=[result])
-    asked = {"resources": [{"resource_type": 2, "resource_name": "t"}]}
-    request = a_request(ApiKey.DESCRIBE_CONFIGS, 4, **asked)
-    exchange = Exchange(1, 0, 0, 32, 4, "c", encode_message(request),
-                        encode_message(response), 5, 5, 6, 6)  # fmt: skip
+    config = {"name": "ssl.keystore.password", "value": "s3cret", "is_sensitive": True}
+    plain = {"name": "retention.ms", "value": "5", "is_sensitive": False}
+    resource = {"resource_type": 2, "resource_name": "t"}
+    told = {"results": [{**resource, "configs": [config, plain]}]}
+    exchange = call(ApiKey.DESCRIBE_CONFIGS, 4, 5, told=told, resources=[resource])
     hidden = without_secrets(exchange)
     assert hidden.request == exchange.request
-    shown = response_of(hidden)
-    assert shown is not None
-    values = [each["value"] for each in shown.body["results"][0]["configs"]]
-    assert values == ["[redacted]", "5"]
+    [result] = response_body(hidden)["results"]
+    assert [each["value"] for each in result["configs"]] == ["[redacted]", "5"]
 
 
 def test_a_table_set_is_refused(captures: Path, tmp_path: Path) -> None:
