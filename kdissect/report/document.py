@@ -36,7 +36,7 @@ class Options:
 
 
 def listed(database: Database, table: str, order: str, limit: int = LISTED_MAX) -> dict[str, Any]:
-    """{"total": n, "rows": the first `limit`} of a table, in an order."""
+    """{"total": n, "rows": the first `limit`} of a table (with a condition), in an order."""
     return {
         "total": database.value(f"SELECT count(*) FROM {table}"),
         "rows": database.rows(f"FROM {table} ORDER BY {order} LIMIT {limit}"),

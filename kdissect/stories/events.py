@@ -24,6 +24,7 @@ from kdissect.tables.arrow_arrays import mix64, packed, unpacked
 _ROW_BYTES_MAX = 4 << 20  # bytes of one packed table
 
 NO_TIME = -(2**63)  # end_ns of an exchange without response
+NOT_ANSWERED = -(2**15)  # stands for the error code of an exchange without response
 
 
 class ProducerStep(IntEnum):

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from kdissect.arrays import Ints
 from kdissect.codec.message_columns import body_type
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.protocol.model import RESPONSE
 from kdissect.stories.events import story
-from kdissect.stories.messages import Messages, flattened
+from kdissect.stories.messages import Messages, begins, flattened
 from kdissect.stories.sequences import codes
 
 _FULL, _FINAL = 0, -1  # KIP-227: session epochs 0 and -1 start and end a session
@@ -33,11 +33,10 @@ class Ask(IntEnum):
 
 def fetch_events(messages: Messages) -> Iterator[pa.Table]:
     """FETCH_STEPS of a chunk; repeated requests for a partition make one event."""
-    rows = messages.rows(ApiKey.FETCH)
-    request = messages.body(ApiKey.FETCH, REQUEST, rows)
-    response = messages.body(ApiKey.FETCH, RESPONSE, rows)
-    if request is None or not len(rows):
+    rows, request = messages.requests(ApiKey.FETCH)
+    if request is None:
         return
+    response = messages.body(ApiKey.FETCH, RESPONSE, rows)
     if response is None:  # makes no difference whether others of the chunk have responses
         response = pa.nulls(len(rows), body_type(ApiKey.FETCH, "response"))
     epoch = pc.fill_null(request.field("session_epoch"), _FINAL).to_numpy(zero_copy_only=False)
@@ -101,7 +100,7 @@ def _events(
 def _seen(messages: Messages, rows: Ints, broker: Ints, session: Ints, epoch: Ints) -> pa.Table:
     """One event per session, with its highest epoch here."""
     order = np.lexsort((np.arange(len(rows)), epoch, broker))
-    last = order[np.flatnonzero(np.append(broker[order][1:] != broker[order][:-1], True))]
+    last = order[begins(broker[order][::-1])[::-1]]
     return _events(messages, rows[last], Ask.SEEN, session[last], epoch[last])
 
 

@@ -76,10 +76,8 @@ def _notable(messages: Messages, api_key: int) -> Ints:
 
 
 def _read(messages: Messages, api_key: int, rows: Ints) -> pa.Table:
-    request_bodies = messages.body(api_key, REQUEST, rows)
-    response_bodies = messages.body(api_key, RESPONSE, rows)
-    requests = request_bodies.to_pylist() if request_bodies is not None else []
-    responses = response_bodies.to_pylist() if response_bodies is not None else [None] * len(rows)
+    requests = messages.values(api_key, REQUEST, rows)
+    responses = messages.values(api_key, RESPONSE, rows)
     picked: list[int] = []
     order: list[int] = []
     facts: list[GroupFacts] = []

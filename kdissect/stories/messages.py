@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Ints
+from kdissect.arrays import Bools, Ints
 from kdissect.codec.message_columns import MessageColumns
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.stories.events import NO_TIME
@@ -76,6 +76,16 @@ class Messages:
         at = np.minimum(np.searchsorted(there, rows), len(there) - 1)
         return columns.body.take(pa.array(good[at], pa.int64(), mask=there[at] != rows))
 
+    def requests(self, api_key: int) -> tuple[Ints, pa.StructArray | None]:
+        """(rows, bodies) of the decoded requests of that API; no bodies without a row."""
+        rows = self.rows(api_key)
+        return rows, self.body(api_key, REQUEST, rows) if len(rows) else None
+
+    def values(self, api_key: int, side: int, rows: Ints) -> list[Any]:
+        """Bodies of these rows as plain values, None if a row has none."""
+        bodies = self.body(api_key, side, rows)
+        return [None] * len(rows) if bodies is None else bodies.to_pylist()
+
     def place(self, rows: Ints, order: Any = None) -> dict[str, pa.Array]:
         """Columns of an event with its time and place, for exchanges `rows`."""
         some = self.exchanges[rows]
@@ -95,6 +105,13 @@ class Messages:
     def errors(self, api_key: int, rows: Ints) -> pa.Array:
         """Error code per row, null if no response was decoded."""
         return pa.array(self.error_code[rows].astype(np.int16), mask=~self.answered(api_key, rows))
+
+
+def begins(*keys: npt.NDArray[Any]) -> Bools:
+    """bool per row: it is the first, or a key differs from that of the row before."""
+    new = np.ones(len(keys[0]), bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return new
 
 
 def flattened(column: pa.Array) -> tuple[pa.Array, Ints]:

@@ -53,8 +53,7 @@ def produce_events(
         return
     some, at = shown.take(pa.array(chosen)), at[chosen]
     rows = sets["row"][at]
-    requests = messages.rows(ApiKey.PRODUCE)
-    body = messages.body(ApiKey.PRODUCE, REQUEST, requests)
+    requests, body = messages.requests(ApiKey.PRODUCE)
     assert body is not None  # each batch comes from such a request
     errors = messages.marks.by_partition(Role.ERROR_CODE)
     error = np.append(errors["value"], 0)[first_match(sets[at], errors)]  # -1 is the last
@@ -109,14 +108,13 @@ def _init(messages: Messages) -> Iterator[pa.Table]:
 
 
 def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[pa.Table]:
-    rows = messages.rows(api_key)
-    body = messages.body(api_key, REQUEST, rows)
-    if body is None or not len(rows):
+    rows, body = messages.requests(api_key)
+    if body is None:
         return
     flag = body.field("committed") if step is ProducerStep.END else pa.nulls(len(rows), pa.bool_())
     data = pa.nulls(len(rows), pa.string())
     if step is ProducerStep.OFFSETS:
-        data = _offsets(body, messages.body(api_key, RESPONSE, rows))
+        data = _offsets(body.to_pylist(), messages.values(api_key, RESPONSE, rows))
     yield story(
         "producers",
         **messages.place(rows),
@@ -130,11 +128,10 @@ def _one_row(messages: Messages, api_key: int, step: ProducerStep) -> Iterator[p
     )
 
 
-def _offsets(requests: pa.StructArray, responses: pa.StructArray | None) -> pa.Array:
+def _offsets(requests: list[Any], responses: list[Any]) -> pa.Array:
     """Return JSON of the offsets that the responses of TxnOffsetCommit accepted."""
-    answers = responses.to_pylist() if responses is not None else [None] * len(requests)
     offset_texts = []
-    for request, response in zip(requests.to_pylist(), answers, strict=True):
+    for request, response in zip(requests, responses, strict=True):
         refused = {
             (topic["name"], partition["partition_index"])
             for topic in (response and response["topics"]) or ()
@@ -155,12 +152,10 @@ def _offsets(requests: pa.StructArray, responses: pa.StructArray | None) -> pa.A
 def _add_partitions(messages: Messages) -> Iterator[pa.Table]:
     """One event per requested partition, with the result for that partition."""
     api_key = ApiKey.ADD_PARTITIONS_TO_TXN
-    rows = messages.rows(api_key)
-    body = messages.body(api_key, REQUEST, rows)
-    if body is None or not len(rows):
+    rows, body = messages.requests(api_key)
+    if body is None:
         return
-    responses = messages.body(api_key, RESPONSE, rows)
-    answers = responses.to_pylist() if responses is not None else [None] * len(rows)
+    answers = messages.values(api_key, RESPONSE, rows)
     whole = messages.errors(api_key, rows).to_pylist()
     picked: list[int] = []
     order: list[int] = []
@@ -221,9 +216,8 @@ def _partition_errors(answer: dict[str, Any] | None) -> dict[tuple[str, str, int
 
 def _markers(messages: Messages) -> Iterator[pa.Table]:
     """One event per partition on which a coordinator ends a transaction."""
-    rows = messages.rows(ApiKey.WRITE_TXN_MARKERS)
-    body = messages.body(ApiKey.WRITE_TXN_MARKERS, REQUEST, rows)
-    if body is None or not len(rows):
+    rows, body = messages.requests(ApiKey.WRITE_TXN_MARKERS)
+    if body is None:
         return
     markers, row = flattened(body.field("markers"))
     topics, in_marker = flattened(markers.field("topics"))

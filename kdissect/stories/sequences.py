@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 from kdissect.arrays import Bools, Ints
 from kdissect.kafka.assembly import Anomaly
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import ProducerStep
+from kdissect.stories.events import NOT_ANSWERED, ProducerStep
+from kdissect.stories.messages import begins
 from kdissect.tables.anomalies import anomaly_columns, texts, texts_of_kinds
 from kdissect.tables.schemas import ANOMALIES
 
 WRAP = 1 << 31
-_NOT_ANSWERED = -(2**15)
 
 
 def sequence_anomalies(events: pa.Table) -> pa.Table:
@@ -39,7 +39,7 @@ def sequence_anomalies(events: pa.Table) -> pa.Table:
     group = _groups(events, rows, step)
     base = events["base_sequence"].to_numpy()[rows].astype(np.int64)
     count = events["sequence_count"].to_numpy()[rows]
-    error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()[rows].astype(np.int64)
+    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()[rows].astype(np.int64)
     order = np.argsort(group, kind="stable")
     group, base, count, error = group[order], base[order], count[order], error[order]
     group = _restarted(group, base, error)
@@ -92,18 +92,16 @@ def codes(*columns: pa.Array | pa.ChunkedArray) -> Ints:
 def _restarted(group: Ints, base: Ints, error: Ints) -> Ints:
     """New groups where clients before 2.5 restart at 0 in the same epoch, after
     UNKNOWN_PRODUCER_ID."""
-    same = np.concatenate([[False], group[1:] == group[:-1]])
     lost = np.concatenate([[False], error[:-1] == ErrorCode.UNKNOWN_PRODUCER_ID])
-    again = same & lost & (base == 0)
     # each restart gets a number of its own
-    return np.cumsum(again | ~same).astype(np.int64)
+    return np.cumsum(begins(group) | lost & (base == 0)).astype(np.int64)
 
 
 def _unwrapped(group: Ints, base: Ints) -> Ints:
     """Sequence numbers continued past 2^31-1, each within half a turn of the previous batch."""
     step = np.diff(base, prepend=base[:1])
     step = (step + WRAP // 2) % WRAP - WRAP // 2
-    new = np.concatenate([[True], group[1:] != group[:-1]])
+    new = begins(group)
     step[new] = 0
     total = np.cumsum(step)
     firsts = np.flatnonzero(new)
@@ -118,14 +116,10 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
     end = s + count[order]
     missing = np.zeros(len(group), np.int64)
     # the highest end so far within each group, by ranks of (group, end)
-    rank_of = np.argsort(np.lexsort((end, g)), kind="stable")
-    highest = np.maximum.accumulate(rank_of)
-    by_rank = np.empty(len(end), np.int64)
-    by_rank[rank_of] = end
-    reach = by_rank[highest]
-    hole = np.zeros(len(g), np.int64)
-    inside = g[1:] == g[:-1]
-    hole[1:] = np.where(inside, np.maximum(s[1:] - reach[:-1], 0), 0)
+    by_end = np.lexsort((end, g))
+    reach = end[by_end][np.maximum.accumulate(np.argsort(by_end, kind="stable"))]
+    hole = np.maximum(s - np.roll(reach, 1), 0)
+    hole[begins(g)] = 0
     missing[order] = hole
     return missing
 
@@ -133,12 +127,11 @@ def _holes(group: Ints, start: Ints, count: Ints) -> Ints:
 def _repeats(group: Ints, start: Ints, error: Ints) -> tuple[Bools, Bools]:
     """(bool: the batch repeats another one, bool: and no earlier copy was acknowledged)."""
     refused = (
-        (error != 0) & (error != _NOT_ANSWERED) & (error != ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+        (error != 0) & (error != NOT_ANSWERED) & (error != ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
     )
     order = np.lexsort((np.arange(len(group)), start, group))
     g, s = group[order], start[order]
-    new = np.ones(len(g), bool)
-    new[1:] = (g[1:] != g[:-1]) | (s[1:] != s[:-1])
+    new = begins(g, s)
     first = np.flatnonzero(new)[np.cumsum(new) - 1]
 
     def earlier(flags: Bools) -> Bools:
@@ -150,7 +143,7 @@ def _repeats(group: Ints, start: Ints, error: Ints) -> tuple[Bools, Bools]:
 
     taken = earlier(~refused)
     repeats = taken | (error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-    return repeats, repeats & taken & ~earlier(~refused & (error != _NOT_ANSWERED))
+    return repeats, repeats & taken & ~earlier(~refused & (error != NOT_ANSWERED))
 
 
 _GAP, _BROKER_HAS_IT, _UNANSWERED, _AGAIN = range(4)
@@ -166,7 +159,7 @@ _TEXTS = (
 def _anomalies(events: pa.Table, kind: Ints, number: Ints) -> pa.Table:
     """Rows for these events; number: sequence numbers of a gap, or whether a copy has no
     response."""
-    error = events["error_code"].fill_null(_NOT_ANSWERED).to_numpy()
+    error = events["error_code"].fill_null(NOT_ANSWERED).to_numpy()
     code = np.where(number != 0, _UNANSWERED, _AGAIN)
     code[error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER] = _BROKER_HAS_IT
     code[kind == Anomaly.SEQUENCE_GAP] = _GAP

@@ -26,12 +26,12 @@ import pyarrow.compute as pc
 
 from kdissect.arrays import Bools, Ints
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.stories.events import NO_TIME, ProducerStep
+from kdissect.stories.events import NO_TIME, NOT_ANSWERED, ProducerStep
+from kdissect.stories.messages import begins
 from kdissect.tables.arrow_arrays import lists
 from kdissect.tables.schemas import TRANSACTIONS, table_of
 
 FENCING = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED)
-_NOT_ANSWERED = -(2**15)
 _NEVER = 2**63 - 1
 _BEGINS = (ProducerStep.ADD, ProducerStep.ADD_OFFSETS, ProducerStep.OFFSETS, ProducerStep.PRODUCE)
 
@@ -50,7 +50,7 @@ class _Events:
         self.step = column("step")
         self.time_ns = column("time_ns")
         self.end_ns = column("end_ns")
-        self.error = column("error_code", _NOT_ANSWERED).astype(np.int64)
+        self.error = column("error_code", NOT_ANSWERED).astype(np.int64)
         self.flag = column("flag", False)
         self.exchange_id = column("exchange_id")
         self.record_count = column("record_count", 0)
@@ -87,33 +87,25 @@ class _Pieces:
 
     def __init__(self, events: _Events, rows: Ints) -> None:
         self.events = events
-        key = (events.producer[rows], events.epoch[rows], events.name_code[rows])
-        order = np.lexsort((rows, key[2], key[1], key[0]))
+        keys = [column[rows] for column in (events.name_code, events.epoch, events.producer)]
+        order = np.lexsort((rows, *keys))
         self.rows = rows[order]
-        new = np.ones(len(rows), bool)
-        producer, epoch, name = (part[order] for part in key)
-        new[1:] = (
-            (producer[1:] != producer[:-1]) | (epoch[1:] != epoch[:-1]) | (name[1:] != name[:-1])
-        )
-        self.start = np.flatnonzero(new | self._after_end(new) | self._given_again(new))
+        new = begins(*(key[order] for key in keys))
+        # a broker assigned the same id and epoch again, so it is another cluster's producer
+        given_again = events.step[self.rows] == ProducerStep.INIT
+        self.start = np.flatnonzero(new | given_again | self._after_end())
         self.end = np.append(self.start[1:], len(self.rows))
 
-    def _after_end(self, new: Bools) -> Bools:
+    def _after_end(self) -> Bools:
         """bool: the previous event is an EndTxn that ended a transaction, and this one is no
         retry of it."""
         events, rows = self.events, self.rows
         is_end = events.step[rows] == ProducerStep.END
-        done = is_end & np.isin(events.error[rows], (0, _NOT_ANSWERED))
+        done = is_end & np.isin(events.error[rows], (0, NOT_ANSWERED))
         cut = np.zeros(len(rows), bool)
-        retry = is_end[1:] & (events.error[rows][:-1] == _NOT_ANSWERED)
+        retry = is_end[1:] & (events.error[rows][:-1] == NOT_ANSWERED)
         cut[1:] = done[:-1] & ~retry
-        return cut & ~new
-
-    def _given_again(self, new: Bools) -> Bools:
-        """bool: a broker assigned the same id and epoch again, so it is another cluster's
-        producer."""
-        events, rows = self.events, self.rows
-        return (events.step[rows] == ProducerStep.INIT) & ~new
+        return cut
 
     def table(self) -> pa.Table:
         """One row per piece that is a transaction."""
@@ -123,12 +115,12 @@ class _Pieces:
             column[rows[self.start]] for column in (events.producer, events.epoch, events.name_code)
         )
         step, error = events.step[rows], events.error[rows]
-        agreed = np.isin(error, (0, _NOT_ANSWERED))
+        agreed = np.isin(error, (0, NOT_ANSWERED))
         begins = np.isin(step, [int(begin) for begin in _BEGINS])
         ends = step == ProducerStep.END
         self.begin = self._edge(begins)
         self.done = self._edge(ends & (error == 0), last=True)
-        self.tried = self._edge(ends & (error == _NOT_ANSWERED), last=True)
+        self.tried = self._edge(ends & (error == NOT_ANSWERED), last=True)
         self.fenced = self._edge(np.isin(error, FENCING))
         # a piece with only refused requests never began, unless the producer was fenced
         begun = self._edge(begins & agreed)

@@ -13,6 +13,7 @@ from kdissect.text import visible
 _SHOWN_GROUPS = 6
 SHOWN_EVENTS = 250  # of a group on its timeline; the CSV file has all
 _STORY_ROWS = 15  # events of a rebalance on the page
+_TOLD = ("time", "generation", "duration_ms", "detail", "packet", "capture_id")
 _STORIES = 20  # rebalances of a group that the page shows event by event
 
 
@@ -106,12 +107,7 @@ def _stories(events: list[Row]) -> list[Row]:
         stable = ends.get(rebalance["generation"])
         stories.append(
             {
-                **{
-                    name: rebalance[name]
-                    for name in ("time", "generation", "duration_ms", "detail")
-                },
-                "packet": rebalance["packet"],
-                "capture_id": rebalance["capture_id"],
+                **{name: rebalance[name] for name in _TOLD},
                 "events": inside,
                 "result": stable["detail"] if stable else None,
             }

@@ -28,25 +28,20 @@ _CLIENTS_SHOWN = 15  # in the chart
 ANSWERS_MIN = 20  # fewer say little of a percentile
 _QUEUED_MS = 1  # from here on a request counts as one that waited behind another
 SPANS = ("upload_ms", "queued_ms", "service_ms", "download_ms")  # where the time of answers went
+# Keys and order of each table; clients: the slowest first, but those of whom little is known last
 BY = {
-    "apis": ("api",),
-    "clients": ("client_id", "client_ip"),
-    "brokers": ("broker",),
-}
-# clients: the slowest first, but those of whom little is known last
-_ORDERS = {
-    "apis": "exchanges DESC",
-    "clients": f"answers < {ANSWERS_MIN}, p95 DESC NULLS LAST",
-    "brokers": "exchanges DESC",
+    "apis": ("api", "exchanges DESC"),
+    "clients": ("client_id, client_ip", f"answers < {ANSWERS_MIN}, p95 DESC NULLS LAST"),
+    "brokers": ("broker", "exchanges DESC"),
 }
 
 
 def collect(database: Database, _: Options) -> Document:
     """Tables `latency_apis`, `latency_clients`, `latency_brokers`, and the figures of the page."""
     document: dict[str, Any] = {}
-    for name, keys in BY.items():
+    for name, (keys, order) in BY.items():
         _make_table(database, name, keys)
-        document[name] = listed(database, f"latency_{name}", f"{_ORDERS[name]}, {', '.join(keys)}")
+        document[name] = listed(database, f"latency_{name}", f"{order}, {keys}")
     bins = database.rows(
         f"""
         SELECT api, wait, floor(log10(greatest(service_ms,
@@ -80,11 +75,11 @@ def collect(database: Database, _: Options) -> Document:
     return document
 
 
-def _make_table(database: Database, name: str, keys: tuple[str, ...]) -> None:
+def _make_table(database: Database, name: str, keys: str) -> None:
     database.run(
         f"""
         CREATE TEMP TABLE latency_{name} AS
-        SELECT {", ".join(keys)}, bool_or(is_broker) AS is_broker, count(*) AS exchanges,
+        SELECT {keys}, bool_or(is_broker) AS is_broker, count(*) AS exchanges,
           count(*) FILTER (wait = 'answer') AS answers,
           {quantiles(database, "service_ms", "wait = 'answer'")},
           {quantile(database, "latency_ms", 0.95, "wait = 'answer'")} AS latency_p95,
@@ -97,7 +92,7 @@ def _make_table(database: Database, name: str, keys: tuple[str, ...]) -> None:
           count(*) FILTER (is_unanswered) AS unanswered,
           count(*) FILTER (failed) AS errors,
           {", ".join(f"round(sum({span}) FILTER (wait = 'answer'), 6) AS {span}" for span in SPANS)}
-        FROM requests GROUP BY {", ".join(keys)}
+        FROM requests GROUP BY {keys}
         """
     )
 

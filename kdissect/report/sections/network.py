@@ -40,21 +40,16 @@ def collect(database: Database, _: Options) -> Document:
         FROM sessions c
         """
     )
-    database.run(
-        "CREATE TEMP VIEW lossy AS SELECT * FROM connection_health "
-        "WHERE retransmitted_segment_count + out_of_order_segment_count + gap_count "
-        "+ missing_byte_count + zero_window_ms > 0 AND is_kafka"
-    )
-    database.run(
-        "CREATE TEMP VIEW closed_to_us AS SELECT * FROM connection_health WHERE NOT is_kafka"
-    )
     return {
         "lossy_connections": listed(
             database,
-            "lossy",
+            "connection_health WHERE retransmitted_segment_count + out_of_order_segment_count "
+            "+ gap_count + missing_byte_count + zero_window_ms > 0 AND is_kafka",
             "missing_byte_count DESC, retransmitted_segment_count DESC, connection_id",
         ),
-        "other_connections": listed(database, "closed_to_us", "byte_count DESC, connection_id"),
+        "other_connections": listed(
+            database, "connection_health WHERE NOT is_kafka", "byte_count DESC, connection_id"
+        ),
         "close_reasons": database.rows(
             "SELECT close_reason, count(*) AS connections FROM connections "
             "GROUP BY 1 ORDER BY 2 DESC, 1"

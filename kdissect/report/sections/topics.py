@@ -6,7 +6,7 @@ from kdissect import text as f
 from kdissect.charts import DIRECTION_NAMES, Chart, Columns, columns_of, heat_map, histogram
 from kdissect.report.document import Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
-from kdissect.sql.requests import quantile
+from kdissect.sql.requests import client_name, quantile
 
 SHOWN_TOPICS, SHOWN_CLIENTS = 20, 20
 # what of a batch's size no codec touches: its header, by magic
@@ -88,24 +88,22 @@ def collect(database: Database, _: Options) -> Document:
 
 def _make_topic_clients(database: Database) -> None:
     """Make `topic_clients`: clients that wrote or read a topic, or fetched it without any data."""
+    columns = "topic, client_id, client_ip, direction"
     database.run(
-        """
+        f"""
         CREATE TEMP TABLE topic_clients AS
         WITH moved AS (
-          SELECT b.topic, x.client_id, x.client_ip, b.direction, count(*) AS batches,
-            sum(b.record_count)::BIGINT AS records, sum(b.size)::BIGINT AS bytes,
-            count(DISTINCT b.partition) AS partitions,
+          SELECT {columns}, count(*) AS batches, sum(b.record_count)::BIGINT AS records,
+            sum(b.size)::BIGINT AS bytes, count(DISTINCT b.partition) AS partitions,
             list_sort(list(DISTINCT b.codec)) AS codecs,
-              list_sort(list(DISTINCT b.magic)) AS magics,
+            list_sort(list(DISTINCT b.magic)) AS magics,
             count(DISTINCT x.exchange_id) AS exchanges,
-            min(x.time) AS first_time, max(x.time) AS last_time, arg_min(x.packet,
-              x.time) AS packet,
-            arg_min(x.capture_id, x.time) AS capture_id
+            min(x.time) AS first_time, max(x.time) AS last_time,
+            arg_min(x.packet, x.time) AS packet, arg_min(x.capture_id, x.time) AS capture_id
           FROM batches b JOIN requests x USING (exchange_id) GROUP BY ALL
         ), asked AS (
-          SELECT topic, client_id, client_ip, direction, count(*) AS exchanges,
-            min(time) AS first_time, max(time) AS last_time, arg_min(packet, time) AS packet,
-            arg_min(capture_id, time) AS capture_id
+          SELECT {columns}, count(*) AS exchanges, min(time) AS first_time, max(time) AS last_time,
+            arg_min(packet, time) AS packet, arg_min(capture_id, time) AS capture_id
           FROM (
             SELECT unnest(topics) AS topic, client_id, client_ip, time, packet, capture_id,
               CASE WHEN api = 'Produce' THEN 'write' WHEN is_broker THEN 'replicate' ELSE 'read' END
@@ -113,21 +111,16 @@ def _make_topic_clients(database: Database) -> None:
             FROM requests WHERE api IN ('Produce', 'Fetch', 'ShareFetch')
           ) GROUP BY ALL
         )
-        SELECT coalesce(m.topic, a.topic) AS topic, coalesce(m.client_id, a.client_id) AS client_id,
-          coalesce(m.client_ip, a.client_ip) AS client_ip,
-          coalesce(m.direction, a.direction) AS direction,
-          coalesce(m.client_id, a.client_id, '(none)') || ' @ ' || coalesce(m.client_ip,
-            a.client_ip)
-            AS client,
-          coalesce(m.batches, 0) AS batches, coalesce(m.records, 0) AS records,
-          coalesce(m.bytes, 0) AS bytes, coalesce(m.partitions, 0) AS partitions,
-          m.codecs, m.magics, greatest(coalesce(m.exchanges, 0), coalesce(a.exchanges,
-            0)) AS exchanges,
-          least(m.first_time, a.first_time) AS first_time, greatest(m.last_time,
-            a.last_time) AS last_time,
-          coalesce(m.packet, a.packet) AS packet, coalesce(m.capture_id, a.capture_id) AS capture_id
-        FROM moved m FULL JOIN asked a ON m.topic = a.topic AND m.direction = a.direction
-          AND m.client_ip = a.client_ip AND m.client_id IS NOT DISTINCT FROM a.client_id
+        SELECT {columns}, {client_name("client_id", "client_ip")} AS client,
+          coalesce(max(batches), 0) AS batches, coalesce(max(records), 0) AS records,
+          coalesce(max(bytes), 0) AS bytes, coalesce(max(partitions), 0) AS partitions,
+          any_value(codecs) AS codecs, any_value(magics) AS magics, max(exchanges) AS exchanges,
+          min(first_time) AS first_time, max(last_time) AS last_time,
+          max_by(packet, is_moved) AS packet, max_by(capture_id, is_moved) AS capture_id
+        FROM (
+          SELECT *, true AS is_moved FROM moved
+          UNION ALL BY NAME SELECT *, false AS is_moved FROM asked
+        ) GROUP BY {columns}
         """
     )
 
