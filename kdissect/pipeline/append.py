@@ -232,7 +232,7 @@ def is_the_same(path: str, listed: dict[str, Any], changed_ns: dict[str, int]) -
     state = os.stat(path)
     if state.st_size != listed["size"]:
         return False
-    return state.st_mtime_ns == changed_ns.get(path) or hashed(path).sha256 == listed["sha256"]
+    return state.st_mtime_ns == changed_ns.get(path) or hashed(path)[1] == listed["sha256"]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.codec.sasl_tokens import read_token
 from kdissect.jit import kernel, load_u8, load_u16
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import FrameBuffer, client_ids
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST
 from kdissect.tables.connections import ConnectionClients
@@ -191,14 +191,7 @@ def add_client_ids(clients: ConnectionClients, assembly: Assembly, sources: Sour
     index = _first_of_each(connection, length, digest)
     index = np.sort(index[length[index] != -1])
     frames = FrameBuffer.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
-    for at, row in enumerate(connection[index].tolist()):
-        start, end = int(frames.start[at, REQUEST]), int(frames.end[at, REQUEST])
-        if end - start < 10:
-            continue
-        size = int.from_bytes(frames.buf[start + 8 : start + 10].tobytes(), "big", signed=True)
-        if not 0 <= size <= end - start - 10:
-            continue
-        text = frames.buf[start + 10 : start + 10 + size].tobytes().decode("utf-8", "replace")
-        names = clients.client_ids.setdefault(row, [])
-        if text not in names:
-            names.append(text)
+    texts = client_ids(frames).to_pylist()
+    for row, text in zip(connection[index].tolist(), texts, strict=True):
+        if text is not None and text not in clients.client_ids.setdefault(row, []):
+            clients.client_ids[row].append(text)

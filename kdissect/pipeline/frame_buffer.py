@@ -244,7 +244,7 @@ def decode_messages(
         for (_, side), messages in decoded.items()
     ]
     marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), topic_names)
-    return MessageChunk(frames, status, version_source, decoded, marks, _client_ids(frames))
+    return MessageChunk(frames, status, version_source, decoded, marks, client_ids(frames))
 
 
 def _status_by_version(
@@ -276,7 +276,7 @@ def _status_by_version(
     return status, version_source
 
 
-def _client_ids(frames: FrameBuffer) -> pa.Array:
+def client_ids(frames: FrameBuffer) -> pa.Array:
     """client_id of each request whose header was captured, even if its version is unknown."""
     exchanges = frames.exchanges
     start, end = frames.start[:, REQUEST], frames.end[:, REQUEST]

@@ -35,19 +35,19 @@ def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> dict[str,
     with logged_step("scan", splits=len(plan.splits), bytes=plan.byte_count):
         for number in range(plan.unit_count):
             buckets.add(scan(plan, sources, number))
-    slots.add(buckets.take(RUN))
+    slots.add(buckets.pop(RUN, []))
     with logged_step("assemble", buckets=len(buckets)):
-        for _, rows in buckets.drain():
+        for rows in buckets.drain():
             slots.add(assemble(plan, sources, rows))
-    summary = RunSummary.of(slots.take(RUN))
+    summary = RunSummary.of(slots.pop(RUN, []))
     results = [write_run_tables(plan, summary, sink)]
     for number in range(len(plan.before.event_files) if plan.before else 0):
         events.add(earlier_events(plan, number))
     with logged_step("decode", slots=len(slots)):
-        for _, rows in slots.drain():
+        for rows in slots.drain():
             events.add(decode(plan, summary.facts, sources, rows, sink))
     with logged_step("analyse", keys=len(events)):
-        for _, rows in events.drain():
+        for rows in events.drain():
             results += (json.loads(row.data) for row in rows if row.kind == RowKind.RESULT)
             packed = [row.data for row in rows if row.kind == RowKind.EVENTS]
             results += [analyse(packed, for_stories or sink)] if packed else []
@@ -63,32 +63,20 @@ def staged_run(plan: RunPlan, out: str, run_id: str) -> tuple[list[StagedFile], 
     return [file for sink in sinks for file in sink.close()], result
 
 
-class _KeyedRows:
+class _KeyedRows(defaultdict[int, list[Row]]):
     """Rows between two steps, by key."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[Row]] = defaultdict(list)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        super().__init__(list)
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            self._rows[row.key].append(row)
+            self[row.key].append(row)
 
-    def take(self, key: int) -> list[Row]:
-        """The rows of one key, which are dropped."""
-        return self._rows.pop(key, [])
-
-    def drain(self) -> Iterator[tuple[int, list[Row]]]:
-        """Yield each key with its rows in order, and drop them."""
-        for key in sorted(self._rows):
-            yield key, in_order(self._rows.pop(key))
-
-
-def in_order(rows: list[Row]) -> list[Row]:
-    """Rows of one key in the order that a step expects: by kind, then by order."""
-    return sorted(rows, key=lambda row: (row.kind, row.order))
+    def drain(self) -> Iterator[list[Row]]:
+        """Yield the rows of each key in the order that a step expects, and drop them."""
+        for key in sorted(self):
+            yield sorted(self.pop(key), key=lambda row: (row.kind, row.order))
 
 
 def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -112,12 +100,8 @@ def summed(results: list[dict[str, Any]]) -> dict[str, Any]:
 def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]]:
     """Yield (segments, assembly, sources) of each bucket, without decoding messages."""
     sources = plan.sources()
-    parts: dict[int, list[Row]] = defaultdict(list)
+    parts = _KeyedRows()
     for number in range(len(plan.splits)):
-        for row in scan(plan, sources, number):
-            if row.kind == RowKind.SEGMENTS:
-                parts[row.key].append(row)
-    for bucket in sorted(parts):
-        batches = [SegmentBatch.from_bytes(row.data) for row in in_order(parts.pop(bucket))]
-        batch, assembly, here = assembled(plan, sources, batches)
-        yield batch, assembly, here
+        parts.add(row for row in scan(plan, sources, number) if row.kind == RowKind.SEGMENTS)
+    for rows in parts.drain():
+        yield assembled(plan, sources, [SegmentBatch.from_bytes(row.data) for row in rows])

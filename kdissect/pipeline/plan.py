@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -189,13 +189,6 @@ class RunPlan:
 # -- making a plan ---------------------------------------------------------------------------
 
 
-class Hashed(NamedTuple):
-    """Size and sha256 of a file."""
-
-    size: int
-    sha256: str
-
-
 @contextmanager
 def planned(
     paths: Sequence[str | os.PathLike[str]],
@@ -348,15 +341,16 @@ def capture_id(path: str) -> int:
     return (int.from_bytes(digest, "big") >> 1) or 1
 
 
-def hashed(path: str) -> Hashed:
-    """Hash a file. Raises OSError."""
+def hashed(path: str) -> tuple[int, str]:
+    """(size, sha256) of a file. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
-        return Hashed(file.tell(), digest.hexdigest())
+        return file.tell(), digest.hexdigest()
 
 
-def hashed_input(file: InputFile, folder: str) -> Hashed | None:
-    """Hash an input: the file that the user named, or the copy of a stream or an object.
+def hashed_input(file: InputFile, folder: str) -> tuple[int, str] | None:
+    """(size, sha256) of an input: the file that the user named, or the copy of a stream or an
+    object.
 
     None if it cannot be read, and for an object that is compressed, of which no bytes are kept.
     folder: of copies. Raises EnvironmentFailed if the store fails.

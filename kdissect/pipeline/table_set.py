@@ -23,7 +23,7 @@ from kdissect.capture.object_store import is_remote
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import SetFolder, write_lock
 from kdissect.pipeline.step_rows import STATE
-from kdissect.pipeline.table_writer import COMPRESSION, COMPRESSION_LEVEL, StagedFile
+from kdissect.pipeline.table_writer import StagedFile
 from kdissect.tables.schemas import COUNTED_TABLES, FIXED_TABLES, FORMAT_VERSION, fixed_tables
 
 MANIFEST = "_kdissect.json"
@@ -136,7 +136,7 @@ def commit(
         manifest = {**manifest, "state": {**manifest["state"], "tables": state, "final": final}}
     for name, schema in _empty_files(tables, run_id, manifest):
         buffer = pa.BufferOutputStream()
-        _write_empty(buffer, schema)
+        pq.write_table(schema.empty_table(), buffer)
         place.write(name, buffer.getvalue().to_pybytes())
     counts = {name: tables[name]["rows"] for name in COUNTED_TABLES}
     totals = {**manifest.get("totals", {}), **counts}
@@ -177,15 +177,6 @@ def _listed(document: dict[str, Any] | None) -> set[str]:
     state = (document.get("state") or {}).get("tables", {})
     entries = [*document["tables"].values(), *state.values()]
     return {name for entry in entries for name in entry["files"]}
-
-
-def _write_empty(target: Any, schema: pa.Schema) -> None:
-    pq.write_table(
-        schema.empty_table(),
-        target,
-        compression=COMPRESSION,
-        compression_level=COMPRESSION_LEVEL,
-    )
 
 
 def has_set(out: str) -> bool:

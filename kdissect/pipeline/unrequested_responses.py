@@ -20,8 +20,8 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import NO_API, Assembly
 from kdissect.kafka.response_bodies import Pair, every_response, fits
 from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
+from kdissect.protocol.model import RESPONSE
 
-_RESPONSE = 1
 # responses of a bucket tried with every definition; later ones only with those found
 _TRIED_MAX = 2048
 _SIZE_MIN = 20  # bytes of a response without other evidence: shorter ones match by chance
@@ -110,9 +110,9 @@ def _candidates(
     fitting: list[set[Pair]] = [set() for _ in rows]
     sizes = assembly.exchanges["response"]["size"][rows]
     for part in chunks(np.arange(len(rows)), sizes, CHUNK_BYTES):
-        frames = FrameBuffer.gather(assembly, sources, rows[part], (_RESPONSE,))
-        start = np.ascontiguousarray(frames.start[:, _RESPONSE])
-        end = np.ascontiguousarray(frames.end[:, _RESPONSE])
+        frames = FrameBuffer.gather(assembly, sources, rows[part], (RESPONSE,))
+        start = np.ascontiguousarray(frames.start[:, RESPONSE])
+        end = np.ascontiguousarray(frames.end[:, RESPONSE])
         for key, version in sorted(pairs):
             for at in part[fits(key, version, frames.buf, start, end)].tolist():
                 fitting[at].add((key, version))
