@@ -39,7 +39,6 @@ import numpy.typing as npt
 
 from kdissect.capture import link_layers
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.packet_reader import TIME_NS
 from kdissect.capture.segments import (
     ENDPOINTS,
     FIN,
@@ -91,7 +90,7 @@ def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, 
         ):
             return 0
     at = row * FRAGMENT_WIDTH
-    table[at + TIME] = packet[TIME_NS]
+    table[at + TIME] = packet["time_ns"]
     table[at + PACKET] = number
     table[at + BODY] = body
     table[at + _CAPTURED] = captured

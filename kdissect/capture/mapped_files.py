@@ -22,7 +22,10 @@ import numpy.typing as npt
 from kdissect import memory_maps
 from kdissect.capture.copies import local_path
 from kdissect.capture.inputs import InputFile
-from kdissect.capture.packet_reader import END, NEEDED, POS, STEP_CUT, STEP_END
+from kdissect.capture.packet_reader import (
+    STEP_CUT,
+    STEP_END,
+)
 from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import copy_bytes, kernel
 
@@ -170,25 +173,25 @@ class Sources:
             self._sizes[source] = len(data)
         return self.arrays[source]
 
-    def windows(self, source: int, cursor: Ints, stop: int, step: Callable[[], int]) -> int:
+    def windows(self, source: int, cursor: np.void, stop: int, step: Callable[[], int]) -> int:
         """Step to the first record at or after `stop`, testing that the bytes are readable; returns
         the outcome.
 
-        step: moves the cursor up to its END and returns the outcome of the last step. If a record
-        is cut, END becomes the file's. Raises EnvironmentFailed if the disk fails.
+        step: moves the cursor up to its end and returns the outcome of the last step. If a record
+        is cut, its end becomes the file's. Raises EnvironmentFailed if the disk fails.
         """
         size = len(self.data(source))
         stop = min(stop, size)
-        end = min(stop, int(cursor[POS]) + WALKED_BYTES)
+        end = min(stop, int(cursor["pos"]) + WALKED_BYTES)
         while True:
-            self._test(source, int(cursor[POS]), end)
-            cursor[END] = end
+            self._test(source, int(cursor["pos"]), end)
+            cursor["end"] = end
             outcome = step()
-            pos = int(cursor[POS])
+            pos = int(cursor["pos"])
             if outcome == STEP_CUT:
-                needed = pos + int(cursor[NEEDED])
+                needed = pos + int(cursor["needed"])
                 if needed > size:
-                    cursor[END] = size
+                    cursor["end"] = size
                     return outcome
                 end = max(needed, min(stop, pos + WALKED_BYTES))
             elif outcome == STEP_END and pos < stop:

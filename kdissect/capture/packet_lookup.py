@@ -12,17 +12,9 @@ import numpy.typing as npt
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
-    CAPTURED,
-    DATA_POS,
-    END,
-    INTERFACE,
-    INTERFACE_SIZE,
-    LENGTH,
-    LINK_TYPE,
-    OTHER_COUNT,
-    PACKET_SIZE,
+    PACKET,
+    SECRET,
     STEP_PACKET,
-    TIME_NS,
     step,
 )
 from kdissect.capture.splits import Split
@@ -53,18 +45,18 @@ def _pick(
         outcome = step(buf, cursor, interfaces, no_secrets, packet)
         if outcome != STEP_PACKET:
             break
-        number = first_packet + passed + cursor[OTHER_COUNT]
+        number = first_packet + passed + cursor["other_count"]
         passed += 1
         if number == wanted[row]:
-            interface = packet[INTERFACE]
+            interface = packet["interface"]
             link_type = np.int64(-1)
             if interface >= 0:
-                link_type = interfaces[interface * INTERFACE_SIZE + LINK_TYPE]
+                link_type = interfaces["link_type"][interface]
             places["packet"][row] = number
-            places["pos"][row] = packet[DATA_POS]
-            places["captured"][row] = packet[CAPTURED]
-            places["length"][row] = packet[LENGTH]
-            places["time_ns"][row] = packet[TIME_NS]
+            places["pos"][row] = packet["data_pos"]
+            places["captured"][row] = packet["captured"]
+            places["length"][row] = packet["length"]
+            places["time_ns"][row] = packet["time_ns"]
             places["link_type"][row] = link_type
             row += 1
     return row
@@ -82,8 +74,8 @@ def pick(split: Split, sources: Sources, wanted: npt.NDArray[np.int64]) -> npt.N
         return places
     buf = sources.data(split.source)
     cursor, interfaces = split.reading()
-    cursor[END] = min(split.end, len(buf))
-    packet, no_secrets = np.zeros(PACKET_SIZE, np.int64), np.zeros(0, np.int64)
+    cursor["end"] = min(split.end, len(buf))
+    packet, no_secrets = np.zeros(1, PACKET)[0], np.zeros(0, SECRET)
     count = _pick(buf, cursor, interfaces, packet, no_secrets, split.first_packet, within, places)
     assert count == len(within), (count, len(within), split)
     return places

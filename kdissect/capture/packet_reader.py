@@ -11,10 +11,9 @@ Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
   of other types are skipped by their length. Wireshark numbers some of those as frames (NUMBERED),
   so they are counted.
 
-A *cursor* is an int64 array with the position of the next record and all state that is needed to
-read it. A step moves the cursor past one packet and fills a *packet*, another small int64 array.
-Interfaces are rows of four int64 in a flat table; a pcap file has one row, so later code need not
-distinguish the formats.
+A CURSOR has the position of the next record and all state that is needed to read it. A step moves
+the cursor past one packet and fills a PACKET. Interfaces are rows of a table; a pcap file has one
+row, so later code need not distinguish the formats.
 
 A step that needs more room returns ROOM_NEEDED without moving: the caller enlarges the table and
 steps again.
@@ -29,34 +28,38 @@ import numpy.typing as npt
 
 from kdissect.jit import inlined, read_u8, read_u16, read_u32
 
-# Cursor fields.
-POS, END = 0, 1  # of the next record; of the bytes that may be read
-FORMAT, LITTLE = 2, 3  # PCAP, PCAPNG or MODIFIED_PCAP; 1 when the section is little-endian
-SECTION_BASE, INTERFACE_COUNT = 4, 5  # first interface row of the section; rows so far
-TIME = 6  # ns of the last packet, because a simple packet block has no time
-SECRET_COUNT = 7  # rows in the table of secrets; -1: do not collect secrets
-FAULT, NEEDED = 8, 9  # why the last step failed; for CUT, bytes that the record needs
-OTHER_COUNT = 10  # records so far that are no packets but have a frame number in Wireshark
-CURSOR_SIZE = 11
-
+CURSOR = np.dtype(
+    [
+        ("pos", "i8"),  # of the next record
+        ("end", "i8"),  # of the bytes that may be read
+        ("format", "i8"),  # PCAP, PCAPNG or MODIFIED_PCAP
+        ("little", "i8"),  # 1 when the section is little-endian
+        ("section_base", "i8"),  # first interface row of the section
+        ("interface_count", "i8"),  # rows so far
+        ("time_ns", "i8"),  # of the last packet, because a simple packet block has no time
+        ("secret_count", "i8"),  # rows in the table of secrets; -1: do not collect secrets
+        ("fault", "i8"),  # why the last step failed
+        ("needed", "i8"),  # after CUT: bytes that the record needs
+        ("other_count", "i8"),  # records so far that only Wireshark numbers as frames
+    ]
+)
 PCAP, PCAPNG, MODIFIED_PCAP = 0, 1, 2
 
-# Packet fields.
-DATA_POS, CAPTURED, LENGTH, TIME_NS, INTERFACE, RECORD_POS = range(6)
-PACKET_SIZE = 6
-NO_INTERFACE, BAD_BLOCK = -1, -2  # values of INTERFACE for a packet that cannot be dissected
+PACKET = np.dtype(
+    [(name, "i8") for name in ("data_pos", "captured", "length", "time_ns", "interface",
+                               "record_pos")]
+)  # fmt: skip
+NO_INTERFACE, BAD_BLOCK = -1, -2  # values of `interface` for a packet that cannot be dissected
 
-# Interface fields.
-LINK_TYPE, SNAP_LENGTH, RESOLUTION, TIME_OFFSET_S = range(4)
-INTERFACE_SIZE = 4
-
-# A row of the table of secrets: type, position and length of the bytes.
-SECRET_SIZE = 3
+INTERFACE = np.dtype(
+    [(name, "i8") for name in ("link_type", "snap_length", "resolution", "time_offset_s")]
+)
+SECRET = np.dtype([("kind", "i8"), ("pos", "i8"), ("size", "i8")])  # of the bytes of a key log
 
 # Outcomes of a step.
 STEP_PACKET, STEP_END, STEP_CUT, STEP_BAD, STEP_ROOM_NEEDED = range(5)
 
-# Values of FAULT.
+# Values of `fault`.
 FAULT_BLOCK_LENGTH, FAULT_TRAILER, FAULT_BYTE_ORDER, FAULT_FORMAT_VERSION, FAULT_INTERFACE = range(
     1, 6
 )
@@ -185,41 +188,40 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
 @inlined
 def _pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
     """Read one record at the cursor and move past it; returns the outcome."""
-    pos = cursor[POS]
-    left = cursor[END] - pos
+    pos = cursor["pos"]
+    left = cursor["end"] - pos
     if left == 0:
         return STEP_END
-    header = MODIFIED_HEADER_SIZE if cursor[FORMAT] == MODIFIED_PCAP else RECORD_HEADER_SIZE
+    header = MODIFIED_HEADER_SIZE if cursor["format"] == MODIFIED_PCAP else RECORD_HEADER_SIZE
     if left < header:
-        cursor[NEEDED] = header
+        cursor["needed"] = header
         return STEP_CUT
-    little = cursor[LITTLE]
+    little = cursor["little"]
     # draft-ietf-opsawg-pcap, 5: seconds, fraction, captured length, original length
     captured = word32(buf, pos + 8, little)
     if captured > left - header:
-        cursor[NEEDED] = header + captured
+        cursor["needed"] = header + captured
         return STEP_CUT
-    scale = 1 if interfaces[RESOLUTION] == 9 else 1000
+    scale = 1 if interfaces["resolution"][0] == 9 else 1000
     time_ns = word32(buf, pos, little) * SECOND_NS + word32(buf, pos + 4, little) * scale
-    packet[RECORD_POS] = pos
-    packet[DATA_POS] = pos + header
-    packet[CAPTURED] = captured
-    packet[LENGTH] = word32(buf, pos + 12, little)
-    packet[TIME_NS] = time_ns
-    packet[INTERFACE] = 0
-    cursor[TIME] = time_ns
-    cursor[POS] = pos + header + captured
+    packet["record_pos"] = pos
+    packet["data_pos"] = pos + header
+    packet["captured"] = captured
+    packet["length"] = word32(buf, pos + 12, little)
+    packet["time_ns"] = time_ns
+    packet["interface"] = 0
+    cursor["time_ns"] = time_ns
+    cursor["pos"] = pos + header + captured
     return STEP_PACKET
 
 
 @inlined
 def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, row: Any) -> Any:
     """Read an interface block's body and options, buf[pos:end], into a row of the table."""
-    at = row * INTERFACE_SIZE
-    interfaces[at + LINK_TYPE] = word16(buf, pos, little)
-    interfaces[at + SNAP_LENGTH] = word32(buf, pos + 4, little)
-    interfaces[at + RESOLUTION] = DEFAULT_RESOLUTION
-    interfaces[at + TIME_OFFSET_S] = 0
+    interfaces["link_type"][row] = word16(buf, pos, little)
+    interfaces["snap_length"][row] = word32(buf, pos + 4, little)
+    interfaces["resolution"][row] = DEFAULT_RESOLUTION
+    interfaces["time_offset_s"][row] = 0
     option = pos + 8
     # draft-ietf-opsawg-pcapng, 3.5: options of code, length and value, padded to 4 bytes
     while option + 4 <= end:
@@ -229,9 +231,9 @@ def add_interface(buf: Any, pos: Any, end: Any, little: Any, interfaces: Any, ro
         if code == OPTION_END or value + size > end:
             break
         if code == OPTION_RESOLUTION and size >= 1:
-            interfaces[at + RESOLUTION] = read_u8(buf, value)
+            interfaces["resolution"][row] = read_u8(buf, value)
         elif code == OPTION_TIME_OFFSET and size >= 8:
-            interfaces[at + TIME_OFFSET_S] = signed64(buf, value, little)
+            interfaces["time_offset_s"][row] = signed64(buf, value, little)
         option = value + ((size + 3) & ~3)
 
 
@@ -243,14 +245,14 @@ def read_packet_block(
 
     Of a faulty block, INTERFACE is BAD_BLOCK or NO_INTERFACE.
     """
-    little = cursor[LITTLE]
-    interface_count = cursor[INTERFACE_COUNT] - cursor[SECTION_BASE]
-    packet[RECORD_POS] = pos
-    packet[DATA_POS] = pos + 8
-    packet[CAPTURED] = 0
-    packet[LENGTH] = 0
-    packet[TIME_NS] = cursor[TIME]
-    packet[INTERFACE] = BAD_BLOCK
+    little = cursor["little"]
+    interface_count = cursor["interface_count"] - cursor["section_base"]
+    packet["record_pos"] = pos
+    packet["data_pos"] = pos + 8
+    packet["captured"] = 0
+    packet["length"] = 0
+    packet["time_ns"] = cursor["time_ns"]
+    packet["interface"] = BAD_BLOCK
     fixed = 4 if kind == SIMPLE_BLOCK else 20
     if room < fixed:
         return
@@ -261,7 +263,7 @@ def read_packet_block(
         interface = 0
         captured = min(length, room - fixed)
         if interface_count > 0:
-            snap_length = interfaces[cursor[SECTION_BASE] * INTERFACE_SIZE + SNAP_LENGTH]
+            snap_length = interfaces["snap_length"][cursor["section_base"]]
             if snap_length > 0:
                 captured = min(captured, snap_length)
     else:
@@ -271,23 +273,22 @@ def read_packet_block(
         length = word32(buf, pos + 24, little)
         if captured > room - fixed:
             return
-    packet[DATA_POS] = pos + 8 + fixed
-    packet[CAPTURED] = captured
-    packet[LENGTH] = length
+    packet["data_pos"] = pos + 8 + fixed
+    packet["captured"] = captured
+    packet["length"] = length
     if interface >= interface_count:
-        packet[INTERFACE] = NO_INTERFACE
+        packet["interface"] = NO_INTERFACE
         return
-    row = cursor[SECTION_BASE] + interface
-    packet[INTERFACE] = row
+    row = cursor["section_base"] + interface
+    packet["interface"] = row
     if kind != SIMPLE_BLOCK:
-        at = row * INTERFACE_SIZE
-        packet[TIME_NS] = to_ns(
+        packet["time_ns"] = to_ns(
             word32(buf, pos + 12, little),
             word32(buf, pos + 16, little),
-            interfaces[at + RESOLUTION],
-            interfaces[at + TIME_OFFSET_S],
+            interfaces["resolution"][row],
+            interfaces["time_offset_s"][row],
         )
-        cursor[TIME] = packet[TIME_NS]
+        cursor["time_ns"] = packet["time_ns"]
 
 
 @inlined
@@ -295,103 +296,103 @@ def add_secrets(buf: Any, pos: Any, room: Any, cursor: Any, secrets: Any) -> Any
     """Record where the bytes of a decryption secrets block lie, unless its length is wrong."""
     if room < 8:
         return
-    size = word32(buf, pos + 12, cursor[LITTLE])
+    size = word32(buf, pos + 12, cursor["little"])
     if size > room - 8:
         return
-    at = cursor[SECRET_COUNT] * SECRET_SIZE
-    secrets[at] = word32(buf, pos + 8, cursor[LITTLE])
-    secrets[at + 1] = pos + 16
-    secrets[at + 2] = size
-    cursor[SECRET_COUNT] += 1
+    row = cursor["secret_count"]
+    secrets["kind"][row] = word32(buf, pos + 8, cursor["little"])
+    secrets["pos"][row] = pos + 16
+    secrets["size"][row] = size
+    cursor["secret_count"] += 1
 
 
 @inlined
 def _pcapng_step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
     """Read blocks from the cursor up to and including the next packet; returns the outcome."""
     while True:
-        pos = cursor[POS]
-        left = cursor[END] - pos
+        pos = cursor["pos"]
+        left = cursor["end"] - pos
         if left == 0:
             return STEP_END
         if left < BLOCK_SIZE_MIN:
-            cursor[NEEDED] = BLOCK_SIZE_MIN
+            cursor["needed"] = BLOCK_SIZE_MIN
             return STEP_CUT
         # draft-ietf-opsawg-pcapng, 4.1: a section header gives the byte order of its section
         if read_u32(buf, pos) == SECTION_HEADER:
             mark = read_u32(buf, pos + 8)
             if mark not in (BYTE_ORDER_MARK, BYTE_ORDER_MARK_SWAPPED):
-                cursor[FAULT] = FAULT_BYTE_ORDER
+                cursor["fault"] = FAULT_BYTE_ORDER
                 return STEP_BAD
-            cursor[LITTLE] = np.int64(mark == BYTE_ORDER_MARK_SWAPPED)
-        little = cursor[LITTLE]
+            cursor["little"] = np.int64(mark == BYTE_ORDER_MARK_SWAPPED)
+        little = cursor["little"]
         kind = word32(buf, pos, little)
         total = word32(buf, pos + 4, little)
         if total < BLOCK_SIZE_MIN:
-            cursor[FAULT] = FAULT_BLOCK_LENGTH
+            cursor["fault"] = FAULT_BLOCK_LENGTH
             return STEP_BAD
         size = (total + 3) & ~3  # some writers do not count the padding
         if size > left:
-            cursor[NEEDED] = size
+            cursor["needed"] = size
             return STEP_CUT
         if word32(buf, pos + size - 4, little) != total:
-            cursor[FAULT] = FAULT_TRAILER
+            cursor["fault"] = FAULT_TRAILER
             return STEP_BAD
         room = size - BLOCK_SIZE_MIN
         if kind in (ENHANCED_BLOCK, SIMPLE_BLOCK, OLD_PACKET_BLOCK):
             read_packet_block(buf, pos, kind, room, cursor, interfaces, packet)
-            cursor[POS] = pos + size
+            cursor["pos"] = pos + size
             return STEP_PACKET
         if kind == SECTION_HEADER:
             if room < 16:
-                cursor[FAULT] = FAULT_BLOCK_LENGTH
+                cursor["fault"] = FAULT_BLOCK_LENGTH
                 return STEP_BAD
             if word16(buf, pos + 12, little) != 1:
-                cursor[FAULT] = FAULT_FORMAT_VERSION
+                cursor["fault"] = FAULT_FORMAT_VERSION
                 return STEP_BAD
-            cursor[SECTION_BASE] = cursor[INTERFACE_COUNT]
+            cursor["section_base"] = cursor["interface_count"]
         elif kind == INTERFACE_BLOCK:
             if room < 8:
-                cursor[FAULT] = FAULT_INTERFACE
+                cursor["fault"] = FAULT_INTERFACE
                 return STEP_BAD
-            row = cursor[INTERFACE_COUNT]
-            if (row + 1) * INTERFACE_SIZE > len(interfaces):
+            row = cursor["interface_count"]
+            if row == len(interfaces):
                 return STEP_ROOM_NEEDED
             add_interface(buf, pos + 8, pos + size - 4, little, interfaces, row)
-            cursor[INTERFACE_COUNT] = row + 1
-        elif kind == SECRETS_BLOCK and cursor[SECRET_COUNT] >= 0:
-            if (cursor[SECRET_COUNT] + 1) * SECRET_SIZE > len(secrets):
+            cursor["interface_count"] = row + 1
+        elif kind == SECRETS_BLOCK and cursor["secret_count"] >= 0:
+            if cursor["secret_count"] == len(secrets):
                 return STEP_ROOM_NEEDED
             add_secrets(buf, pos, room, cursor, secrets)
         elif kind in NUMBERED:
-            cursor[OTHER_COUNT] += 1
-        cursor[POS] = pos + size
+            cursor["other_count"] += 1
+        cursor["pos"] = pos + size
 
 
-def opened(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def opened(data: npt.NDArray[np.uint8]) -> tuple[np.void, npt.NDArray[np.void]]:
     """(cursor at the first record, table of interfaces). `data` begins with a magic number.
 
     A pcap has one interface. Callers enlarge the table of a pcapng, which is empty. A pcap that
     ends inside its header has no packets: the cursor is at its end.
     """
-    cursor = np.zeros(CURSOR_SIZE, np.int64)
+    cursor = np.zeros(1, CURSOR)[0]
     header = data[:FILE_HEADER_SIZE].tobytes()
-    cursor[END] = len(data)
+    cursor["end"] = len(data)
     if header[:4] == SECTION_MAGIC:
-        cursor[FORMAT] = PCAPNG
-        return cursor, np.zeros(8 * INTERFACE_SIZE, np.int64)
+        cursor["format"] = PCAPNG
+        return cursor, np.zeros(8, INTERFACE)
     order, digits = MAGICS[header[:4]]
-    cursor[POS] = min(FILE_HEADER_SIZE, len(data))
+    cursor["pos"] = min(FILE_HEADER_SIZE, len(data))
     form = MODIFIED_PCAP if header[:4] in MODIFIED else PCAP
-    cursor[[FORMAT, LITTLE, INTERFACE_COUNT]] = form, order == "little", 1
+    cursor["format"], cursor["little"], cursor["interface_count"] = form, order == "little", 1
     snap_length = int.from_bytes(header[16:20], order)
     # draft-ietf-opsawg-pcap, 4: the upper half has the length of a frame check sequence
     link_type = int.from_bytes(header[20:24], order) & 0xFFFF
-    return cursor, np.array([link_type, snap_length, digits, 0], np.int64)
+    return cursor, np.array([(link_type, snap_length, digits, 0)], INTERFACE)
 
 
 @inlined
 def step(buf: Any, cursor: Any, interfaces: Any, secrets: Any, packet: Any) -> Any:
     """Read up to and including the next packet at the cursor; returns the outcome."""
-    if cursor[FORMAT] != PCAPNG:
+    if cursor["format"] != PCAPNG:
         return _pcap_step(buf, cursor, interfaces, packet)
     return _pcapng_step(buf, cursor, interfaces, secrets, packet)

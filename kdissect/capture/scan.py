@@ -36,19 +36,12 @@ from kdissect.capture.link_layers import END as CAPTURED_END
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     BAD_BLOCK,
-    CAPTURED,
-    DATA_POS,
-    INTERFACE,
-    INTERFACE_SIZE,
-    LENGTH,
-    LINK_TYPE,
     NO_INTERFACE,
-    OTHER_COUNT,
-    PACKET_SIZE,
+    PACKET,
+    SECRET,
     STEP_END,
     STEP_PACKET,
     STEP_ROOM_NEEDED,
-    TIME_NS,
     step,
 )
 from kdissect.capture.segments import (
@@ -221,18 +214,18 @@ def _scan_packets(
         outcome = step(buf, cursor, interfaces, no_secrets, packet)
         if outcome != STEP_PACKET:
             return outcome
-        number = first_packet + counts[_PACKETS] + cursor[OTHER_COUNT]
+        number = first_packet + counts[_PACKETS] + cursor["other_count"]
         counts[_PACKETS] += 1
-        captured = packet[CAPTURED]
-        interface = packet[INTERFACE]
+        captured = packet["captured"]
+        interface = packet["interface"]
         if interface == NO_INTERFACE:
             reason = UNKNOWN_INTERFACE
         elif interface == BAD_BLOCK:
             reason = MALFORMED_BLOCK
         else:
-            start = packet[DATA_POS]
-            link_type = interfaces[interface * INTERFACE_SIZE + LINK_TYPE]
-            wire_end = start + max(captured, packet[LENGTH])
+            start = packet["data_pos"]
+            link_type = interfaces["link_type"][interface]
+            wire_end = start + max(captured, packet["length"])
             reason = find_tcp(buf, start, start + captured, wire_end, link_type, headers)
         reasons[reason] += 1
         if reason != TCP_FOUND:
@@ -248,7 +241,7 @@ def _scan_packets(
                     endpoints[at] = (words[i] >> (56 - 8 * byte)) & 255
         tcp = headers[TCP_POS]
         payload = tcp + headers[TCP_HEADER]
-        segments["time_ns"][segment] = packet[TIME_NS]
+        segments["time_ns"][segment] = packet["time_ns"]
         # without a TCP header only the endpoints are known
         if headers[TCP_HEADER] == 0:
             segments["pos"][segment] = tcp
@@ -296,8 +289,8 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     segments = np.zeros(split.packet_count + 1, SEGMENT)
     endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
     table = np.full(128, _EMPTY, np.int64)
-    packet, headers = np.zeros(PACKET_SIZE, np.int64), np.zeros(HEADERS_SIZE, np.int64)
-    no_secrets = np.zeros(0, np.int64)
+    packet, headers = np.zeros(1, PACKET)[0], np.zeros(HEADERS_SIZE, np.int64)
+    no_secrets = np.zeros(0, SECRET)
 
     def advance() -> int:
         nonlocal endpoints, table

@@ -26,36 +26,18 @@ from kdissect.capture.link_layers import (
 )
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
-    CAPTURED,
-    CURSOR_SIZE,
-    DATA_POS,
-    END,
-    FAULT,
+    CURSOR,
     FAULT_TEXT,
     FILE_HEADER_SIZE,
-    FORMAT,
     INTERFACE,
-    INTERFACE_COUNT,
-    INTERFACE_SIZE,
-    LENGTH,
-    LINK_TYPE,
-    LITTLE,
-    NEEDED,
-    OTHER_COUNT,
-    PACKET_SIZE,
-    POS,
-    RECORD_POS,
-    SECRET_COUNT,
-    SECRET_SIZE,
-    SECTION_BASE,
+    PACKET,
+    SECRET,
     STEP_BAD,
     STEP_CUT,
     STEP_PACKET,
     STEP_ROOM_NEEDED,
-    TIME,
     TIME_MAX,
     TIME_MIN,
-    TIME_NS,
     opened,
     step,
 )
@@ -63,11 +45,15 @@ from kdissect.jit import inlined, kernel, read_u8, read_u16
 
 FRAGMENT_MAX = 1_000_000  # default: IP fragments joined, over all captures
 
-# Counters of the walk.
-_PACKETS, _BYTES, _CUT, _FIRST, _LAST, _START, _SPLITS, _FRAGMENTS, _PASSED_OVER = range(9)
-# Columns of the walk's table of splits.
-_AT, _PACKETS_BEFORE, _OTHERS_BEFORE, _BASE, _INTERFACES, _ORDER, _TIME_BEFORE = range(7)
-_ROW = 7
+_COUNTS = np.dtype(
+    [(name, "i8") for name in ("packets", "bytes", "cut", "first_ns", "last_ns", "start_ns",
+                               "splits", "fragments", "passed_over")]
+)  # fmt: skip
+# Where a split begins, and what the walk had found before.
+_START = np.dtype(
+    [(name, "i8") for name in ("pos", "packets", "others", "base", "interfaces", "little",
+                               "time_ns")]
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +80,15 @@ class Split:
     time_ns: int
     other_count: int = 0
 
-    def reading(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def reading(self) -> tuple[np.void, npt.NDArray[np.void]]:
         """(cursor at the first record, table of interfaces)."""
-        cursor = np.zeros(CURSOR_SIZE, np.int64)
-        cursor[[POS, END, FORMAT]] = self.pos, self.end, self.format
-        cursor[[LITTLE, TIME, SECRET_COUNT]] = self.little, self.time_ns, -1
-        known = np.frombuffer(self.interfaces, np.int64)
-        interfaces = np.zeros(self.interface_room * INTERFACE_SIZE, np.int64)
+        known = np.frombuffer(self.interfaces, INTERFACE)
+        interfaces = np.zeros(self.interface_room, INTERFACE)
         interfaces[: len(known)] = known
-        cursor[INTERFACE_COUNT] = len(known) // INTERFACE_SIZE
+        cursor = np.zeros(1, CURSOR)[0]
+        cursor["pos"], cursor["end"], cursor["format"] = self.pos, self.end, self.format
+        cursor["little"], cursor["time_ns"] = self.little, self.time_ns
+        cursor["interface_count"], cursor["secret_count"] = len(known), -1
         return cursor, interfaces
 
 
@@ -167,47 +153,46 @@ def _walk(
     `splits` has room for a row per `split_bytes` of the file. Call again after ROOM_NEEDED.
     """
     outcome = np.int64(STEP_PACKET)
-    while counts[_PACKETS] < packet_max:
-        row = counts[_FRAGMENTS]
+    while counts["packets"] < packet_max:
+        row = counts["fragments"]
         if (row + 1) * FRAGMENT_WIDTH > len(fragments):
             return np.int64(STEP_ROOM_NEEDED)
-        time_before = cursor[TIME]
+        time_before = cursor["time_ns"]
         outcome = step(buf, cursor, interfaces, secrets, packet)
         if outcome != STEP_PACKET:
             break
-        at = (counts[_SPLITS] - 1) * _ROW
-        if at < 0 or packet[RECORD_POS] - splits[at + _AT] >= split_bytes:
-            at += _ROW
-            splits[at + _AT] = packet[RECORD_POS]
-            splits[at + _PACKETS_BEFORE] = counts[_PACKETS]
-            splits[at + _OTHERS_BEFORE] = cursor[OTHER_COUNT]
-            splits[at + _BASE] = cursor[SECTION_BASE]
-            splits[at + _INTERFACES] = cursor[INTERFACE_COUNT]
-            splits[at + _ORDER] = cursor[LITTLE]
-            splits[at + _TIME_BEFORE] = time_before
-            counts[_SPLITS] += 1
-        if counts[_PACKETS] == 0:
-            counts[_START] = packet[TIME_NS]
-        counts[_PACKETS] += 1
-        counts[_BYTES] += packet[CAPTURED]
-        if packet[CAPTURED] < packet[LENGTH]:
-            counts[_CUT] += 1
-        counts[_FIRST] = min(counts[_FIRST], packet[TIME_NS])
-        counts[_LAST] = max(counts[_LAST], packet[TIME_NS])
-        if packet[INTERFACE] < 0:
+        at = counts["splits"]
+        if at == 0 or packet["record_pos"] - splits["pos"][at - 1] >= split_bytes:
+            splits["pos"][at] = packet["record_pos"]
+            splits["packets"][at] = counts["packets"]
+            splits["others"][at] = cursor["other_count"]
+            splits["base"][at] = cursor["section_base"]
+            splits["interfaces"][at] = cursor["interface_count"]
+            splits["little"][at] = cursor["little"]
+            splits["time_ns"][at] = time_before
+            counts["splits"] = at + 1
+        if counts["packets"] == 0:
+            counts["start_ns"] = packet["time_ns"]
+        counts["packets"] += 1
+        counts["bytes"] += packet["captured"]
+        if packet["captured"] < packet["length"]:
+            counts["cut"] += 1
+        counts["first_ns"] = min(counts["first_ns"], packet["time_ns"])
+        counts["last_ns"] = max(counts["last_ns"], packet["time_ns"])
+        if packet["interface"] < 0:
             continue
-        link_type = interfaces[packet[INTERFACE] * INTERFACE_SIZE + LINK_TYPE]
-        start = packet[DATA_POS]
-        captured = packet[CAPTURED]
+        link_type = interfaces["link_type"][packet["interface"]]
+        start = packet["data_pos"]
+        captured = packet["captured"]
         if link_type == ETHERNET and _is_plain_tcp(buf, start, captured):
             continue
-        wire_end = start + max(captured, packet[LENGTH])
+        wire_end = start + max(captured, packet["length"])
         if find_tcp(buf, start, start + captured, wire_end, link_type, headers) == IP_FRAGMENT:
             if row == fragment_max:
-                counts[_PASSED_OVER] += 1
+                counts["passed_over"] += 1
             else:
-                number = counts[_PACKETS] + cursor[OTHER_COUNT]
-                counts[_FRAGMENTS] += note_fragment(buf, headers, packet, number, fragments, row)
+                number = counts["packets"] + cursor["other_count"]
+                counts["fragments"] += note_fragment(buf, headers, packet, number, fragments, row)
     return outcome
 
 
@@ -220,13 +205,13 @@ class RecordWalk:
         self.cursor, self.interfaces = opened(data)
         self.data = read_only(data)
         self.split_bytes = split_bytes
-        self.secrets = np.zeros(4 * SECRET_SIZE, np.int64)
+        self.secrets = np.zeros(4, SECRET)
         self.fragment_max = fragment_max
         self.fragments = np.zeros(64 * FRAGMENT_WIDTH, np.int64)
-        self.counts = np.zeros(9, np.int64)
-        self.counts[_FIRST], self.counts[_LAST] = TIME_MAX, TIME_MIN
-        self.splits = np.zeros((len(data) // split_bytes + 2) * _ROW, np.int64)
-        self.packet = np.zeros(PACKET_SIZE, np.int64)
+        self.counts = np.zeros(1, _COUNTS)[0]
+        self.counts["first_ns"], self.counts["last_ns"] = TIME_MAX, TIME_MIN
+        self.splits = np.zeros(len(data) // split_bytes + 2, _START)
+        self.packet = np.zeros(1, PACKET)[0]
         self.headers = np.zeros(HEADERS_SIZE, np.int64)
         self.outcome = STEP_PACKET
 
@@ -239,7 +224,7 @@ class RecordWalk:
             )  # fmt: skip
             if self.outcome != STEP_ROOM_NEEDED:
                 return self
-            if (self.counts[_FRAGMENTS] + 1) * FRAGMENT_WIDTH > len(self.fragments):
+            if (self.counts["fragments"] + 1) * FRAGMENT_WIDTH > len(self.fragments):
                 self.fragments = np.concatenate((self.fragments, np.zeros_like(self.fragments)))
                 continue
             self.interfaces = np.concatenate((self.interfaces, np.zeros_like(self.interfaces)))
@@ -248,20 +233,20 @@ class RecordWalk:
     @property
     def number_count(self) -> int:
         """Records so far that have a frame number in Wireshark."""
-        return int(self.counts[_PACKETS] + self.cursor[OTHER_COUNT])
+        return int(self.counts["packets"] + self.cursor["other_count"])
 
     @property
     def start_time_ns(self) -> int | None:
-        return int(self.counts[_START]) if self.counts[_PACKETS] else None
+        return int(self.counts["start_ns"]) if self.counts["packets"] else None
 
     @property
     def passed_over(self) -> int:
         """Number of IP fragments beyond the limit."""
-        return int(self.counts[_PASSED_OVER])
+        return int(self.counts["passed_over"])
 
     def fragment_table(self) -> npt.NDArray[np.int64]:
         """int64[n, FRAGMENT_WIDTH]: IP fragments that may carry TCP."""
-        table = self.fragments[: self.counts[_FRAGMENTS] * FRAGMENT_WIDTH]
+        table = self.fragments[: self.counts["fragments"] * FRAGMENT_WIDTH]
         return table.reshape(-1, FRAGMENT_WIDTH).copy()
 
     def error(self, packets_before: int = 0, bytes_before: int = 0) -> str | None:
@@ -269,38 +254,38 @@ class RecordWalk:
 
         packets_before, bytes_before: of the file, before `data`.
         """
-        pos = int(self.cursor[POS])
+        pos = int(self.cursor["pos"])
         packet = packets_before + self.number_count + 1
         place = f"packet {packet} at byte {bytes_before + pos}"
         if self.outcome == STEP_CUT:
-            left = int(self.cursor[END]) - pos
-            return f"{place} is cut: it needs {int(self.cursor[NEEDED])} bytes, {left} are left"
+            left = int(self.cursor["end"]) - pos
+            return f"{place} is cut: it needs {int(self.cursor['needed'])} bytes, {left} are left"
         if self.outcome == STEP_BAD:
-            return f"{place} cannot be read: {FAULT_TEXT[int(self.cursor[FAULT])]}"
+            return f"{place} cannot be read: {FAULT_TEXT[int(self.cursor['fault'])]}"
         if len(self.data) < FILE_HEADER_SIZE:
             return f"the file header is cut: {len(self.data)} bytes"
         return None
 
     def link_types(self) -> tuple[str, ...]:
-        rows = self.interfaces[LINK_TYPE::INTERFACE_SIZE][: self.cursor[INTERFACE_COUNT]]
+        rows = self.interfaces["link_type"][: self.cursor["interface_count"]]
         types, first = np.unique(rows, return_index=True)
         ordered = (int(types[i]) for i in np.argsort(first))
         return tuple(dict.fromkeys(LINK_TYPE_NAMES.get(t, f"link_type_{t}") for t in ordered))
 
     def make_splits(self, source: int) -> list[Split]:
-        rows = self.splits.reshape(-1, _ROW)[: self.counts[_SPLITS]]
+        rows = self.splits[: self.counts["splits"]]
         if len(rows) == 0:
             return []
-        ends = np.append(rows[1:, _AT], self.cursor[POS]).tolist()
-        packets = np.append(rows[1:, _PACKETS_BEFORE], self.counts[_PACKETS]).tolist()
-        others = np.append(rows[1:, _OTHERS_BEFORE], self.cursor[OTHER_COUNT]).tolist()
-        tables = np.append(rows[1:, _INTERFACES], self.cursor[INTERFACE_COUNT]).tolist()
+        ends = np.append(rows["pos"][1:], self.cursor["pos"]).tolist()
+        packets = np.append(rows["packets"][1:], self.counts["packets"]).tolist()
+        others = np.append(rows["others"][1:], self.cursor["other_count"]).tolist()
+        tables = np.append(rows["interfaces"][1:], self.cursor["interface_count"]).tolist()
         splits = []
         for row, end, packet_end, other_end, interface_end in zip(
             rows.tolist(), ends, packets, others, tables, strict=True
         ):
             pos, packets_before, others_before, base, count, little, time_ns = row
-            interface_rows = self.interfaces[base * INTERFACE_SIZE : count * INTERFACE_SIZE]
+            interface_rows = self.interfaces[base:count]
             splits.append(
                 Split(
                     source=source,
@@ -308,7 +293,7 @@ class RecordWalk:
                     end=end,
                     first_packet=packets_before + others_before + 1,
                     packet_count=packet_end - packets_before,
-                    format=int(self.cursor[FORMAT]),
+                    format=int(self.cursor["format"]),
                     little=little,
                     interfaces=interface_rows.tobytes(),
                     interface_room=interface_end - base,
@@ -319,25 +304,25 @@ class RecordWalk:
         return splits
 
     def info(self, source: int, file: InputFile) -> CaptureInfo:
-        counts = [int(count) for count in self.counts]
+        counts = dict(zip(_COUNTS.names or (), self.counts.item(), strict=True))
         errors = [text for text in (file.error, self.error()) if text]
         is_stopped = self.error() is not None
-        secrets = self.secrets.reshape(-1, SECRET_SIZE)[: self.cursor[SECRET_COUNT]]
+        secrets = self.secrets[: self.cursor["secret_count"]]
         return CaptureInfo(
             source=source,
             path=file.path,
             format=file.format,
             compression=file.compression,
             link_types=self.link_types(),
-            first_time_ns=counts[_FIRST] if counts[_PACKETS] else None,
-            last_time_ns=counts[_LAST] if counts[_PACKETS] else None,
-            packet_count=counts[_PACKETS],
-            byte_count=counts[_BYTES],
-            truncated_packet_count=counts[_CUT],
+            first_time_ns=counts["first_ns"] if counts["packets"] else None,
+            last_time_ns=counts["last_ns"] if counts["packets"] else None,
+            packet_count=counts["packets"],
+            byte_count=counts["bytes"],
+            truncated_packet_count=counts["cut"],
             error="; ".join(errors) or None,
-            error_pos=int(self.cursor[POS]) if is_stopped else -1,
+            error_pos=int(self.cursor["pos"]) if is_stopped else -1,
             error_packet=self.number_count + 1 if is_stopped else -1,
-            secrets=tuple((int(kind), int(pos), int(size)) for kind, pos, size in secrets),
+            secrets=tuple(secrets.tolist()),
         )
 
 

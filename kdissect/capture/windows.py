@@ -26,16 +26,7 @@ from kdissect.capture import inputs, object_store
 from kdissect.capture.ip_fragments import PACKET, Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
-    END,
     FILE_HEADER_SIZE,
-    INTERFACE_COUNT,
-    INTERFACE_SIZE,
-    NEEDED,
-    OTHER_COUNT,
-    POS,
-    SECRET_COUNT,
-    SECRET_SIZE,
-    SECTION_BASE,
     SECTION_MAGIC,
     STEP_BAD,
     STEP_CUT,
@@ -192,7 +183,7 @@ class WindowReader:
             reason = "the file is empty" if not head else "not a pcap or pcapng file"
             raise CaptureError(f"{path}: {reason}")
         self._walk = RecordWalk(np.frombuffer(head, np.uint8), 2**62, FRAGMENT_MAX)
-        self._left = head[int(self._walk.cursor[POS]) :]
+        self._left = head[int(self._walk.cursor["pos"]) :]
         if len(head) < FILE_HEADER_SIZE and head[:4] != SECTION_MAGIC:
             self.error = f"the file header is cut: {len(head)} bytes"
         self._base = len(head) - len(self._left)  # position of the next window in the file
@@ -215,7 +206,7 @@ class WindowReader:
             if not count and not left:
                 break
             window = self._window(buffer, filled)
-            needed = int(self._walk.cursor[NEEDED]) if self._walk.outcome == STEP_CUT else 0
+            needed = int(self._walk.cursor["needed"]) if self._walk.outcome == STEP_CUT else 0
             if not count or needed > RECORD_BYTES_MAX or self._walk.outcome == STEP_BAD:
                 self.error = self._fault()
             if not count:
@@ -231,15 +222,16 @@ class WindowReader:
         """Why the record after the last window cannot be read."""
         walk = self._walk
         packets = self.last_packet - walk.number_count
-        return walk.error(packets, self._base - int(walk.cursor[POS]))
+        return walk.error(packets, self._base - int(walk.cursor["pos"]))
 
     def _window(self, buffer: npt.NDArray[np.uint8], filled: int) -> Window:
         """The complete packets among the first `filled` bytes of the buffer."""
         data = read_only(buffer[:filled])
         walk, cursor = self._walk, self._walk.cursor
         walk.data = data
-        cursor[[POS, END, SECRET_COUNT, OTHER_COUNT]] = 0, filled, 0, 0
-        walk.counts[:] = 0
+        cursor["pos"], cursor["end"] = 0, filled
+        cursor["secret_count"] = cursor["other_count"] = 0
+        walk.counts = np.zeros(1, walk.counts.dtype)[0]
         walk.run()
         sources = buffer_as_sources(self._paths, data)
         batch = SegmentBatch(np.zeros(0, ENDPOINTS), np.zeros(0, SEGMENT))
@@ -248,11 +240,11 @@ class WindowReader:
             batch = scan(split, sources, self._joined(sources)).batch
             self.packet_count += split.packet_count
         self.last_packet += walk.number_count
-        end = int(cursor[POS])
+        end = int(cursor["pos"])
         self._left = data[end:].tobytes()
         self._base += end
         self._forget_sections()
-        rows = walk.secrets.reshape(-1, SECRET_SIZE)[: cursor[SECRET_COUNT]].tolist()
+        rows = walk.secrets[: cursor["secret_count"]].tolist()
         texts = [
             data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
         ]
@@ -269,12 +261,12 @@ class WindowReader:
     def _forget_sections(self) -> None:
         """Drop interfaces of earlier sections, which cannot occur again."""
         cursor = self._walk.cursor
-        base = int(cursor[SECTION_BASE])
+        base = int(cursor["section_base"])
         if base:
-            kept = self._walk.interfaces[base * INTERFACE_SIZE :].copy()
+            kept = self._walk.interfaces[base:].copy()
             self._walk.interfaces[: len(kept)] = kept
-            cursor[INTERFACE_COUNT] -= base
-            cursor[SECTION_BASE] = 0
+            cursor["interface_count"] -= base
+            cursor["section_base"] = 0
 
 
 def open_bytes(path: str) -> _Plain | _PlainPieces:
