@@ -113,7 +113,7 @@ class Builders:
         self.state["tags_room"][0], self.state["tags_at"][0] = number, address_of(grown)
 
     def clear(self) -> None:
-        """Remove all rows, and zero their validity bytes."""
+        """Remove all rows, zero their validity bytes, and measure the buffers."""
         for level, used in enumerate(self.count.tolist()):
             if used:
                 first, last = self.plan.level_first[level : level + 2].tolist()
@@ -121,45 +121,29 @@ class Builders:
                     self.valid[column][:used] = 0
         self.count[:] = 0
         self.state["marks"][0] = self.state["tags"][0] = 0
-
-    def measure(self) -> None:
-        """Set byte_count, the memory of these builders."""
         columns = sum(one.nbytes for one in (*self.data, *self.valid))
         self.byte_count = columns + self.marks.nbytes + self.unknown.nbytes
 
 
-class _Pool:
-    """Idle builders of all plans, most recently used last; the oldest are freed if it is full."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.idle: list[Builders] = []
-
-    def take(self, plan: ColumnPlan) -> Builders | None:
-        with self.lock:
-            for at in range(len(self.idle) - 1, -1, -1):
-                if self.idle[at].plan is plan:
-                    return self.idle.pop(at)
-        return None
-
-    def give(self, builders: Builders) -> None:
-        with self.lock:
-            self.idle.append(builders)
-            size = sum(one.byte_count for one in self.idle)
-            while size > POOLED_BYTES:
-                size -= self.idle.pop(0).byte_count
-
-
-_POOL = _Pool()
+# Idle builders of all plans, most recently used last.
+_IDLE: list[Builders] = []
+_LOCK = Lock()
 
 
 def take_builders(plan: ColumnPlan) -> Builders:
-    """Builders from the pool, or new ones."""
-    return _POOL.take(plan) or Builders(plan)
+    """Idle builders of the plan, or new ones."""
+    with _LOCK:
+        for at in range(len(_IDLE) - 1, -1, -1):
+            if _IDLE[at].plan is plan:
+                return _IDLE.pop(at)
+    return Builders(plan)
 
 
 def give_back(builders: Builders) -> None:
-    """Clear builders and return them to the pool."""
+    """Clear builders and keep them; the oldest are freed beyond POOLED_BYTES."""
     builders.clear()
-    builders.measure()
-    _POOL.give(builders)
+    with _LOCK:
+        _IDLE.append(builders)
+        size = sum(one.byte_count for one in _IDLE)
+        while size > POOLED_BYTES:
+            size -= _IDLE.pop(0).byte_count

@@ -55,15 +55,6 @@ class Embedded:
     faults: list[FormatFault] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layouts:
-    """The three layouts of one kind of value."""
-
-    consumer: Definition
-    connect: Definition
-    streams: Definition
-
-
 def subscriptions(
     values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
 ) -> Embedded:
@@ -73,24 +64,14 @@ def subscriptions(
     user_data_decoded, connect>. values: binary. protocol_type, assignor (name of the protocol):
     strings of the same length, null or empty if unknown; None: all unknown.
     """
-    layouts = _Layouts(
-        catalog.definition("ConsumerProtocolSubscription"),
-        catalog.definition("ConnectProtocolSubscription"),
-        catalog.definition("SubscriptionInfoData"),
-    )
-    return _decode(layouts, values, protocol_type, assignor)
+    return _decode("Subscription", "SubscriptionInfoData", values, protocol_type, assignor)
 
 
 def assignments(
     values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
 ) -> Embedded:
     """Assignments of members, decoded; arguments as for `subscriptions`."""
-    layouts = _Layouts(
-        catalog.definition("ConsumerProtocolAssignment"),
-        catalog.definition("ConnectProtocolAssignment"),
-        catalog.definition("StreamsAssignment"),
-    )
-    return _decode(layouts, values, protocol_type, assignor)
+    return _decode("Assignment", "StreamsAssignment", values, protocol_type, assignor)
 
 
 def principals(values: pa.Array) -> Embedded:
@@ -121,23 +102,24 @@ class _Read:
 
 
 def _decode(
-    layouts: _Layouts, values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
+    kind: str,
+    of_streams: str,
+    values: pa.Array,
+    protocol_type: pa.Array | None,
+    assignor: pa.Array | None,
 ) -> Embedded:
+    """kind: Subscription or Assignment. of_streams: the definition that Kafka Streams has of it."""
     places = Places.of(values)
     has_bytes = places.length > 0
     unknown = _unknown(protocol_type, len(values))
     is_consumer = _equal(protocol_type, CONSUMER, len(values))
     is_connect = _equal(protocol_type, CONNECT, len(values))
-    consumer = _read(
-        layouts.consumer,
-        places,
-        2,
-        has_bytes & (is_consumer | unknown),
-        is_consumer,
-        reads_newer=True,
-    )
+    layout = catalog.definition(f"ConsumerProtocol{kind}")
+    wanted = has_bytes & (is_consumer | unknown)
+    consumer = _read(layout, places, 2, wanted, is_consumer, reads_newer=True)
     wanted = has_bytes & (is_connect | (unknown & ~consumer.good))
-    connect = _read(layouts.connect, places, 2, wanted, is_connect)
+    layout = catalog.definition(f"ConnectProtocol{kind}")
+    connect = _read(layout, places, 2, wanted, is_connect)
     good = consumer.good | connect.good
     protocol = pc.if_else(
         pa.array(consumer.good), CONSUMER, pc.if_else(pa.array(connect.good), CONNECT, None)
@@ -150,7 +132,7 @@ def _decode(
     for name, column in _fields(consumer.body):
         columns.append((name, column))
         if name == "user_data":
-            streams = _streams(layouts.streams, column, assignor)
+            streams = _streams(catalog.definition(of_streams), column, assignor)
             columns.append((name + DECODED, streams.body))
             faults += streams.faults
     inner = []

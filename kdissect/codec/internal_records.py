@@ -32,13 +32,8 @@ from kdissect.codec.embedded_structs import (
 from kdissect.protocol import catalog
 from kdissect.status import REASONS, Status
 
-GROUP, TRANSACTION, SHARE, METADATA, CONTROL = (
-    "group",
-    "transaction",
-    "share",
-    "metadata",
-    "control",
-)
+GROUP, TRANSACTION, SHARE = "group", "transaction", "share"
+METADATA, CONTROL = "metadata", "control"
 LOG_OF_TOPIC = {
     "__consumer_offsets": GROUP,
     "__transaction_state": TRANSACTION,

@@ -19,9 +19,8 @@ from kdissect.codec.column_kernel import (
     RunOutcome,
     run_plan,
 )
-from kdissect.protocol.column_plan import ColumnPlan, Leaf
+from kdissect.protocol.column_plan import ColumnPlan
 from kdissect.protocol.column_plan import plan as plan_of
-from kdissect.protocol.model import Type
 from kdissect.status import Status
 
 # Repair of invalid UTF-8 triples a text at most, and Arrow's string offsets are int32.
@@ -141,7 +140,9 @@ def decode_plan(
     else:
         bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
         body = reader.struct(plan.body, rows, (bits, nulls))
-    correlation_id, has_header = _header_ints(builders, "correlation_id", rows)
+    node = plan.header.children["correlation_id"]
+    has_header = builders.valid[node.column][:rows].copy().view(np.bool_)
+    correlation_id = builders.data[node.column][: 4 * rows].view(np.int32) * has_header
     state = builders.state[0]
     columns = MessageColumns(
         body=body,
@@ -171,8 +172,6 @@ def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[
     buf = writable(buf)
     start = np.require(start, np.int64, ("C", "W"))
     end = np.require(end, np.int64, ("C", "W"))
-    if api_version is None:
-        api_version = np.zeros(len(start), np.int16)
     api_version = np.require(api_version, np.int16, ("C", "W"))
     if not len(start) == len(end) == len(api_version):
         raise ValueError("start, end and api_version must be of one length")
@@ -213,15 +212,3 @@ def _run(
         builders.grow()
     builders.count[0] = rows
     return outcome
-
-
-def _header_ints(
-    builders: Builders, name: str, rows: int
-) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    node = builders.plan.header.children[name]
-    assert isinstance(node, Leaf)
-    assert node.type is Type.INT32
-    valid = builders.valid[node.column][:rows].copy().view(np.bool_)
-    values = builders.data[node.column][: 4 * rows].view(np.int32).copy()
-    values[~valid] = 0
-    return values, valid

@@ -355,16 +355,6 @@ def _load_zigzag(address: Any, end: Any, bits: Any) -> Any:
     return ((raw >> 1) & _LOW_63) ^ -(raw & 1), address
 
 
-@inlined
-def _load_varint(address: Any, end: Any) -> Any:
-    return _load_zigzag(address, end, 32)
-
-
-@inlined
-def _load_varlong(address: Any, end: Any) -> Any:
-    return _load_zigzag(address, end, 64)
-
-
 @kernel
 def parse_records(
     sections: Any, position: Any, byte_count_max: Any, headers_max: Any, records: Any, headers: Any
@@ -470,7 +460,7 @@ def _complete_record(section: Any, records: Any, row: Any) -> None:
 @part
 def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
     """Load a record of magic 2 up to its headers, with its deltas; also returns its end."""
-    size, p = _load_varint(begin, end)
+    size, p = _load_zigzag(begin, end, 32)
     if p < 0:
         return p, 0
     if size < 0:
@@ -479,10 +469,10 @@ def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
         return -_TRUNCATED, 0
     stop = p + size
     # after the attributes byte, which has no meaning
-    records.timestamp[row], p = _load_varlong(p + 1, stop)
+    records.timestamp[row], p = _load_zigzag(p + 1, stop, 64)
     if p < 0:
         return p, 0
-    records.offset[row], p = _load_varint(p, stop)
+    records.offset[row], p = _load_zigzag(p, stop, 32)
     if p < 0:
         return p, 0
     size, p = _load_size(p, stop)
@@ -495,7 +485,7 @@ def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
         return p, 0
     records.value_address[row] = p
     records.value_length[row] = size
-    header_count, p = _load_varint(p + max(size, 0), stop)
+    header_count, p = _load_zigzag(p + max(size, 0), stop, 32)
     if p < 0:
         return p, 0
     if header_count < 0:
@@ -509,7 +499,7 @@ def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
 @inlined
 def _load_size(p: Any, stop: Any) -> Any:
     """A nullable size (-1: null), and the address of its bytes or a negated status."""
-    size, p = _load_varint(p, stop)
+    size, p = _load_zigzag(p, stop, 32)
     if p < 0:
         return size, p
     if size < -1:

@@ -43,6 +43,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
+from typing import NamedTuple
 from uuid import UUID
 
 from kdissect.errors import DefinitionError
@@ -106,15 +107,12 @@ def implied_default(kind: Type, is_array: bool = False) -> Default | tuple[()]:
 # Text to definitions
 
 
-class _Line:
+class _Line(NamedTuple):
     """A line that is not empty: its number, indentation in spaces, and text."""
 
-    __slots__ = ("indent", "number", "text")
-
-    def __init__(self, number: int, indent: int, text: str) -> None:
-        self.number = number
-        self.indent = indent
-        self.text = text
+    number: int
+    indent: int
+    text: str
 
 
 class _LineReader:

@@ -155,11 +155,7 @@ def changed(pos: int, value: bytes, batch: bytes) -> bytes:
 GOOD = encode_batch(rows(4))
 FAULTS: dict[str, tuple[bytes, list[tuple[Status, FaultStage]], int]] = {
     # what: (batch, faults, records that still read)
-    "wrong crc": (
-        GOOD[:17] + b"\0\0\0\0" + GOOD[21:],
-        [(Status.BAD_CRC, FaultStage.CRC)],
-        4,
-    ),
+    "wrong crc": (GOOD[:17] + b"\0\0\0\0" + GOOD[21:], [(Status.BAD_CRC, FaultStage.CRC)], 4),
     "more records announced": (
         encode_batch(rows(4), record_count=5),
         [(Status.COUNT_MISMATCH, FaultStage.RECORDS)],
@@ -175,11 +171,7 @@ FAULTS: dict[str, tuple[bytes, list[tuple[Status, FaultStage]], int]] = {
         [(Status.COUNT_MISMATCH, FaultStage.RECORDS)],
         0,
     ),
-    "unknown codec": (
-        changed(21, b"\0\x05", GOOD),
-        [(Status.UNKNOWN_CODEC, FaultStage.CODEC)],
-        0,
-    ),
+    "unknown codec": (changed(21, b"\0\x05", GOOD), [(Status.UNKNOWN_CODEC, FaultStage.CODEC)], 0),
     "not compressed at all": (
         changed(21, b"\0\x04", GOOD),
         [(Status.CORRUPT, FaultStage.CODEC)],
