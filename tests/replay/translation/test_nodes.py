@@ -7,7 +7,13 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers
 from kdissect.replay.translation import nodes
-from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
+from kdissect.replay.translation.nodes import (
+    coordinators_of_plan,
+    merged,
+    nodes_of,
+    parts_of,
+    topics_of,
+)
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import GROUP_KEY
 from tests.builders.workloads import MS, a_request, a_response, exchange, produce
@@ -54,6 +60,18 @@ def offsets_of(*partitions: int) -> bytes:
     told = [{"partition_index": each, "offset": 7} for each in partitions]
     topics = [{"name": "t", "partitions": told}]
     return encode_message(a_response(ApiKey.LIST_OFFSETS, 1, topics=topics))
+
+
+def test_requests_go_to_the_leader_and_the_coordinator() -> None:
+    """Metadata and FindCoordinator decide the node; of one node any connection will do."""
+    join = a_request(ApiKey.JOIN_GROUP, 3, group_id="b", session_timeout_ms=1)
+    t = world((produce(1), None), (join, None))
+    first, second = t.ids.plan.steps
+    assert topics_of(t.ids, first) == ["t"]
+    assert nodes_of(t.ids, first) == nodes_of(t.ids, second) == [2]
+    assert coordinators_of_plan(t.ids) == [(GROUP_KEY, "b")]
+    t.ids.target.nodes.clear()
+    assert nodes_of(t.ids, first) == [None]
 
 
 def test_each_leader_is_asked_for_its_own() -> None:

@@ -23,7 +23,6 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers
-from kdissect.replay.translation.nodes import coordinators_of_plan, nodes_of, topics_of
 from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
@@ -142,10 +141,6 @@ def loaded(captures: Path) -> ReplayPlan:
     return make_plan(load_workload(str(captures / "librdkafka.pcap")), everything())
 
 
-def first(plan: ReplayPlan, name: str) -> Step:
-    return next(each for each in plan.steps if each.api_name == name and each.skipped is None)
-
-
 def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
     """Topic, group and transactional id, in fields and inside the consumer protocol's bytes."""
     found = load_workload(str(captures / "librdkafka.pcap"))
@@ -181,39 +176,14 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
     assert checked > 150
 
 
-def test_a_version_that_the_target_lacks_is_a_finding(loaded: ReplayPlan) -> None:
+def test_a_version_that_the_target_lacks_is_a_finding() -> None:
     """The step is skipped with the target's versions."""
-    step = first(loaded, "Produce")
-    translator = Translator(IdMap(loaded))
+    translator, [step] = translated(exchange(0, produce(0), 0, 1, produced(0, 0)))
     translator.ids.target.ranges = {0: (11, 13)}
     answer = translator.request(step)
     assert isinstance(answer, Skipped)
     assert (answer.code, answer.is_finding) == (SkipCode.API_VERSION, True)
     assert "v11 to v13" in answer.reason
-
-
-def test_reencode_sends_the_nearest_version(loaded: ReplayPlan) -> None:
-    """Produce v10 names topics, v13 identifies them; the records are the same."""
-    step = first(loaded, "Produce")
-    translator = Translator(IdMap(loaded, TranslateOptions(reencode=True)))
-    translator.ids.target.ranges = {0: (13, 13)}
-    request = request_of(step.exchange)
-    assert request is not None
-    name = request.body["topic_data"][0]["name"]
-    made = UUID(int=7)
-    translator.ids.target.learn_metadata(
-        {"brokers": [], "topics": [{"error_code": 0, "name": name, "topic_id": made,
-                                    "partitions": []}]}
-    )  # fmt: skip
-    frame = translator.request(step)
-    assert isinstance(frame, bytes)
-    sent = decode_message(frame, side="request")
-    assert (sent.api_version, translator.ids.api_version(step)) == (13, 13)
-    assert sent.body["topic_data"][0]["topic_id"] == made
-    assert (
-        sent.body["topic_data"][0]["partition_data"]
-        == request.body["topic_data"][0]["partition_data"]
-    )
 
 
 def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict[str, object]]:
@@ -229,6 +199,16 @@ def sent_as(message: Message, api_version: int) -> tuple[Message | Skipped, dict
     frame = translator.request(plan.steps[0])
     dropped = dict(translator.dropped.get(plan.steps[0].number, ()))
     return frame if isinstance(frame, Skipped) else decode_message(frame, side="request"), dropped
+
+
+def test_reencode_sends_the_nearest_version() -> None:
+    """Produce v9 names topics, v13 identifies them; the records are the same."""
+    message = produce(0)
+    sent, _ = sent_as(message, 13)
+    assert isinstance(sent, Message)
+    [topic], [named] = sent.body["topic_data"], message.body["topic_data"]
+    assert (sent.api_version, topic["topic_id"]) == (13, UUID(int=7))
+    assert topic["partition_data"] == named["partition_data"]
 
 
 # Fields of Kafka's message definitions that came with a version, or went with one.
@@ -353,34 +333,6 @@ def test_reading_creates_no_topic(loaded: ReplayPlan) -> None:
                 assert body["allow_auto_topic_creation"] is False
                 asked += 1
     assert asked
-
-
-def test_requests_go_to_the_leader_and_the_coordinator(loaded: ReplayPlan) -> None:
-    """Metadata and FindCoordinator decide the node."""
-    translator = Translator(IdMap(loaded))
-    step = first(loaded, "Produce")
-    assert nodes_of(translator.ids, step) == [None]  # one node: any connection will do
-    request = request_of(step.exchange)
-    assert request is not None
-    topic = request.body["topic_data"][0]
-    partitions = [
-        {"error_code": 0, "partition_index": number, "leader_id": 12, "leader_epoch": 4}
-        for number in range(20)
-    ]
-    assert topics_of(translator.ids, step) == [topic["name"]]
-    translator.ids.target.learn_metadata(
-        {
-            "brokers": [{"node_id": node, "host": "h", "port": 1} for node in (11, 12, 13)],
-            "topics": [{"error_code": 0, "name": topic["name"], "partitions": partitions}],
-        }
-    )
-    assert nodes_of(translator.ids, step) == [12]
-    join = first(loaded, "JoinGroup")
-    group = request_of(join.exchange)
-    assert group is not None
-    translator.ids.target.coordinators[0, group.body["group_id"]] = 13
-    assert nodes_of(translator.ids, join) == [13]
-    assert (0, group.body["group_id"]) in coordinators_of_plan(translator.ids)
 
 
 # -- small parts ------------------------------------------------------------------------------
