@@ -121,9 +121,9 @@ def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
 
 def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None:
     """Refuse a plan whose topics nothing creates, or whose members subscribe to a pattern."""
-    missing = {each.name for each in topics_to_make(plan)} & set(effects.names("topic"))
+    missing = {each.name for each in topics_to_make(plan)}.intersection(effects.names("topic"))
     if missing and not makes_topics:
-        shown = ", ".join(visible(name) for name in sorted(missing)[:10])
+        shown = ", ".join(map(visible, sorted(missing)[:10]))
         raise ControlRunError(
             f"--control-runs writes to topics with a suffix in each run, and the replay does not "
             f"create {shown}: give --create-topics, or --reset"

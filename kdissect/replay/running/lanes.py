@@ -64,8 +64,7 @@ class Connections:
         link = lane.links.get(node_id)
         if link is None or link.lost is not None:
             self.reconnects += link is not None
-            link = await self._open(node_id)
-            lane.links[node_id] = link
+            link = lane.links[node_id] = await self._open(node_id)
             link.number = len(self.opened)
             self.opened.append(link)
         elif link.is_login_due:

@@ -171,11 +171,8 @@ def topics_to_make(plan: ReplayPlan) -> list[TopicFacts]:
     made: dict[int, set[str]] = {ApiKey.CREATE_TOPICS: set(), ApiKey.METADATA: set()}
     for step in plan.steps:
         if step.skipped is None and step.exchange.api_key in made:
-            made[step.exchange.api_key] |= {
-                resource[1]
-                for resource, mode in step.accesses
-                if resource[0] == "topic" and mode is Mode.WRITE
-            }
+            written = [resource for resource, mode in step.accesses if mode is Mode.WRITE]
+            made[step.exchange.api_key] |= {each[1] for each in written if each[0] == "topic"}
     if ADMIN not in plan.options.allow:
         made[ApiKey.METADATA].clear()  # then Metadata makes nothing
     return [
@@ -210,13 +207,13 @@ async def find_existing(target: Target, effects: Effects) -> dict[Name, str]:
 
 def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
     """Refuse a target that holds data or members under names of the plan. Raises GuardError."""
-    holding = [(kind, name, held) for (kind, name), held in existing.items() if held]
-    if not holding:
-        return
-    shown = [f"{kind} {visible(name)} ({held})" for kind, name, held in holding[:SHOWN_NAMES]]
+    holding = [
+        f"{kind} {visible(name)} ({held})" for (kind, name), held in existing.items() if held
+    ]
     if len(holding) > SHOWN_NAMES:
-        shown.append(f"{len(holding) - SHOWN_NAMES} more")
-    raise GuardError(
-        f"{target} has data or members under names that the replay would write to: "
-        f"{', '.join(shown)}; if this is meant, say --into-existing"
-    )
+        holding[SHOWN_NAMES:] = [f"{len(holding) - SHOWN_NAMES} more"]
+    if holding:
+        raise GuardError(
+            f"{target} has data or members under names that the replay would write to: "
+            f"{', '.join(holding)}; if this is meant, say --into-existing"
+        )

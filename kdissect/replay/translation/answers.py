@@ -178,17 +178,6 @@ def _producer(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body)
         )
 
 
-def member_followed(ids: IdMap, step: Step, answer: Body, *, is_again: bool) -> None:
-    """Note the epoch and assignment of a member from an answer that is not final.
-
-    is_again: the step's heartbeat is sent again. Otherwise the answer is to a later heartbeat of
-    the replay's own.
-    """
-    asked, captured = bodies(step.exchange)
-    if known := asked if is_again else captured:
-        ids.groups.followed(*member_of(step.exchange), known["member_epoch"], answer)
-
-
 # -- share groups -----------------------------------------------------------------------------
 
 
@@ -202,13 +191,6 @@ def _share(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) ->
         for log, first, last in acquired(ids, answer, is_captured=False):
             session.held.add(log, first, last)
     ids.share.acknowledged.discard(step.number)
-
-
-def note_share(ids: IdMap, step: Step, answer: Body) -> None:
-    """The target has taken a request that is sent again: what it acknowledged and got, and that its
-    session has come one request further."""
-    _share(ids, step, *bodies(step.exchange), answer)
-    ids.share.acknowledged.add(step.number)
 
 
 def _acknowledge(ids: IdMap, held: AcquiredOffsets, asked: Body) -> None:
@@ -429,6 +411,8 @@ def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     if api_key == ApiKey.FETCH:
         ids.sessions.answered(ids.broker(step), step.number, answer)
     elif api_key in SHARE_APIS and answer["error_code"] == 0:
-        note_share(ids, step, answer)
+        _share(ids, step, *bodies(step.exchange), answer)
+        ids.share.acknowledged.add(step.number)
     elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:
-        member_followed(ids, step, answer, is_again=True)
+        epoch = bodies(step.exchange)[0]["member_epoch"]
+        ids.groups.followed(*member_of(step.exchange), epoch, answer)

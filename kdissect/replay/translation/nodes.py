@@ -83,11 +83,9 @@ def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
     nodes = ids.target.nodes
     if len(nodes) < 2:
         return [None]
-    spread = _spread(ids, step)
-    if spread and _is_cut(step):
-        return [node for node, _ in spread.most_common()]
-    if spread:
-        return [spread.most_common(1)[0][0]]
+    found = [node for node, _ in _spread(ids, step).most_common()]
+    if found:
+        return [*found] if _is_cut(step) else [found[0]]
     captured = ids.plan.workload.connections[step.connection].node_id
     node = None if captured is None else ids.node(captured)
     return [node if node in nodes else None]

@@ -195,8 +195,10 @@ class Translator:
         message = self.ids.answer_of(last, answer)
         if message is None:
             return ErrorCode.UNKNOWN_SERVER_ERROR
-        if message.body["error_code"] == 0:
-            answers.member_followed(self.ids, last, message.body, is_again=False)
+        captured = response_body(last.exchange)
+        if captured and message.body["error_code"] == 0:
+            member, epoch = member_of(last.exchange), captured["member_epoch"]
+            self.ids.groups.followed(*member, epoch, message.body)
         return int(message.body["error_code"])
 
 
