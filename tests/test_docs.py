@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,36 @@ def test_documents_are_of_the_project(page: Path) -> None:
     """They name no place of the machine that they were written on."""
     found = re.findall(r"(?<![\w.:/-])/(?:work|root|home)/\S+|\.venv/lib\S*", page.read_text())
     assert not found
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "replay-design.md"])
+def test_files_of_the_design_exist(page: str) -> None:
+    """Each file and folder that a page names, and each type in the file that it names."""
+    text = (ROOT / "docs" / page).read_text()
+    homes = [ROOT, ROOT / "docs", *(ROOT / "kdissect").glob("**/")]
+    files = set(re.findall(r"`((?:[\w*-]+/)*[\w*-]+(?:\.(?:py|toml|md)|/))", text))
+    assert len(files) > 20
+    assert [file for file in files if not any(any(home.glob(file)) for home in homes)] == []
+    for names, file in re.findall(r"^\| (`[A-Z].*?) \| `(\w+/\w+\.py)` \|", text, re.MULTILINE):
+        code = next(path for home in homes for path in home.glob(file)).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class )?{name}\b", code, re.MULTILINE), (name, file)
+
+
+def test_packages_stand_in_the_order_of_their_imports() -> None:
+    """In architecture.md as in the contract: a package imports only what is below it."""
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = document["tool"]["importlinter"]["contracts"][0]["layers"]
+    height = {
+        name: number
+        for number, layer in enumerate(layers)
+        for name in re.findall(r"kdissect\.(\w+)", layer)
+    }
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("## Packages")[2]
+    rows = re.findall(r"^\| `(.*?)` \|", text.partition("## Types")[0], re.MULTILINE)
+    heights = [[height[name] for name in re.findall(r"\w+", row) if name in height] for row in rows]
+    assert len(heights) > 12
+    assert all(max(above) <= min(below) for above, below in pairwise(heights))
 
 
 def test_every_dependency_has_a_reason() -> None:
