@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from lab.incidents.groups import group_sessions
-from lab.incidents.packets import Packet, read_packets, write_packets
 from lab.incidents.scene import Scene
+from tests.builders.captures import Packet, pcap_bytes, read_packets
 from tests.incidents.recorded import CAPTURE
 
 
@@ -18,15 +19,16 @@ def packets_lost(scene: Scene) -> None:
 
 def lose_packets(scene: Scene, micros: int, each: int) -> None:
     """Remove packets from the middle of the capture for some time, but keep each third, ..."""
-    header, packets = read_packets(scene.capture)
-    first = packets[len(packets) // 2][0]
+    packets = read_packets(scene.capture)
+    first = packets[len(packets) // 2].time_ns
     kept: list[Packet] = []
     lost: list[Packet] = []
     for number, packet in enumerate(packets):
-        is_lost = first <= packet[0] < first + micros and number % each != scene.pick(0, 1)
+        is_then = first <= packet.time_ns < first + 1000 * micros
+        is_lost = is_then and number % each != scene.pick(0, 1)
         (lost if is_lost else kept).append(packet)
-    write_packets(scene.capture, header, kept)
-    scene.happened("capture_loss", CAPTURE, _time(lost[0][0]), _time(lost[-1][0]))
+    scene.capture.write_bytes(pcap_bytes(kept))
+    scene.happened("capture_loss", CAPTURE, _time(lost[0]), _time(lost[-1]))
 
 
 def clock_stepped(scene: Scene) -> None:
@@ -37,13 +39,14 @@ def clock_stepped(scene: Scene) -> None:
 
 def step_clock(scene: Scene, micros: int) -> None:
     """Add some time to all packets from the middle of the capture on."""
-    header, packets = read_packets(scene.capture)
+    packets = read_packets(scene.capture)
     middle = len(packets) // 2
-    stepped = packets[:middle] + [(time + micros, data) for time, data in packets[middle:]]
-    write_packets(scene.capture, header, stepped)
-    before, after = stepped[middle - 1][0], stepped[middle][0]
-    scene.happened("clock_step", CAPTURE, _time(before), _time(after))
+    packets[middle:] = [
+        replace(packet, time_ns=packet.time_ns + 1000 * micros) for packet in packets[middle:]
+    ]
+    scene.capture.write_bytes(pcap_bytes(packets))
+    scene.happened("clock_step", CAPTURE, _time(packets[middle - 1]), _time(packets[middle]))
 
 
-def _time(micros: int) -> datetime:
-    return datetime.fromtimestamp(micros / 1e6, UTC)
+def _time(packet: Packet) -> datetime:
+    return datetime.fromtimestamp(packet.time_ns / 1e9, UTC)

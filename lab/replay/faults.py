@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from lab.incidents.clients import create_topic
 from lab.replay.record import FOLDER
 from lab.replay.runs import Run, cells, run, target
 from tests.broker.kafka_broker import BEFORE
@@ -26,7 +27,7 @@ _AUTHORIZER = {
 class Fault:
     """A candidate that is set up wrong. words: one of them has to be in the first two findings.
 
-    before: what is done on the candidate first. options: of the replay.
+    before: what is done on the candidate first.
     """
 
     name: str
@@ -34,7 +35,6 @@ class Fault:
     words: tuple[str, ...]
     before: Callable[[str], None] | None = None
     client: str = "java"
-    options: tuple[str, ...] = field(default=())
 
 
 def _deny_writing(address: str) -> None:
@@ -59,11 +59,7 @@ def _deny_writing(address: str) -> None:
 
 def _fewer_partitions(address: str) -> None:
     """A topic that a client would make by writing to it is there already, with two partitions."""
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    admin = AdminClient({"bootstrap.servers": address})
-    for future in admin.create_topics([NewTopic("events", 2, 1)]).values():
-        future.result(20)
+    create_topic(address, 2, topic="events")
 
 
 FAULTS = (
@@ -149,11 +145,9 @@ def main(given: argparse.Namespace) -> int:
 
 def _run(path: Path, fault: Fault | None, given: argparse.Namespace) -> Run:
     settings = dict(json.loads(path.with_suffix(".json").read_text())["settings"])
-    options = ["--pace", given.pace]
     if fault is not None:
         settings |= fault.settings
-        options += fault.options
     with target(given.to, settings=settings) as fresh:
         if fault is not None and fault.before is not None:
             fault.before(fresh.address())
-        return run(path, fresh.address(), *options)
+        return run(path, fresh.address(), "--pace", given.pace)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from lab.replay.runs import VERDICTS, busy, cells, run_recorded
 from lab.replay.captures import RECORDED
+from lab.replay.runs import VERDICTS, busy, cells, run_recorded, show
 
 HEAD = ("capture", "nodes", "pace", "exit", *VERDICTS, "at end", "seconds")
 WIDTHS = (20, 5, 8, 4, 6, 9, 9, 5, 7, 6, 7)
@@ -43,16 +43,9 @@ def main(given: argparse.Namespace) -> int:
                             pace,
                             node_count=node_count,
                         )
-                    counts = [run.count(verdict) for verdict in VERDICTS]
-                    row = (
-                        recorded.name, node_count, pace, run.status, *counts, run.at_the_end,
-                        f"{run.seconds:.1f}",
-                    )  # fmt: skip
-                    print(cells(row, WIDTHS), flush=True)
-                    is_bad = run.status or run.at_the_end
-                    failed += bool(is_bad)
-                    if is_bad or given.show:
-                        for line in [*run.findings()[:8], *run.done.errors.splitlines()[-2:]]:
-                            print(f"    {line[:400]}", flush=True)
+                    is_bad = bool(run.status or run.at_the_end)
+                    failed += is_bad
+                    lines = 8 if is_bad or given.show else 0
+                    show((recorded.name, node_count, pace), run, WIDTHS, lines)
     print(f"{failed} runs with a difference")
     return failed

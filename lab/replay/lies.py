@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kdissect.codec.message import Message
+from lab.replay.captures import RECORDED
 from lab.replay.record import FOLDER
 from lab.replay.runs import Run, Target, run, target
-from lab.replay.captures import RECORDED
 from tests.broker.kafka_broker import free_ports
 from tests.broker.proxy import Proxy
 from tests.replay.lies import Liar, Lie, lies

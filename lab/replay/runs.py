@@ -133,6 +133,18 @@ def busy(count: int) -> Iterator[None]:
             each.join()
 
 
+def show(
+    begin: Sequence[object], done: Run, widths: Sequence[int], lines: int, *end: object
+) -> None:
+    """Print a row of a gate's table, and the first findings below it."""
+    counts = [done.count(verdict) for verdict in VERDICTS]
+    row = (*begin, done.status, *counts, done.at_the_end, f"{done.seconds:.1f}", *end)
+    print(cells(row, widths), flush=True)
+    errors = done.done.errors.splitlines()[-2:] if lines else []
+    for line in [*done.findings()[:lines], *errors]:
+        print(f"    {line[:300]}", flush=True)
+
+
 def cells(values: Sequence[object], widths: Sequence[int]) -> str:
     """A line of a table, in columns."""
     pairs = zip(values, widths, strict=True)

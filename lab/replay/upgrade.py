@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from lab.replay.record import FOLDER, difference, state
-from lab.replay.runs import VERDICTS, Run, cells, run, run_recorded, target
 from lab.replay.captures import RECORDED
+from lab.replay.record import FOLDER, difference, state
+from lab.replay.runs import VERDICTS, Run, cells, run, run_recorded, show, target
 from tests.broker.kafka_broker import BEFORE, LATEST
 
 HEAD = ("capture", "to", "exit", *VERDICTS, "at end", "seconds", "state")
@@ -35,12 +35,12 @@ def main(given: argparse.Namespace) -> int:
         for path in sorted(given.folder.glob("*.pcap")):
             if is_wanted(path.stem):
                 done, held = run_recording(path, to, "--pace", given.pace)
-                failed += show(path.stem, to, done, given.lines, held)
+                failed += _differs(path.stem, to, done, given.lines, held)
         for recorded in RECORDED:
             if recorded.kafka_version == BEFORE and recorded.path.exists():
                 if is_wanted(recorded.name):
                     done = run_recorded(recorded, to, "--pace", given.pace)
-                    failed += show(recorded.name, to, done, given.lines)
+                    failed += _differs(recorded.name, to, done, given.lines)
     print(f"{failed} runs with a difference")
     return failed
 
@@ -53,12 +53,10 @@ def run_recording(path: Path, to: str, *options: str) -> tuple[Run, list[str]]:
         return done, difference(about, state(fresh.address()))
 
 
-def show(name: str, to: str, done: Run, lines: int, held: list[str] | None = None) -> bool:
+def _differs(name: str, to: str, done: Run, lines: int, held: list[str] | None = None) -> bool:
     """Print a run; return whether it differs."""
-    counts = [done.count(verdict) for verdict in VERDICTS]
     same = "-" if held is None else f"{len(held)} other" if held else "equal"
-    row = (name, to, done.status, *counts, done.at_the_end, f"{done.seconds:.1f}", same)
-    print(cells(row, WIDTHS), flush=True)
-    for line in [*(held or ())[:3], *done.findings()[:lines]]:
+    show((name, to), done, WIDTHS, lines, same)
+    for line in (held or ())[:3]:
         print(f"    {line[:300]}", flush=True)
     return bool(done.status or held)

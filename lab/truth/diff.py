@@ -22,9 +22,10 @@ import pyarrow.dataset as pads
 import kdissect
 from kdissect import Tables
 from kdissect.api import Table
-from kdissect.diff import OPEN, UNDECIDED, compare, failing
+from kdissect.diff.compare import OPEN, UNDECIDED, compare, failing
 from lab.truth import recordings
 from lab.truth.captures import read_capture
+from lab.truth.section import table
 from tests.builders.halves import halves, with_exchanges
 
 KINDS = ("errors", "latency", "transfers", "sizes")
@@ -97,10 +98,10 @@ class Tally:
             self.judged[kind] += len(rows)
             self.undecided[kind] += sum(row["change"] == UNDECIDED for row in rows)
 
-    def cells(self) -> str:
+    def cells(self) -> list[object]:
         """The cells of a table: diffs, false alarms, and open comparisons by kind."""
         shares = (f"{self.undecided[kind]:,} of {self.judged[kind]:,}" for kind in KINDS)
-        return f"{self.diffs} | {self.failed} | {' | '.join(shares)}"
+        return [self.diffs, self.failed, *shares]
 
 
 def try_recording(tables: Tables) -> Tally:
@@ -214,7 +215,6 @@ def page(
     """The section of the page, from the outcomes by capture, by kind of pair and by delay."""
     loads = [*recordings.loads(recordings.FIRST), *recordings.loads(recordings.SECOND)]
     busy_loads = recordings.loads(recordings.BUSY)
-    heads = " | ".join(f"{kind} undecided" for kind in KINDS)
     heads_of_delays = [f"{kind} {word}" for kind in DELAYED for word in OUTCOMES]
     return "\n".join(
         [
@@ -229,11 +229,16 @@ def page(
             "clients and recorder ran before all other processes of a machine with load averages "
             f"of {min(loads):.0f} to {max(loads):.0f}.",
             "",
-            f"| alike | diffs | false alarms | {heads} |",
-            f"|---|---:|---:|{'---:|' * len(KINDS)}",
-            f"| random halves of the connections of {len(tallies)} captures | "
-            f"{total(tallies.values()).cells()} |",
-            *(f"| {name} | {tally.cells()} |" for name, tally in alike.items()),
+            table(
+                ("alike", "diffs", "false alarms", *(f"{kind} undecided" for kind in KINDS)),
+                [
+                    (
+                        f"random halves of the connections of {len(tallies)} captures",
+                        *total(tallies.values()).cells(),
+                    ),
+                    *((name, *tally.cells()) for name, tally in alike.items()),
+                ],
+            ),
             "",
             f"{recordings.BUSY.recording_count} more recordings of the first workload ran at "
             "normal priority beside other work, at load averages of "

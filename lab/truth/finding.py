@@ -25,6 +25,7 @@ from kdissect import Tables
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.protocol.releases import facts
 from lab.truth.captures import log_of, read_capture
+from lab.truth.section import table
 from lab.truth.transaction import read_ends
 from tests.incidents.recorded import SUFFIX, judge, truths
 from tests.truth.request_log import read_lines
@@ -330,11 +331,9 @@ def section(captures: Path) -> str:
             "broker's request log, the packets (dpkt), the truth of a recorded scene, or other "
             "queries of the tables.",
             "",
-            f"| finding | {' | '.join(outcomes)} |",
-            "|---|---:|---:|---:|",
-            *(
-                f"| {kind} | {' | '.join(str(tally.counts[kind, each]) for each in outcomes)} |"
-                for kind in kinds
+            table(
+                ["finding", *outcomes],
+                [[kind, *(tally.counts[kind, each] for each in outcomes)] for kind in kinds],
             ),
             "",
             *(f"- {note}" for note in tally.notes),

@@ -16,6 +16,7 @@ import kdissect
 from kdissect import Tables
 from lab.truth import logged
 from lab.truth.captures import log_of, read_capture
+from lab.truth.section import table
 from tests.truth.latency import (
     CORRELATION,
     SHARE_OF_ALL,
@@ -29,7 +30,7 @@ from tests.truth.latency import (
 )
 
 LINE_MS = 5.0  # at most, from the line in the log to the response's packet
-BEFORE, SENDING, OTHER = "before", "sending", "other"
+PLACES = BEFORE, SENDING, OTHER = "before", "sending", "other"
 
 
 def explain(tables: Tables, log: Path) -> Counter[str]:
@@ -90,9 +91,7 @@ def section(captures: Path) -> str:
             + (f": {', '.join(wrong)}" if wrong else "")
             + ".",
             "",
-            f"| capture | {_HEADS} |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|",
-            *(f"| {one.name} | {_cells(one)} |" for one in [*compared, total]),
+            table(("capture", *_HEADS), [(one.name, *_cells(one)) for one in [*compared, total]]),
             "",
             *_recordings(),
         ]
@@ -100,18 +99,21 @@ def section(captures: Path) -> str:
 
 
 _HEADS = (
-    f"requests | within {WITHIN_MS:g} ms | `latency_ms` | p95 ms | log's p95 | slow | "
-    "rank correlation"
+    *("requests", f"within {WITHIN_MS:g} ms", "`latency_ms`", "p95 ms", "log's p95"),
+    *("slow", "rank correlation"),
 )
 
 
-def _cells(one: Compared) -> str:
-    correlation = "" if one.correlation is None else f"{one.correlation:.4f}"
-    return (
-        f"{len(one.service)} | {one.share:.2%} | {one.latency_share:.2%} | "
-        f"{np.quantile(one.service, 0.95):.1f} | {np.quantile(one.logged, 0.95):.1f} | "
-        f"{one.slow.sum()} | {correlation}"
-    )
+def _cells(one: Compared) -> list[str]:
+    return [
+        str(len(one.service)),
+        f"{one.share:.2%}",
+        f"{one.latency_share:.2%}",
+        f"{np.quantile(one.service, 0.95):.1f}",
+        f"{np.quantile(one.logged, 0.95):.1f}",
+        str(one.slow.sum()),
+        "" if one.correlation is None else f"{one.correlation:.4f}",
+    ]
 
 
 def _recordings() -> list[str]:
@@ -126,17 +128,14 @@ def _recordings() -> list[str]:
         "the broker's thread noticed only later that the response was sent. *Waited*: how long the "
         "broker's threads could run and had no processor, by the kernel's count.",
         "",
-        f"| recording | load average | waited | {_HEADS} | before | sending | other |",
-        f"|---|{'---:|' * 12}",
     ]
+    rows = []
     for is_busy in (False, True):
         for path in logged.made_of_each(is_busy):
             tables, log = kdissect.read(path / "capture.pcap"), path / "server.log"
             machine = json.loads((path / "machine.json").read_text())
             places = explain(tables, log)
-            lines.append(
-                f"| {path.name} | {machine['load']:.1f} | {machine['waited_s']:.1f} s | "
-                f"{_cells(compare(path.name, tables, log))} | "
-                f"{places[BEFORE]} | {places[SENDING]} | {places[OTHER]} |"
-            )
-    return lines
+            waited = (f"{machine['load']:.1f}", f"{machine['waited_s']:.1f} s")
+            cells = _cells(compare(path.name, tables, log))
+            rows.append((path.name, *waited, *cells, *(places[one] for one in PLACES)))
+    return [*lines, table(("recording", "load average", "waited", *_HEADS, *PLACES), rows)]

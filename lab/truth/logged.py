@@ -13,22 +13,17 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
-
-from lab.truth.recordings import FIRST, FOLDER, run_clients, scheduled
+from lab.incidents.clients import TOPIC, consumer, create_topic, producer
+from lab.replay.runs import busy
+from lab.truth.recordings import FIRST, FOLDER, PARTITIONS, run_all, run_clients, scheduled
 from tests.broker.kafka_broker import Broker
 from tests.broker.record import recording
 
@@ -36,7 +31,6 @@ COUNT = 3
 SECONDS = 12.0
 MEMBERS = 4
 GROUPS = {"billing": "range", "audit": "cooperative-sticky"}
-TOPIC, PARTITIONS = "orders", 6
 BUSY_PROCESSES = 4
 Workload = Callable[[str, random.Random], None]
 Key = tuple[int, int, int]  # client port, correlation id, API key
@@ -52,10 +46,9 @@ def record(out: Path, workload: Workload, seed: int, is_busy: bool = False) -> N
             scheduled(not is_busy),
             Broker(Path(folder, "broker"), request_log="debug") as broker,
             recording(capture, [broker.ports["PLAINTEXT"]]),
-            _busy(BUSY_PROCESSES if is_busy else 0),
+            busy(BUSY_PROCESSES if is_busy else 0),
         ):
-            admin = AdminClient({"bootstrap.servers": broker.address})
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(60)
+            create_topic(broker.address, PARTITIONS)
             workload(broker.address, random.Random(seed))
             assert broker.process is not None
             machine = {"load": os.getloadavg()[0], "waited_s": _waited_s(broker.process.pid)}
@@ -71,18 +64,6 @@ def _waited_s(pid: int) -> float:
     return sum(int(waited_ns) for _, waited_ns, _ in stats) / 1e9
 
 
-@contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Processes that use all the time that they get."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def run_groups(address: str, dice: random.Random) -> None:
     """Members of two groups join and leave while a producer pauses."""
     end = time.monotonic() + SECONDS
@@ -92,15 +73,7 @@ def run_groups(address: str, dice: random.Random) -> None:
             joins = 0.0 if number == 0 else dice.uniform(0.5, SECONDS / 2)
             leaves = SECONDS if number < 2 else dice.uniform(SECONDS / 2, SECONDS)
             runs.append(partial(_consume, address, group, number, joins, leaves))
-    _run(runs)
-
-
-def _run(runs: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=run) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_all(runs)
 
 
 def run_many(address: str, _: random.Random) -> None:
@@ -111,13 +84,13 @@ def run_many(address: str, _: random.Random) -> None:
 def run_pipelines(address: str, _: random.Random) -> None:
     """Producers with many requests in flight, some of them without acknowledgement."""
     end = time.monotonic() + SECONDS
-    _run([partial(_pipeline, address, end, acks) for acks in ("all", "1", "0")])
+    run_all([partial(_pipeline, address, end, acks) for acks in ("all", "1", "0")])
 
 
 def run_transactions(address: str, dice: random.Random) -> None:
     """Transactional producers commit and abort."""
     end = time.monotonic() + SECONDS
-    _run([partial(_transact, address, end, number, dice.random()) for number in range(4)])
+    run_all([partial(_transact, address, end, number, dice.random()) for number in range(4)])
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -129,68 +102,57 @@ WORKLOADS: dict[str, Workload] = {
 
 
 def _pipeline(address: str, end: float, acks: str) -> None:
-    producer = Producer(
-        {
-            "bootstrap.servers": address,
-            "client.id": f"acks-{acks}",
-            "acks": acks,
-            "linger.ms": 0,
-            "batch.num.messages": 10,
-        }
-    )
+    one = producer(address, client_id=f"acks-{acks}", acks=acks, batch_num_messages=10)
     while time.monotonic() < end:
         for _ in range(200):
-            producer.produce(TOPIC, value=b"x" * 2000)
-        producer.flush(20)
+            one.produce(TOPIC, value=b"x" * 2000)
+        one.flush(20)
         time.sleep(0.05)
 
 
 def _transact(address: str, end: float, number: int, pause: float) -> None:
-    producer = Producer(
-        {"bootstrap.servers": address, "transactional.id": f"tx-{number}", "linger.ms": 0}
-    )
-    producer.init_transactions(60)
+    one = producer(address, transactional_id=f"tx-{number}")
+    one.init_transactions(60)
     count = 0
     while time.monotonic() < end:
-        producer.begin_transaction()
+        one.begin_transaction()
         for _ in range(1 + count % 5):
-            producer.produce(TOPIC, value=b"x" * 500)
+            one.produce(TOPIC, value=b"x" * 500)
         if count % 4:
-            producer.commit_transaction(60)
+            one.commit_transaction(60)
         else:
-            producer.abort_transaction(60)
+            one.abort_transaction(60)
         time.sleep(pause / 10)
         count += 1
 
 
 def _produce(address: str, end: float, pause: float) -> None:
-    producer = Producer({"bootstrap.servers": address, "client.id": "producer", "linger.ms": 0})
+    one = producer(address, client_id="producer")
     number = 0
     while time.monotonic() < end:
-        producer.produce(TOPIC, value=b"x" * (1 + number % 900))
-        producer.flush(20)
+        one.produce(TOPIC, value=b"x" * (1 + number % 900))
+        one.flush(20)
         time.sleep(pause * (number % 5) / 5)
         number += 1
 
 
 def _consume(address: str, group: str, number: int, joins: float, leaves: float) -> None:
     time.sleep(joins)
-    consumer = Consumer(
-        {
-            "bootstrap.servers": address,
-            "client.id": f"{group}-{number}",
-            "group.id": group,
-            "partition.assignment.strategy": GROUPS[group],
-            "heartbeat.interval.ms": 300,
-            "session.timeout.ms": 6000,
-            "fetch.wait.max.ms": 200 + 100 * number,
-        }
+    one = consumer(
+        address,
+        client_id=f"{group}-{number}",
+        group_id=group,
+        auto_offset_reset="latest",
+        partition_assignment_strategy=GROUPS[group],
+        heartbeat_interval_ms=300,
+        session_timeout_ms=6000,
+        fetch_wait_max_ms=200 + 100 * number,
     )
-    consumer.subscribe([TOPIC])
+    one.subscribe([TOPIC])
     end = time.monotonic() + leaves - joins
     while time.monotonic() < end:
-        consumer.poll(0.1)
-    consumer.close()
+        one.poll(0.1)
+    one.close()
 
 
 def made(count: int = COUNT) -> list[Path]:

@@ -10,11 +10,11 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import kdissect
 from kdissect import Tables
 from kdissect.sql import Database
 from kdissect.sql.unanswered import unanswered
 from lab.truth.captures import read_capture
+from lab.truth.section import table
 from tests.builders.captures import cut_capture, lose_packets
 
 SHARE = 0.02  # of the packets
@@ -59,17 +59,15 @@ def section(captures: Path) -> str:
             if path.parent.name == "shapes" or data[:4] not in LITTLE_ENDIAN:
                 continue
             whole, found = read_capture(path), (Counter[str](), Counter[str]())
-            key_log = path.with_suffix(".keylog")
-            keys = key_log if key_log.is_file() else ()
             for seed in SEEDS:
                 lose_packets(data, damaged, SHARE, seed)
-                found[0].update(judge(whole, kdissect.read(damaged, keylog=keys)))
+                found[0].update(judge(whole, read_capture(damaged, path)))
             for share in ENDS:
                 cut_capture(data, damaged, share)
-                found[1].update(judge(whole, kdissect.read(damaged, keylog=keys)))
+                found[1].update(judge(whole, read_capture(damaged, path)))
             for total, counts in zip(totals, found, strict=True):
                 total.update(counts)
-            lines.append(f"| {path.parent.name}/{path.stem} | {_cells(found)} |")
+            lines.append((f"{path.parent.name}/{path.stem}", *_cells(found)))
     ends = " and ".join([", ".join(f"{share:.0%}" for share in ENDS[:-1]), f"{ENDS[-1]:.0%}"])
     return "\n".join(
         [
@@ -81,13 +79,13 @@ def section(captures: Path) -> str:
             "*missing*, it never came and is said to be missing. *Undecided*: it never came and "
             "could not be judged. *Wrong*: it came and is said to be missing.",
             "",
-            f"| capture | {' | '.join(OUTCOMES)} | ends early: {' | '.join(OUTCOMES)} |",
-            f"|---|{'---:|' * 2 * len(OUTCOMES)}",
-            *lines,
-            f"| all | {_cells(totals)} |",
+            table(
+                ("capture", *OUTCOMES, f"ends early: {OUTCOMES[0]}", *OUTCOMES[1:]),
+                [*lines, ("all", *_cells(totals))],
+            ),
         ]
     )
 
 
-def _cells(counts: tuple[Counter[str], ...]) -> str:
-    return " | ".join(str(one[outcome]) for one in counts for outcome in OUTCOMES)
+def _cells(counts: tuple[Counter[str], ...]) -> list[int]:
+    return [one[outcome] for one in counts for outcome in OUTCOMES]

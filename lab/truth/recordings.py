@@ -12,23 +12,23 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 import kdissect
+from lab.incidents.clients import TOPIC, consumer, create_topic, producer
 from tests.broker.kafka_broker import Broker
 from tests.broker.record import recording
 
 WARM_S = 5.0
 REAL_TIME_PRIORITY = 10
 FOLDER = Path(__file__).resolve().parents[2] / "out" / "recordings"
-TOPIC, PARTITIONS = "orders", 6
+PARTITIONS = 6
 
 
 class Series(NamedTuple):
@@ -61,7 +61,7 @@ def record(series: Series) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with scheduled(series.is_real_time):
             broker = stack.enter_context(Broker(Path(folder, "broker")))
-            _make_topic(broker.address)
+            create_topic(broker.address, PARTITIONS)
             run_clients(series, broker.address, WARM_S)
         for path in missing:
             capture = Path(folder, f"{path.name}.pcap")
@@ -86,54 +86,56 @@ def run_clients(series: Series, address: str, seconds: float) -> None:
     """Producers, members of a group and administrators, each a client of its own."""
     end = time.monotonic() + seconds
     produce = partial(_produce, series.pause_s)
-    clients: list[tuple[Callable[[str, str, float], None], str]] = [
-        *((produce, f"producer-{number}") for number in range(series.producers)),
-        *((_consume, f"consumer-{number}") for number in range(series.consumers)),
-        *((_administer, f"admin-{number}") for number in range(series.admins)),
-    ]
-    threads = [threading.Thread(target=run, args=(address, name, end)) for run, name in clients]
+    run_all(
+        partial(run, address, f"{name}-{number}", end)
+        for run, name, count in (
+            (produce, "producer", series.producers),
+            (_consume, "consumer", series.consumers),
+            (_administer, "admin", series.admins),
+        )
+        for number in range(count)
+    )
+
+
+def run_all(runs: Iterable[Callable[[], None]]) -> None:
+    """Run each in a thread of its own until all end."""
+    threads = [threading.Thread(target=run) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _make_topic(address: str) -> None:
-    admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(20)
-
-
 def _produce(pause_s: float, address: str, name: str, end: float) -> None:
-    producer = Producer({"bootstrap.servers": address, "client.id": name, "linger.ms": 0})
+    one = producer(address, client_id=name)
     number = 0
     while time.monotonic() < end:
-        producer.produce(TOPIC, value=f"{name} {number} ".encode() * (1 + number % 7))
-        producer.poll(0)
+        one.produce(TOPIC, value=f"{name} {number} ".encode() * (1 + number % 7))
+        one.poll(0)
         time.sleep(pause_s)
         number += 1
-    producer.flush(20)
+    one.flush(20)
 
 
 def _consume(address: str, name: str, end: float) -> None:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": address,
-            "client.id": name,
-            "group.id": "billing",
-            "heartbeat.interval.ms": 300,
-            "enable.auto.commit": False,
-            "fetch.wait.max.ms": 100,
-        }
+    one = consumer(
+        address,
+        client_id=name,
+        group_id="billing",
+        auto_offset_reset="latest",
+        heartbeat_interval_ms=300,
+        enable_auto_commit=False,
+        fetch_wait_max_ms=100,
     )
-    consumer.subscribe([TOPIC])
+    one.subscribe([TOPIC])
     count = 0
     while time.monotonic() < end:
-        message = consumer.poll(0.1)
+        message = one.poll(0.1)
         if message is not None and message.error() is None:
             count += 1
             if count % 10 == 0:
-                consumer.commit(asynchronous=True)
-    consumer.close()
+                one.commit(asynchronous=True)
+    one.close()
 
 
 def _administer(address: str, name: str, end: float) -> None:
