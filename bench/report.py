@@ -244,10 +244,7 @@ def _marginal_section(result: dict[str, Any]) -> list[str]:
         "memory with pyarrow's defaults at zstd level 1, in two warm processes. It finds, decodes "
         "and builds nothing.\n",
         *notes,
-        _table(
-            ("capture", "MB", *COSTS, "MB/s", "1000 exchanges/s", "1000 records/s"),
-            rows,
-        ),
+        _table(("capture", "MB", *COSTS, "MB/s", "1000 exchanges/s", "1000 records/s"), rows),
         "Stages, from `timings` in `_kdissect.json`: those of scan, assemble and decode are sums "
         "over the tasks, of which two run at a time; the others are by the wall clock.\n",
         _table(("capture", *STAGES), stages),
@@ -305,7 +302,7 @@ def _codecs_section(result: dict[str, Any]) -> list[str]:
         _table(
             ("codec", "MB", "kdissect ms", "CPU ms", "floor ms", "CPU ms", "M records/CPU s",
              "our files / the floor's"),
-            rows,
+            rows
         ),
     ]  # fmt: skip
 

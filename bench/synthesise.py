@@ -98,11 +98,7 @@ def produce(magic: int, topic: str, base_offset: int, sets: list[bytes]) -> Exch
     return exchange(
         ApiKey.PRODUCE,
         (1, 2, 7)[magic],
-        {
-            "acks": -1,
-            "timeout_ms": 30_000,
-            "topic_data": [{"name": topic, "partition_data": data}],
-        },
+        {"acks": -1, "timeout_ms": 30_000, "topic_data": [{"name": topic, "partition_data": data}]},
         {"responses": [{"name": topic, "partition_responses": done}]},
     )
 

@@ -186,12 +186,7 @@ def _bytes(direction: str, is_whole: bool, differs: str) -> Iterator[Account]:
     place = f"'connection ' || connection_id || ', {direction}'"
     captured, framed, unframed, missing = (
         f"{direction}_{name}"
-        for name in (
-            "byte_count",
-            "framed_byte_count",
-            "unframed_byte_count",
-            "missing_byte_count",
-        )
+        for name in ("byte_count", "framed_byte_count", "unframed_byte_count", "missing_byte_count")
     )
     yield Account(
         "captured bytes are framed and unframed ones",

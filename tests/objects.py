@@ -15,11 +15,7 @@ import pytest
 
 from kdissect.capture.object_store import _s3
 
-SECRETS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_REGION": "us-east-1",
-}
+SECRETS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 _ERRORS = {403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
 
 
@@ -53,9 +49,7 @@ class Store:
     @property
     def filesystem(self) -> Any:
         return pafs.S3FileSystem(
-            endpoint_override=f"{self.host}:{self.port}",
-            scheme="http",
-            allow_bucket_creation=True,
+            endpoint_override=f"{self.host}:{self.port}", scheme="http", allow_bucket_creation=True
         )
 
     def url(self, name: str) -> str:

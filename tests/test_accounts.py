@@ -151,11 +151,7 @@ def test_captures_add_up(damaged: Tables, captures: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "selected",
-    [
-        {"from_": "2026-11-21T02:15:35Z"},
-        {"until": "2026-11-21T02:15:40Z"},
-        {"hosts": "10.9.9.9"},
-    ],
+    [{"from_": "2026-11-21T02:15:35Z"}, {"until": "2026-11-21T02:15:40Z"}, {"hosts": "10.9.9.9"}],
     ids=str,
 )
 def test_sets_of_some_times_and_hosts_add_up(selected: dict[str, str], captures: Path) -> None:

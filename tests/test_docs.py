@@ -21,10 +21,7 @@ from tests.conftest import ROOT
 from tools import table_reference
 
 README = (ROOT / "README.md").read_text()
-SHARED_OPTIONS = [
-    ("summary.md", "captures-instead-of-table-sets"),
-    ("show.md", "what-to-show"),
-]
+SHARED_OPTIONS = [("summary.md", "captures-instead-of-table-sets"), ("show.md", "what-to-show")]
 SQL_PAGE = (ROOT / "docs" / "sql.md").read_text()
 
 

@@ -12,14 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kdissect.errors import DefinitionError
-from kdissect.protocol.model import (
-    NEVER,
-    NO_LIMIT,
-    Definition,
-    Field,
-    Type,
-    VersionRange,
-)
+from kdissect.protocol.model import NEVER, NO_LIMIT, Definition, Field, Type, VersionRange
 
 
 def clamp(inner: VersionRange, outer: VersionRange) -> VersionRange:

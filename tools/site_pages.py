@@ -19,13 +19,7 @@ from kdissect.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("*.md", "docs/*.md", "reports/*.md", "captures/*.md")
-LINKED = (
-    "docs/site.css",
-    "docs/images/*",
-    "notebooks/*.ipynb",
-    "examples/ci/*",
-    "LICENSE",
-)
+LINKED = ("docs/site.css", "docs/images/*", "notebooks/*.ipynb", "examples/ci/*", "LICENSE")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

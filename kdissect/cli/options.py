@@ -208,8 +208,7 @@ class CaptureOptions(ReadingOptions):
         ),
     ] = Payload.FULL
     reveal_secrets: Annotated[
-        bool,
-        typer.Option("--reveal-secrets", help="Show passwords, tokens and sensitive configs."),
+        bool, typer.Option("--reveal-secrets", help="Show passwords, tokens and sensitive configs.")
     ] = False
 
     def options(self) -> Options:

@@ -52,8 +52,7 @@ def report_command(
         ),
     ] = None,
     target: Annotated[
-        str,
-        typer.Option("--target", metavar="R", help="The Kafka release to check clients for."),
+        str, typer.Option("--target", metavar="R", help="The Kafka release to check clients for.")
     ] = "4.0",
 ) -> None:
     """Write one self-contained HTML page: what happened, what stands out."""

@@ -43,8 +43,7 @@ def format_of(out: str | None) -> Format:
     if ending not in _ENDINGS:
         known = ", ".join(f".{form}" for form in Format if form is not Format.TABLE)
         raise typer.BadParameter(
-            f"{out}: no format has this ending; use {known} or .txt",
-            param_hint="--out",
+            f"{out}: no format has this ending; use {known} or .txt", param_hint="--out"
         )
     return _ENDINGS[ending]
 

@@ -41,8 +41,7 @@ def show_command(
         bool, typer.Option("--records", help="The records that were produced and fetched.")
     ] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="One JSON object a line: the columns of exchanges."),
+        bool, typer.Option("--json", help="One JSON object a line: the columns of exchanges.")
     ] = False,
     columns: Annotated[
         str | None,

@@ -17,10 +17,7 @@ from kdissect.step_log import logged_step
   kdissect summary tables/ --json
 """)
 def summary_command(
-    source: Sources,
-    selected: SelectionOptions,
-    capture: SourceOptions,
-    as_json: AsJson = False,
+    source: Sources, selected: SelectionOptions, capture: SourceOptions, as_json: AsJson = False
 ) -> None:
     """Summarise a capture or a table set: APIs, clients, topics and anomalies."""
     from rich.console import Console

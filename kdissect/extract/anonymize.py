@@ -31,7 +31,7 @@ _KEPT = frozenset(
         "group_type", "transaction_state", "state_filters", "states_filter", "types_filter",
         "unknown_state_filters", "configuration_keys", "entity_type", "owner_principal_type",
         "principal_type", "token_requester_principal_type", "listener", "documentation",
-        "requested_metrics",
+        "requested_metrics"
     }
 )  # fmt: skip
 # Fields called `name` or `key` that stay, by the struct that holds them.
@@ -39,7 +39,7 @@ _KEPT_IN = frozenset(
     {
         ("protocols", "name"), ("configs", "name"), ("synonyms", "name"), ("topic_configs", "key"),
         ("features", "name"), ("finalized_features", "name"), ("supported_features", "name"),
-        ("listeners", "name"), ("leader_endpoints", "name"), ("ops", "key"), ("values", "key"),
+        ("listeners", "name"), ("leader_endpoints", "name"), ("ops", "key"), ("values", "key")
     }
 )  # fmt: skip
 _VALUES = frozenset({("configs", "value"), ("synonyms", "value"), ("topic_configs", "value")})

@@ -47,7 +47,7 @@ MAGIC_2_PRODUCE = 3  # the first Produce version with magic 2 only
 DISPENSABLE_APIS = frozenset(
     {
         ApiKey.DESCRIBE_CLUSTER, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY,
-        ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS, ApiKey.CONSUMER_GROUP_DESCRIBE
     }
 )  # fmt: skip
 # APIs that are off by default: (first release that enables it in new clusters, setting). KIP-848,
@@ -162,10 +162,7 @@ def _clients(database: Database, release: str) -> list[dict[str, Any]]:
 
 
 def _client(
-    row: dict[str, Any],
-    requests: list[dict[str, Any]],
-    formats: list[dict[str, Any]],
-    release: str,
+    row: dict[str, Any], requests: list[dict[str, Any]], formats: list[dict[str, Any]], release: str
 ) -> dict[str, Any]:
     """The assessment of one client. requests: by API and version. formats: that it writes."""
     roles = find_roles({each["api_key"] for each in requests}, set(row["protocol_types"]))

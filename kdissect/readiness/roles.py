@@ -35,12 +35,12 @@ _TRANSACTIONAL_PRODUCER = ClientRole(
     frozenset(
         {
             ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN,
-            ApiKey.TXN_OFFSET_COMMIT,
+            ApiKey.TXN_OFFSET_COMMIT
         }
     ),
     (
         ApiKey.METADATA, ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE,
-        ApiKey.END_TXN,
+        ApiKey.END_TXN
     ),
 )  # fmt: skip
 _CONSUMER = ClientRole("consumer", frozenset({ApiKey.FETCH}), (ApiKey.METADATA, ApiKey.FETCH))
@@ -81,7 +81,7 @@ _ADMINISTRATOR = ClientRole("administrator", frozenset(), ())
 _OFFSET_APIS = frozenset(
     {
         ApiKey.LIST_OFFSETS, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH,
-        ApiKey.OFFSET_FOR_LEADER_EPOCH,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH
     }
 )  # fmt: skip
 # Clients of all roles send these, so they indicate none. LeaveGroup also removes others (KIP-345).
@@ -89,7 +89,7 @@ _COMMON_APIS = frozenset(
     {
         ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.METADATA,
         ApiKey.FIND_COORDINATOR, ApiKey.LEAVE_GROUP, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
-        ApiKey.PUSH_TELEMETRY,
+        ApiKey.PUSH_TELEMETRY
     }
 )  # fmt: skip
 

@@ -37,11 +37,7 @@ def main(given: argparse.Namespace) -> int:
                 for _ in range(given.times):
                     with busy(given.busy):
                         run = run_recorded(
-                            recorded,
-                            recorded.kafka_version,
-                            "--pace",
-                            pace,
-                            node_count=node_count,
+                            recorded, recorded.kafka_version, "--pace", pace, node_count=node_count
                         )
                     is_bad = bool(run.status or run.at_the_end)
                     failed += is_bad

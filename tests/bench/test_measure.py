@@ -12,15 +12,7 @@ import pytest
 
 from bench import inputs, report, suite
 from bench.floor import batches_of
-from bench.measure import (
-    MemoryWatch,
-    cpu_seconds,
-    family,
-    first_line,
-    interleaved,
-    spread,
-    timed,
-)
+from bench.measure import MemoryWatch, cpu_seconds, family, first_line, interleaved, spread, timed
 from bench.suite import BENCHMARKS
 from kdissect.codec.compression import CODEC_NAMES
 from kdissect.codec.record_batches import decode_record_set
@@ -97,7 +89,7 @@ def test_a_page_without_results_says_so() -> None:
         "rounds": 3, "file": "a.pcap", "byte_count": 1000,
         "seconds": {
             "kdissect": [6.0, 5, 7], "empty_spark": [5.0, 4, 6], "empty_kdissect": [4.0, 4, 5],
-            "show": [0.6, 0.5, 0.7], "imports": [0.2, 0.2, 0.3],
+            "show": [0.6, 0.5, 0.7], "imports": [0.2, 0.2, 0.3]
         },
         "command": "python bench/run.py startup", "machine": MACHINE,
     }  # fmt: skip

@@ -97,7 +97,7 @@ def test_the_same_conversations_with_other_names(tmp_path, name):
             pytest.param(name, marks=pytest.mark.heavy)
             for name in ("share_streams/streams.pcap", "transactions/transactions.pcap",
                          "zookeeper/zk_3_9_1_ibp_2_4.pcap")
-        ),
+        )
     ],
 )  # fmt: skip
 def test_every_kind_of_traffic_decodes_as_it_did(tmp_path, name):

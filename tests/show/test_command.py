@@ -157,11 +157,7 @@ def test_nothing_heavy_is_loaded(captures: Path) -> None:
     "width", [40, 100, 200, *(pytest.param(width, marks=pytest.mark.heavy) for width in (80, 120))]
 )
 def test_lines_fit_the_terminal(
-    width: int,
-    kdissect: Run,
-    captures: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    width: int, kdissect: Run, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of names that are long, wide and hostile too; nothing is wrapped."""
     data = (captures / "librdkafka.pcap").read_bytes()
