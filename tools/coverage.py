@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import kdissect
@@ -23,21 +22,6 @@ from tests.codec.vectors import message_vectors, to_json
 ROOT = Path(__file__).resolve().parent.parent
 
 Place = tuple[int, int, str]  # api_key, api_version, side
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Evidence for each (api_key, api_version, side).
-
-    sources: where the frames came from, one sentence each. decoded: frames that decoded to the
-    values written beside them. encoded: frames whose values encoded back to the same bytes.
-    seen: messages in real captures.
-    """
-
-    sources: tuple[str, ...]
-    decoded: Mapping[Place, int] = field(default_factory=dict)
-    encoded: Mapping[Place, int] = field(default_factory=dict)
-    seen: Mapping[Place, int] = field(default_factory=dict)
 
 
 def versions_text(versions: Iterable[int]) -> str:
@@ -60,25 +44,32 @@ def _both_sides(api: Api, found: Collection[Place]) -> list[int]:
     ]
 
 
-def coverage_markdown(evidence: Evidence) -> str:
+def coverage_markdown(
+    sources: Iterable[str],
+    decoded_frames: Collection[Place],
+    encoded_frames: Collection[Place],
+    seen_messages: Mapping[Place, int],
+) -> str:
     """The page: totals, then a row per API. A version counts where both of its sides do.
 
-    Seen counts a version where a request or a response of it was in a capture.
+    sources: where the frames came from, one sentence each. decoded_frames: those that decoded to
+    the values written beside them. encoded_frames: those whose values encoded back to the same
+    bytes. seen_messages: counts of real captures; a request or a response makes a version seen.
     """
     rows = []
     totals = dict.fromkeys(("pairs", "decoded", "encoded", "seen"), 0)
     for api in catalog.apis().values():
         first, last = api.request.versions
-        decoded = _both_sides(api, evidence.decoded)
-        encoded = _both_sides(api, evidence.encoded)
+        decoded = _both_sides(api, decoded_frames)
+        encoded = _both_sides(api, encoded_frames)
         seen = sorted(
             {
                 version
-                for key, version, _ in evidence.seen
+                for key, version, _ in seen_messages
                 if key == api.key and version in api.request.versions  # others were only asked for
             }
         )
-        messages = sum(count for (key, _, _), count in evidence.seen.items() if key == api.key)
+        messages = sum(count for (key, _, _), count in seen_messages.items() if key == api.key)
         totals["pairs"] += last - first + 1
         totals["decoded"] += len(decoded)
         totals["encoded"] += len(encoded)
@@ -104,7 +95,7 @@ def coverage_markdown(evidence: Evidence) -> str:
         f" {totals['decoded']} decoded, {totals['encoded']} encoded,"
         f" {totals['seen']} seen in real captures.",
         "",
-        *(f"- {source}" for source in evidence.sources),
+        *(f"- {source}" for source in sources),
         "",
         "| key | api | versions | drafts | decoded | encoded | seen | messages seen |",
         "|---|---|---|---|---|---|---|---|",
@@ -156,8 +147,7 @@ def main() -> int:
     sources = [f"Frames of Kafka's own writer: {check(decoded, encoded)}."]
     count = seen_in([ROOT / "captures", *options.captures], seen)
     sources.append(f"Captures: {count:,} messages decoded.")
-    evidence = Evidence(tuple(sources), decoded, encoded, seen)
-    options.out.write_text(coverage_markdown(evidence), encoding="utf-8")
+    options.out.write_text(coverage_markdown(sources, decoded, encoded, seen), encoding="utf-8")
     return 0
 
 

@@ -16,7 +16,6 @@ import typer
 # Importing a command's module registers it; each imports its own needs when it runs.
 from kdissect.cli import (  # noqa: F401
     check,
-    completion,
     definitions,
     diff,
     dissect,
@@ -49,7 +48,7 @@ def main() -> None:
     if sys.argv[1:2] != ["dissect"]:
         sys.meta_path.insert(0, _WithoutPandas())
     try:
-        status = 0 if completion.serve(sys.argv[1:]) else app(standalone_mode=False)
+        status = app(standalone_mode=False)
     except typer.Exit as stop:
         status = stop.exit_code
     except BaseException as error:

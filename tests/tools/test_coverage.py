@@ -1,7 +1,7 @@
 """The coverage page."""
 
 from kdissect.protocol import catalog
-from tools.coverage import Evidence, coverage_markdown, versions_text
+from tools.coverage import coverage_markdown, versions_text
 
 
 def row(page, name):
@@ -17,13 +17,9 @@ def test_versions_are_written_as_ranges():
 
 def test_a_version_counts_with_both_sides():
     """A version counts as decoded only with its request and its response."""
-    evidence = Evidence(
-        sources=("Somewhere.",),
-        decoded={(1, 4, "request"): 2, (1, 4, "response"): 1, (1, 5, "request"): 1},
-        encoded={(1, 4, "request"): 2},
-        seen={(1, 4, "request"): 1000, (1, 99, "request"): 1},
-    )
-    page = coverage_markdown(evidence)
+    decoded = [(1, 4, "request"), (1, 4, "response"), (1, 5, "request")]
+    seen = {(1, 4, "request"): 1000, (1, 99, "request"): 1}
+    page = coverage_markdown(["Somewhere."], decoded, [(1, 4, "request")], seen)
     assert row(page, "Fetch") == ["1", "Fetch", "0-18", "", "4", "-", "4", "1,001"]
     assert row(page, "InitProducerId")[3] == "6"
     assert "93 APIs, 361 versions" in page
