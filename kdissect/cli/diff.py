@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any
 
@@ -99,6 +100,7 @@ def _lines(document: dict[str, Any], a: str, b: str) -> Iterator[str]:
         yield f"Too few exchanges to compare the latency of {few:,} APIs"
 
 
+_text = partial(shown, missing="(none)")
 _SIGN = {"added": "+", "removed": "-", "changed": "~"}
 
 
@@ -227,9 +229,9 @@ def _number(value: float) -> str:
 def _configs(changes: list[dict[str, Any]]) -> Iterator[str]:
     for row in changes:
         values = {
-            "changed": f"{_text(row['value_a'], 'null')} -> {_text(row['value_b'], 'null')}",
-            "added": _text(row["value_b"], "null"),
-            "removed": _text(row["value_a"], "null"),
+            "changed": f"{shown(row['value_a'], 'null')} -> {shown(row['value_b'], 'null')}",
+            "added": shown(row["value_b"], "null"),
+            "removed": shown(row["value_a"], "null"),
         }
         yield (
             f"  {_SIGN[row['change']]} {row['resource_type']} {_text(row['resource_name'])} "
@@ -252,7 +254,3 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     for row in listed:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
-
-
-def _text(value: str | None, missing: str = "(none)") -> str:
-    return shown(value, missing)

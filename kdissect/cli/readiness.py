@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from itertools import chain, groupby
 from typing import Annotated, Any
 
@@ -160,5 +161,4 @@ def _span(versions: list[int]) -> str:
     return f"{versions[0]} to {versions[1]}"
 
 
-def _text(value: str | None) -> str:
-    return shown(value, "(no client id)")
+_text = partial(shown, missing="(no client id)")

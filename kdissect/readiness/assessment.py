@@ -121,6 +121,7 @@ def _worst(verdicts: Iterable[str]) -> str:
 
 
 _CLIENT = ("client_ip", "client_id", "software_name", "software_version", "principal")
+_COUNTS = ("connection_count", "request_count", "first_time", "last_time")
 _COLUMNS = ", ".join(f"o.{name}" for name in _CLIENT)
 _OWNED = "asked r join owners o on o.connection_id = r.connection_id and " + (
     "o.client_id is not distinct from r.client_id"
@@ -172,15 +173,9 @@ def _client(
     never_seen = _never_seen(row, needed_apis(roles), requests, release)
     return {
         "address": row["client_ip"],
-        "client_id": row["client_id"],
-        "software_name": row["software_name"],
-        "software_version": row["software_version"],
-        "principal": row["principal"],
+        **{name: row[name] for name in _CLIENT[1:]},
         "verdict": _worst(each["verdict"] for each in (*findings, *never_seen)),
-        "connection_count": row["connection_count"],
-        "request_count": row["request_count"],
-        "first_time": row["first_time"],
-        "last_time": row["last_time"],
+        **{name: row[name] for name in _COUNTS},
         "roles": [role.name for role in roles],
         "findings": findings,
         "never_seen": never_seen,
@@ -382,14 +377,8 @@ def _formats(database: Database, release: str) -> dict[tuple[Any, ...], list[dic
         group by all order by b.magic
         """
     ):
-        formats.setdefault(_key(row), []).append(
-            {
-                "magic": row["magic"],
-                "batch_count": row["batch_count"],
-                "record_count": row["record_count"],
-                "is_taken": row["magic"] >= oldest,
-            }
-        )
+        written = {name: row[name] for name in ("magic", "batch_count", "record_count")}
+        formats.setdefault(_key(row), []).append({**written, "is_taken": row["magic"] >= oldest})
     return formats
 
 
@@ -452,17 +441,11 @@ def _ready_java(release: str) -> str | None:
 def _internal(database: Database, release: str) -> list[dict[str, Any]]:
     """Brokers and controllers by address and client id, with requests that the release refuses."""
     callers = {
-        (row["client_ip"], row["client_id"]): {
-            "address": row["client_ip"],
-            "client_id": row["client_id"],
-            "connection_count": row["connection_count"],
-            "request_count": row["request_count"],
-            "not_taken": [],
-        }
+        (row["address"], row["client_id"]): {**row, "not_taken": []}
         for row in database.rows(
             f"""
-            select o.client_ip, o.client_id, count(distinct r.connection_id) connection_count,
-                count(*) request_count
+            select o.client_ip address, o.client_id,
+                count(distinct r.connection_id) connection_count, count(*) request_count
             from {_OWNED} where o.is_internal group by all order by all
             """
         )

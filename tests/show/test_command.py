@@ -113,17 +113,21 @@ def test_filters_that_nothing_passes(kdissect: Run) -> None:
     assert kdissect("show", path).stderr == ""
 
 
+def hostile(captures: Path, tmp_path: Path, topic: bytes) -> str:
+    """A capture with another topic of nine bytes, and a client id that turns writing around."""
+    data = (captures / "librdkafka.pcap").read_bytes().replace(b"rd-events", topic)
+    path = tmp_path / "hostile.pcap"
+    path.write_bytes(data.replace(b"rdkafka-none", b"\xe2\x80\xaeabcdefghi"))
+    return os.fspath(path)
+
+
 def test_hostile_names_do_not_steer_the_terminal(
     kdissect: Run, captures: Path, tmp_path: Path
 ) -> None:
     """Escapes in a client id and a topic are shown as text; colours are ours alone."""
-    data = (captures / "librdkafka.pcap").read_bytes()
-    data = data.replace(b"rd-events", b"\x1b[31mXY\r\n")
-    data = data.replace(b"rdkafka-none", b"\xe2\x80\xaeabcdefghi")
-    path = tmp_path / "hostile.pcap"
-    path.write_bytes(data)
+    path = hostile(captures, tmp_path, b"\x1b[31mXY\r\n")
     for args in ([], ["-v", "-x", "--records"]):
-        lines = kdissect("show", os.fspath(path), *args).stdout
+        lines = kdissect("show", path, *args).stdout
         assert "\\x1b[31mXY\\r\\n" in lines
         assert not any(ord(letter) < 32 and letter != "\n" for letter in lines)
         assert "\u202e" not in lines
@@ -160,13 +164,9 @@ def test_lines_fit_the_terminal(
     width: int, kdissect: Run, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of names that are long, wide and hostile too; nothing is wrapped."""
-    data = (captures / "librdkafka.pcap").read_bytes()
-    data = data.replace(b"rd-events", "名前名".encode())
-    data = data.replace(b"rdkafka-none", b"\xe2\x80\xaeabcdefghi")
-    path = tmp_path / "hostile.pcap"
-    path.write_bytes(data)
+    path = hostile(captures, tmp_path, "名前名".encode())
     monkeypatch.setenv("COLUMNS", str(width))
-    done = kdissect("show", os.fspath(path), "--header", "--colour")
+    done = kdissect("show", path, "--header", "--colour")
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in done.stdout.splitlines()]
     assert len(lines) == 320
     assert max(map(display_width, lines)) <= width
@@ -190,6 +190,15 @@ def test_messages_and_records_fit_the_terminal(
     assert any(line.endswith("…") for line in lines)
 
 
+def rows_of(path: Path) -> list[object]:
+    """Rows of a file, or the lines of text after the first."""
+    if path.suffix == ".parquet":
+        return list(pq.read_table(path).to_pylist())
+    if path.suffix == ".arrow":
+        return list(pa.ipc.open_file(path).read_all().to_pylist())
+    return [line.rstrip(",") for line in path.read_text().splitlines()[1:]]
+
+
 def test_rows_to_files(kdissect: Run, captures: Path, tmp_path: Path) -> None:
     """By the file's ending, the rows of `exchanges`; sql writes the same."""
     path = os.fspath(captures / "librdkafka.pcap")
@@ -202,17 +211,7 @@ def test_rows_to_files(kdissect: Run, captures: Path, tmp_path: Path) -> None:
         assert done.stderr == f"kdissect: 39 exchanges in {file}\n"
         query = f"select {','.join(names)} from exchanges where api_name = 'Fetch'"
         kdissect("sql", path, query, "--out", os.fspath(expected))
-        if ending == "parquet":
-            rows, rows_of_sql = (pq.read_table(each).to_pylist() for each in (file, expected))
-        elif ending == "arrow":
-            rows, rows_of_sql = (
-                pa.ipc.open_file(each).read_all().to_pylist() for each in (file, expected)
-            )
-        else:
-            rows, rows_of_sql = (
-                [line.rstrip(",") for line in each.read_text().splitlines()[1:]]
-                for each in (file, expected)
-            )
+        rows, rows_of_sql = rows_of(file), rows_of(expected)
         assert len(rows) >= 38
         assert sorted(map(str, rows)) == sorted(map(str, rows_of_sql))
 
