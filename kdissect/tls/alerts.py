@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,31 +19,13 @@ ENCRYPTED = "encrypted"
 _FATAL = 2
 _SIZE = 2  # of an alert: level and description
 _DESCRIPTIONS = {
-    0: "close_notify",
-    10: "unexpected_message",
-    20: "bad_record_mac",
-    22: "record_overflow",
-    40: "handshake_failure",
-    42: "bad_certificate",
-    43: "unsupported_certificate",
-    44: "certificate_revoked",
-    45: "certificate_expired",
-    46: "certificate_unknown",
-    47: "illegal_parameter",
-    48: "unknown_ca",
-    49: "access_denied",
-    50: "decode_error",
-    51: "decrypt_error",
-    70: "protocol_version",
-    71: "insufficient_security",
-    80: "internal_error",
+    each.value: each.name.removeprefix("ALERT_DESCRIPTION_").lower()
+    for each in ssl.AlertDescription
+} | {
+    # RFC 8446, section 6, beyond what Python knows, or spelt as there
     86: "inappropriate_fallback",
     90: "user_canceled",
     109: "missing_extension",
-    110: "unsupported_extension",
-    112: "unrecognized_name",
-    113: "bad_certificate_status_response",
-    115: "unknown_psk_identity",
     116: "certificate_required",
     120: "no_application_protocol",
 }

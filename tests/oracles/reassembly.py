@@ -8,40 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kdissect.capture.segments import FRAGMENT_PART, NO_HEADER
+from kdissect.capture.segments import NO_HEADER
+from tests.oracles.segments import ACK, FIN, RST, SYN, Segment, distance
 
-FIN, SYN, RST, ACK = 0x01, 0x02, 0x04, 0x10  # RFC 9293, 3.1
 # Which numbers belong to one connection (`docs/how-it-works.md`): a window has at most 2^30 bytes
 # (RFC 7323, 2.3); 16 MiB after a close; 1 MiB between a SYN and what overtook it.
 FAR, FAR_ONCE_CLOSED, REORDERED = 2**30, 2**24, 2**20
-
-
-def distance(number: int, other: int) -> int:
-    """How far `number` lies after `other`, as signed 32 bits (RFC 1982)."""
-    return (number - other + 2**31) % 2**32 - 2**31
-
-
-@dataclass(frozen=True)
-class Segment:
-    time_ns: int
-    side: int
-    flags: int
-    seq: int
-    ack: int
-    ip_id: int
-    window: int
-    length: int
-    payload: bytes  # what was captured of it
-
-    @property
-    def first(self) -> int:
-        """Sequence number of the first payload byte."""
-        return (self.seq + 1) % 2**32 if self.flags & SYN else self.seq
-
-    @property
-    def counted(self) -> int:
-        """0 for a part of a segment that is counted already."""
-        return 0 if self.ip_id & FRAGMENT_PART else 1
 
 
 @dataclass

@@ -5,40 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-FIN, SYN, RST, ACK = 1, 2, 4, 16
-
-
-@dataclass(frozen=True)
-class Segment:
-    time_ns: int
-    side: int
-    flags: int
-    seq: int
-    ack: int
-    window: int
-    length: int
-    options: bytes | None = None  # None: they were not captured
-
-    @property
-    def is_syn(self) -> bool:
-        return bool(self.flags & SYN)
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether it shows that its sender got the peer's SYN, or refuses it."""
-        return not self.is_syn or bool(self.flags & ACK)
-
-    @property
-    def acknowledges(self) -> bool:
-        return bool(self.flags & ACK) and not self.flags & RST
-
-
-def ahead(number: int, other: int) -> int:
-    """How far `number` lies after `other` (RFC 1982)."""
-    return (number - other + 2**31) % 2**32 - 2**31
+from tests.oracles.segments import ACK, FIN, RST, SYN, Segment, distance
 
 
 class Numbers:
@@ -51,8 +20,9 @@ class Numbers:
         for row, segment in enumerate(segments):
             if segment.side != side or segment.flags & RST:
                 continue
-            first = (segment.seq + segment.is_syn) % 2**32
-            begin = first if highest is None else highest + ahead(first, highest % 2**32)
+            begin = segment.first
+            if highest is not None:
+                begin = highest + distance(begin, highest % 2**32)
             self.of[row] = begin, begin + segment.length
             self.highest_before[row] = highest
             if segment.is_syn or (segment.length and not self.is_probe(row, segment)):
@@ -105,7 +75,7 @@ def round_trips(segments: Sequence[Segment], side: int) -> list[int]:
                 if again and numbers.of[later][0] < end:
                     free = later + 1
                     break
-            elif other.acknowledges and ahead(other.ack, end % 2**32) >= 0:
+            elif other.acknowledges and distance(other.ack, end % 2**32) >= 0:
                 found.append(other.time_ns - segment.time_ns)
                 free = later + 1
                 break
@@ -125,7 +95,7 @@ def windows(segments: Sequence[Segment], side: int) -> list[Segment]:
     acked: int | None = None
     for segment in segments:
         if segment.side == side and segment.acknowledges:
-            if acked is None or ahead(segment.ack, acked) >= 0:
+            if acked is None or distance(segment.ack, acked) >= 0:
                 acked = segment.ack
                 current.append(segment)
     return [segment for segment in current if not segment.is_syn]
@@ -257,4 +227,6 @@ def _refuses(segments: Sequence[Segment], row: int, client: int) -> bool:
         and not one.flags & ACK
         and not _is_answered(earlier[number + 1 :], client)
     ]
-    return not has_sent and not is_taken and any(0 <= ahead(end, rst.ack) < 2**16 for end in ends)
+    return (
+        not has_sent and not is_taken and any(0 <= distance(end, rst.ack) < 2**16 for end in ends)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kdissect
-from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
     ACK,
-    ENDPOINTS,
     FIN,
     OPTIONS_SHIFT,
     RST,
-    SEGMENT,
     SYN,
-    SegmentBatch,
 )
 from kdissect.kafka.assembly import CONNECTION
 from kdissect.tables.tcp_columns import tcp_table
 from kdissect.tcp.measurements import TcpFacts, no_facts
 from kdissect.tcp.reassembly import reassemble
-from tests.builders.playbook import in_memory
+from tests.builders.segments import batch_of
 from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
 from tests.oracles import tcp_facts as oracle
 from tests.oracles.link_layers import scan_capture
+from tests.oracles.segments import Segment
 
 WINDOW_NS = 10_000_000
 MS = 1_000_000
@@ -43,7 +39,7 @@ WITH_ERROR = ("rtt_ms_p50", "rtt_ms_p99")
 OPTIONS = bytes.fromhex("020405b4 0402 080a0000000100000000 01 030307")
 
 
-def expected(segments: list[oracle.Segment], client: int = 0) -> dict[str, Any]:
+def expected(segments: list[Segment], client: int = 0) -> dict[str, Any]:
     """The oracle's columns of a connection."""
     row = oracle.connection_facts(segments, client)
     for direction, name in enumerate(SIDES):
@@ -78,26 +74,7 @@ def columns(facts: TcpFacts, last_time_ns: int) -> dict[str, Any]:
     return found
 
 
-def batch_of(segments: list[oracle.Segment], first: int = 0) -> tuple[SegmentBatch, Sources]:
-    """Rows of the segments, numbered from `first` on, and the bytes that they point at."""
-    rows = np.zeros(len(segments), SEGMENT)
-    data = b""
-    for number, segment in enumerate(segments):
-        for name in ("time_ns", "side", "flags", "seq", "ack", "window", "length"):
-            rows[name][number] = getattr(segment, name)
-        rows["packet"][number] = first + number + 1
-        rows["ip_id"][number] = (first + number) & 0xFFFF
-        if segment.is_syn and segment.options is not None:
-            data += segment.options
-            rows["ip_id"][number] |= (len(segment.options) // 4 + 1) << OPTIONS_SHIFT
-        rows["pos"][number], rows["captured"][number] = len(data), segment.length
-        data += bytes([number & 0xFF]) * segment.length
-    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
-
-
-def facts_of(
-    segments: list[oracle.Segment], first: int = 0, earlier: TcpFacts | None = None
-) -> TcpFacts:
+def facts_of(segments: list[Segment], first: int = 0, earlier: TcpFacts | None = None) -> TcpFacts:
     batch, memory = batch_of(segments, first)
     return reassemble([batch], memory, WINDOW_NS, earlier_facts=earlier).facts
 
@@ -110,7 +87,7 @@ class Conversation:
         self.acked = [start[1], start[0]]
         self.time = 0
         self.window = [500, 500]
-        self.segments: list[oracle.Segment] = []
+        self.segments: list[Segment] = []
 
     def put(
         self, side: int, flags: int, length: int = 0, back: int = 0, options: bytes | None = None
@@ -120,8 +97,11 @@ class Conversation:
         seq = (self.next[side] - back) % 2**32
         ack = self.acked[side] % 2**32 if flags & ACK else 0
         window = self.window[side]
-        made = oracle.Segment(self.time, side, flags, seq, ack, window, length, options)
-        self.segments.append(made)
+        number = len(self.segments)
+        payload = bytes([number & 0xFF]) * length
+        self.segments.append(
+            Segment(self.time, side, flags, seq, ack, number, window, length, payload, options)
+        )
         self.next[side] = max(
             self.next[side], self.next[side] - back + length + bool(flags & (SYN | FIN))
         )
@@ -149,7 +129,7 @@ ACTIONS = ("data", "data", "data", "ack", "ack", "again", "partly", "probe", "wi
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
+def conversations(draw: st.DrawFn) -> list[Segment]:
     """A handshake, whole or not, then data, acknowledgements, retransmissions and closing."""
     start = draw(st.sampled_from(((1000, 5000), (2**32 - 4, 2**32 - 900), (0, 2**31))))
     made = Conversation(start)
@@ -192,7 +172,7 @@ def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
 
 
 @given(conversations())
-def test_the_facts_are_the_oracle_s(segments: list[oracle.Segment]) -> None:
+def test_the_facts_are_the_oracle_s(segments: list[Segment]) -> None:
     """Handshakes, windows, round trips, idle time and closing of any conversation."""
     facts = facts_of(segments)
     assume(len(facts.connections) == 1)
@@ -200,7 +180,7 @@ def test_the_facts_are_the_oracle_s(segments: list[oracle.Segment]) -> None:
 
 
 @given(conversations(), st.data())
-def test_cuts_change_nothing(segments: list[oracle.Segment], data: st.DataObject) -> None:
+def test_cuts_change_nothing(segments: list[Segment], data: st.DataObject) -> None:
     """Windows that begin with the facts of the earlier ones give those of the whole."""
     places = st.lists(st.integers(1, max(1, len(segments) - 1)), max_size=3, unique=True)
     cuts = [0, *sorted(data.draw(places)), len(segments)]
@@ -350,16 +330,15 @@ def test_a_syn_with_payload() -> None:
     assert row["request_last_time"] == made.time // 1000
 
 
-def conversations_of(path: Path) -> dict[tuple[Any, ...], list[oracle.Segment]]:
+def conversations_of(path: Path) -> dict[tuple[Any, ...], list[Segment]]:
     """The segments of each pair of endpoints."""
     data = path.read_bytes()
-    found: dict[tuple[Any, ...], list[oracle.Segment]] = defaultdict(list)
+    found: dict[tuple[Any, ...], list[Segment]] = defaultdict(list)
     for one in scan_capture(data)[0]:
         words = one.ip_id >> OPTIONS_SHIFT & 15
         options = data[one.pos - 4 * words + 4 : one.pos] if words else None
-        segment = oracle.Segment(
-            one.time_ns, one.side, one.flags, one.seq, one.ack, one.window, one.length, options
-        )
+        numbers = (one.seq, one.ack, one.ip_id, one.window, one.length)
+        segment = Segment(one.time_ns, one.side, one.flags, *numbers, options=options)
         found[one.endpoints].append(segment)
     return found
 
@@ -394,6 +373,6 @@ def test_real_captures(path: Path) -> None:
         for name in times:
             value = row[name]
             found[name] = None if value is None else round(value.timestamp() * 1_000_000)
-        assert_same(found, expected([replace(one) for one in segments], client))
+        assert_same(found, expected(segments, client))
         compared += 1
     assert compared > len(by_ends) // 2

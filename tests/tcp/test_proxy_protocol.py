@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import kdissect
 from kdissect.accounts import check
-from kdissect.capture.segments import MAPPED
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.tcp.proxy_protocol import HeaderFault, ProxyHeader, parse_header
@@ -46,7 +45,6 @@ def binary(
 
 V6_BODY = V6 + bytes(16) + struct.pack(">HH", 41000, 9092)
 TLVS = b"\x04\0\x05hello" + b"\x20\0\x02ab"
-WHOLE = (MAPPED + V4, 41000)
 WITH_ADDRESS = {
     "line": LINE,
     "line of IPv6": b"PROXY TCP6 2001:db8::7 ::1 41000 9092\r\n",
@@ -79,6 +77,9 @@ MALFORMED = {
 }
 
 
+HEADERS = WITH_ADDRESS | WITHOUT_ADDRESS | MALFORMED
+
+
 def shown(header: ProxyHeader) -> str | None:
     if header.client is None:
         return None
@@ -87,29 +88,17 @@ def shown(header: ProxyHeader) -> str | None:
     return f"{ip.ipv4_mapped or ip} {port}"
 
 
-@pytest.mark.parametrize("name", WITH_ADDRESS)
-def test_a_header_names_the_client(name: str) -> None:
-    """Both versions name the client; TLVs count to the header and say nothing more."""
-    data = WITH_ADDRESS[name]
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_has_its_size_its_client_and_its_fault(name: str) -> None:
+    """TLVs count to the header and say nothing more. Health checks of the proxy, and families that
+    are not IP, name no client. The end of a malformed header may be known all the same."""
+    data = HEADERS[name]
     header = parse_header((data + b"more")[:107], len(data) + 4)
     assert header is not None
-    assert (header.size, header.fault) == (len(data), None)
-    assert shown(header) == f"{'2001:db8::7' if 'IPv6' in name else '192.0.2.7'} 41000"
-
-
-@pytest.mark.parametrize("name", WITHOUT_ADDRESS)
-def test_a_header_without_addresses_names_no_client(name: str) -> None:
-    """Health checks of the proxy, and families that are not IP, are headers without a client."""
-    data = WITHOUT_ADDRESS[name]
-    assert parse_header((data + b"more")[:107], len(data) + 4) == ProxyHeader(len(data))
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_header_has_a_fault_and_its_size(name: str) -> None:
-    """If the end of a malformed header is known, it is still no part of the client's bytes."""
-    data = MALFORMED[name]
-    expected = ProxyHeader(len(data), fault=HeaderFault.ADDRESSES)
-    assert parse_header((data + b"more")[:107], len(data) + 4) == expected
+    client = f"{'2001:db8::7' if 'IPv6' in name else '192.0.2.7'} 41000"
+    assert shown(header) == (client if name in WITH_ADDRESS else None)
+    fault = HeaderFault.ADDRESSES if name in MALFORMED else None
+    assert (header.size, header.fault) == (len(data), fault)
 
 
 def test_a_header_without_an_end_has_a_fault() -> None:
@@ -160,11 +149,11 @@ def plain() -> Assembly:
     return conversation(Playbook().syn()).run()
 
 
-@pytest.mark.parametrize("name", WITH_ADDRESS | WITHOUT_ADDRESS | MALFORMED)
+@pytest.mark.parametrize("name", HEADERS)
 @pytest.mark.parametrize("has_syn", [True, False])
 def test_kafka_behind_a_header(name: str, has_syn: bool) -> None:
     """The exchanges are those of the stream without the header, whose bytes are framed."""
-    header = (WITH_ADDRESS | WITHOUT_ADDRESS | MALFORMED)[name]
+    header = HEADERS[name]
     book = Playbook().syn() if has_syn else Playbook()
     assembly = conversation(book >> header).run()
     if has_syn:

@@ -27,26 +27,15 @@ from kdissect.tcp import overlaps
 from kdissect.tcp import reassembly as r
 from kdissect.tcp.columns import DUPLICATE
 from tests.builders.playbook import in_memory
+from tests.builders.segments import batch_of
 from tests.oracles import reassembly as oracle
+from tests.oracles.segments import Segment
 from tests.steps import assert_linear
 
 WINDOW_NS = 10_000_000
-FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
 
 
-def batch_of(segments: list[oracle.Segment]) -> tuple[SegmentBatch, Sources]:
-    rows = np.zeros(len(segments), SEGMENT)
-    data = b"\0"
-    for number, segment in enumerate(segments):
-        for name in FIELDS:
-            rows[name][number] = getattr(segment, name)
-        rows["captured"][number], rows["pos"][number] = len(segment.payload), len(data)
-        rows["packet"][number] = number + 1
-        data += segment.payload
-    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
-
-
-def kernel(segments: list[oracle.Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
+def kernel(segments: list[Segment]) -> tuple[list[int], list[tuple[Any, Any]]]:
     """The kernels' result in the words of the oracle."""
     batch, memory = batch_of(segments)
     streams = r.reassemble([batch], memory, WINDOW_NS)
@@ -87,10 +76,10 @@ flags = st.sampled_from(
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
+def conversations(draw: st.DrawFn) -> list[Segment]:
     """Segments around two streams near the wrap, or anywhere; some of them twice."""
     isn = [draw(st.sampled_from((0, 100, 2**31, 2**32 - 20))) for _ in range(2)]
-    made: list[oracle.Segment] = []
+    made: list[Segment] = []
     clock = 0
     for number in range(draw(st.integers(0, 16))):
         clock += draw(st.sampled_from((0, 1000, 6_000_000, 20_000_000)))
@@ -105,10 +94,10 @@ def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
         cut = draw(st.sampled_from((length,) * 5 + (length // 2,)))
         part = draw(st.sampled_from((0,) * 12 + (FRAGMENT_PART, FRAGMENT_PART, NO_HEADER)))
         if part == NO_HEADER:  # as the scan makes it
-            made.append(oracle.Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
+            made.append(Segment(clock, side, 0, 0, 0, number % 7 + part, 0, 0, b""))
             continue
         made.append(
-            oracle.Segment(
+            Segment(
                 clock, side, draw(flags), (isn[side] + draw(st.integers(0, 30)) + jump) % 2**32,
                 (isn[1 - side] + draw(st.integers(0, 34))) % 2**32, number % 7 + part, 0, length,
                 payload[:cut],
@@ -118,7 +107,7 @@ def conversations(draw: st.DrawFn) -> list[oracle.Segment]:
 
 
 @given(conversations())
-def test_the_kernels_reassemble_as_the_oracle(segments: list[oracle.Segment]) -> None:
+def test_the_kernels_reassemble_as_the_oracle(segments: list[Segment]) -> None:
     """Loss, reordering, duplicates, overlaps, wraps, new connections, cut packets."""
     assert kernel(segments) == oracle.reassemble(segments, WINDOW_NS)
 

@@ -100,6 +100,7 @@ def _all_captures() -> list[Capture]:
 
 ALL = _all_captures()
 LOGGED = [c for c in ALL if c.has(REQUEST_LOG)]
+JSON_LOGGED = [c for c in LOGGED if c.name != "zookeeper/zk_1_1_1"]  # its log is text
 CHECKED = [c for c in LOGGED if not c.is_tls]  # the independent check has no keys
 PRODUCED = [c for c in ALL if c.has(PRODUCED_LIST)]
 SHAPES_BASE = Capture("other_clients/librdkafka")

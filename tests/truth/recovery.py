@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,8 @@ class Whole:
     broker_side: npt.NDArray[np.int64]  # per endpoint pair
 
 
-@dataclass
-class Count:
-    intact: int = 0
-    found: int = 0
-    false: int = 0
-    wrong_pairs: int = 0
-    examples: list[Any] = field(default_factory=list)
+Count = tuple[Counter[str], list[Any]]
+"""Numbers of intact, found and false frames, and of wrong pairs; and some false ones."""
 
 
 def _keys(assembly: Assembly, side: int) -> tuple[Any, list[Any]]:
@@ -181,15 +176,16 @@ def count(whole: Whole, scenario: Scenario, seed: int) -> Count:
     rest = SegmentBatch(whole.batch.endpoints, segments[kept])
     assembly = assemble(rest, whole.sources)
     check_accounts(assembly)
-    result = Count()
+    numbers: Counter[str] = Counter()
+    examples: list[Any] = []
     for side in (0, 1):
         truth = Counter(whole.keys[side])
         here = Counter(_keys(assembly, side)[1])
         if side not in sides:
             truth = Counter()
         false = here - truth
-        result.false += false.total()
-        result.examples += list(false)[:3]
+        numbers["false"] += false.total()
+        examples += list(false)[:3]
         if side not in sides:
             continue
         intact = Counter(
@@ -197,10 +193,17 @@ def count(whole: Whole, scenario: Scenario, seed: int) -> Count:
             for key, needed in zip(whole.keys[side], whole.first[side], strict=True)
             if needed is not None and bool(kept[needed].all())
         )
-        result.intact += intact.total()
-        result.found += intact.total() - (intact - here).total()
-    result.wrong_pairs = sum(pair not in whole.pairs for pair in _pairs(assembly))
-    return result
+        numbers["intact"] += intact.total()
+        numbers["found"] += intact.total() - (intact - here).total()
+    numbers["wrong_pairs"] = sum(pair not in whole.pairs for pair in _pairs(assembly))
+    return numbers, examples
+
+
+def counts(whole: Whole, scenario: Scenario, seeds: Iterable[int]) -> Count:
+    """The counts of several damages of a kind together."""
+    parts = [count(whole, scenario, seed) for seed in seeds]
+    examples = [one for _, some in parts for one in some]
+    return sum((numbers for numbers, _ in parts), Counter()), examples
 
 
 def table(
@@ -209,15 +212,7 @@ def table(
     for path in paths:
         whole = read_whole(path)
         for scenario in scenarios:
-            total = Count()
-            for seed in range(seeds):
-                one = count(whole, scenario, seed)
-                total.intact += one.intact
-                total.found += one.found
-                total.false += one.false
-                total.wrong_pairs += one.wrong_pairs
-                total.examples += one.examples
-            yield path.stem, scenario, total
+            yield path.stem, scenario, counts(whole, scenario, range(seeds))
 
 
 def main() -> int:
@@ -234,17 +229,18 @@ def main() -> int:
     print("| capture | damage | intact | found | share | false | wrong pairs |")
     print("|---|---|---:|---:|---:|---:|---:|")
     bad = 0
-    for name, damage, result in table(paths, chosen.seeds, scenarios):
-        share = 100 * result.found / max(1, result.intact)
-        is_low = share < damage.asked and result.intact > 0
+    for name, damage, (numbers, examples) in table(paths, chosen.seeds, scenarios):
+        share = 100 * numbers["found"] / max(1, numbers["intact"])
+        is_low = share < damage.asked and numbers["intact"] > 0
         print(
-            f"| {name} | {damage.name} | {result.intact} | {result.found} | "
-            f"{share:.2f} %{' !' if is_low else ''} | {result.false} | {result.wrong_pairs} |",
+            f"| {name} | {damage.name} | {numbers['intact']} | {numbers['found']} | "
+            f"{share:.2f} %{' !' if is_low else ''} | {numbers['false']} | "
+            f"{numbers['wrong_pairs']} |",
             flush=True,
         )
-        for example in result.examples[:2]:
+        for example in examples[:2]:
             print("false:", example, file=sys.stderr)
-        bad += result.false + result.wrong_pairs + is_low
+        bad += numbers["false"] + numbers["wrong_pairs"] + is_low
     return 1 if bad else 0
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.truth import definitions, request_log
 from tests.truth.definitions import Layout
 from tests.truth.matching import direct, match
-from tests.truth.material import ALL, LOGGED, Capture, each
+from tests.truth.material import ALL, JSON_LOGGED, Capture, each
 from tests.truth.request_log import Entry
 from tests.truth.rows import Row
 
@@ -23,7 +23,6 @@ ANONYMOUS = "User:ANONYMOUS"
 ZERO_UUID = "A" * 22
 METADATA_TOPIC, METADATA_TOPIC_ID = "__cluster_metadata", "A" * 21 + "Q"
 API_VERSIONS, METADATA, DESCRIBE_CLUSTER = 18, 3, 60
-JSON_LOGGED = [c for c in LOGGED if c.name != "zookeeper/zk_1_1_1"]  # its log is text
 every_capture = each("capture", JSON_LOGGED)
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.truth import definitions, request_log
-from tests.truth.material import LOGGED, each
+from tests.truth.material import JSON_LOGGED, each
 from tests.truth.request_log import Entry
 
 PRODUCE, FETCH, API_VERSIONS = 0, 1, 18
 MEMBERS = (8, 11, 12, 13, 14, 28, 68, 76, 78, 79, 88)  # APIs of members of groups
 FIRST_WITH_IDS = 13  # version of Produce and of Fetch that has topic ids (KIP-516)
-JSON_LOGGED = [c for c in LOGGED if c.name != "zookeeper/zk_1_1_1"]  # its log is text
 every_capture = each("capture", JSON_LOGGED, repeated={"cluster/cluster"})
 # Brokers log neither an Envelope nor a login, nor requests that they refuse: the odd client's.
 UNLOGGED = {"ENVELOPE", "SASLHANDSHAKE", "SASLAUTHENTICATE", "APIVERSIONS"}

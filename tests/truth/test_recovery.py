@@ -37,8 +37,7 @@ def whole(name: str) -> recovery.Whole:
 )
 def test_frames_are_found_again(name: str, scenario: recovery.Scenario, seeds: range) -> None:
     """Enough intact frames are found, and none is false or wrongly paired."""
-    parts = [recovery.count(whole(name), scenario, seed) for seed in seeds]
-    assert sum(part.false for part in parts) == 0
-    assert sum(part.wrong_pairs for part in parts) == 0
-    found, intact = (sum(getattr(part, name) for part in parts) for name in ("found", "intact"))
-    assert 100 * found >= scenario.asked * intact
+    numbers, _ = recovery.counts(whole(name), scenario, seeds)
+    assert not numbers["false"]
+    assert not numbers["wrong_pairs"]
+    assert 100 * numbers["found"] >= scenario.asked * numbers["intact"]

@@ -1,0 +1,30 @@
+"""Segments of an oracle as the batch that reassembly takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import ENDPOINTS, OPTIONS_SHIFT, SEGMENT, SegmentBatch
+from tests.builders.playbook import in_memory
+from tests.oracles.segments import Segment
+
+_FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
+
+
+def batch_of(segments: Sequence[Segment], first: int = 0) -> tuple[SegmentBatch, Sources]:
+    """Rows of the segments, numbered from `first` on, and the bytes that they point at."""
+    rows = np.zeros(len(segments), SEGMENT)
+    data = b"\0"
+    for number, segment in enumerate(segments):
+        for name in _FIELDS:
+            rows[name][number] = getattr(segment, name)
+        if segment.is_syn and segment.options is not None:
+            data += segment.options
+            rows["ip_id"][number] |= (len(segment.options) // 4 + 1) << OPTIONS_SHIFT
+        rows["pos"][number], rows["captured"][number] = len(data), len(segment.payload)
+        rows["packet"][number] = first + number + 1
+        data += segment.payload
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
