@@ -62,28 +62,21 @@ class FieldKind(Enum):
     EQUAL_MODULO = "equal-modulo"
 
 
+_NAMES = ("topic", "group", "transactional-id", "member", "resource", "coordinator")
+_OFFSETS = ("offset", "stored-offset", "produced-offset", "producer-id")
 # Wire types of the values of a kind; kinds that are not here take any.
-_TYPES: dict[FieldKind, tuple[Type, ...]] = {
-    **dict.fromkeys(
-        (
-            FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID, FieldKind.MEMBER,
-            FieldKind.RESOURCE, FieldKind.COORDINATOR,
-        ),
-        (Type.STRING,),
-    ),
-    **dict.fromkeys((FieldKind.PARTITION, FieldKind.GENERATION, FieldKind.LEADER_EPOCH),
-                    (Type.INT32,)),
-    **dict.fromkeys((FieldKind.NODE, FieldKind.PRODUCER_EPOCH), (Type.INT16, Type.INT32)),
-    **dict.fromkeys(
-        (
-            FieldKind.OFFSET, FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET,
-            FieldKind.PRODUCER_ID,
-        ),
-        (Type.INT64,),
-    ),
-    FieldKind.TOPIC_ID: (Type.UUID,),
-    FieldKind.PROTOCOL: (Type.BYTES,),
-}  # fmt: skip
+_TYPES = {
+    FieldKind(name): types
+    for names, types in (
+        (_NAMES, (Type.STRING,)),
+        (("partition", "generation", "leader-epoch"), (Type.INT32,)),
+        (("node", "producer-epoch"), (Type.INT16, Type.INT32)),
+        (_OFFSETS, (Type.INT64,)),
+        (("topic-id",), (Type.UUID,)),
+        (("protocol",), (Type.BYTES,)),
+    )
+    for name in names
+}
 _IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1])
 _ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
 # A strict comparison allows nothing else.

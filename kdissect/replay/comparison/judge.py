@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -142,7 +143,7 @@ class Judge:
         ):
             found[number].append(difference)
         for number, configs in claims.shown_configs.items():
-            judgements[number] = _as_set(judgements[number], configs)
+            judgements[number] = judgements[number].allowing(partial(_as_set, configs))
         for outcome in ordered:
             judgement = judgements[outcome.step.number]
             more = found.get(outcome.step.number)
@@ -228,9 +229,9 @@ def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
     return judgement.with_differences([*judgement.differences, *new])
 
 
-def _as_set(judgement: Judgement, configs: set[tuple[str, ...]]) -> Judgement:
-    """The judgement with these configs tolerated: the target shows them as the run has set them."""
-    return judgement.allowing(lambda one: replace(one, rule=AS_SET) if one.keys in configs else one)
+def _as_set(configs: set[tuple[str, ...]], one: Difference) -> Difference:
+    """The difference, tolerated where the target shows a config as the run has set it."""
+    return replace(one, rule=AS_SET) if one.keys in configs else one
 
 
 def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:

@@ -115,14 +115,12 @@ class Normaliser:
             tree[SURPLUS] = message.surplus
         return tree
 
-    def log(self, around: FieldContext) -> Log:
+    def _log(self, around: FieldContext) -> Log:
         """The partition that the structs around a value name, by the capture's name."""
-        return self._topic(around), around.partition
-
-    def _topic(self, around: FieldContext) -> str:
-        if around.topic or around.topic_id is None:
-            return self._terms.topic(around.topic)
-        return self._terms.topic_of(around.topic_id)
+        topic = self._terms.topic(around.topic)
+        if not around.topic and around.topic_id is not None:
+            topic = self._terms.topic_of(around.topic_id)
+        return topic, around.partition
 
     # -- structs and arrays -------------------------------------------------------------------
 
@@ -286,7 +284,7 @@ class Normaliser:
         transaction markers, that is no matter: `logs` compares it with the target's log."""
         if value < 0:
             return value
-        log = self.log(around)
+        log = self._log(around)
         is_near_marker = kind is FieldKind.OFFSET and log in self._terms.ids.marked
         if step.is_racing or is_near_marker:
             return Chosen(value)
@@ -295,7 +293,7 @@ class Normaliser:
     def _produced(self, step: Step, value: int, around: FieldContext) -> Tree:
         if value < 0:
             return value
-        log = self.log(around)
+        log = self._log(around)
         found = None if log in self._terms.ids.marked else self._terms.produced(
             step.number, log, value
         )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -34,7 +34,7 @@ from kdissect.replay.translation.id_map import IdMap, Producer
 from kdissect.replay.translation.offsets import OffsetMap
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
-from tests.builders.workloads import exchange, planned, workload
+from tests.builders.workloads import exchange, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.comparison.made_run import Run
 from tests.replay.other_cluster import OtherCluster, everything, replay
@@ -149,21 +149,27 @@ def test_rules_of_a_file(
     assert [each.rule for each in found.differences] == ["ours" if allowed else ""]
 
 
+def metadata(version: int, numbers: Iterable[int], **topic: Any) -> Message:
+    """A Metadata answer about partitions of topic t."""
+    partitions = [{"error_code": 0, "partition_index": each, "leader_id": 1} for each in numbers]
+    topics = [{"error_code": 0, "name": "t", "partitions": partitions, **topic}]
+    body = {"brokers": [], "topics": topics}
+    return Message(ApiKey.METADATA, version, "response", {"correlation_id": 1}, body)
+
+
+def plan_of(answer: Message) -> ReplayPlan:
+    """A Metadata with its captured answer."""
+    request = Message(ApiKey.METADATA, answer.api_version, "request", {"client_id": "c"},
+                      {"topics": [{"name": "t"}]})  # fmt: skip
+    return make_plan(workload([exchange(0, request, 0, 1, answer)]), everything())
+
+
 def described(count: int, racing: bool, *partitions: int, code: int = 0) -> Judgement:
     """A Metadata answer about a topic that had `count` partitions in the capture."""
-
-    def answer(numbers: Any) -> Message:
-        entries = [{"error_code": 0, "partition_index": each, "leader_id": 1} for each in numbers]
-        topic = {"error_code": code if numbers == partitions else 0, "name": "t",
-                 "partitions": entries}  # fmt: skip
-        body = {"brokers": [], "topics": [topic]}
-        return Message(ApiKey.METADATA, 7, "response", {"correlation_id": 1}, body)
-
-    request = Message(ApiKey.METADATA, 7, "request", {"client_id": "c"},
-                      {"topics": [{"name": "t"}]})  # fmt: skip
-    plan = planned(exchange(0, request, 0, 1, answer(range(count))))
+    plan = plan_of(metadata(7, range(count)))
     plan.steps[0].is_racing = racing
-    outcome = Outcome(plan.steps[0], answer=encode_message(answer(partitions)))
+    answer = encode_message(metadata(7, partitions, error_code=code))
+    outcome = Outcome(plan.steps[0], answer=answer)
     Judge(IdMap(plan), load_fields()).judge([outcome])
     return outcome.judgement
 
@@ -252,25 +258,16 @@ def _has_partitions(step: Step) -> bool:
     return step.skipped is None and any(each["partitions"] for each in topics)
 
 
-def test_a_topic_id_is_a_name(plan: ReplayPlan) -> None:
+def test_a_topic_id_is_a_name() -> None:
     """The id of another topic is a difference, by the names of both."""
     captured, other = UUID(int=1), UUID(int=2)
-
-    def answer(topic_id: UUID) -> Message:
-        partition = {"error_code": 0, "partition_index": 0, "leader_id": 1}
-        topic = {"error_code": 0, "name": "t", "topic_id": topic_id, "partitions": [partition]}
-        body = {"brokers": [], "topics": [topic]}
-        return Message(ApiKey.METADATA, 12, "response", {"correlation_id": 1}, body)
-
-    request = Message(ApiKey.METADATA, 12, "request", {"client_id": "c"},
-                      {"topics": [{"name": "t"}]})  # fmt: skip
-    made = workload([exchange(0, request, 0, 1, answer(captured))])
-    made.facts.topics["t"] = TopicFacts("t", [str(captured)])
-    one = make_plan(made, everything())
+    one = plan_of(metadata(12, [0], topic_id=captured))
+    one.workload.facts.topics["t"] = TopicFacts("t", [str(captured)])
     ids = IdMap(one)
     ids.target.names = {UUID(int=5): "t", other: "another"}
     for topic_id, found in ((UUID(int=5), []), (other, [("topics[t].topic_id", "t", "another")])):
-        outcome = Outcome(one.steps[0], answer=encode_message(answer(topic_id)))
+        answer = encode_message(metadata(12, [0], topic_id=topic_id))
+        outcome = Outcome(one.steps[0], answer=answer)
         Judge(ids, load_fields()).judge([outcome])
         assert new(outcome.judgement) == found
 
