@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
+from kdissect.replay.comparison.records import Contradiction
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import FOREVER_NS, Difference, Outcome
 from kdissect.replay.workload.messages import (
@@ -46,7 +47,6 @@ _TOPIC_CHANGES = frozenset({ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiK
 _SUBSCRIPTIONS = ("subscribed_topic_names", "subscribed_topic_regex", "topology")
 
 Body = dict[str, Any]
-Contradiction = tuple[int, Difference]
 Share = tuple[str, int]  # the capture's name of a topic, or a subtopology; and its partition
 
 

@@ -37,9 +37,10 @@ from kdissect.replay.comparison.records import (
     RecordCount,
     batches_of,
     have_same_content,
+    in_log,
 )
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import Difference, Outcome
+from kdissect.replay.model import Outcome
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.translation.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from kdissect.replay.workload.messages import entries, response_of
@@ -345,21 +346,15 @@ class Logs(dict[Log, LogFacts]):
             yield from _check_watermarks(log, facts, fetched)
 
 
-def _keys(log: Log) -> tuple[str, ...]:
-    return log[0], str(log[1])
-
-
 def _against(log: Log, reading: _Reading, expected: Any, note: str) -> Contradiction:
-    difference = Difference(reading.place, _keys(log), expected, reading.offset, note=note)
+    difference = in_log(log, reading.place, expected, reading.offset, note)
     return reading.outcome.step.number, difference
 
 
 def _in_records(
     log: Log, fetched: _Fetched, offset: int, name: str, c: Any, a: Any, note: str
 ) -> Contradiction:
-    place = f"{PLACE}[]{name}"
-    keys = (*_keys(log), f"offset {offset}")
-    return fetched.outcome.step.number, Difference(place, keys, c, a, note=note)
+    return fetched.outcome.step.number, in_log(log, f"{PLACE}[]{name}", c, a, note, offset)
 
 
 def _check_batches(
@@ -408,8 +403,7 @@ def _check_produced(log: Log, facts: LogFacts) -> Iterator[Contradiction]:
         if each.base < end and each.data:
             place = "responses[].partition_responses[].base_offset"
             note = "another batch has this offset"
-            difference = Difference(place, _keys(log), end, each.base, note=note)
-            yield each.outcome.step.number, difference
+            yield each.outcome.step.number, in_log(log, place, end, each.base, note)
         end = max(end, each.end)
 
 
@@ -465,10 +459,8 @@ def _check_aborted(log: Log, facts: LogFacts) -> Iterator[Contradiction]:
         for header in [each.header for each in fetched.batches]:
             if header.base_offset in aborted and header.producer_id not in listed:
                 place, text = _FETCHED + "aborted_transactions", f"producer {header.producer_id}"
-                difference = Difference(
-                    place, _keys(log), text, "not listed", note="its records were aborted"
-                )
-                yield fetched.outcome.step.number, difference
+                note = "its records were aborted"
+                yield fetched.outcome.step.number, in_log(log, place, text, "not listed", note)
 
 
 def _aborted_batches(facts: LogFacts) -> set[int]:

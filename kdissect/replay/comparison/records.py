@@ -50,6 +50,14 @@ class RecordCount(NamedTuple):
         return f"{plural(self.records, 'record')} from offset {self.first}"
 
 
+def in_log(
+    log: Log, place: str, c: Any, a: Any, note: str = "", offset: int | None = None
+) -> Difference:
+    """A difference in a partition, or of the records at an offset of it."""
+    keys = (log[0], str(log[1]), *(() if offset is None else (f"offset {offset}",)))
+    return Difference(place, keys, c, a, note=note)
+
+
 # -- batches --------------------------------------------------------------------------------------
 
 
@@ -198,12 +206,11 @@ class RecordComparison:
                 lost += self._compare_rows(step, batch)
         if lost:
             count, none = RecordCount(len(lost), min(lost)), RecordCount(0, -1)
-            keys, note = (self.log[0], str(self.log[1])), "no answer brings them"
-            self.found.append((step, Difference(PLACE, keys, count, none, note=note)))
+            one = in_log(self.log, PLACE, count, none, "no answer brings them")
+            self.found.append((step, one))
 
     def _add(self, step: int, offset: int, name: str, c: Any, a: Any) -> None:
-        keys = (self.log[0], str(self.log[1]), f"offset {offset}")
-        self.found.append((step, Difference(f"{PLACE}[].{name}", keys, c, a)))
+        self.found.append((step, in_log(self.log, f"{PLACE}[].{name}", c, a, offset=offset)))
 
     def _compare_markers(self, step: int, captured: Batch, answered: Batch) -> None:
         """Compare the ends of two transactions, if one producer's: others may change places."""

@@ -15,7 +15,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import layout
 from kdissect.protocol.model import Type
-from kdissect.replay.comparison.judge import Judge, ReferenceRun
+from kdissect.replay.comparison.judge import NOISE, Judge, Noise, ReferenceRun
 from kdissect.replay.fields import FieldKind, built_in_fields, load_fields
 from kdissect.replay.model import (
     ABSENT,
@@ -37,6 +37,7 @@ from kdissect.replay.workload.source import load_workload
 from tests.builders.workloads import exchange, workload
 from tests.material import CAPTURES, needs_material
 from tests.replay.comparison.made_run import Run
+from tests.replay.made import PlanMaker
 from tests.replay.other_cluster import OtherCluster, everything, replay
 
 PER_VERSION = 2  # answers of each API and version whose fields are changed one by one
@@ -270,6 +271,57 @@ def test_a_topic_id_is_a_name() -> None:
         outcome = Outcome(one.steps[0], answer=answer)
         Judge(ids, load_fields()).judge([outcome])
         assert new(outcome.judgement) == found
+
+
+# -- noise of control runs -------------------------------------------------------------------------
+
+
+def noise(place: str, *pairs: tuple[Any, Any]) -> Noise:
+    """Of control runs that differ at a place of Heartbeats in these values."""
+    maker, found = PlanMaker(), Noise()
+    outcomes = []
+    for captured, answered in pairs:
+        number = maker.add(0)
+        one = Difference(place, (), captured, answered)
+        outcomes.append(Outcome(maker.steps[number], judgement=Judgement(Verdict.DIFFERENT, [one])))
+    found.add(outcomes)
+    return found
+
+
+def is_excused(found: Noise, place: str, captured: Any, answered: Any) -> bool:
+    one = found.excused("Heartbeat", Difference(place, ("7",), captured, answered))
+    return one.rule == NOISE
+
+
+@pytest.mark.parametrize(
+    ("pairs", "value", "excused"),
+    [
+        ([(3, 5)], (8, 10), True),  # as far apart as control runs
+        ([(3, 5)], (8, 11), False),
+        ([("a", "b"), ("a", "b")], ("a", "b"), True),
+        ([("a", "b"), ("a", "b")], ("a", "c"), False),
+        ([("x1", "x2"), ("x3", "x4")], ("x5", "x6"), True),  # random
+        ([("x1", "x2"), ("x3", "x4")], ("x5", None), False),
+        ([("x1", "x2"), ("x3", "x4")], ("x5", ABSENT), False),
+    ],
+)
+def test_values_that_differ_between_control_runs(
+    pairs: list[tuple[Any, Any]], value: tuple[Any, Any], excused: bool
+) -> None:
+    """A number within their spread, a known text, or any text if none ever repeats."""
+    assert is_excused(noise("members[].name", *pairs), "members[].name", *value) is excused
+    assert not is_excused(noise("members[].name", *pairs), "members[].other", *value)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["topics[].error_code", "responses[].partitions[].high_watermark",
+     "responses[].partitions[].log_start_offset", "responses[].partitions[].records[].key",
+     "responses[].partitions[].aborted_transactions"],
+)  # fmt: skip
+def test_evidence_is_never_noise(place: str) -> None:
+    """Error codes, offsets and records count though the control runs differ there."""
+    assert not is_excused(noise(place, (0, 1)), place, 0, 1)
 
 
 # -- every field ----------------------------------------------------------------------------------
