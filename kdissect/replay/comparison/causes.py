@@ -73,6 +73,9 @@ def changes() -> tuple[Cause, ...]:
     """The changes of `release_changes.toml`, in order."""
     found = []
     for row in _rows("release_changes.toml", "change"):
+        for name, side in (("added", "captured"), ("removed", "answered")):
+            if name in row:
+                row |= {"path": "configs[]", "keys": row[name], side: ["absent"]}
         for config, (then, *now) in row.pop("defaults", {}).items():
             value = {"path": "*.configs[].value", "captured": [then], "answered": now}
             found.append(_cause({**row, **value, "keys": [config]}))
