@@ -6,11 +6,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-from rich.progress import (
-    Progress as Bar,
-)
 
 STAGES = ("scan", "assemble", "decode")
 # Measured share of the time per stage; decoding also writes the tables.
@@ -54,12 +51,12 @@ class Progress:
 
     def _run(self) -> None:
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TimeRemainingColumn(),
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.DownloadColumn(),
+            bars.TimeRemainingColumn(),
         )
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("starting", total=self._byte_count)
             while not self._stop.wait(_INTERVAL_S):
                 stage, share = self._state()

@@ -105,28 +105,17 @@ Hosts = Annotated[
         help="Connections of this address only; repeatable.",
     ),
 ]
-FromTime = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="TIME",
-        parser=parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True),
-        help="Exchanges from this time on: RFC 3339, UTC if no zone is given, or seconds "
-        "since 1970.",
-    ),
-]
 
 
-def _until(*names: str) -> Any:
-    return typer.Option(
-        *names,
-        metavar="TIME",
-        parser=parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True),
-        help="Exchanges before this time.",
-    )
+def _time(*names: str, about: str) -> Any:
+    parser = parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True)
+    return typer.Option(*names, metavar="TIME", parser=parser, help=about)
 
 
-UntilTime = Annotated[str | None, _until("--until", "--to")]
+_UNTIL = "Exchanges before this time."
+_FROM = "Exchanges from this time on: RFC 3339, UTC if no zone is given, or seconds since 1970."
+FromTime = Annotated[str | None, _time("--from", about=_FROM)]
+UntilTime = Annotated[str | None, _time("--until", "--to", about=_UNTIL)]
 
 
 def period_ns(from_time: str | None, until_time: str | None) -> tuple[int | None, int | None]:
@@ -275,7 +264,9 @@ class RequestOptions:
         typer.Option("--group", metavar="ID", help="A group or a transactional id; * and ? too."),
     ] = None
     from_time: FromTime = None
-    until_time: Annotated[str | None, _until("--until")] = None  # --to is the target of a replay
+    until_time: Annotated[str | None, _time("--until", about=_UNTIL)] = (
+        None  # --to is the target of a replay
+    )
 
     def selection(self) -> Selection:
         """Return the selection; raises BadParameter for an empty range of times."""
@@ -357,12 +348,7 @@ class InventoryOptions:
     ] = None
     since: Annotated[
         str | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            parser=parsed_by("kdissect.pipeline.filters:time_ns", keeps_text=True),
-            help="Show which clients are new, gone or changed from this time on.",
-        ),
+        _time("--since", about="Show which clients are new, gone or changed from this time on."),
     ] = None
 
     @property

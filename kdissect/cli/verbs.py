@@ -103,14 +103,16 @@ class GroupedCommand:
             name: hint for name, hint in hints.items() if is_dataclass(hint)
         }
         parameters: list[inspect.Parameter] = []
+        last: list[inspect.Parameter] = []  # groups without a title, behind a verb's own options
         for name, parameter in inspect.signature(command).parameters.items():
             if name in self._groups:
-                parameters += _options(self._groups[name])
+                group = self._groups[name]
+                (parameters if group.TITLE else last).extend(_options(group))
             else:
                 parameters.append(
                     parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
                 )
-        parameters.append(_DEBUG)
+        parameters += [*last, _DEBUG]
         self.__signature__ = inspect.Signature(parameters)
         self.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
