@@ -72,8 +72,8 @@ from kdissect.pipeline.frame_buffer import iter_chunks
 from kdissect.pipeline.learn import Cluster, learn_topics
 from kdissect.pipeline.message_tables import TableOutput
 from kdissect.pipeline.options import Options
-from kdissect.pipeline.plan import capture_id, check_key_logs
-from kdissect.pipeline.saved_state import COUNTS
+from kdissect.pipeline.plan import capture_id, read_key_logs
+from kdissect.pipeline.saved_state import count_anomalies
 from kdissect.pipeline.scan import bucket_of
 from kdissect.pipeline.selection import duration_ms
 from kdissect.pipeline.spark_session import use_this_python
@@ -95,7 +95,6 @@ from kdissect.resume.open_connection import (
     to_table,
     with_sources,
 )
-from kdissect.show.reading import key_log_texts
 from kdissect.stories.events import Collector
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.arrow_arrays import plain, unpacked
@@ -164,7 +163,7 @@ def stream(
     if not os.path.isdir(place) and not glob.has_magic(place):
         raise CaptureError(f"{place}: a stream reads a folder or glob of captures")
     run = Options.of(**options)
-    check_key_logs(run.keylog)
+    read_key_logs(run.keylog)
     late_ms, schema = int(duration_ms(late)), schema_of(table, run)
     use_this_python(spark)
     spark.conf.set(STATE_STORE, ROCKS_DB)
@@ -299,7 +298,7 @@ class _Connections(StatefulProcessor):
         window, captures, faults = _window(parts, captures)
         carry = ConnectionCarry(
             options.stream_options,
-            key_log_texts(options.keylog),
+            read_key_logs(options.keylog),
             # no capture can come that is older than the first ones
             patience=Patience.until(late_ns, late_ns if watermark_ms else 0),
             connections=_unpacked(saved[0]) if saved else (),
@@ -351,10 +350,7 @@ class _Connections(StatefulProcessor):
     def _notes(self, bucket: int, counts: Counts, faults: list[AnomalyRow]) -> Iterator[Row]:
         """Faults of files, packets that came too late, and limits."""
         late, limits = counts.late, counts.given_up + counts.limited
-        if late:
-            faults.append(AnomalyRow(Anomaly.LATE_PACKETS, f"{late} {COUNTS['late_packets']}"))
-        if limits:
-            faults.append(AnomalyRow(Anomaly.CARRY_LIMIT, f"{limits} {COUNTS['carry_limits']}"))
+        faults += count_anomalies({"late_packets": late, "carry_limits": limits})
         if faults:
             data = (
                 packed_table("anomalies", anomalies_table(faults))

@@ -1,5 +1,7 @@
 """The handles of the Python API: arguments, messages, other processes."""
 
+import gzip
+import hashlib
 import pickle
 import subprocess
 import sys
@@ -128,3 +130,18 @@ def test_a_table_that_there_is_not(tables: kdissect.Tables, name: str, near: lis
         tables.api("Prodcue")
     with pytest.raises(KeyError, match=r"no table 'zzz'; there are captures, .*, apis/Fetch"):
         tables["zzz"]
+
+
+def test_inputs_have_the_hashes_of_the_named_files(captures: Path, tmp_path: Path) -> None:
+    """Of a compressed file the hash is that of its own bytes; other files have one, too."""
+    data = (captures / "java_2_0_1.pcap").read_bytes()
+    contents = {"a.pcap": data, "b.pcap.gz": gzip.compress(data), "notes.txt": b"no capture"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    inputs = kdissect.read(tmp_path, split_bytes=50_000).manifest["inputs"]
+    expected = {
+        str(tmp_path / name): (len(content), hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    }
+    assert {item["path"]: (item["size"], item["sha256"]) for item in inputs} == expected
+    assert [item["is_capture"] for item in inputs] == [True, True, False]

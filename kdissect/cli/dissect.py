@@ -106,7 +106,7 @@ def dissect_command(
     # all refusals come before anything is started
     from kdissect.capture.inputs import find_captures
     from kdissect.pipeline.append import unread
-    from kdissect.pipeline.plan import check_key_logs
+    from kdissect.pipeline.plan import read_key_logs
     from kdissect.pipeline.table_set import check_out
 
     if append and overwrite:
@@ -122,7 +122,7 @@ def dissect_command(
     inputs = find_captures(captures)
     if append:
         inputs = unread(out, inputs)
-    check_key_logs(capture.keylog or ())
+    read_key_logs(capture.keylog or ())
     check_disk(out, inputs)
     if master.startswith("local"):
         check_java()

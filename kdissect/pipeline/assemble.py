@@ -40,7 +40,7 @@ from kdissect.pipeline.learn import Learnt
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
-from kdissect.pipeline.saved_state import COUNTS
+from kdissect.pipeline.saved_state import count_anomalies
 from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, parts
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
@@ -163,10 +163,9 @@ def _plain_bucket(
     if plan.keeps:
         goes_on = assembly.connections["close_reason"] == CloseReason.CAPTURE_END
         counts["carry_limits"] = int(goes_on.sum())
+    notes += count_anomalies(counts)
     nothing = np.zeros(len(assembly.connections), np.bool_)
-    bucket = AssembledBucket(
-        assembly, sources, nothing, nothing, notes + _count_notes(counts), given_up, counts=counts
-    )
+    bucket = AssembledBucket(assembly, sources, nothing, nothing, notes, given_up, counts=counts)
     return paired, bucket
 
 
@@ -227,7 +226,7 @@ def _continued_bucket(
         found.sources.carrying(assembly.carried.data),
         found.is_open,
         np.isin(pairs, known),
-        _count_notes(counts),
+        count_anomalies(counts),
         states=states,
         counts=counts,
     )
@@ -235,15 +234,6 @@ def _continued_bucket(
     columns = [requests[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
     complete = replace(assembly, exchanges=assembly.exchanges[found.rows])
     return AssembledExchanges(complete, np.unique(np.stack(columns, 1), axis=0)), bucket
-
-
-def _count_notes(counts: dict[str, int]) -> list[AnomalyRow]:
-    return [
-        AnomalyRow(kind, f"{counts[name]} {COUNTS[name]}")
-        for name, kind in (("late_packets", Anomaly.LATE_PACKETS),
-                           ("carry_limits", Anomaly.CARRY_LIMIT))
-        if counts.get(name)
-    ]  # fmt: skip
 
 
 # -- rows -----------------------------------------------------------------------------------

@@ -177,13 +177,12 @@ class RunPlan:
 
     def key_logs(self, sources: Sources) -> list[memoryview]:
         """The text of each key log file and of each secrets block inside a capture."""
-        files = Sources(self.options.keylog)
-        texts = [files.data(number) for number in range(len(files))]
+        texts = read_key_logs(self.options.keylog)
         for info in self.captures:
             for kind, pos, length in info.secrets:
                 if kind == TLS_KEY_LOG and info.source >= 0:
-                    texts.append(sources.data(info.source)[pos : pos + length].copy())
-        return [text.data for text in texts]
+                    texts.append(sources.data(info.source)[pos : pos + length].copy().data)
+        return texts
 
 
 # -- making a plan ---------------------------------------------------------------------------
@@ -230,7 +229,7 @@ def make_plan(
 
     Raises CaptureError if none of the inputs is a capture.
     """
-    check_key_logs(options.keylog)
+    read_key_logs(options.keylog)
     # this process has the standard input
     inputs = [spooled(item, folder) if item.format == "stream" else item for item in inputs]
     captures = [item for item in inputs if item.is_capture]
@@ -326,13 +325,15 @@ def _walked(
     return [walk_capture(item, folder, split_bytes, fragment_max) for item in inputs]
 
 
-def check_key_logs(paths: Sequence[str]) -> None:
-    """Raise CaptureError if a key log cannot be read or has no line of a key log."""
+def read_key_logs(paths: Sequence[str]) -> list[memoryview]:
+    """The text of each key log. Raises CaptureError if one cannot be read or has no line of a key
+    log."""
     files = Sources(paths)
-    for number, path in enumerate(paths):
-        text = files.data(number).data
+    texts = [files.data(number).data for number in range(len(paths))]
+    for path, text in zip(paths, texts, strict=True):
         if not holds_secrets(text) and not is_blank(text):
             raise CaptureError(f"{path}: no line of it is one of a TLS key log (SSLKEYLOGFILE)")
+    return texts
 
 
 def capture_id(path: str) -> int:

@@ -13,10 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kdissect.errors import CaptureError
+from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.step_rows import ENDED_CONNECTIONS, OPEN_CONNECTIONS, Row, RowKind
 from kdissect.stories.events import SCHEMAS, Collector
+from kdissect.tables.anomalies import AnomalyRow
 from kdissect.tables.arrow_arrays import plain
 from kdissect.tables.schemas import FIXED_TABLES
 
@@ -28,6 +30,16 @@ COUNTS = {
     "any more",
     "open_exchanges": "requests or responses are not complete: the next --append continues them",
 }
+
+
+def count_anomalies(counts: dict[str, int]) -> list[AnomalyRow]:
+    """A row for each of these counts that a connection or a packet caused."""
+    kinds = {"late_packets": Anomaly.LATE_PACKETS, "carry_limits": Anomaly.CARRY_LIMIT}
+    return [
+        AnomalyRow(kind, f"{counts[name]} {COUNTS[name]}")
+        for name, kind in kinds.items()
+        if counts.get(name)
+    ]
 
 
 # Names in final rows that a later message may complete, with their kind: "id" is a topic id without

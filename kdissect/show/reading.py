@@ -44,9 +44,12 @@ class CaptureReading:
         limits = CarryLimits()
         if options.limits.connections != CONNECTIONS_MAX:
             limits = CarryLimits(connection_max=options.limits.connections)
-        self.resumed = ConnectionCarry(
-            options.stream_options, key_log_texts(options.keylog), limits
-        )
+        key_logs: list[memoryview] = []
+        if options.keylog:  # imported on use only: `show` starts at once
+            from kdissect.pipeline.plan import read_key_logs
+
+            key_logs = read_key_logs(options.keylog)
+        self.resumed = ConnectionCarry(options.stream_options, key_logs, limits)
         self.packet_count = self.exchange_count = 0
 
     @property
@@ -111,14 +114,3 @@ def _first_time_ns(item: InputFile) -> int:
     finally:
         data.close()
     return NO_TIME_YET
-
-
-def key_log_texts(paths: Sequence[str]) -> list[memoryview]:
-    if not paths:
-        return []
-    from kdissect.capture.mapped_files import Sources
-    from kdissect.pipeline.plan import check_key_logs
-
-    check_key_logs(paths)
-    files = Sources(list(paths))
-    return [files.data(number).data for number in range(len(paths))]

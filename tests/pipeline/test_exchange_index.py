@@ -1,10 +1,19 @@
 """Assemblies that are cut, packed and joined have every row and its references."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.scratch import Scratch, Written
 from kdissect.capture.segments import ENDPOINTS
-from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly
+from kdissect.kafka.assemble import assemble
+from kdissect.kafka.assembly import ANOMALY, CARRIED, CONNECTION, EXCHANGE, EXTENT, Assembly
 from kdissect.pipeline import exchange_index
+from tests.builders.frames import request, response
+from tests.builders.playbook import BROKER, CLIENT
+from tests.builders.tls_talk import Parties, TlsTalk
 
 
 def assembly(seed: int, count: int = 20) -> Assembly:
@@ -61,3 +70,67 @@ def test_packing_and_joining_loses_nothing() -> None:
         row for part in parts for row in exchange_facts(part)
     ]
     assert len(exchange_index.concat([]).exchanges) == 0
+
+
+# -- decrypted bytes ------------------------------------------------------------------------
+
+
+def _frames(assembly: Assembly) -> list[bytes]:
+    found = []
+    for row in assembly.exchanges:
+        for side in exchange_index.SIDES:
+            start = row[side]["extent_start"]
+            rows = assembly.extents[start : start + row[side]["extent_count"]]
+            parts = (assembly.carried.data[r["pos"] : r["pos"] + r["length"]] for r in rows)
+            found.append(b"".join(part.tobytes() for part in parts))
+    return found
+
+
+def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:
+    """Decrypted frames survive a split into three packed slices, and their joining."""
+    parties = Parties(tmp_path, "TLSv1_3")
+    talk = TlsTalk(parties)
+    for number in range(20):
+        talk.say(CLIENT, request(number, body=bytes([number]) * 1000 * number))
+        talk.say(BROKER, response(number, body=bytes([0, number]) * 1000))
+    book = talk.playbook()
+    batch, memory = book.batch()
+    whole = assemble(batch, memory, book.options, [parties.key_log()])
+    assert (whole.extents["transform"] == CARRIED).all()
+    rows = np.random.default_rng(1).permutation(20)
+    parts = [
+        exchange_index.from_bytes(exchange_index.to_bytes(exchange_index.take(whole, some)))
+        for some in np.array_split(rows, 3)
+    ]
+    again = exchange_index.concat(parts)
+    expected = _frames(whole)
+    assert _frames(again) == [expected[2 * row + side] for row in rows for side in (0, 1)]
+    assert len(again.carried.data) == sum(map(len, expected))
+    assert again.carried.source == whole.carried.source
+    place: Any = exchange_index.places(whole.exchanges, whole.extents, whole.carried)
+    assert (place["source"] == 0).all()
+    assert (np.diff(place["pos"]) > 0).all()
+
+
+def test_empty_slices_can_be_joined(tmp_path: Path) -> None:
+    """A packed empty slice can be joined with an unpacked one."""
+    plain = exchange_index.concat([])
+    packed = exchange_index.from_bytes(exchange_index.to_bytes(plain))
+    both = exchange_index.concat([packed, plain])
+    assert not len(both.carried.data)
+
+
+def test_carried_bytes_are_a_source(tmp_path: Path) -> None:
+    """Extents read carried bytes by a source number after those of the files."""
+    path = tmp_path / "file"
+    path.write_bytes(b"abcdef")
+    spool = Written(np.uint8, Scratch(in_files=True))
+    parts = [np.frombuffer(part, np.uint8) for part in (b"xyz", b"", b"12")]
+    assert [spool.append(part) for part in parts] == [0, 3, 3]
+    sources = Sources([str(path)])
+    more = sources.carrying(spool.array())
+    extents = np.zeros(2, EXTENT)
+    extents["source"], extents["pos"], extents["length"] = [1, 0], [2, 1], [3, 2]
+    assert more.gather(extents).tobytes() == b"z12bc"
+    assert len(sources) == 1
+    assert not len(Written(np.uint8, Scratch(in_files=True)).array())

@@ -23,29 +23,27 @@ def table(brokers: SeenBrokers) -> pa.Table:
     return Cluster.from_bytes(Cluster(brokers=brokers).to_bytes()).brokers.table()
 
 
-def test_an_address_is_itself() -> None:
-    """A broker that advertises an address has it."""
-    assert ips([(1, "10.0.0.1", 9092), (2, "fe80::1", 9092)], set()) == ["10.0.0.1", "fe80::1"]
+A, B = (1, "a.example", 9092), (2, "b.example", 9092)
+FIRST, SECOND = ("10.0.0.1", 9092), ("10.0.0.2", 9092)
 
 
-def test_the_only_address_on_a_port() -> None:
-    """A host name has the only captured address with its port."""
-    brokers = [(1, "a.example", 9092), (2, "b.example", 9192)]
-    assert ips(brokers, {("10.0.0.1", 9092), ("10.0.0.2", 9192)}) == ["10.0.0.1", "10.0.0.2"]
-
-
-def test_the_address_that_is_left() -> None:
-    """The last address without a broker belongs to the last name."""
-    brokers = [(1, "10.0.0.1", 9092), (2, "b.example", 9092)]
-    assert ips(brokers, {("10.0.0.1", 9092), ("10.0.0.2", 9092)}) == ["10.0.0.1", "10.0.0.2"]
-
-
-def test_doubt_is_null() -> None:
-    """A port with two names or two addresses has no known node."""
-    both = {("10.0.0.1", 9092), ("10.0.0.2", 9092)}
-    assert ips([(1, "a.example", 9092), (2, "b.example", 9092)], both) == [None, None]
-    assert ips([(1, "a.example", 9092)], both) == [None]
-    assert ips([(1, "a.example", 9092)], {("10.0.0.1", 9093)}) == [None]
+@pytest.mark.parametrize(
+    ("brokers", "listeners", "expected"),
+    [
+        ([(1, "10.0.0.1", 9092), (2, "fe80::1", 9092)], set(), ["10.0.0.1", "fe80::1"]),
+        # the only address on a port
+        ([A, (2, "b.example", 9192)], {FIRST, ("10.0.0.2", 9192)}, ["10.0.0.1", "10.0.0.2"]),
+        # the address that is left
+        ([(1, "10.0.0.1", 9092), B], {FIRST, SECOND}, ["10.0.0.1", "10.0.0.2"]),
+        # doubt: two names or two addresses on a port, or none
+        ([A, B], {FIRST, SECOND}, [None, None]),
+        ([A], {FIRST, SECOND}, [None]),
+        ([A], {("10.0.0.1", 9093)}, [None]),
+    ],
+)
+def test_addresses_of_host_names(brokers, listeners, expected) -> None:
+    """A host name has the only address that may be its own; a port in doubt has no known node."""
+    assert ips(brokers, listeners) == expected
 
 
 def roles(brokers: list[tuple[int, str | None]], node_roles: set[NodeRole]) -> list[list[str]]:
@@ -53,28 +51,14 @@ def roles(brokers: list[tuple[int, str | None]], node_roles: set[NodeRole]) -> l
     return table(SeenBrokers(listed, node_roles))["roles"].to_pylist()
 
 
-def test_roles_of_one_cluster() -> None:
-    """What a message says without naming the cluster counts for its only one."""
-    node_roles = {
-        NodeRole(1, BROKER, "c"),
-        NodeRole(1, CONTROLLER, None),
-        NodeRole(2, BROKER, "c"),
-    }
-    assert roles([(1, "c"), (2, "c"), (3, "c")], node_roles) == [
-        [BROKER, CONTROLLER],
-        [BROKER],
-        [],
-    ]
-
-
-def test_roles_of_two_clusters() -> None:
-    """Roles belong to a node of one cluster."""
-    node_roles = {
-        NodeRole(1, BROKER, "c"),
-        NodeRole(1, CONTROLLER, None),
-        NodeRole(1, CONTROLLER, "d"),
-    }
-    assert roles([(1, "c"), (1, "d")], node_roles) == [[BROKER], [CONTROLLER]]
+def test_roles_of_one_cluster_and_of_two() -> None:
+    """What a message says without naming the cluster counts for its only one; else roles belong to
+    a node of one cluster."""
+    told = {NodeRole(1, BROKER, "c"), NodeRole(1, CONTROLLER, None)}
+    one = told | {NodeRole(2, BROKER, "c")}
+    assert roles([(1, "c"), (2, "c"), (3, "c")], one) == [[BROKER, CONTROLLER], [BROKER], []]
+    two = told | {NodeRole(1, CONTROLLER, "d")}
+    assert roles([(1, "c"), (1, "d")], two) == [[BROKER], [CONTROLLER]]
 
 
 def test_owners_of_tokens() -> None:
