@@ -50,12 +50,14 @@ from kdissect.capture.segments import (
 )
 from kdissect.jit import inlined, kernel, read_i64, read_u16
 
-# Columns of a fragment's row, int64 each. ADDRESS and the next three: sender and receiver as
-# big-endian words; for IPv4, 4 + 4 bytes in the first word.
-(
-    TIME, PACKET, BODY, _CAPTURED, LENGTH, AT, MORE, _ID, _PROTOCOL, _IS_IPV6, _NETWORK, ADDRESS,
-) = range(12)  # fmt: skip
-FRAGMENT_WIDTH = ADDRESS + 4
+FRAGMENT = np.dtype(
+    [
+        *((name, "i8") for name in ("time_ns", "packet", "body", "captured", "length", "at", "more",
+                                    "identification", "protocol", "is_ipv6", "network")),
+        # sender and receiver as big-endian words; for IPv4, 4 + 4 bytes in the first word
+        ("address", "i8", (4,)),
+    ]
+)  # fmt: skip
 
 TIME_LIMIT_NS = 30_000_000_000  # Linux waits this long for the rest of a datagram
 COPY_NS = 10_000_000  # a mirror port delivers the second copy within this time
@@ -78,34 +80,33 @@ def _find_tcp(buf: Any, wire_end: Any, headers: Any) -> Any:
 @inlined
 def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, row: Any) -> Any:
     """Write a row for the fragment that `find_tcp` found; returns 0 if it cannot lead to TCP."""
-    protocol = headers[link_layers.PROTOCOL]
-    body = headers[link_layers.FRAGMENT_POS]
-    captured = max(headers[link_layers.END] - body, 0)
+    protocol = headers["protocol"]
+    body = headers["fragment_pos"]
+    captured = max(headers["end"] - body, 0)
     if protocol not in _CARRIERS:
         return 0
-    if protocol == 17 and headers[link_layers.FRAGMENT_OFFSET] == 0 and captured >= 4:
+    if protocol == 17 and headers["fragment_offset"] == 0 and captured >= 4:
         if (
             read_u16(buf, body + 2) not in link_layers.TUNNEL_PORTS
             and read_u16(buf, body) not in link_layers.TUNNEL_PORTS
         ):
             return 0
-    at = row * FRAGMENT_WIDTH
-    table[at + TIME] = packet["time_ns"]
-    table[at + PACKET] = number
-    table[at + BODY] = body
-    table[at + _CAPTURED] = captured
-    table[at + LENGTH] = headers[link_layers.WIRE_END] - body
-    table[at + AT] = headers[link_layers.FRAGMENT_OFFSET]
-    table[at + MORE] = headers[link_layers.MORE_FRAGMENTS]
-    table[at + _ID] = headers[link_layers.FRAGMENT_ID]
-    table[at + _PROTOCOL] = protocol
-    table[at + _IS_IPV6] = headers[link_layers.IS_IPV6]
-    table[at + _NETWORK] = headers[link_layers.NETWORK]
-    words = 4 if headers[link_layers.IS_IPV6] else 1
+    table["time_ns"][row] = packet["time_ns"]
+    table["packet"][row] = number
+    table["body"][row] = body
+    table["captured"][row] = captured
+    table["length"][row] = headers["wire_end"] - body
+    table["at"][row] = headers["fragment_offset"]
+    table["more"][row] = headers["more_fragments"]
+    table["identification"][row] = headers["fragment_id"]
+    table["protocol"][row] = protocol
+    table["is_ipv6"][row] = headers["is_ipv6"]
+    table["network"][row] = headers["network"]
+    words = 4 if headers["is_ipv6"] else 1
     for word in range(4):
-        table[at + ADDRESS + word] = 0
+        table["address"][row, word] = 0
         if word < words:
-            table[at + ADDRESS + word] = read_i64(buf, headers[link_layers.ADDRESS_POS] + 8 * word)
+            table["address"][row, word] = read_i64(buf, headers["address_pos"] + 8 * word)
     return 1
 
 
@@ -190,31 +191,18 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
 
     wire_end: where the packet ended on the wire.
     """
-    row = np.empty(link_layers.HEADERS_SIZE, np.int64)
-    if _find_tcp(np.frombuffer(data, np.uint8), wire_end, row) != link_layers.TCP_FOUND:
+    headers = np.zeros(1, link_layers.HEADERS)[0]
+    if _find_tcp(np.frombuffer(data, np.uint8), wire_end, headers) != link_layers.TCP_FOUND:
         return None
-    headers = row.tolist()
-    pos, size, at = (
-        headers[link_layers.TCP_POS],
-        headers[link_layers.TCP_HEADER],
-        headers[link_layers.ADDRESS_POS],
-    )
-    if not size or headers[link_layers.END] - pos < 16:
+    names = ("tcp_pos", "tcp_header", "address_pos", "end", "wire_end", "network", "ip_id")
+    pos, size, at, end, tcp_end, network, ip_id = (int(headers[name]) for name in names)
+    if not size or end - pos < 16:
         return None
-    if headers[link_layers.IS_IPV6]:
+    if headers["is_ipv6"]:
         addresses = data[at : at + 16], data[at + 16 : at + 32]
     else:
         addresses = MAPPED + data[at : at + 4], MAPPED + data[at + 4 : at + 8]
-    return Head(
-        data,
-        base,
-        pos,
-        size,
-        headers[link_layers.WIRE_END],
-        addresses,
-        headers[link_layers.NETWORK],
-        headers[link_layers.IP_ID],
-    )
+    return Head(data, base, pos, size, tcp_end, addresses, network, ip_id)
 
 
 MISSING, CONFLICT = 0, 1  # kinds of FragmentFault
@@ -258,11 +246,11 @@ class Joined:
 
 
 def join(
-    tables: Sequence[npt.NDArray[np.int64]], sources: Sources, ignored_count: int
+    tables: Sequence[npt.NDArray[np.void]], sources: Sources, ignored_count: int
 ) -> Joined | None:
     """The segments in the fragments of all sources; None if there were none, ignored ones included.
 
-    tables[source]: int64[n, FRAGMENT_WIDTH], in order of packets. ignored_count: fragments beyond
+    tables[source]: FRAGMENT[n], in order of packets. ignored_count: fragments beyond
     the limit of their split.
     """
     if not ignored_count and not any(len(table) for table in tables):
@@ -274,26 +262,24 @@ def join(
 
 
 def _in_order(
-    tables: Sequence[npt.NDArray[np.int64]],
+    tables: Sequence[npt.NDArray[np.void]],
 ) -> Iterator[tuple[Key, int, Fragment]]:
-    times = [np.maximum.accumulate(table[:, TIME]) for table in tables]
+    times = [np.maximum.accumulate(table["time_ns"]) for table in tables]
     source = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
     rows = np.concatenate(list(tables))
-    order = np.lexsort((rows[:, PACKET], source, np.concatenate(times)))
+    order = np.lexsort((rows["packet"], source, np.concatenate(times)))
     for start in range(0, len(order), 4096):  # converted to Python's numbers, some at a time
         portion = order[start : start + 4096]
-        words = rows[portion, ADDRESS:].astype(">i8")
+        words = rows["address"][portion].astype(">i8")
         for row, of, address in zip(
-            rows[portion, :ADDRESS].tolist(), source[portion].tolist(), words, strict=True
+            rows[portion].tolist(), source[portion].tolist(), words, strict=True
         ):
-            size = 32 if row[_IS_IPV6] else 8
+            *place, identification, protocol, is_ipv6, network, _ = row
+            size = 32 if is_ipv6 else 8
             # in IPv6 only the first fragment has the protocol
-            protocol = 0 if row[_IS_IPV6] else row[_PROTOCOL]
-            key = Key(row[_IS_IPV6], address.tobytes()[:size], protocol, row[_ID], row[_NETWORK])
-            yield key, row[_PROTOCOL], Fragment(
-                row[TIME], row[PACKET], row[BODY], row[_CAPTURED], row[LENGTH], row[AT], row[MORE],
-                of,
-            )  # fmt: skip
+            of_all = 0 if is_ipv6 else protocol
+            key = Key(is_ipv6, address.tobytes()[:size], of_all, identification, network)
+            yield key, protocol, Fragment._make([*place, of])
 
 
 class _Joiner:

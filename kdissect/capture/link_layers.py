@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kdissect.jit import inlined, part, read_u8, read_u16, read_u32
 
 # tcpdump.org's link type numbers
@@ -42,15 +44,25 @@ OTHER_PROTOCOL, OTHER_LINK_TYPE = 64, 320
 REASON_COUNT = OTHER_LINK_TYPE + 65536
 _PROTOCOL_NAMES = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
 
-# The row `headers` that `find_tcp` fills, int64[HEADERS_SIZE]. TCP_HEADER: bytes of the TCP header;
-# 0 if it is cut or malformed, so that only its ports are known. For an IP fragment: END and
-# WIRE_END as for a segment, FRAGMENT_POS the position of its bytes, FRAGMENT_OFFSET their position
-# in the datagram, MORE_FRAGMENTS 0 in the last fragment.
-(
-    ADDRESS_POS, IS_IPV6, TCP_POS, END, WIRE_END, NETWORK, IP_ID,
-    FRAGMENT_POS, FRAGMENT_OFFSET, MORE_FRAGMENTS, FRAGMENT_ID, PROTOCOL, TCP_HEADER,
-) = range(13)  # fmt: skip
-HEADERS_SIZE = 13
+# What `find_tcp` fills.
+HEADERS = np.dtype(
+    [
+        ("address_pos", "i8"),  # of the two IP addresses
+        ("is_ipv6", "i8"),
+        ("tcp_pos", "i8"),  # of the TCP header
+        ("end", "i8"),  # of the captured bytes
+        ("wire_end", "i8"),  # of the bytes on the wire
+        ("network", "i8"),  # 1 + the innermost VXLAN or GENEVE network id, or 0
+        ("ip_id", "i8"),
+        ("tcp_header", "i8"),  # its bytes; 0 if it is cut or malformed: only its ports are known
+        # of an IP fragment:
+        ("fragment_pos", "i8"),  # of its bytes
+        ("fragment_offset", "i8"),  # their position in the datagram
+        ("more_fragments", "i8"),  # 0 in the last fragment
+        ("fragment_id", "i8"),
+        ("protocol", "i8"),
+    ]
+)
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
 _P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE, _P_BACKBONE = 0x8847, 0x8848, 0x8864, 0x88E7
@@ -232,21 +244,21 @@ def _ipv4(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
         end = min(end, wire_end)
     if end - pos < size:
         return _short(pos, wire_end, size, IP_MALFORMED), pos, end, wire_end, 0
-    headers[ADDRESS_POS] = pos + 12
-    headers[IS_IPV6] = 0
-    headers[IP_ID] = read_u16(buf, pos + 4)
+    headers["address_pos"] = pos + 12
+    headers["is_ipv6"] = 0
+    headers["ip_id"] = read_u16(buf, pos + 4)
     protocol = read_u8(buf, pos + 9)
     fragment = read_u16(buf, pos + 6)
     pos += size
     # RFC 791, 3.1: three flags (0x2000: more fragments), then the offset in units of 8 bytes.
     if fragment & 0x3FFF:
-        headers[FRAGMENT_POS] = pos
-        headers[END] = end
-        headers[WIRE_END] = wire_end
-        headers[FRAGMENT_OFFSET] = (fragment & 0x1FFF) * 8
-        headers[MORE_FRAGMENTS] = fragment & 0x2000
-        headers[FRAGMENT_ID] = headers[IP_ID]
-        headers[PROTOCOL] = protocol
+        headers["fragment_pos"] = pos
+        headers["end"] = end
+        headers["wire_end"] = wire_end
+        headers["fragment_offset"] = (fragment & 0x1FFF) * 8
+        headers["more_fragments"] = fragment & 0x2000
+        headers["fragment_id"] = headers["ip_id"]
+        headers["protocol"] = protocol
         return IP_FRAGMENT, pos, end, wire_end, protocol
     return _L_PROTOCOL, pos, end, wire_end, protocol
 
@@ -262,9 +274,9 @@ def _ipv6(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
     if length > 0:  # 0 for a jumbogram (RFC 2675), or if the network card segments the packet later
         wire_end = pos + 40 + length
         end = min(end, wire_end)
-    headers[ADDRESS_POS] = pos + 8
-    headers[IS_IPV6] = 1
-    headers[IP_ID] = 0
+    headers["address_pos"] = pos + 8
+    headers["is_ipv6"] = 1
+    headers["ip_id"] = 0
     return _L_PROTOCOL, pos + 40, end, wire_end, read_u8(buf, pos + 6)
 
 
@@ -280,13 +292,13 @@ def _extension(buf: Any, pos: Any, end: Any, wire_end: Any, protocol: Any, heade
         # the id. If offset and flag are 0 it is an atomic fragment (RFC 6946), a complete packet.
         fragment = read_u16(buf, pos + 2)
         if fragment & 0xFFF9:
-            headers[FRAGMENT_POS] = pos + 8
-            headers[END] = end
-            headers[WIRE_END] = wire_end
-            headers[FRAGMENT_OFFSET] = fragment & 0xFFF8
-            headers[MORE_FRAGMENTS] = fragment & 1
-            headers[FRAGMENT_ID] = read_u32(buf, pos + 4)
-            headers[PROTOCOL] = next_header
+            headers["fragment_pos"] = pos + 8
+            headers["end"] = end
+            headers["wire_end"] = wire_end
+            headers["fragment_offset"] = fragment & 0xFFF8
+            headers["more_fragments"] = fragment & 1
+            headers["fragment_id"] = read_u32(buf, pos + 4)
+            headers["protocol"] = next_header
             return IP_FRAGMENT, pos, protocol
         size = 8
     elif protocol == _AUTHENTICATION:
@@ -309,10 +321,10 @@ def _tcp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
     # RFC 9293, 3.1: at least 5 words; the header lies inside the packet
     if size < 20 or size > wire_end - pos or wire_end - pos > 0x7FFFFFFF:
         size = 0
-    headers[TCP_HEADER] = size
-    headers[TCP_POS] = pos
-    headers[END] = end
-    headers[WIRE_END] = wire_end
+    headers["tcp_header"] = size
+    headers["tcp_pos"] = pos
+    headers["end"] = end
+    headers["wire_end"] = wire_end
     return TCP_FOUND
 
 
@@ -354,7 +366,7 @@ def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
         following = _L_ETHERNET
         ethertype = 0
         size = 16
-    headers[NETWORK] = 1 + (read_u32(buf, pos + 12) >> 8)
+    headers["network"] = 1 + (read_u32(buf, pos + 12) >> 8)
     return following, pos + size, ethertype
 
 
@@ -421,13 +433,11 @@ def _gre(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, headers: Any) -> Any:
     """TCP_FOUND with `headers` filled, or the reason why there is no TCP header.
 
-    buf[pos:end] is the captured packet; wire_end >= end is where it ended on the wire. headers:
-    int64[HEADERS_SIZE]. headers[ADDRESS_POS] is the position of the two IP addresses,
-    headers[TCP_POS] that of the TCP header. At least 4 bytes of it were captured, and TCP_NEEDED
-    bytes if headers[TCP_HEADER], its size, is not 0. headers[NETWORK] is 1 + the innermost VXLAN or
-    GENEVE network id, or 0. For IP_FRAGMENT, `headers` has the fields for `ip_fragments`.
+    buf[pos:end] is the captured packet; wire_end >= end is where it ended on the wire. headers: a
+    row of HEADERS. At least 4 bytes of the TCP header were captured, and TCP_NEEDED bytes if
+    `tcp_header` is not 0.
     """
-    headers[NETWORK] = 0
+    headers["network"] = 0
     protocol = 0
     following, pos, ethertype = _link_header(buf, pos, end, wire_end, link_type)
     while following >= REASON_COUNT:
@@ -462,7 +472,7 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, header
             ethertype = _P_MPLS
             following = _L_ETHERTYPE
         elif protocol == _AUTHENTICATION or (
-            headers[IS_IPV6] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
+            headers["is_ipv6"] == 1 and protocol in (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _DESTINATION)
         ):
             following, pos, protocol = _extension(buf, pos, end, wire_end, protocol, headers)
         else:

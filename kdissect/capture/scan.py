@@ -16,23 +16,15 @@ import numpy.typing as npt
 
 from kdissect.capture.ip_fragments import FragmentFault, Joined
 from kdissect.capture.link_layers import (
-    ADDRESS_POS,
-    HEADERS_SIZE,
+    HEADERS,
     IP_FRAGMENT,
-    IP_ID,
-    IS_IPV6,
     MALFORMED_BLOCK,
-    NETWORK,
     REASON_COUNT,
     TCP_FOUND,
-    TCP_HEADER,
-    TCP_POS,
     UNKNOWN_INTERFACE,
-    WIRE_END,
     find_tcp,
     reason_name,
 )
-from kdissect.capture.link_layers import END as CAPTURED_END
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     BAD_BLOCK,
@@ -90,11 +82,11 @@ class ScanResult:
 @inlined
 def _endpoints_of(buf: Any, headers: Any) -> Any:
     """(the five words of a row of ENDPOINTS, 0 if the packet's sender is endpoint a else 1)."""
-    tcp = headers[TCP_POS]
-    sender = headers[ADDRESS_POS]
+    tcp = headers["tcp_pos"]
+    sender = headers["address_pos"]
     sender_port = read_u16(buf, tcp)
     receiver_port = read_u16(buf, tcp + 2)
-    if headers[IS_IPV6]:
+    if headers["is_ipv6"]:
         sender_high = read_i64(buf, sender)
         sender_low = read_i64(buf, sender + 8)
         receiver_high = read_i64(buf, sender + 16)
@@ -114,7 +106,7 @@ def _endpoints_of(buf: Any, headers: Any) -> Any:
         sender_high, receiver_high = receiver_high, sender_high
         sender_low, receiver_low = receiver_low, sender_low
         sender_port, receiver_port = receiver_port, sender_port
-    network = int(headers[NETWORK])
+    network = int(headers["network"])
     ports = _swapped_16(sender_port) << 16 | _swapped_16(receiver_port)
     ports = (ports ^ 0x80000000) - 0x80000000  # signed, as `read_i64` returns the word
     network = _swapped_16(network & 0xFFFF) << 16 | _swapped_16((network >> 16) & 0xFFFF)
@@ -239,16 +231,16 @@ def _scan_packets(
                 for byte in range(8):
                     at = row * _ENDPOINTS_SIZE + 8 * i + byte
                     endpoints[at] = (words[i] >> (56 - 8 * byte)) & 255
-        tcp = headers[TCP_POS]
-        payload = tcp + headers[TCP_HEADER]
+        tcp = headers["tcp_pos"]
+        payload = tcp + headers["tcp_header"]
         segments["time_ns"][segment] = packet["time_ns"]
         # without a TCP header only the endpoints are known
-        if headers[TCP_HEADER] == 0:
+        if headers["tcp_header"] == 0:
             segments["pos"][segment] = tcp
             segments["packet"][segment] = number
             segments["source"][segment] = source
             segments["endpoints"][segment] = table[slot]
-            segments["ip_id"][segment] = headers[IP_ID] | NO_HEADER
+            segments["ip_id"][segment] = headers["ip_id"] | NO_HEADER
             segments["side"][segment] = side
             counts[_SEGMENTS] = segment + 1
             continue
@@ -256,21 +248,21 @@ def _scan_packets(
         segments["packet"][segment] = number
         segments["seq"][segment] = read_u32(buf, tcp + 4)
         segments["ack"][segment] = read_u32(buf, tcp + 8)
-        segments["captured"][segment] = max(headers[CAPTURED_END] - payload, 0)
-        segments["length"][segment] = headers[WIRE_END] - payload
+        segments["captured"][segment] = max(headers["end"] - payload, 0)
+        segments["length"][segment] = headers["wire_end"] - payload
         segments["source"][segment] = source
         segments["endpoints"][segment] = table[slot]
-        identification = headers[IP_ID]
+        identification = headers["ip_id"]
         # IPv6 has no identification in its header; TCP's timestamps distinguish copies instead
-        if headers[IS_IPV6]:
-            identification = _of_timestamps(buf, tcp + 20, min(payload, headers[CAPTURED_END]))
+        if headers["is_ipv6"]:
+            identification = _of_timestamps(buf, tcp + 20, min(payload, headers["end"]))
         segments["ip_id"][segment] = identification
         flags = read_u8(buf, tcp + 13)
         segments["flags"][segment] = flags
-        if flags & SYN and payload <= headers[CAPTURED_END]:
-            segments["ip_id"][segment] |= ((headers[TCP_HEADER] >> 2) - 4) << OPTIONS_SHIFT
+        if flags & SYN and payload <= headers["end"]:
+            segments["ip_id"][segment] |= ((headers["tcp_header"] >> 2) - 4) << OPTIONS_SHIFT
         segments["side"][segment] = side
-        if headers[CAPTURED_END] - tcp >= 16:
+        if headers["end"] - tcp >= 16:
             segments["window"][segment] = read_u16(buf, tcp + 14)
         else:
             segments["ip_id"][segment] |= NO_WINDOW
@@ -289,7 +281,7 @@ def scan(split: Split, sources: Sources, fragments: Joined | None = None) -> Sca
     segments = np.zeros(split.packet_count + 1, SEGMENT)
     endpoints = np.zeros(64 * _ENDPOINTS_SIZE, np.uint8)
     table = np.full(128, _EMPTY, np.int64)
-    packet, headers = np.zeros(1, PACKET)[0], np.zeros(HEADERS_SIZE, np.int64)
+    packet, headers = np.zeros(1, PACKET)[0], np.zeros(1, HEADERS)[0]
     no_secrets = np.zeros(0, SECRET)
 
     def advance() -> int:

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from kdissect.arrays import read_only
 from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
-from kdissect.capture.ip_fragments import FRAGMENT_WIDTH, note_fragment
+from kdissect.capture.ip_fragments import FRAGMENT, note_fragment
 from kdissect.capture.link_layers import (
     ETHERNET,
-    HEADERS_SIZE,
+    HEADERS,
     IP_FRAGMENT,
     LINK_TYPE_NAMES,
     find_tcp,
@@ -155,7 +155,7 @@ def _walk(
     outcome = np.int64(STEP_PACKET)
     while counts["packets"] < packet_max:
         row = counts["fragments"]
-        if (row + 1) * FRAGMENT_WIDTH > len(fragments):
+        if row == len(fragments):
             return np.int64(STEP_ROOM_NEEDED)
         time_before = cursor["time_ns"]
         outcome = step(buf, cursor, interfaces, secrets, packet)
@@ -207,12 +207,12 @@ class RecordWalk:
         self.split_bytes = split_bytes
         self.secrets = np.zeros(4, SECRET)
         self.fragment_max = fragment_max
-        self.fragments = np.zeros(64 * FRAGMENT_WIDTH, np.int64)
+        self.fragments = np.zeros(64, FRAGMENT)
         self.counts = np.zeros(1, _COUNTS)[0]
         self.counts["first_ns"], self.counts["last_ns"] = TIME_MAX, TIME_MIN
         self.splits = np.zeros(len(data) // split_bytes + 2, _START)
         self.packet = np.zeros(1, PACKET)[0]
-        self.headers = np.zeros(HEADERS_SIZE, np.int64)
+        self.headers = np.zeros(1, HEADERS)[0]
         self.outcome = STEP_PACKET
 
     def run(self, packet_max: int = 2**62) -> RecordWalk:
@@ -224,7 +224,7 @@ class RecordWalk:
             )  # fmt: skip
             if self.outcome != STEP_ROOM_NEEDED:
                 return self
-            if (self.counts["fragments"] + 1) * FRAGMENT_WIDTH > len(self.fragments):
+            if self.counts["fragments"] == len(self.fragments):
                 self.fragments = np.concatenate((self.fragments, np.zeros_like(self.fragments)))
                 continue
             self.interfaces = np.concatenate((self.interfaces, np.zeros_like(self.interfaces)))
@@ -244,10 +244,9 @@ class RecordWalk:
         """Number of IP fragments beyond the limit."""
         return int(self.counts["passed_over"])
 
-    def fragment_table(self) -> npt.NDArray[np.int64]:
-        """int64[n, FRAGMENT_WIDTH]: IP fragments that may carry TCP."""
-        table = self.fragments[: self.counts["fragments"] * FRAGMENT_WIDTH]
-        return table.reshape(-1, FRAGMENT_WIDTH).copy()
+    def fragment_table(self) -> npt.NDArray[np.void]:
+        """FRAGMENT[n]: IP fragments that may carry TCP."""
+        return self.fragments[: self.counts["fragments"]].copy()
 
     def error(self, packets_before: int = 0, bytes_before: int = 0) -> str | None:
         """One clause with a position if the file could not be read to its end; else None.
@@ -332,7 +331,7 @@ class WalkedCapture:
     no capture.
 
     file: as `spooled` describes it. size: plain bytes. start_time_ns: of the first packet, None
-    without packets. fragments: int64[n, FRAGMENT_WIDTH]. passed_over: IP fragments beyond the
+    without packets. fragments: FRAGMENT[n]. passed_over: IP fragments beyond the
     limit.
     """
 
@@ -341,9 +340,7 @@ class WalkedCapture:
     size: int = 0
     splits: tuple[Split, ...] = ()
     start_time_ns: int | None = None
-    fragments: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((0, FRAGMENT_WIDTH), np.int64)
-    )
+    fragments: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, FRAGMENT))
     passed_over: int = 0
 
 

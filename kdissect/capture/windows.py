@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from kdissect.arrays import read_only
 from kdissect.capture import inputs, object_store
-from kdissect.capture.ip_fragments import PACKET, Joined, join
+from kdissect.capture.ip_fragments import Joined, join
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import (
     FILE_HEADER_SIZE,
@@ -255,7 +255,7 @@ class WindowReader:
         table = self._walk.fragment_table()
         if not len(table):
             return None
-        table[:, PACKET] += self.last_packet
+        table["packet"] += self.last_packet
         return join([table[:0]] * self.source + [table], sources, 0)
 
     def _forget_sections(self) -> None:

@@ -284,7 +284,7 @@ def _order(walk: WalkedCapture) -> tuple[bool | int | str, ...]:
 
 def _within_limit(
     walks: Sequence[WalkedCapture], room: int
-) -> tuple[list[npt.NDArray[np.int64]], int]:
+) -> tuple[list[npt.NDArray[np.void]], int]:
     """(the first `room` IP fragments of all captures together, number of the others)."""
     tables, passed_over = [], 0
     for walk in walks:
@@ -295,7 +295,7 @@ def _within_limit(
 
 
 def _joined(
-    tables: list[npt.NDArray[np.int64]], files: list[InputFile], folder: str, passed_over: int
+    tables: list[npt.NDArray[np.void]], files: list[InputFile], folder: str, passed_over: int
 ) -> Joined | None:
     return join(tables, Sources(files, folder), passed_over)
 
