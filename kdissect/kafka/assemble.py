@@ -26,18 +26,16 @@ from kdissect.kafka.assembly import (
 )
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import (
-    FRAMES_AT_ONCE,
     NO_RESPONSE,
     Frames,
     Ints,
     Paired,
     Pairs,
 )
-from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, PENDING, Kafka, PendingRequests
+from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka
 from kdissect.kafka.framing import STREAM, new_streams
 from kdissect.kafka.options import StreamOptions, check_batch
 from kdissect.kafka.pairing import (
-    ANSWERS,
     RequestRows,
     ResponseRows,
 )
@@ -349,12 +347,12 @@ def _frames(
         Frames.of(walk_requests, len(connections), scratch),
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
-    pending = _pending(requests, plain.times, scratch)
-
     of_responses = _streams_of(client_side, RESPONSE)
 
     def walk_responses(state: framing.WalkState, most: int) -> Any:
-        found = framing.some_responses(kafka_streams, kafka, pending, requests.start, state, most)
+        found = framing.some_responses(
+            kafka_streams, kafka, requests.table, requests.start, state, most
+        )
         if state.walk["request"][0] != framing.NO_REQUEST:
             from kdissect.kafka.response_bodies import refuse_other_bytes  # it loads the decoder
 
@@ -367,7 +365,7 @@ def _frames(
     behind_hole = responses.behind_hole(begins, scratch)
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
-        requests, responses, pending, plain.times, behind_hole,
+        requests, responses, behind_hole,
         connections["close_reason"] != CloseReason.CAPTURE_END,
         (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
     )  # fmt: skip
@@ -408,39 +406,19 @@ def _count_bytes(
                 counts["framed_byte_count"][row] += sides["header_size"][of[row]]
 
 
-def _fill_frames(rows: Any, frames: Frames, times: Ints) -> None:
-    """Fill the columns that PENDING and ANSWERS have in common: facts of each frame."""
-    for first in range(0, len(rows), FRAMES_AT_ONCE):
-        table = frames.table[first : first + FRAMES_AT_ONCE]
-        portion = rows[first : first + FRAMES_AT_ONCE]
-        portion["correlation"] = table["correlation"]
-        portion["kind"] = table["kind"]
-        portion["time"] = times[table["first"]]
-
-
-def _pending(requests: Frames, times: Ints, scratch: Scratch) -> PendingRequests:
-    """The requests as rows of PENDING."""
-    rows = scratch.empty(len(requests.table), PENDING)
-    _fill_frames(rows, requests, times)
-    return rows
-
-
 def _pairs(
-    requests: Frames, responses: Frames, pending: PendingRequests, times: Ints,
-    behind_hole: Any, is_closed: Any, has_loss: Any, scratch: Scratch,
+    requests: Frames, responses: Frames, behind_hole: Any, is_closed: Any, has_loss: Any,
+    scratch: Scratch,
 ) -> Pairs:  # fmt: skip
     request_count, response_count = len(requests.table), len(responses.table)
     request_rows = RequestRows(
-        pending, requests.start,
+        requests.table, requests.start,
         scratch.empty(request_count, np.int64),
         scratch.empty(request_count, np.uint8),
         scratch.empty(request_count, np.uint8),
     )  # fmt: skip
-    answers = scratch.empty(response_count, ANSWERS)
-    _fill_frames(answers, responses, times)
-    answers["is_behind_hole"] = behind_hole
     response_rows = ResponseRows(
-        answers, responses.start,
+        responses.table, responses.start, behind_hole,
         scratch.empty(response_count, np.int64),
         scratch.empty(response_count, np.uint8),
     )  # fmt: skip
@@ -450,9 +428,7 @@ def _pairs(
     )  # fmt: skip
     room = request_count + response_count
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
-    count = pairing.in_order(
-        request_rows, response_rows, requests.table, responses.table, request, response,
-    )  # fmt: skip
+    count = pairing.in_order(request_rows, response_rows, request, response)
     return Pairs(
         request_rows.answer_of, request_rows.status, request_rows.is_lost,
         response_rows.request_of, response_rows.came, behind_hole, request[:count],

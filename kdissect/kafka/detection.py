@@ -37,7 +37,6 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     FAIR,
     GOOD,
     HEADER,
-    PENDING,
     REQUEST_STEP_MAX,
     RISE_MAX,
     STEP_MAX,
@@ -49,6 +48,7 @@ from kdissect.kafka.frame_search import (  # fmt: skip
     response_header,
     step,
 )
+from kdissect.kafka.frame_tables import FRAME
 from kdissect.kafka.framing import TOKEN_SIZE_MAX, bounds_of
 from kdissect.kafka.sasl_detection import is_mechanisms
 from kdissect.tcp.byte_ranges import find, int64, peek
@@ -289,7 +289,7 @@ def recognise(
     side, protocol = client_side[rows], np.zeros(len(rows), np.uint8)
     _recognise(
         pieces, times, sides[both], connections[rows], has_origin[both], hinted[rows], kafka,
-        np.zeros(0, PENDING), side, protocol, np.zeros(2, HEADER), np.zeros(CLIENTS_MAX, np.int64),
+        np.zeros(0, FRAME), side, protocol, np.zeros(2, HEADER), np.zeros(CLIENTS_MAX, np.int64),
     )  # fmt: skip
     return side, protocol
 

@@ -428,7 +428,7 @@ def late_responses(
         table = responses.table[first : first + FRAMES_AT_ONCE]
         rows = np.flatnonzero((request >= 0) & (table["kind"] != TOKEN))
         ended = segments["time_ns"][requests.table["last"][request[rows]]]
-        late = ended - segments["time_ns"][table["first"][rows]]
+        late = ended - table["time"][rows]
         late_rows.append(first + rows[late > 0])
         late_ns.append(late[late > 0])
     return np.concatenate(late_rows), np.concatenate(late_ns)

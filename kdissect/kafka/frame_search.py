@@ -326,15 +326,6 @@ def find_request(
 # ---- responses ----
 
 
-PendingRequests = npt.NDArray[np.void]  # PENDING[n], in stream order, of all connections
-
-PENDING = np.dtype([
-    ("correlation", "i8"),  # unsigned id
-    ("time", "i8"),  # ns when the first byte was sent
-    ("kind", "i8"),  # EXPECTS, TOKEN or SILENT
-])  # fmt: skip
-
-
 @kernel
 def response_header(pieces: Any, index: int, stop: int, pos: int, limit: int, header: Any) -> bool:
     """Read size and correlation id at `pos`; whether a response can begin so (True if bytes miss).

@@ -16,12 +16,13 @@ EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or 
 FRAME = np.dtype(
     [
         ("connection", "i8"),  # row of its connection
+        ("time", "i8"),  # ns when its first byte was captured
         ("pos", "i8"),
         ("size", "i8"),
         ("api_key", "i8"),
         ("api_version", "i8"),
-        ("correlation", "i8"),
-        ("kind", "i8"),
+        ("correlation", "i8"),  # unsigned id
+        ("kind", "i8"),  # EXPECTS, TOKEN or SILENT
         ("first", "i8"),  # segments of the first and the last captured byte
         ("last", "i8"),
         ("extent_start", "i8"),
@@ -106,7 +107,7 @@ def _put_extents(
 
 @kernel
 def put_frame(
-    stream: Any, source: Any, index: int, header: Any, kind: int, walk: Any, tables: Any
+    stream: Any, source: Any, times: Any, index: int, header: Any, kind: int, walk: Any, tables: Any
 ) -> None:
     """Append the frame at the walk's position, whose size prefix was captured.
 
@@ -117,6 +118,7 @@ def put_frame(
     frame = tables.frames[used[FRAMES]]
     used[FRAMES] += 1
     frame["connection"] = walk["connection"]
+    frame["time"] = times[pieces[index]["segment"]]
     frame["pos"] = pos
     frame["size"] = header["size"]
     frame["api_key"] = header["key"]

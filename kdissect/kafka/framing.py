@@ -250,7 +250,7 @@ def _piece_at(pieces: Any, index: int, stop: int, pos: int) -> int:
 
 @making_part
 def _append_frame(
-    stream: Any, source: Any, index: int, header: Any, kind: int, walk: Any, tables: Any
+    stream: Any, source: Any, times: Any, index: int, header: Any, kind: int, walk: Any, tables: Any
 ) -> Any:
     """Append a row for the frame at `pos` and step over it; returns the tables."""
     end = walk["pos"] + 4 + header["size"]
@@ -258,7 +258,7 @@ def _append_frame(
     frames = grown(tables.frames, tables.used[FRAMES], 1)
     extents = grown(tables.extents, tables.used[EXTENTS], rows)
     tables = Tables(frames, extents, tables.faults, tables.used)
-    put_frame(stream, source, index, header, kind, walk, tables)
+    put_frame(stream, source, times, index, header, kind, walk, tables)
     walk["pos"] = end
     walk["covered"] = end
     walk["reason"] = AFTER_GAP
@@ -361,6 +361,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
     following = state.headers[1]
     pieces = streams.pieces
     source = streams.source
+    times = streams.times
     sides = streams.sides
     clients = state.clients
     walk = state.walk[0]
@@ -424,7 +425,7 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                         kind = SILENT
             if pos > walk["covered"]:
                 tables = put_unframed(stream, source, pos, REQUEST, walk, tables)
-            tables = _append_frame(stream, source, index, header, kind, walk, tables)
+            tables = _append_frame(stream, source, times, index, header, kind, walk, tables)
         size = sides[number]["end"]
         tables = _end_stream(stream, source, size, REQUEST, walk, tables)
     walk["connection"] = len(streams.protocol)
@@ -518,7 +519,7 @@ def some_responses(
 ) -> Any:
     """Frames of the response streams; otherwise like `some_requests`.
 
-    pending: `frame_search.PendingRequests` of all connections; those of a connection begin at
+    pending: FRAME rows of the requests of all connections; those of a connection begin at
     pending_start[connection]. The walk also returns to its caller where a search found a response
     to a request (WALK.request), for a test of its body.
     """
@@ -632,7 +633,7 @@ def some_responses(
                 tables = put_unframed(stream, source, pos, RESPONSE, walk, tables)
             header["key"] = -1
             header["api_version"] = -1
-            tables = _append_frame(stream, source, index, header, kind, walk, tables)
+            tables = _append_frame(stream, source, times, index, header, kind, walk, tables)
         size = sides[number]["end"]
         tables = _end_stream(stream, source, size, RESPONSE, walk, tables)
     walk["connection"] = len(streams.protocol)

@@ -47,17 +47,10 @@ CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at
 
 IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
 
-ANSWERS = np.dtype([
-    ("correlation", "i8"),
-    ("time", "i8"),
-    ("kind", "i8"),
-    ("is_behind_hole", "i8"),  # bytes before it are in no frame
-])  # fmt: skip
-
 
 class RequestRows(NamedTuple):
     """The requests of all connections in stream order; those of connection c are rows start[c] to
-    start[c + 1]. rows: PENDING[n].
+    start[c + 1]. rows: FRAME[n].
 
     `pair` fills answer_of (-1: none), status and is_lost (its response was in a hole).
     """
@@ -70,10 +63,12 @@ class RequestRows(NamedTuple):
 
 
 class ResponseRows(NamedTuple):
-    """The responses likewise. rows: ANSWERS[n]. `pair` fills request_of (-1: none) and came."""
+    """The responses likewise. is_behind_hole: bytes before it are in no frame. `pair` fills
+    request_of (-1: none) and came."""
 
     rows: npt.NDArray[np.void]
     start: npt.NDArray[np.int64]
+    is_behind_hole: npt.NDArray[np.uint8]
     request_of: npt.NDArray[np.int64]
     came: npt.NDArray[np.uint8]
 
@@ -235,7 +230,7 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
             requests.is_lost[row] = 0
         for number in range(responses.start[connection], responses.start[connection + 1]):
             response = responses.rows[number]
-            hole = response["is_behind_hole"] != 0
+            hole = responses.is_behind_hole[number] != 0
             answer = _Answer(
                 start, stop, highest, response["correlation"], response["time"], response["kind"],
                 hole,
@@ -282,10 +277,7 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
 
 
 @kernel
-def in_order(
-    requests: Any, responses: Any, request_frames: Any, response_frames: Any,
-    exchange_request: Any, exchange_response: Any,
-) -> int:  # fmt: skip
+def in_order(requests: Any, responses: Any, exchange_request: Any, exchange_response: Any) -> int:
     """Exchanges by connection and first byte: fills their request and response rows; the count.
 
     Requests keep the order of their stream. Responses without a request stand before the first
@@ -300,7 +292,7 @@ def in_order(
             while answer < end and (
                 responses.request_of[answer] >= 0
                 or is_last
-                or response_frames[answer]["first"] < request_frames[row]["first"]
+                or responses.rows[answer]["first"] < requests.rows[row]["first"]
             ):
                 if responses.request_of[answer] < 0:
                     exchange_request[count] = -1

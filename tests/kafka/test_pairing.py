@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from kdissect.capture.scratch import MEMORY
 from kdissect.kafka import pairing
 from kdissect.kafka.assembly import PairStatus
-from kdissect.kafka.frame_search import PENDING
-from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
-from kdissect.kafka.pairing import ANSWERS, RequestRows, ResponseRows
+from kdissect.kafka.frame_tables import EXPECTS, FRAME, SILENT, TOKEN
+from kdissect.kafka.pairing import RequestRows, ResponseRows
 from tests.oracles import pairing as oracle
 from tests.oracles.pairing import Request, Response
 
@@ -43,21 +42,23 @@ def kernel(
     responses = [response for connection in many for response in connection[1]]
     starts = np.cumsum([0] + [len(connection[0]) for connection in many])
     answers = np.cumsum([0] + [len(connection[1]) for connection in many])
-    pending = np.zeros(len(requests), PENDING)
+    pending = np.zeros(len(requests), FRAME)
     for row, request in zip(pending, requests, strict=True):
         row["correlation"], row["time"] = request.correlation_id, request.time_ns
         row["kind"] = request.kind
-    answer_rows = np.zeros(len(responses), ANSWERS)
+    answer_rows = np.zeros(len(responses), FRAME)
     for row, response in zip(answer_rows, responses, strict=True):
         row["correlation"], row["time"] = response.correlation_id, response.time_ns
-        row["kind"], row["is_behind_hole"] = response.kind, response.is_behind_hole
+        row["kind"] = response.kind
+    is_behind_hole = np.array([response.is_behind_hole for response in responses], np.uint8)
     request_rows = RequestRows(
         pending, starts, np.empty(len(requests), np.int64), np.empty(len(requests), np.uint8),
         np.empty(len(requests), np.uint8),
     )  # fmt: skip
     response_rows = ResponseRows(
-        answer_rows, answers, np.empty(len(responses), np.int64), np.empty(len(responses), np.uint8)
-    )
+        answer_rows, answers, is_behind_hole, np.empty(len(responses), np.int64),
+        np.empty(len(responses), np.uint8),
+    )  # fmt: skip
     buckets = pairing.buckets_for(starts, MEMORY)
     for part in buckets:
         part[:] = 7
@@ -66,7 +67,7 @@ def kernel(
         np.array([connection[3] for connection in many], np.uint8), buckets,
     )  # fmt: skip
     answer_of, status, is_lost = request_rows[2:]
-    request_of, came = response_rows[2:]
+    request_of, came = response_rows[3:]
     for answer, row in enumerate(request_of):
         assert row < 0 or answer_of[row] == answer
     found = []
