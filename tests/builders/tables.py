@@ -74,9 +74,14 @@ def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
     return table.set_column(table.schema.get_field_index(name), field, array)
 
 
-def exchange(number: int, *, at_us: int = 0, latency_us: int | None = 1000, **values: Any) -> Row:
-    """A row of exchanges: one client, one connection unless said otherwise."""
-    asked = START_US + at_us
+def exchange(
+    number: int, *, second: float = 0, at_us: int = 0, latency_us: int | None = 1000, **values: Any
+) -> Row:
+    """A row of exchanges: one client, one connection unless said otherwise.
+
+    second, at_us: when the request was sent, after the start.
+    """
+    asked = at(second) + at_us
     row: Row = {
         "exchange_id": number,
         "connection_id": 1,

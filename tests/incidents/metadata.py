@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.builders.tables import SECOND_US, Row, at, exchange
+from tests.builders.tables import Row, at, exchange
 
 Leader = tuple[float, int, int]  # second of the response, node id, epoch
 
 
 def leaders_named(leaders: Sequence[Leader]) -> tuple[list[Row], list[Row]]:
     """The exchanges, numbered from 0, and the rows of Metadata of the partition orders-0."""
-    exchanges = [exchange(n, at_us=round(s * SECOND_US)) for n, (s, _, _) in enumerate(leaders)]
+    exchanges = [exchange(n, second=s) for n, (s, _, _) in enumerate(leaders)]
     rows: list[Row] = [
         {
             "exchange_id": n,

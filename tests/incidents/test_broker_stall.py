@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.builders.tables import Row, at, connection, exchange, found
 
 CONNECTIONS = [connection(1), connection(2)]
 
 
 def _answered(number: int, start_s: float, end_s: float, **values: Any) -> Row:
-    return exchange(
-        number, at_us=round(start_s * 1e6), latency_us=round((end_s - start_s) * 1e6), **values
-    )
+    return exchange(number, second=start_s, latency_us=round((end_s - start_s) * 1e6), **values)
 
 
 def _usual() -> list[Row]:
@@ -39,28 +39,24 @@ def test_all_connections_silent_then_all_responses_at_once() -> None:
     assert stall["evidence"] == {"exchange_ids": [201, 202], "connection_ids": [1, 2]}
 
 
-def test_one_slow_request_is_no_stall() -> None:
-    """A single CreateTopics may wait for a controller."""
-    slow = _answered(201, 10.05, 13.2, api_name="CreateTopics")
-    assert found(exchanges=[*_usual(), slow], connections=CONNECTIONS) == []
-
-
-def test_long_polls_and_group_waits_are_no_stall() -> None:
-    """Requests that wait by their own settings are no evidence."""
-    waiting = [
-        _answered(201, 10.05, 13.2, connection_id=1, api_name="Fetch", wait="long_poll"),
-        _answered(202, 10.05, 13.2, connection_id=2, api_name="JoinGroup", wait="group"),
-    ]
-    assert found(exchanges=[*_usual(), *waiting], connections=CONNECTIONS) == []
-
-
-def test_a_response_on_another_connection_disproves_a_stall() -> None:
-    """One response during the silence shows that the broker works."""
-    waiting = [
+_WAIT = (10.05, 13.2)
+_NO_STALL = {
+    "CreateTopics may wait for a controller": [_answered(201, *_WAIT, api_name="CreateTopics")],
+    "long polls and waits for a group": [
+        _answered(201, *_WAIT, connection_id=1, api_name="Fetch", wait="long_poll"),
+        _answered(202, *_WAIT, connection_id=2, api_name="JoinGroup", wait="group"),
+    ],
+    "a response in between shows that the broker works": [
         _answered(201, 10.05, 11.3, connection_id=1, api_name="Produce"),
         _answered(202, 10.05, 11.3, connection_id=2, api_name="Produce"),
         _answered(203, 10.6, 10.61, connection_id=1, api_name="Metadata"),
-    ]
+    ],
+}
+
+
+@pytest.mark.parametrize("waiting", _NO_STALL.values(), ids=_NO_STALL)
+def test_waits_that_are_no_stall(waiting: list[Row]) -> None:
+    """Requests that wait by their own settings, or a broker that answers others."""
     assert found(exchanges=[*_usual(), *waiting], connections=CONNECTIONS) == []
 
 

@@ -26,7 +26,7 @@ def _worked(number: int, start: float, end: float, **values: Any) -> Row:
 
 def _traffic(number: int, start: float, end: float) -> list[Row]:
     return [
-        exchange(number * 100 + n, connection_id=number, at_us=round((start + n) * 1e6))
+        exchange(number * 100 + n, connection_id=number, second=start + n)
         for n in range(int(end - start))
     ]
 
@@ -58,9 +58,7 @@ def test_a_broker_that_was_killed_and_came_back() -> None:
 
 
 def _produce(number: int, second: float, **values: Any) -> Row:
-    return exchange(
-        number, at_us=round(second * 1e6), api_name="Produce", topics=["orders"], **values
-    )
+    return exchange(number, second=second, api_name="Produce", topics=["orders"], **values)
 
 
 # The node answers a producer, and refuses its partition before it dies.

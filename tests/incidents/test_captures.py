@@ -13,7 +13,7 @@ def _produced(*, delays: dict[int, float], step_s: float = 0, step_from: int = 1
     for number in range(40):
         sent = number / 10 + delays.get(number, 0)
         seen = sent + (step_s if number >= step_from else 0)
-        exchanges.append(exchange(number, at_us=round(seen * 1e6), api_name="Produce"))
+        exchanges.append(exchange(number, second=seen, api_name="Produce"))
         stamp = (START_US + number * 100_000) // 1000
         batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})
     for row in exchanges:
@@ -36,7 +36,7 @@ def test_a_clock_that_steps_all_the_time(sign: int, direction: str) -> None:
     exchanges, batches = [], []
     for number in range(100):
         seen = number / 10 + 2 * sign * min(number // 10, 8)
-        exchanges.append(exchange(number, at_us=round(seen * 1e6), api_name="Produce"))
+        exchanges.append(exchange(number, second=seen, api_name="Produce"))
         exchanges[-1]["response_capture_id"] = 7
         stamp = (START_US + number * 100_000) // 1000
         batches.append({"exchange_id": number, "source": "produce", "max_timestamp_ms": stamp})

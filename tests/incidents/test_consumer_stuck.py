@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import pytest
 
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
@@ -13,7 +13,7 @@ def _incidents(*fetches: tuple[float, int, int]) -> list[Row]:
     """Incidents of fetches from orders-0: (second, offset, connection)."""
     exchanges, fetched = [], []
     for number, (second, offset, connection_id) in enumerate(fetches):
-        place = {"at_us": round(second * SECOND_US), "connection_id": connection_id}
+        place = {"second": second, "connection_id": connection_id}
         exchanges.append(exchange(number, api_name="Fetch", **place))
         asked = [{"partition": 0, "fetch_offset": offset}]
         answer = [{"partition_index": 0, "error_code": 0, "high_watermark": _END}]
@@ -48,31 +48,26 @@ def test_an_application_that_seeks_back() -> None:
     assert stuck["start_time"].timestamp() * SECOND_US == at(1.1)
 
 
-def test_a_consumer_that_advances() -> None:
-    """Each fetch asks for a later offset."""
-    assert _incidents(*[(second, 10 * second, 1) for second in range(20)]) == []
-
-
-def test_consumers_of_one_name() -> None:
-    """Five consumers read the same offsets, each on its own connection, some seconds apart."""
-    fetches = [
+_NOT_STUCK = {
+    "a consumer that advances": [(float(second), 10 * second, 1) for second in range(20)],
+    # the same offsets, each on its own connection, some seconds apart
+    "five consumers of one name": sorted(
         (2.0 * number + second / 2, 10 * second, number)
         for number in range(5)
         for second in range(20)
-    ]
-    assert _incidents(*sorted(fetches)) == []
+    ),
+    # a table that an application loads again from the beginning each minute
+    "a topic that is read anew": [
+        (60.0 * number + step / 10, 10 * step, 1) for number in range(6) for step in range(5)
+    ],
+    # an hour lies between the runs
+    "a job that fetches one offset twice each hour": [
+        (3600.0 * hour + step, 120, hour) for hour in range(4) for step in (1, 2)
+    ],
+}
 
 
-def test_a_topic_that_is_read_anew_each_minute() -> None:
-    """A table that an application loads again from the beginning is no fault."""
-    starts = [60.0 * number for number in range(6)]
-    assert all(after - before > 30 for before, after in pairwise(starts))
-    assert _incidents(*[(s + step / 10, 10 * step, 1) for s in starts for step in range(5)]) == []
-
-
-def test_a_job_that_starts_at_one_offset_each_hour() -> None:
-    """Each run of the job fetches one offset twice: an hour lies between, so nothing is stuck."""
-    assert (
-        _incidents(*[(3600.0 * hour + step, 120, hour) for hour in range(4) for step in (1, 2)])
-        == []
-    )
+@pytest.mark.parametrize("fetches", _NOT_STUCK.values(), ids=_NOT_STUCK)
+def test_consumers_that_are_not_stuck(fetches: list[tuple[float, int, int]]) -> None:
+    """No consumer asks for one offset again and again."""
+    assert _incidents(*fetches) == []

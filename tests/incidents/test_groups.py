@@ -15,7 +15,7 @@ def _events(*steps: tuple[float, str, str]) -> dict[str, Any]:
     exchanges: list[Row] = []
     events: list[Row] = []
     for number, (second, event, client) in enumerate(steps):
-        exchanges.append(exchange(number, at_us=round(second * 1e6), client_id=client))
+        exchanges.append(exchange(number, second=second, client_id=client))
         events.append({
             "group_id": GROUP, "group_type": "classic", "time": at(second), "event": event,
             "client_id": None if event == "rebalance" else client, "exchange_id": number,

@@ -22,12 +22,12 @@ def _open(number: int, seconds: float = 0, **values: Any) -> Row:
 
 
 def _answered(number: int, seconds: float, connection_id: int = 1) -> Row:
-    return exchange(number, connection_id=connection_id, at_us=round(seconds * SECOND_US))
+    return exchange(number, connection_id=connection_id, second=seconds)
 
 
 def _waiting(number: int, seconds: float, **values: Any) -> Row:
     values.setdefault("api_name", "Produce")
-    return exchange(number, at_us=round(seconds * SECOND_US), latency_us=None, **values)
+    return exchange(number, second=seconds, latency_us=None, **values)
 
 
 def test_an_idle_connection_that_was_cut() -> None:

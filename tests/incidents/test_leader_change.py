@@ -15,8 +15,7 @@ def _found(leaders: list[Leader], errors: tuple[float, ...] = (), **more: Any) -
     """
     failed: dict[str, Any] = {"error_codes": [6], "error_code": 6, "topics": ["orders"]}
     exchanges = [
-        exchange(100 + n, at_us=round(s * SECOND_US), api_name="Produce", **failed)
-        for n, s in enumerate(errors)
+        exchange(100 + n, second=s, api_name="Produce", **failed) for n, s in enumerate(errors)
     ]
     asked, metadata = leaders_named(leaders)
     made = tables(

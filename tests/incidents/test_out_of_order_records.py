@@ -34,7 +34,7 @@ def _incidents(*sends: Send) -> list[Row]:
     for number, send in enumerate(sends):
         row = exchange(
             number,
-            at_us=round(send.second * SECOND_US),
+            second=send.second,
             latency_us=None if send.error is None else 1000,
             api_name="Produce",
             connection_id=send.connection,

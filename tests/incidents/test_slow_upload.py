@@ -52,7 +52,7 @@ def test_short_uploads_that_follow_one_another() -> None:
     requests = [
         exchange(
             n,
-            at_us=round(0.7 * n * SECOND_US),
+            second=0.7 * n,
             api_name="Produce",
             request_size=20_000,
             upload_ms=600.0,

@@ -23,8 +23,7 @@ def _requests(count: int, interval_s: float, **values: object) -> dict[str, list
     return {
         "connections": [connection(0)],
         "exchanges": [
-            exchange(n, connection_id=0, at_us=round(n * interval_s * SECOND_US), **values)
-            for n in range(count)
+            exchange(n, connection_id=0, second=n * interval_s, **values) for n in range(count)
         ],
     }
 

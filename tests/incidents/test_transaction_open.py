@@ -20,7 +20,7 @@ def _incidents(
     begin, end: seconds of the transaction that wrote to the partition; no begin: not captured.
     """
     exchanges = [
-        exchange(number, at_us=round(second * SECOND_US), api_name="Fetch")
+        exchange(number, second=second, api_name="Fetch")
         for number, (second, _) in enumerate(fetches)
     ]
     fetched: list[Row] = [

@@ -20,7 +20,7 @@ SECOND = 1_000_000
 
 def _call(number: int, api: str, key: int, second: float, **values: Any) -> Row:
     """A request of an API, so many seconds after the start."""
-    row = exchange(number, at_us=round(second * SECOND), api_name=api, api_key=key)
+    row = exchange(number, second=second, api_name=api, api_key=key)
     return row | {"version_source": "request_header"} | values
 
 

@@ -51,14 +51,38 @@ def anomaly_rows(rows: list[dict[str, Any]]) -> list[tuple[str, int | None]]:
     return [(row["kind"].upper(), row["exchange_id"]) for row in told]
 
 
-def test_an_unbroken_run_is_silent() -> None:
-    """Batches that continue each other have no anomaly."""
-    assert anomaly_rows([batch(0, 5), batch(5, 1), batch(6, 100)]) == []
+_LAST = WRAP - 3
+_INIT = {"step": int(ProducerStep.INIT), "topic": None, "partition": None}
+_WHOLE = {
+    "batches that continue each other": [batch(0, 5), batch(5, 1), batch(6, 100)],
+    "a capture that starts in the middle": [batch(400, 5), batch(405, 5)],
+    "a retry that fills a hole": [batch(0, 5), batch(10, 5), batch(5, 5)],
+    # NOT_LEADER_OR_FOLLOWER, then OUT_OF_ORDER_SEQUENCE_NUMBER of what was on its way
+    "refused batches that are sent again, on another connection": [
+        *(batch(0, 5, 6), batch(5, 5, 45), batch(10, 5, 45)),
+        *(batch(base, 5, connection_id=2) for base in (0, 5, 10)),
+        batch(15, 1),
+    ],
+    "numbers that continue with 0 after 2^31 - 1": [batch(_LAST, 3), batch(0, 4), batch(4, 1)],
+    "a batch over the end of the numbers": [batch(_LAST, 5), batch(2, 4)],
+    "other epochs, partitions, topics and producers": [
+        *(batch(0, 5), batch(3, 5, producer_epoch=1), batch(0, 5, partition=1)),
+        *(batch(100, 5, topic="other"), batch(70, 1, producer_id=8)),
+    ],
+    "an id that another cluster gives again": [_INIT, batch(0, 5), _INIT, batch(0, 5)],
+    "a client before 2.5 after UNKNOWN_PRODUCER_ID": [
+        *(batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)),
+    ],
+    "requests of one time, by their position": [
+        batch(base, 5, pos=pos, time_ns=5) for base, pos in ((10, 200), (5, 90), (0, 10))
+    ],
+}
 
 
-def test_a_capture_may_start_in_the_middle() -> None:
-    """The first batch may have any sequence number."""
-    assert anomaly_rows([batch(400, 5), batch(405, 5)]) == []
+@pytest.mark.parametrize("rows", _WHOLE.values(), ids=_WHOLE)
+def test_runs_without_an_anomaly(rows: list[dict[str, Any]]) -> None:
+    """Neither a gap nor a repeat."""
+    assert anomaly_rows(rows) == []
 
 
 def test_a_hole() -> None:
@@ -67,19 +91,6 @@ def test_a_hole() -> None:
     (row,) = sequence_anomalies(table([batch(0, 5), batch(9, 1)])).to_pylist()
     said = "producer 7 epoch 0, orders-0: 4 sequence numbers before 9 are in no batch"
     assert row["detail"] == said
-
-
-def test_a_retry_fills_the_hole() -> None:
-    """A later batch with the missing numbers leaves no gap."""
-    assert anomaly_rows([batch(0, 5), batch(10, 5), batch(5, 5)]) == []
-
-
-def test_refused_batches_cover_and_are_not_repeated() -> None:
-    """NOT_LEADER_OR_FOLLOWER, then OUT_OF_ORDER_SEQUENCE_NUMBER of what was on its way: all sent
-    again, on another connection."""
-    lost = [batch(0, 5, 6), batch(5, 5, 45), batch(10, 5, 45)]
-    again = [batch(base, 5, connection_id=2) for base in (0, 5, 10)]
-    assert anomaly_rows([*lost, *again, batch(15, 1)]) == []
 
 
 def test_repeats() -> None:
@@ -91,36 +102,9 @@ def test_repeats() -> None:
     assert "an earlier copy was not answered" in row["detail"]
 
 
-def test_the_end_of_the_numbers() -> None:
-    """Numbers continue after 2^31 - 1 with 0, inside a batch, too."""
-    last = WRAP - 3
-    assert anomaly_rows([batch(last, 3), batch(0, 4), batch(4, 1)]) == []
-    assert anomaly_rows([batch(last, 5), batch(2, 4)]) == []
-    assert anomaly_rows([batch(last, 2), batch(0, 4)]) == [("SEQUENCE_GAP", 2)]
-
-
-def test_epochs_partitions_and_producers_are_apart() -> None:
-    """Each epoch, partition, topic and producer has numbers of its own."""
-    one = [batch(0, 5), batch(3, 5, producer_epoch=1), batch(0, 5, partition=1)]
-    assert anomaly_rows([*one, batch(100, 5, topic="other"), batch(70, 1, producer_id=8)]) == []
-
-
-def test_an_id_given_again_starts_anew() -> None:
-    """Two captures of two clusters, read together."""
-    init = {"step": int(ProducerStep.INIT), "topic": None, "partition": None}
-    assert anomaly_rows([init, batch(0, 5), batch(5, 5), init, batch(0, 5), batch(5, 5)]) == []
-
-
-def test_old_clients_start_over_after_unknown_producer_id() -> None:
-    """After error 59 a client restarts at 0; that is no duplicate."""
-    assert anomaly_rows([batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)]) == []
-
-
-def test_segments_with_several_requests_keep_their_order() -> None:
-    """Requests of one time are ordered by their position."""
-    same = {"time_ns": 5}
-    rows = [batch(0, 5, pos=10, **same), batch(5, 5, pos=90, **same), batch(10, 5, pos=200, **same)]
-    assert anomaly_rows(list(reversed(rows))) == []
+def test_a_hole_at_the_end_of_the_numbers() -> None:
+    """The number before 0 is in no batch."""
+    assert anomaly_rows([batch(_LAST, 2), batch(0, 4)]) == [("SEQUENCE_GAP", 2)]
 
 
 def plain(rows: list[dict[str, Any]]) -> set[tuple[str, int]]:
