@@ -24,7 +24,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.translator import Translator
-from tests.builders.workloads import planned
+from tests.builders.workloads import a_request, a_response, exchange, planned
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 MS = 1_000_000
@@ -67,25 +67,16 @@ class PlanMaker:
             )
         number, at_ns = len(self.steps), int(at_ms * MS)
         owner = self.connections[connection]
-        exchange = Exchange(
-            exchange_id=1000 + number,
-            connection=connection,
-            index=len(owner.exchanges),
-            api_key=HEARTBEAT,
-            api_version=4,
-            client_id="test",
-            request=request(HEARTBEAT, 4, group_id="g", **body),
-            response=response(HEARTBEAT, 4) if answered else None,
-            request_time_ns=at_ns,
-            request_end_time_ns=at_ns,
-            response_time_ns=at_ns + MS if answered else -1,
-            response_end_time_ns=at_ns + MS if answered else -1,
-            expects_response=expects_response,
-        )
-        owner.exchanges.append(exchange)
+        one = exchange(
+            connection, a_request(HEARTBEAT, 4, group_id="g", **body), int(at_ms), int(at_ms) + 1,
+            a_response(HEARTBEAT, 4) if answered else None,
+        )  # fmt: skip
+        one.exchange_id, one.index = 1000 + number, len(owner.exchanges)
+        one.expects_response = expects_response
+        owner.exchanges.append(one)
         owner.end_time_ns = at_ns + 2 * MS
         self.steps.append(
-            Step(number, connection, exchange, "Heartbeat", "groups", at_ns, expects_response,
+            Step(number, connection, one, "Heartbeat", "groups", at_ns, expects_response,
                  skipped=skipped, depends_on=after, follows=follows)
         )  # fmt: skip
         return number
