@@ -106,7 +106,9 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
             yield row._replace(key=row.order % plan.slot_count)
     batch, scratch = gathered.batch()
     byte_count = int(batch.segments["captured"].sum())
-    is_continued = plan.keeps and (len(states) > 0 or _fits_memory(plan, batch))
+    is_small = len(batch.endpoints) <= plan.options.limits.connections
+    is_small &= len(batch.segments) <= SEGMENTS_MAX
+    is_continued = plan.keeps and (is_small or len(states) > 0)
     batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
     exchanges: Exchanges
@@ -130,9 +132,9 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
         for some in sliced(table):
             yield Row(slot, RowKind.TABLE, number, packed_table(name, some))
-    stats = RunStats(
-        duplicates=_by_source(bucket.assembly.duplicate_packets), counts=Counter(bucket.counts)
-    )
+    packets = enumerate(bucket.assembly.duplicate_packets.tolist())
+    duplicates = Counter({source: count for source, count in packets if count})
+    stats = RunStats(duplicates=duplicates, counts=Counter(bucket.counts))
     for source, count in bucket.given_up.items():
         stats.tcp[source] -= count
         stats.ignored[source][NOT_FOLLOWED] += count
@@ -184,11 +186,6 @@ def assembled(
     batch = follow(SegmentBatch.concat(batches), plan.options.limits.connections).batch
     paired, sources = _paired(plan, sources, [batch], MEMORY)
     return batch, paired.assembly(), sources
-
-
-def _fits_memory(plan: RunPlan, batch: SegmentBatch) -> bool:
-    few = len(batch.endpoints) <= plan.options.limits.connections
-    return few and len(batch.segments) <= SEGMENTS_MAX
 
 
 def _continued_bucket(
@@ -325,7 +322,3 @@ def _shown(
     extents["length"] = np.clip(data_max - done, 0, extents["length"])
     chosen = (extents["source"] >= 0) & (extents["length"] > 0)
     return extents[chosen], owner[chosen]
-
-
-def _by_source(counts: npt.NDArray[np.int64]) -> Counter[int]:
-    return Counter({source: int(count) for source, count in enumerate(counts) if count})

@@ -191,7 +191,8 @@ class Selection:
         masks = list(self._masks(table))
         rows = np.flatnonzero(np.logical_and.reduce(masks)) if masks else None
         if self.where is not None:
-            chosen = self._sql_rows(table if rows is None else table.take(pa.array(rows)))
+            self._sql = self._sql or Where(self.where)
+            chosen = self._sql.rows(table if rows is None else table.take(pa.array(rows)))
             rows = chosen if rows is None else rows[chosen]
         return rows
 
@@ -254,12 +255,6 @@ class Selection:
             if end.address is not None:
                 matches |= _is_end(table, "client", end)
         return matches
-
-    def _sql_rows(self, table: pa.Table) -> npt.NDArray[np.int64]:
-        if self._sql is None:
-            self._sql = Where(self.where or "true")
-        rows: npt.NDArray[np.int64] = self._sql.rows(table)
-        return rows
 
 
 _READ = (

@@ -339,8 +339,10 @@ class ConnectionCarry:
         for number, key in enumerate(keys):
             if number in gone:
                 del self._open[key]
-            else:
-                self._open[key] = after.get(number) or _without_segments(self._open[key])
+            elif number in after:
+                self._open[key] = after[number]
+            else:  # it took part with neither new nor carried segments
+                self._open[key].row["due"] = NEVER
 
 
 def _batch(
@@ -403,13 +405,6 @@ def _still_waiting(
     one.segments.extend(segments.tobytes())
     one.data.extend(data.data)
     return replace(one, enough=enough)
-
-
-def _without_segments(one: OpenConnection) -> OpenConnection:
-    """A connection that took part with neither new nor carried segments."""
-    row = one.row.copy()
-    row["due"] = NEVER
-    return replace(one, row=row)
 
 
 def _begins_anew(row: np.void, segments: npt.NDArray[np.void]) -> int:
