@@ -109,7 +109,7 @@ replay {capture} --dry-run --from 2026-11-22 --until 2026-11-21 | 2026-11-21 is 
 replay {capture} --dry-run --to 9092                  | --to: '9092' is no HOST:PORT
 replay {capture} --dry-run --to h:1 --against h       | --against: 'h' is no HOST:PORT
 replay {capture} --dry-run --timeout soon             | --timeout: 'soon' is no span of time
-replay {capture} --dry-run --max-gap 1d               | --max-gap: '1d' is no span of time
+replay {capture} --dry-run --max-gap 1y               | --max-gap: '1y' is no span of time
 """
 
 
