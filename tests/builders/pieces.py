@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kdissect.tcp.byte_ranges import PIECE
 from kdissect.tcp.columns import SIDE
-from tests.builders.playbook import in_memory
+from tests.builders.segments import in_memory
 
 cuts = st.lists(st.integers(0, 400), max_size=9)
 lost = st.lists(st.sampled_from((False, False, False, True)), min_size=1, max_size=9)

@@ -9,21 +9,15 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import numpy as np
-
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.segments import ACK, ENDPOINTS, FIN, PSH, RST, SEGMENT, SYN, SegmentBatch
+from kdissect.capture.segments import ACK, FIN, PSH, RST, SYN, SegmentBatch
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly, PairStatus
 from kdissect.kafka.options import StreamOptions
+from tests.builders.segments import batch_of
+from tests.oracles.segments import Segment
 
 CLIENT, BROKER = 0, 1
-
-
-def in_memory(*contents: bytes) -> Sources:
-    """Captures in memory, as `assemble` wants its sources."""
-    arrays = {number: np.array(bytearray(data), np.uint8) for number, data in enumerate(contents)}
-    return Sources([f"made-{number}" for number in arrays], arrays=arrays)
 
 
 @dataclass(frozen=True)
@@ -91,19 +85,16 @@ class Playbook:
 
     def batch(self) -> tuple[SegmentBatch, Sources]:
         """The segments, and a capture in memory that holds their payload."""
-        endpoints = np.zeros(1, ENDPOINTS)
-        endpoints["ip_a"][0, 10:] = [255, 255, 10, 0, 0, 1]
-        endpoints["ip_b"][0, 10:] = [255, 255, 10, 0, 0, 2]
-        endpoints["port_a"], endpoints["port_b"] = self.ports
-        segments = np.zeros(len(self.rows), SEGMENT)
-        data = b"\0" * 16
-        for number, (time, side, flags, payload, seq, ack) in enumerate(self.rows):
-            row = segments[number]
-            row["time_ns"], row["side"], row["flags"] = time, side, flags
-            row["pos"], row["captured"], row["length"] = len(data), len(payload), len(payload)
-            row["seq"], row["ack"], row["packet"], row["ip_id"] = seq, ack, number + 1, number + 1
-            data += payload
-        return SegmentBatch(endpoints, segments), in_memory(data)
+        batch, memory = batch_of(
+            [
+                Segment(time, side, flags, seq, ack, number, 0, len(payload), payload)
+                for number, (time, side, flags, payload, seq, ack) in enumerate(self.rows, 1)
+            ]
+        )
+        batch.endpoints["ip_a"][0, 10:] = [255, 255, 10, 0, 0, 1]
+        batch.endpoints["ip_b"][0, 10:] = [255, 255, 10, 0, 0, 2]
+        batch.endpoints["port_a"], batch.endpoints["port_b"] = self.ports
+        return batch, memory
 
     def run(self) -> Assembly:
         batch, self.memory = self.batch()

@@ -1,4 +1,4 @@
-"""Segments of an oracle as the batch that reassembly takes."""
+"""Segments as the batch that reassembly takes, and captures in memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import numpy as np
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ENDPOINTS, OPTIONS_SHIFT, SEGMENT, SegmentBatch
-from tests.builders.playbook import in_memory
 from tests.oracles.segments import Segment
 
 _FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
+
+
+def in_memory(*contents: bytes) -> Sources:
+    """Captures in memory, as `assemble` wants its sources."""
+    arrays = {number: np.array(bytearray(data), np.uint8) for number, data in enumerate(contents)}
+    return Sources([f"made-{number}" for number in arrays], arrays=arrays)
 
 
 def batch_of(segments: Sequence[Segment], first: int = 0) -> tuple[SegmentBatch, Sources]:

@@ -144,6 +144,14 @@ def assembled(book: Playbook, *key_logs: bytes) -> Assembly:
     return assemble(batch, memory, book.options, key_logs)
 
 
+def frame_bytes(assembly: Assembly, side: Any) -> bytes:
+    """The decrypted bytes of one side of an exchange, without its size."""
+    extents = assembly.extents[side["extent_start"] :][: side["extent_count"]]
+    rows = extents[extents["source"] >= 0]
+    parts = (assembly.carried.data[row["pos"] :][: row["length"]] for row in rows)
+    return b"".join(part.tobytes() for part in parts)
+
+
 class Sealer:
     """Writes records of TLS 1.3 (AES-GCM) with the keys of a key log."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import crc32c
@@ -38,6 +39,10 @@ class Mutated:
     may_refuse: bool = False  # the file may no longer be a capture
 
 
+class Nothing(Exception):
+    """There is no packet that the mutation could change."""
+
+
 class Mutation:
     """One capture while it is changed."""
 
@@ -54,13 +59,15 @@ class Mutation:
     def any_index(self) -> int:
         return self.choose.randrange(len(self.packets))
 
-    def with_payload(self) -> int | None:
+    def with_payload(self) -> int:
         rows = [
             row
             for row, packet in enumerate(self.packets)
             if packet.is_tcp and len(packet.payload) > 0
         ]
-        return self.choose.choice(rows) if rows else None
+        if not rows:
+            raise Nothing
+        return self.choose.choice(rows)
 
     def replace(self, row: int, packet: Packet) -> None:
         self.touch(self.packets[row])
@@ -178,8 +185,6 @@ def change_numbers(m: Mutation) -> None:
 
 def resize(m: Mutation) -> None:
     row = m.with_payload()
-    if row is None:
-        return
     payload = m.packets[row].payload
     at = m.choose.randrange(len(payload))
     new = m.choose.choice(
@@ -197,8 +202,6 @@ def resize(m: Mutation) -> None:
 def conflict(m: Mutation) -> None:
     """A retransmission with other bytes, which reaches before or after the first copy."""
     row = m.with_payload()
-    if row is None:
-        return
     packet = m.packets[row]
     payload = m.choose.randbytes(m.choose.randint(1, 2 * len(packet.payload)))[:60000]
     seq = (packet.seq + m.choose.randint(-len(payload), len(payload))) % 2**32
@@ -212,8 +215,6 @@ def conflict(m: Mutation) -> None:
 def split_segments(m: Mutation) -> None:
     """The same bytes in smaller segments: nothing but packet numbers changes for others."""
     row = m.with_payload()
-    if row is None:
-        return
     packet = m.packets[row]
     step = m.choose.choice((1, 3, 7, 100))
     payload = packet.payload[: 200 * step]
@@ -238,8 +239,6 @@ def split_segments(m: Mutation) -> None:
 def change_frame(m: Mutation) -> None:
     """Size prefix, api key, version, correlation id or client id of a frame."""
     row = m.with_payload()
-    if row is None:
-        return
     packet = m.packets[row]
     place = m.base.positions[row] if row < len(m.base.positions) else 0
     frames = m.base.frames.get((packet.source, packet.key), [])
@@ -268,8 +267,6 @@ def _put_inside(m: Mutation, row: int, at: int, new: bytes) -> None:
 
 def change_message(m: Mutation) -> None:
     row = m.with_payload()
-    if row is None:
-        return
     packet = m.packets[row]
     at = m.choose.randrange(packet.payload_pos, len(packet.data))
     _put_inside(m, row, at, m.noise())
@@ -375,7 +372,8 @@ def mutated(base: Base, choose: random.Random) -> tuple[str, Mutated]:
         change = choose.choice(LEVELS[level])
         done.append(change.__name__)
         if m.packets and not m.result.data:
-            change(m)
+            with suppress(Nothing):
+                change(m)
     if not m.result.data:
         m.result.data = pcap_bytes(m.packets)
         m.result.packet_count = len(m.packets)

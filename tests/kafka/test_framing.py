@@ -21,7 +21,8 @@ from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.byte_ranges import find, peek
 from tests.builders.frames import framed, produce, request, response
 from tests.builders.pieces import MadePieces, cuts, lost
-from tests.builders.playbook import BROKER, CLIENT, Playbook, in_memory
+from tests.builders.playbook import BROKER, CLIENT, Playbook
+from tests.builders.segments import in_memory
 from tests.kafka.conversations import (
     NAMED,
     Conversation,

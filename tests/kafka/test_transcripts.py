@@ -13,7 +13,8 @@ from kdissect.kafka.assembly import Anomaly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.columns import CloseReason
 from tests.builders.frames import framed, produce, request, response, token
-from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Playbook, gap, in_memory
+from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Playbook, gap
+from tests.builders.segments import in_memory
 
 
 def kinds(book: Playbook) -> list[Anomaly]:

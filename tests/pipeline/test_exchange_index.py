@@ -13,7 +13,7 @@ from kdissect.kafka.assembly import ANOMALY, CARRIED, CONNECTION, EXCHANGE, EXTE
 from kdissect.pipeline import exchange_index
 from tests.builders.frames import request, response
 from tests.builders.playbook import BROKER, CLIENT
-from tests.builders.tls_talk import Parties, TlsTalk
+from tests.builders.tls_talk import Parties, TlsTalk, frame_bytes
 
 
 def assembly(seed: int, count: int = 20) -> Assembly:
@@ -76,14 +76,11 @@ def test_packing_and_joining_loses_nothing() -> None:
 
 
 def _frames(assembly: Assembly) -> list[bytes]:
-    found = []
-    for row in assembly.exchanges:
-        for side in exchange_index.SIDES:
-            start = row[side]["extent_start"]
-            rows = assembly.extents[start : start + row[side]["extent_count"]]
-            parts = (assembly.carried.data[r["pos"] : r["pos"] + r["length"]] for r in rows)
-            found.append(b"".join(part.tobytes() for part in parts))
-    return found
+    return [
+        frame_bytes(assembly, row[side])
+        for row in assembly.exchanges
+        for side in exchange_index.SIDES
+    ]
 
 
 def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from kdissect.capture.segments import (
 from kdissect.tcp import overlaps
 from kdissect.tcp import reassembly as r
 from kdissect.tcp.columns import DUPLICATE
-from tests.builders.playbook import in_memory
-from tests.builders.segments import batch_of
+from tests.builders.segments import batch_of, in_memory
 from tests.oracles import reassembly as oracle
 from tests.oracles.segments import Segment
 from tests.steps import assert_linear

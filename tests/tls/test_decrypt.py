@@ -6,7 +6,6 @@ import random
 import re
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from tests.builders.tls_talk import (
     Sealer,
     TlsTalk,
     assembled,
+    frame_bytes,
     secret_talk,
 )
 from tests.kafka.conversations import check_accounts
@@ -54,15 +54,6 @@ def _answer(number: int) -> bytes:
     return response(number, bytes(8) + struct.pack(">ihh", 1, 0, len(name)) + name + bytes(5))
 
 
-def _frame(assembly: Assembly, side: Any) -> bytes:
-    start = side["extent_start"]
-    return b"".join(
-        assembly.carried.data[row["pos"] : row["pos"] + row["length"]].tobytes()
-        for row in assembly.extents[start : start + side["extent_count"]]
-        if row["source"] >= 0
-    )
-
-
 def _check_all(assembly: Assembly, count: int = SECRET_EXCHANGES) -> None:
     rows = assembly.exchanges
     assert rows["correlation_id"].tolist() == list(range(count))
@@ -71,8 +62,8 @@ def _check_all(assembly: Assembly, count: int = SECRET_EXCHANGES) -> None:
         size = (5, 100, 2000, 40_000)[number % 4]
         asked = request(number, body=bytes([number]) * size)
         answered = response(number, body=bytes([100 + number]) * (50_000 - size))
-        assert _frame(assembly, row["request"]) == asked[4:]
-        assert _frame(assembly, row["response"]) == answered[4:]
+        assert frame_bytes(assembly, row["request"]) == asked[4:]
+        assert frame_bytes(assembly, row["response"]) == answered[4:]
     (connection,) = assembly.connections
     assert connection["is_tls"]
     assert connection["protocol"] == Protocol.KAFKA
@@ -242,7 +233,7 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
     for row in whole:
         number = int(row["correlation_id"])
         wanted = request(number, body=bytes([number & 255]) * (number % 50))
-        assert _frame(assembly, row["request"]) == wanted[4:]
+        assert frame_bytes(assembly, row["request"]) == wanted[4:]
     answered = rows[(rows["response"]["is_whole"] != 0) & (rows["response"]["size"] >= 0)]
     came = {at for at in range(300) if start + 2 * at + 1 not in lost}
     found = set(answered["correlation_id"].tolist())
@@ -251,7 +242,7 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
     for row in answered:
         number = int(row["correlation_id"])
         wanted = _answer(number)
-        assert _frame(assembly, row["response"]) == wanted[4:]
+        assert frame_bytes(assembly, row["response"]) == wanted[4:]
     check_accounts(assembly)
 
 
@@ -326,7 +317,7 @@ def test_hostile_bytes_are_survived(tmp_path: Path) -> None:
                 number = int(row["correlation_id"])
                 size = (5, 100, 2000, 40_000)[number % 4]
                 asked = request(number, body=bytes([number]) * size)
-                assert _frame(assembly, row["request"]) == asked[4:]
+                assert frame_bytes(assembly, row["request"]) == asked[4:]
 
 
 def test_random_handshakes_are_survived() -> None:
