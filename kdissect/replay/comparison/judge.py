@@ -35,36 +35,6 @@ _NOTHING = (None, "", b"", ABSENT)
 Body = dict[str, Any]
 
 
-class Allowances:
-    """Rules that allow differences. used: how many each has allowed."""
-
-    def __init__(self, table: FieldTable, normaliser: Normaliser) -> None:
-        self._table, self._normaliser = table, normaliser
-        self.used: Counter[str] = Counter()
-
-    def judged(self, step: Step, found: Found) -> Difference:
-        """The difference with the name of the first rule that allows it."""
-        one = found.difference
-        for rule, holder in self._rules(step.api_name, found):
-            if _allows(rule, one) and self._normaliser.applies(rule, step, holder):
-                self.used[rule.name] += 1
-                return replace(one, rule=rule.name)
-        return one
-
-    def _rules(self, api_name: str, found: Found) -> Iterator[tuple[FieldRule, Body]]:
-        """The rules about a place, with the struct that their conditions are about. Those that
-        ignore a place also ignore all below it."""
-        path, depth = found.difference.place, len(found.holders)
-        for rule in self._table.at(api_name, path):
-            yield rule, found.holders[-1] if found.holders else {}
-        while depth > 1:
-            path, depth = path.removesuffix("[]").rpartition(".")[0], depth - 1
-            for place in (path, path.removesuffix("[]")):
-                for rule in self._table.at(api_name, place):
-                    if rule.is_own and rule.kind is FieldKind.IGNORE:
-                        yield rule, found.holders[depth - 1]
-
-
 def _allows(rule: FieldRule, one: Difference) -> bool:
     """Return whether a rule allows a pair of values."""
     if rule.kind is FieldKind.IGNORE:
@@ -86,7 +56,8 @@ class ReferenceRun:
 
 
 class Judge:
-    """Judges one run. reference: the run that it is compared with; None for the capture."""
+    """Judges one run. reference: the run that it is compared with; None for the capture. used: how
+    many differences each rule has allowed."""
 
     def __init__(
         self, ids: IdMap, table: FieldTable, reference: ReferenceRun | None = None
@@ -98,7 +69,7 @@ class Judge:
         names, has_reference = RequestNames(ids.plan, captured), reference is not None
         self._theirs = Normaliser(table, self._target_terms, names, keeps_served=has_reference)
         self._ours = Normaliser(table, self._expected_terms, names, keeps_served=has_reference)
-        self.allowances = Allowances(table, self._ours)
+        self._table, self.used = table, Counter[str]()
         # (step, log, record set) of compared answers
         self._expected_records: list[tuple[int, Log, bytes]] = []
 
@@ -194,7 +165,29 @@ class Judge:
             self._theirs.tree(step, answer),
             common_only=expected.api_version != answer.api_version,
         )
-        return [self.allowances.judged(step, each) for each in found]
+        return [self._allowed(step, each) for each in found]
+
+    def _allowed(self, step: Step, found: Found) -> Difference:
+        """The difference with the name of the first rule that allows it."""
+        one = found.difference
+        for rule, holder in self._rules(step.api_name, found):
+            if _allows(rule, one) and self._ours.applies(rule, step, holder):
+                self.used[rule.name] += 1
+                return replace(one, rule=rule.name)
+        return one
+
+    def _rules(self, api_name: str, found: Found) -> Iterator[tuple[FieldRule, Body]]:
+        """The rules about a place, with the struct that their conditions are about. Those that
+        ignore a place also ignore all below it."""
+        path, depth = found.difference.place, len(found.holders)
+        for rule in self._table.at(api_name, path):
+            yield rule, found.holders[-1] if found.holders else {}
+        while depth > 1:
+            path, depth = path.removesuffix("[]").rpartition(".")[0], depth - 1
+            for place in (path, path.removesuffix("[]")):
+                for rule in self._table.at(api_name, place):
+                    if rule.is_own and rule.kind is FieldKind.IGNORE:
+                        yield rule, found.holders[depth - 1]
 
 
 def unanswered(outcome: Outcome) -> Judgement | None:

@@ -353,7 +353,7 @@ class _Verdicts:
         for reference in references:
             judge = Judge(ids, table, reference)
             judge.judge(outcomes)
-            used |= judge.allowances.used.keys()
+            used |= judge.used.keys()
             for outcome in outcomes:
                 judgement, number = outcome.judgement, outcome.step.number
                 if number not in best or _findings(judgement) < _findings(best[number]):
