@@ -213,10 +213,13 @@ def ordered(
         time = scratch.empty(len(segments), np.int64)
         is_mixed = np.zeros(pair_count, np.bool_)
         _running_times(segments, start, time, is_mixed)
-        words = segments.view(np.int64).reshape(len(segments), -1)
-        for pair in np.flatnonzero(is_mixed):
-            rows = slice(start[pair], start[pair + 1])
-            words[rows] = words[rows][np.argsort(time[rows], kind="stable")]
+        if is_mixed.any():
+            order = scratch.empty(len(segments), np.int64)
+            order[:] = np.arange(len(segments))
+            for pair in np.flatnonzero(is_mixed):
+                rows = slice(start[pair], start[pair + 1])
+                order[rows] = start[pair] + np.argsort(time[rows], kind="stable")
+            segments = _moved(segments, order, scratch)
     return segments, start
 
 
