@@ -197,7 +197,7 @@ def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
             case when f.last is not null then [f.last] else list_sort(list_distinct(
                 list_concat(coalesce(b.lasts, []), coalesce(c.lasts, [])))) end offered_lasts,
             count(*) request_count, min(r.request_time) first_time,
-            arg_min(r.exchange_id, r.request_time) first_exchange_id
+            arg_min(r.exchange_id, (r.request_time, r.exchange_id)) first_exchange_id
         from {_OWNED}
         join traits t on t.client_ip = o.client_ip
             and t.client_id is not distinct from o.client_id
