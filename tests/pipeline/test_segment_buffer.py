@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.crowd import connections_of, crowd, heartbeat
+from bench.synthesise import connections_of, crowd, heartbeat
 
 import kdissect
 from kdissect.capture import scratch
