@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.synthesise import connections_of, crowd, heartbeat
 
 import kdissect
+from bench.synthesise import connections_of, crowd, heartbeat
 from kdissect.capture import scratch
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
