@@ -123,13 +123,11 @@ class Role(IntEnum):
     GROUP_ID = 8  # place
     TRANSACTIONAL_ID = 9  # place
     RECORDS = 10  # place of the record data
-    ACKS = 11  # -1, 0, 1
-    BASE_OFFSET = 12  # offset of the first produced record
-    LOG_APPEND_TIME_MS = 13  # milliseconds since 1970, -1: none
-    REPLICA_ID = 14  # node id of a fetching broker, -1: a consumer
-    SNAPSHOT_POSITION = 15  # position in the snapshot of the following bytes
-    MAX_WAIT_MS = 16  # longest time in ms that the broker may hold a Fetch
-    MIN_BYTES = 17  # record bytes that end the wait
+    BASE_OFFSET = 11  # offset of the first produced record
+    REPLICA_ID = 12  # node id of a fetching broker, -1: a consumer
+    SNAPSHOT_POSITION = 13  # position in the snapshot of the following bytes
+    MAX_WAIT_MS = 14  # longest time in ms that the broker may hold a Fetch
+    MIN_BYTES = 15  # record bytes that end the wait
 
 
 class RoleRule(NamedTuple):
@@ -156,10 +154,7 @@ ROLE_RULES = (
     RoleRule(Role.TRANSACTIONAL_ID, (Type.STRING,), frozenset({"transactionalId"}),
          frozenset({"transactional_id"})),
     RoleRule(Role.RECORDS, (Type.RECORDS,), suffix=""),
-    RoleRule(Role.ACKS, (Type.INT16,), names=frozenset({"acks"}), apis=frozenset({ApiKey.PRODUCE})),
     RoleRule(Role.BASE_OFFSET, (Type.INT64,), names=frozenset({"base_offset"}),
-         apis=frozenset({ApiKey.PRODUCE})),
-    RoleRule(Role.LOG_APPEND_TIME_MS, (Type.INT64,), names=frozenset({"log_append_time_ms"}),
          apis=frozenset({ApiKey.PRODUCE})),
     RoleRule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}),
          apis=frozenset({ApiKey.FETCH})),

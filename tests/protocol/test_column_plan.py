@@ -97,8 +97,8 @@ def test_roles_of_fields() -> None:
     assert role(3, "error_code", Type.INT32) is Role.NONE
     assert role(3, "name", Type.STRING, "topicName") is Role.TOPIC_NAME
     assert role(3, "name", Type.STRING) is Role.NONE
-    assert role(0, "acks", Type.INT16) is Role.ACKS
-    assert role(1, "acks", Type.INT16) is Role.NONE
+    assert role(0, "base_offset", Type.INT64) is Role.BASE_OFFSET
+    assert role(1, "base_offset", Type.INT64) is Role.NONE
     assert role(0, "records", Type.RECORDS) is Role.RECORDS
     assert role(59, "unaligned_records", Type.RECORDS) is Role.RECORDS
     assert role(1, "topic_id", Type.UUID) is Role.TOPIC_ID
