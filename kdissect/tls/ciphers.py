@@ -7,6 +7,7 @@ number, so it can be decrypted if others are lost.
 from __future__ import annotations
 
 import hmac
+from abc import ABC, abstractmethod
 from io import BytesIO
 
 from cryptography.exceptions import InvalidTag
@@ -23,7 +24,7 @@ MAC_SIZES = {"sha1": 20, "sha256": 32, "sha384": 48}
 Aead = AESGCM | AESCCM | ChaCha20Poly1305
 
 
-class Opener:
+class Opener(ABC):
     """overhead: bytes that a record's body is longer than its plaintext (CBC: at least).
 
     skipped: bytes of the body before the first byte of ciphertext.
@@ -32,9 +33,9 @@ class Opener:
     overhead: int
     skipped = 0
 
+    @abstractmethod
     def open(self, number: int, header: bytes, body: bytes) -> tuple[int, bytes] | None:
         """(content type, plaintext) of record `number`, or None if it is not authentic."""
-        raise NotImplementedError
 
     def hint(self, body: bytes) -> int:
         """The number that the record seems to have, or -1 if it has none in it."""
