@@ -363,6 +363,10 @@ def _frames(
     responses = Frames.of(walk_responses, len(connections), scratch)
     begins = detection.origin["is_boundary"][of_responses] != 0
     behind_hole = responses.behind_hole(begins, scratch)
+    # the first response may have waited for one that was lost before it, at a time nobody knows
+    is_lost = begins & (detection.last_response[:, 0] == NO_RESPONSE)
+    is_lost &= _of_first(behind_hole, responses.start)
+    detection.last_response[is_lost] = -1
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
         requests, responses, behind_hole,
@@ -375,6 +379,14 @@ def _frames(
 def _streams_of(client_side: npt.NDArray[np.uint8], direction: int) -> Ints:
     """int64[connections]: the number of the stream with the requests, or with the responses."""
     return 2 * np.arange(len(client_side)) + (client_side ^ direction)
+
+
+def _of_first(values: npt.NDArray[np.uint8], start: Ints) -> npt.NDArray[np.bool_]:
+    """bool[connections]: the value of each one's first frame; False without frames."""
+    has_frames = start[:-1] < start[1:]
+    first = np.zeros(len(has_frames), np.bool_)
+    first[has_frames] = values[start[:-1][has_frames]] != 0
+    return first
 
 
 def _missing(streams: Streams) -> Ints:

@@ -39,6 +39,15 @@ def test_many_in_flight_are_paired_by_id() -> None:
     assert book.exchanges() == [(1, "paired"), (2, "paired"), (3, "paired")]
 
 
+def test_a_queue_behind_a_lost_response_is_unknown() -> None:
+    """If the stream of responses begins with a hole, an earlier response may be in it."""
+    lost = gap(len(response(1)))
+    book = Playbook().syn() >> request(1) + request(2) << lost << response(2)
+    assert list(book.run().exchanges["queued_ns"]) == [0, -1]
+    middle = Playbook() >> request(1) << response(1)  # without a hole, nothing came before
+    assert list(middle.run().exchanges["queued_ns"]) == [0]
+
+
 def test_equal_ids_pair_in_order() -> None:
     """Requests with the same correlation id take the responses in their order."""
     book = Playbook().syn() >> request(0) >> request(0) << response(0, b"\0\0\1") << response(0)
