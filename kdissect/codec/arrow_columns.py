@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdissect.arrays import address_of
-from kdissect.codec.column_buffers import Builders
+from kdissect.codec.column_kernel import INDICES
 from kdissect.codec.strings import as_text, gathered, uuids
-from kdissect.protocol.column_plan import ColumnPlan, Leaf, List, Node, Struct
+from kdissect.protocol.column_plan import ColumnPlan, Node, Role
 from kdissect.protocol.model import Type
 
 _ARROW = {
@@ -27,6 +28,16 @@ _ARROW = {
     Type.STRING: pa.string(),
     Type.BYTES: pa.binary(),
 }
+_STORED: dict[Type, type[np.generic]] = {
+    Type.BOOL: np.bool_,
+    Type.INT8: np.int8,
+    Type.INT16: np.int16,
+    Type.UINT16: np.uint16,
+    Type.INT32: np.int32,
+    Type.UINT32: np.uint32,
+    Type.INT64: np.int64,
+    Type.FLOAT64: np.float64,
+}
 _LENGTH_BITS = 31  # of a packed place
 PRESENT = "_present"  # the only child of a struct without fields: Parquet has no empty structs
 UNKNOWN_TAGS = pa.list_(
@@ -34,88 +45,82 @@ UNKNOWN_TAGS = pa.list_(
 )
 
 
+@cache
 def arrow_type(node: Node) -> pa.DataType:
     """The Arrow type of a field's column."""
-    if isinstance(node, Leaf):
-        return _ARROW[node.type]
-    if isinstance(node, List):
+    if node.element is not None:
         return pa.list_(arrow_type(node.element))
+    if node.type is not Type.STRUCT:
+        return _ARROW[node.type]
     children = [(child.name, arrow_type(child)) for child in node.children.values()]
     return pa.struct(children or [(PRESENT, pa.bool_())])
 
 
 def _bits(valid: NDArray[np.uint8]) -> tuple[pa.Buffer | None, int]:
     """(validity bitmap or None, null count) of validity bytes."""
-    # as bool, because NumPy counts those faster
-    nulls = len(valid) - int(np.count_nonzero(valid.view(np.bool_)))
+    nulls = len(valid) - int(np.count_nonzero(valid))
     if not nulls:
         return None, 0
     return pa.py_buffer(np.packbits(valid, bitorder="little")), nulls
 
 
 class Reader:
-    """Reads the rows of filled builders as Arrow arrays.
+    """Reads filled rows as Arrow arrays.
 
-    invalid_utf8: bool per message, set if one of its strings is no UTF-8.
+    rows: of each level, as many as are used. invalid_utf8: bool per message, set if one of its
+    strings is no UTF-8.
     """
 
-    def __init__(
-        self, builders: Builders, present: NDArray[np.bool_], buf: NDArray[np.uint8], rows: int
-    ) -> None:
-        self.builders = builders
-        self.present = present.tolist()
+    def __init__(self, rows: list[NDArray[np.uint8]], buf: NDArray[np.uint8]) -> None:
+        self.rows = rows
         self.buf = buf
-        self.invalid_utf8 = np.zeros(rows, np.bool_)
-        self.types: dict[int, pa.DataType] = builders.plan.memo.setdefault("types", {})
+        self.invalid_utf8 = np.zeros(len(rows[0]), np.bool_)
         self.lineage: list[NDArray[np.int32]] = []  # offsets of the lists around the current level
 
-    def type_of(self, node: Node) -> pa.DataType:
-        known = self.types.get(id(node))
-        if known is None:
-            known = self.types[id(node)] = arrow_type(node)
-        return known
+    def struct(self, node: Node, level: int, valid: NDArray[np.uint8] | None) -> pa.StructArray:
+        """A struct from its children's columns; valid: its validity bytes, None: all are there."""
+        count = len(self.rows[level])
+        bits, nulls = (None, 0) if valid is None else _bits(valid)
+        children = [self.column(child, level) for child in node.children.values()]
+        if not children:
+            children = [pa.repeat(True, count)]
+        return pa.Array.from_buffers(arrow_type(node), count, [bits], nulls, 0, children)
 
-    def struct(self, node: Struct, count: int, validity: tuple[pa.Buffer | None, int]) -> pa.Array:
-        """A struct from its children's columns at the current level."""
-        if node.children:
-            children = [self.column(child, count) for child in node.children.values()]
-        else:
-            ones = pa.py_buffer(np.full((count + 7) // 8, 255, np.uint8))
-            children = [pa.Array.from_buffers(pa.bool_(), count, [None, ones], 0)]
-        kind = self.type_of(node)
-        return pa.Array.from_buffers(kind, count, [validity[0]], validity[1], 0, children)
+    def column(self, node: Node, level: int) -> pa.Array:
+        """A field's column."""
+        valid = self.rows[level][:, node.at]
+        if not valid.any():
+            return pa.nulls(len(valid), arrow_type(node))
+        if node.element is not None:
+            return self._list(node, node.element, level, valid)
+        if node.type is Type.STRUCT:
+            return self.struct(node, level, valid)
+        return self._leaf(node, level, valid)
 
-    def column(self, node: Node, count: int) -> pa.Array:
-        """A field's column with `count` rows of the current level."""
-        column = node.column
-        if not self.present[column]:
-            return pa.nulls(count, self.type_of(node))
-        valid = self.builders.valid[column][:count]
-        if isinstance(node, Leaf):
-            return self.leaf(node, count, valid)
-        validity = _bits(valid)
-        if isinstance(node, Struct):
-            return self.struct(node, count, validity)
-        lengths = self.builders.data[column][: 4 * count].view(np.int32)
-        offsets = np.zeros(count + 1, np.int32)
-        if validity[1]:
-            lengths = lengths * valid
-        np.cumsum(lengths, out=offsets[1:])
-        child_count = int(self.builders.count[node.level])
+    def values(self, node: Node, level: int, kind: type[np.generic]) -> NDArray[Any]:
+        """The values of a column; where it is null, they are undefined."""
+        begin = node.at + 1
+        chosen = self.rows[level][:, begin : begin + np.dtype(kind).itemsize]
+        return np.ascontiguousarray(chosen).view(kind)[:, 0]
+
+    def _list(
+        self, node: Node, element: Node, level: int, valid: NDArray[np.uint8]
+    ) -> pa.ListArray:
+        offsets = np.zeros(len(valid) + 1, np.int32)
+        np.cumsum(self.values(node, level, np.int32) * valid, out=offsets[1:])
         self.lineage.append(offsets)
-        if isinstance(node.element, Leaf):
-            child = self.column(node.element, child_count)
+        if element.type is Type.STRUCT:
+            read = self.struct(element, node.level, None)
         else:
-            child = self.struct(node.element, child_count, (None, 0))
+            read = self.column(element, node.level)
         self.lineage.pop()
-        buffers = [validity[0], pa.py_buffer(offsets)]
-        return pa.Array.from_buffers(self.type_of(node), count, buffers, validity[1], 0, [child])
+        bits, nulls = _bits(valid)
+        buffers = [bits, pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(arrow_type(node), len(valid), buffers, nulls, 0, [read])
 
-    def leaf(self, node: Leaf, count: int, valid: NDArray[np.uint8]) -> pa.Array:
-        kind = _ARROW[node.type]
-        data = self.builders.data[node.column]
+    def _leaf(self, node: Node, level: int, valid: NDArray[np.uint8]) -> pa.Array:
         if node.type in (Type.STRING, Type.BYTES):
-            packed = data[: 8 * count].view(np.int64)
+            packed = self.values(node, level, np.int64)
             length = np.where(valid, packed & ((1 << _LENGTH_BITS) - 1), -1)
             array = gathered(address_of(self.buf) + (packed >> _LENGTH_BITS), length)
             if node.type is Type.STRING:
@@ -123,19 +128,9 @@ class Reader:
                 self._flag(invalid)
             return array
         if node.type is Type.UUID:
-            return uuids(self.buf, data[: 8 * count].view(np.int64), valid.view(np.bool_))
-        bits, nulls = _bits(valid)
-        values: NDArray[Any]
-        if node.type is Type.BOOL:
-            values = np.packbits(data[:count], bitorder="little")
-        elif node.type is Type.UINT16:
-            values = data[: 2 * count].view(np.uint16).astype(np.int32)
-        elif node.type is Type.UINT32:
-            values = data[: 4 * count].view(np.uint32).astype(np.int64)
-        else:
-            width = self.builders.plan.column_width[node.column]
-            values = data[: width * count].copy()
-        return pa.Array.from_buffers(kind, count, [bits, pa.py_buffer(values)], nulls)
+            return uuids(self.buf, self.values(node, level, np.int64), valid.astype(np.bool_))
+        stored = _STORED[node.type]
+        return pa.array(self.values(node, level, stored), mask=valid == 0).cast(arrow_type(node))
 
     def _flag(self, rows: NDArray[np.int64]) -> None:
         """Set invalid_utf8 for the messages that contain these rows of the current level."""
@@ -151,31 +146,33 @@ def place_filled(template: str, indices: list[int]) -> str:
     return filled + parts[-1]
 
 
-def unknown_tags(plan: ColumnPlan, buf: NDArray[np.uint8], start: NDArray[np.int64],
-                 tags: NDArray[np.void], rows: int) -> pa.ListArray:  # fmt: skip
+def unknown_tags(
+    plan: ColumnPlan, buf: NDArray[np.uint8], marks: NDArray[np.void], rows: int
+) -> pa.ListArray:
     """list<struct<path, tag, data>> per message, null if it has no unknown tags.
 
-    tags: column_kernel.UNKNOWN_TAG, in row order. path: of the struct with the tag; "" for the body
-    itself, "header" for the header.
+    marks: MARK rows of the messages. path: of the struct with the tag; "" for the body itself,
+    "header" for the header.
     """
-    if not len(tags):
+    at = np.flatnonzero(marks["role"] == Role.UNKNOWN_TAG)
+    if not len(at):
         return pa.nulls(rows, UNKNOWN_TAGS)
+    tags, data = marks[at], marks[at + 1]
+    depth = np.array([path.count("[]") for path in plan.paths])
+    # a tag's indices are the marks after that of its data
+    places = at[:, None] + 2 + np.arange(INDICES)
+    is_index = np.arange(INDICES) < depth[tags["length"]][:, None]
+    index = np.where(is_index, marks["value"][np.minimum(places, len(marks) - 1)], 0)
+    keys = np.column_stack([tags["length"], index])
+    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    texts = [place_filled(plan.paths[pc], where) for pc, *where in distinct.tolist()]
+    columns = [
+        pa.array(texts, pa.string()).take(pa.array(which.reshape(-1))),
+        pa.array(tags["value"].astype(np.int32)),
+        gathered(address_of(buf) + data["value"], data["length"].copy()),
+    ]
+    values = pa.StructArray.from_arrays(columns, fields=list(UNKNOWN_TAGS.value_type))
     tag_counts = np.bincount(tags["row"], minlength=rows)
-    offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(tag_counts, out=offsets[1:])
-    depth = np.array([path.count("[]") for path in plan.paths], np.int64)[tags["pc"]]
-    index = np.where(np.arange(tags["index"].shape[1]) < depth[:, None], tags["index"], 0)
-    keys = np.column_stack([tags["pc"], index])
-    first = np.ones(len(tags), np.bool_)  # first tag of each struct
-    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
-    texts = [place_filled(plan.paths[pc], where) for pc, *where in keys[first].tolist()]
-    path = pa.array(texts, pa.string()).take(pa.array(np.cumsum(first) - 1))
-    data = gathered(
-        address_of(buf) + start[tags["row"]] + tags["pos"], tags["length"].astype(np.int64)
-    )
-    tag = pa.array(np.ascontiguousarray(tags["tag"]), pa.int32())
-    fields = list(UNKNOWN_TAGS.value_type)
-    values = pa.StructArray.from_arrays([path, tag, data], fields=fields)
-    bits, nulls = _bits((tag_counts > 0).astype(np.uint8))
-    buffers = [bits, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(UNKNOWN_TAGS, rows, buffers, nulls, 0, [values])
+    offsets = np.append(0, np.cumsum(tag_counts)).astype(np.int32)
+    mask = pa.array(tag_counts == 0)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, UNKNOWN_TAGS, mask=mask)

@@ -2,21 +2,19 @@
 
 *State.* A message is decoded by moving `pc` over the program and `pos` over the bytes below
 `limit`, the end of the frame or of a tagged field. Open arrays and tagged sections lie on `stack`,
-whose size follows from the definition, never from the bytes. Values are stored in the builders'
-columns by address: value `row` of column `c` at `data[c] + row * width`, its validity byte at
-`valid[c] + row`. The current row of a level is the last one that was reserved.
+whose size follows from the definition, never from the bytes. Values are stored in the rows of the
+levels, by address. The current row of a level is the last one that was reserved.
 
 Each instruction (`protocol/column_plan.py` lists them) is a function that returns the next `pos`
 and a status. If the status is not OK, `pos` is the position of the fault.
 
-*All or nothing.* A message that fails, or finds a builder full, leaves no trace. Row counts are
-reset, and validity bytes beyond them are set to zero; so absent fields are null without an
-instruction. If a builder is full, the call ends with the row, the builder and the rows needed in
-`state`; the caller enlarges the builder and calls again.
+*All or nothing.* A message that fails, or finds a level full, leaves no trace: row counts are
+reset, and its body in level 0 becomes null. If a level is full, the call ends with the message, the
+level and the rows needed in `state`; the caller enlarges the level and calls again.
 
 *Hostile bytes.* Every size is compared with the remaining bytes before it is used: a count of
-elements times the smallest element, a length, a tag's size. If an element has more than one column,
-rows are reserved one by one. So memory grows with the bytes that exist.
+elements times the smallest element, a length, a tag's size. Rows are reserved one by one. So memory
+grows with the bytes that exist.
 
 `message_codec.py` is the plain-Python counterpart, which decodes one message into values.
 """
@@ -29,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.jit import (
+    copy_bytes,
     inlined,
     kernel,
     load_u8,
@@ -48,19 +47,24 @@ from kdissect.protocol import column_plan as plan
 from kdissect.protocol.column_plan import Role
 from kdissect.status import Status
 
-FULL_MARKS, FULL_TAGS = -1, -2  # values of `full` that are no level
-# State of a call: it continues at message `row`; `full` is the builder that is full, `needed` the
-# rows it needs. `elements` (of all arrays) and the next fields belong to the current message.
+FULL_MARKS = -1  # value of `full` that is no level
+# State of a call: it continues at message `row`; `full` is the level that is full, or FULL_MARKS,
+# `needed` the rows it needs. `templates_at` is the address of all templates, `template_size` the
+# bytes of a version. `template_at` and the next fields belong to the current message.
 STATE = np.dtype([
     ("row", "i8"),
     ("full", "i8"), ("needed", "i8"),
     ("marks", "i8"), ("marks_room", "i8"), ("marks_at", "i8"),
-    ("tags", "i8"), ("tags_room", "i8"), ("tags_at", "i8"),
-    ("header_count", "i8"),  # columns of the message header; they come first in level 0
-    ("first_version", "i8"),
-    ("elements_max", "i8"), ("elements", "i8"),
-    ("has_error_code", "i8"),
-    ("element", "i8"),  # element at which an array of primitive values failed, or -1
+    ("first_version", "i8"), ("templates_at", "i8"), ("template_size", "i8"),
+    ("header_size", "i8"),  # bytes of the message header in a row of level 0
+    ("elements_max", "i8"),
+    ("template_at", "i8"), ("elements", "i8"), ("has_error_code", "i8"),
+])  # fmt: skip
+# A level: the address and the size of its rows, their template in that of a version, rows of room,
+# rows used, rows used before the current message, and the address of the current row.
+LEVEL = np.dtype([
+    ("address", "i8"), ("row_size", "i8"), ("template", "i8"), ("room", "i8"),
+    ("used", "i8"), ("saved", "i8"), ("row_at", "i8"),
 ])  # fmt: skip
 # An open array: `left` of `count` elements remain. An open tagged section: `left` fields remain;
 # `last_tag`, the `limit` outside it, and the pc of its TAGS.
@@ -71,15 +75,7 @@ OPEN = np.dtype([
 # A mark of message `row`; `Role` has the meaning of value and length.
 MARK = np.dtype([("row", "<i4"), ("role", "<i2"), ("value", "<i8"), ("length", "<i8")], align=True)
 MARK_SIZE = MARK.itemsize
-# An unknown tag: row, pc of its TAGS, tag, length, position in the frame, and the element indices
-# of the enclosing arrays.
-INDICES = 7
-UNKNOWN_TAG = np.dtype([("row", "<i4"), ("pc", "<i4"), ("tag", "<i4"), ("length", "<i4"),
-                    ("pos", "<i4"), ("index", "<i4", (INDICES,))])  # fmt: skip
-UNKNOWN_SIZE = UNKNOWN_TAG.itemsize
-# Where a message failed: element of an array of primitive values (-1: none), then the element
-# indices of the enclosing arrays.
-FAILED_AT = 1 + INDICES
+INDICES = 7  # most arrays around a field
 
 _OK = int(Status.OK)
 _TRUNCATED = int(Status.TRUNCATED)
@@ -93,15 +89,16 @@ _VERSION = int(Status.UNKNOWN_VERSION)
 _ROOM = int(Status.ROOM_NEEDED)
 _ERROR_CODE = int(Role.ERROR_CODE)
 _BOUND_NAME, _BOUND_ID = int(Role.BOUND_NAME), int(Role.BOUND_ID)
+_UNKNOWN_TAG, _UNKNOWN_DATA = int(Role.UNKNOWN_TAG), int(Role.UNKNOWN_DATA)
+_UNKNOWN_AT = int(Role.UNKNOWN_AT)
 wide: Any = np.int64  # all numbers of the kernel have this type, so that each variable has one type
 
 
 class Program(NamedTuple):
-    """The program to run: the instructions and `entries` (pc per version, -1 none) of a
-    `ColumnPlan`."""
+    """The program to run: the instructions and `entries` (pc per version) of a `ColumnPlan`."""
 
     instructions: npt.NDArray[np.void]
-    entries: npt.NDArray[np.int32]
+    entries: npt.NDArray[np.int64]
 
 
 class EncodedMessages(NamedTuple):
@@ -113,21 +110,9 @@ class EncodedMessages(NamedTuple):
     api_version: npt.NDArray[np.int16]
 
 
-class Columns(NamedTuple):
-    """The places of stored values. data, valid: addresses, per column. The others per level: first
-    column, rows of room, rows used, rows used before the current message."""
-
-    data: npt.NDArray[np.int64]
-    valid: npt.NDArray[np.int64]
-    level_first: npt.NDArray[np.int64]
-    room: npt.NDArray[np.int64]
-    used: npt.NDArray[np.int64]
-    saved: npt.NDArray[np.int64]
-
-
 class RunOutcome(NamedTuple):
-    """Result per message. error_pos: from the frame's start. error_at: FAILED_AT numbers each.
-    surplus: bytes after the end of the body."""
+    """Result per message. error_pos: from the frame's start. error_at: INDICES numbers each, the
+    element indices of the arrays around the fault. surplus: bytes after the end of the body."""
 
     status: npt.NDArray[np.int8]
     error_pos: npt.NDArray[np.int64]
@@ -225,12 +210,15 @@ def _is_full(state: Any, full: int, needed: int) -> int:
 
 
 @part
-def _take_rows(columns: Any, level: int, number: int, state: Any) -> int:
-    """Reserve `number` more rows of a level; returns a status."""
-    needed = columns.used[level] + number
-    if needed > columns.room[level]:
-        return _is_full(state, wide(level), needed)
-    columns.used[level] = needed
+def _take_row(levels: Any, number: int, state: Any) -> int:
+    """Reserve the next row of a level, as its template is; returns a status."""
+    level = levels[number]
+    if level["used"] == level["room"]:
+        return _is_full(state, number, level["used"] + 1)
+    row_at = level["address"] + level["row_size"] * level["used"]
+    copy_bytes(row_at, state["template_at"] + level["template"], level["row_size"])
+    level["row_at"] = row_at
+    level["used"] += 1
     return _OK
 
 
@@ -244,13 +232,14 @@ def _check_marks(state: Any, number: int) -> int:
 
 
 @part
-def _put_mark(at: int, message: int, role: int, value: int, length: int) -> int:
-    """Write a mark at an address; returns the address of the next one."""
+def _put_mark(state: Any, message: int, role: int, value: int, length: int) -> None:
+    """Append a mark; there is room for it."""
+    at = state["marks_at"] + MARK_SIZE * state["marks"]
     store_32(at, message)
     store_16(at + 4, role)
     store_64(at + 8, value)
     store_64(at + 16, length)
-    return at + MARK_SIZE
+    state["marks"] += 1
 
 
 @part
@@ -258,148 +247,82 @@ def _append_mark(state: Any, message: int, role: int, value: int, length: int) -
     """Append a mark; returns a status."""
     code = _check_marks(state, 1)
     if code == _OK:
-        _put_mark(state["marks_at"] + MARK_SIZE * state["marks"], message, role, value, length)
-        state["marks"] += 1
+        _put_mark(state, message, role, value, length)
     return code
 
 
-# ---- values of fixed width ----
+# ---- values, arrays, structs ----
 
 
 @part
-def _wire_size(kind: int) -> int:
-    """Encoded bytes of a fixed-width value."""
-    if kind in (plan.K_INT32, plan.K_UINT32):
-        return 4
-    if kind == plan.K_INT64:
-        return 8
-    if kind in (plan.K_INT16, plan.K_UINT16):
-        return 2
-    if kind == plan.K_UUID:
-        return 16
-    return 1
+def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> int:
+    """VALUE: store a value of fixed width; returns a status."""
+    size = step["size"]
+    if size > limit - pos:
+        return _TRUNCATED
+    at = levels[step["level"]]["row_at"] + step["at"]
+    store_8(at, 1)
+    at += 1
+    if size == 4:
+        value = wide(read_i32(buf, pos))
+        store_32(at, value)
+    elif size == 8:
+        value = wide(read_i64(buf, pos))
+        store_64(at, value)
+    elif size == 2:
+        value = wide(read_i16(buf, pos))
+        store_16(at, value)
+    elif size == 1:
+        value = wide(read_i8(buf, pos))
+        store_8(at, value)
+    else:  # a uuid: only its position, the bytes are not copied
+        value = wide(pos)
+        store_64(at, value)
+    role = step["role"]
+    if role == 0:
+        return _OK
+    if role == _ERROR_CODE:
+        # The first error code of a message is marked in any case, later ones only if they are not
+        # 0.
+        if value == 0 and state["has_error_code"]:
+            return _OK
+        state["has_error_code"] = 1
+    return _append_mark(state, i, role, value, wide(0))
 
 
 @part
-def _store_value(buf: Any, at: int, kind: int, address: int, row: int) -> int:
-    """Store the value at `at` as value `row` of the column at `address`; returns the value."""
-    if kind in (plan.K_INT32, plan.K_UINT32):
-        value = wide(read_i32(buf, at))
-        store_32(address + 4 * row, value)
-    elif kind == plan.K_INT64:
-        value = wide(read_i64(buf, at))
-        store_64(address + 8 * row, value)
-    elif kind in (plan.K_INT16, plan.K_UINT16):
-        value = wide(read_i16(buf, at))
-        store_16(address + 2 * row, value)
-    elif kind == plan.K_UUID:  # only its position: the bytes are not copied
-        value = wide(at)
-        store_64(address + 8 * row, value)
-    else:
-        value = wide(read_i8(buf, at))
-        if kind == plan.K_BOOL:
-            value = wide(value != 0)
-        store_8(address + row, value)
-    return value
-
-
-@part
-def _store_default(kind: int, default: int, address: int, row: int) -> None:
-    """Store the default of a tagged field (KIP-482); the tagged section may overwrite it."""
-    if kind == plan.K_FILL_32:
-        store_32(address + 4 * row, default)
-    elif kind == plan.K_FILL_64:
-        store_64(address + 8 * row, default)
-    elif kind == plan.K_FILL_16:
-        store_16(address + 2 * row, default)
-    elif kind == plan.K_FILL_8:
-        store_8(address + row, default)
-
-
-@part
-def _store_run(program: Any, pc: int, buf: Any, pos: int, columns: Any, state: Any, i: int) -> None:
-    """RUN: store a run of fixed-width values; all its bytes and room for its marks exist."""
-    run = program[pc]
-    row = columns.used[run["level"]] - 1
-    marks_at = state["marks_at"]
-    mark_at = marks_at + MARK_SIZE * state["marks"]
-    has_error_code = state["has_error_code"]
-    for entry in range(pc + 1, pc + 1 + wide(run["count"])):
-        step = program[entry]
-        kind = step["kind"]
-        column = step["column"]
-        role = wide(step["role"])
-        at = pos + wide(step["offset"])
-        value = wide(0)
-        if kind < plan.K_PRESENT:
-            value = _store_value(buf, at, kind, columns.data[column], row)
-        elif kind != plan.K_PRESENT:
-            _store_default(kind, step["default"], columns.data[column], row)
-        store_8(columns.valid[column] + row, 1)
-        if role != 0:
-            # The first error code of a message is marked in any case, later ones only if they are
-            # not 0.
-            if role != _ERROR_CODE or value != 0 or not has_error_code:
-                mark_at = _put_mark(mark_at, i, role, value, 0)
-            if role == _ERROR_CODE:
-                has_error_code = wide(1)
-    state["marks"] = (mark_at - marks_at) // MARK_SIZE
-    state["has_error_code"] = has_error_code
-
-
-@part
-def _first_cut(program: Any, pc: int, left: int) -> Any:
-    """(entry, position) of the first value of a RUN that does not fit the remaining bytes."""
-    for j in range(program[pc]["count"]):
-        step = program[pc + 1 + j]
-        at = wide(step["offset"])
-        if step["kind"] < plan.K_PRESENT and at + _wire_size(step["kind"]) > left:
-            return wide(j), at
-    return wide(-1), wide(0)
-
-
-# ---- strings, arrays, structs ----
-
-
-@part
-def _store_bytes(
-    step: Any, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
-) -> Any:
+def _store_bytes(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> Any:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
-    column = step["column"]
-    role = wide(step["role"])
-    length, after, code = _read_size(buf, pos, limit, wide(step["form"]))
+    length, after, code = _read_size(buf, pos, limit, step["form"])
     if code != _OK:
         return pos, code
-    if column >= 0:
-        row = columns.used[step["level"]] - 1
+    if step["at"] >= 0:
+        at = levels[step["level"]]["row_at"] + step["at"]
+        store_8(at, wide(length >= 0))
         if length >= 0:
             # a packed place: 33 bits of position, 31 bits of length
-            store_64(columns.data[column] + 8 * row, (after << 31) | length)
-        store_8(columns.valid[column] + row, wide(length >= 0))
-    if role != 0:
-        code = _append_mark(state, i, role, after, length)
+            store_64(at + 1, (after << 31) | length)
+    if step["role"] != 0 and length >= step["size"]:
+        code = _append_mark(state, i, step["role"], after, length)
     return after + max(length, 0), code
 
 
 @part
 def _open_array(
-    step: Any, buf: Any, pos: int, limit: int, columns: Any, top: Any, state: Any
+    step: Any, buf: Any, pos: int, limit: int, levels: Any, top: Any, state: Any
 ) -> Any:
-    """ARRAY: open an array of structs; returns (elements, next pos, status).
+    """ARRAY: open an array; returns (elements, next pos, status).
 
     `top` becomes the open array and the row of its first element is reserved, unless it is empty.
     """
-    column = step["column"]
-    smallest = wide(step["smallest"])
-    number, after, code = _read_count(buf, pos, limit, step["form"], smallest, state)
+    number, after, code = _read_count(buf, pos, limit, step["form"], step["size"], state)
     if code != _OK:
         return number, pos, code
-    row = columns.used[step["level"]] - 1
-    store_8(columns.valid[column] + row, wide(number >= 0))
-    store_32(columns.data[column] + 4 * row, max(number, 0))
+    at = levels[step["level"]]["row_at"] + step["at"]
+    store_8(at, wide(number >= 0))
+    store_32(at + 1, max(number, 0))
     if number > 0:
-        code = _take_rows(columns, step["child_level"], 1, state)
+        code = _take_row(levels, step["child_level"], state)
         top["is_array"] = 1
         top["left"] = number
         top["count"] = number
@@ -407,67 +330,10 @@ def _open_array(
 
 
 @part
-def _store_array(
-    step: Any, buf: Any, pos: int, limit: int, columns: Any, state: Any, i: int
-) -> Any:
-    """ARRAY_OF: store an array of primitive values; returns (next pos, status)."""
-    column = step["column"]
-    child = step["child_level"]
-    form = step["form"]
-    kind = step["kind"]
-    role = wide(step["role"])
-    size = _wire_size(kind)
-    element_form = wide(plan.FORM_COMPACT)
-    if form & 3 != plan.FORM_COMPACT:
-        if kind == plan.K_STRING:
-            element_form = wide(plan.FORM_INT16)
-            size = 2
-        elif kind == plan.K_BYTES:
-            element_form = wide(plan.FORM_INT32)
-            size = 4
-    number, after, code = _read_count(buf, pos, limit, form, size, state)
-    if code != _OK:
-        return pos, code
-    row = columns.used[step["level"]] - 1
-    store_8(columns.valid[column] + row, wide(number >= 0))
-    number = max(number, 0)
-    store_32(columns.data[column] + 4 * row, number)
-    row = columns.used[child]
-    # rows are reserved at once, because the count was compared with the remaining bytes
-    code = _take_rows(columns, child, number, state)
-    if code == _OK and role != 0:
-        code = _check_marks(state, number)
-    if code != _OK:
-        return pos, code
-    pos = after
-    values = columns.data[step["child_column"]]
-    flags = columns.valid[step["child_column"]] + row
-    marks_at = state["marks_at"]
-    mark_at = marks_at + MARK_SIZE * state["marks"]
-    for j in range(number):
-        store_8(flags + j, 1)
-        if kind != plan.K_STRING and kind != plan.K_BYTES:
-            value = _store_value(buf, pos, kind, values, row + j)
-            pos += size
-            if role != 0:
-                mark_at = _put_mark(mark_at, i, role, value, 0)
-            continue
-        length, pos, code = _read_size(buf, pos, limit, element_form)
-        if code != _OK:
-            state["element"] = j
-            return pos, code
-        store_64(values + 8 * (row + j), (pos << 31) | length)
-        if role != 0 and length > 0:
-            mark_at = _put_mark(mark_at, i, role, pos, length)
-        pos += length
-    state["marks"] = (mark_at - marks_at) // MARK_SIZE
-    return pos, code
-
-
-@part
-def _read_presence(step: Any, buf: Any, pos: int, limit: int, columns: Any) -> Any:
+def _read_presence(step: Any, buf: Any, pos: int, limit: int, levels: Any) -> Any:
     """NULLABLE: returns (presence, next pos, status); a negative presence means null."""
-    if step["is_tagged"]:  # a nullable struct in a tagged field has a varint here, 0 for null
+    # a nullable struct in a tagged field has a varint here, 0 for null
+    if step["form"] == plan.FORM_COMPACT:
         number, after, code = read_uvarint(buf, pos, limit)
         presence = wide(number - 1)
     elif pos < limit:
@@ -476,25 +342,22 @@ def _read_presence(step: Any, buf: Any, pos: int, limit: int, columns: Any) -> A
         presence, after, code = wide(0), pos, _TRUNCATED
     if code != _OK:
         return presence, pos, code
-    row = columns.used[step["level"]] - 1
-    store_8(columns.valid[step["column"]] + row, wide(presence >= 0))
+    store_8(levels[step["level"]]["row_at"] + step["at"], wide(presence >= 0))
     return presence, after, code
 
 
 @part
-def _bind_topic(step: Any, columns: Any, state: Any, i: int) -> int:
+def _bind_topic(step: Any, levels: Any, state: Any, i: int) -> int:
     """BIND: mark a topic's name together with its id; returns a status."""
-    row = columns.used[step["level"]] - 1
-    if not load_u8(columns.valid[step["column"]] + row):
+    row_at = levels[step["level"]]["row_at"]
+    if not load_u8(row_at + step["at"]):
         return _OK
     code = _check_marks(state, 2)
     if code == _OK:
-        name = load_word(columns.data[step["column"]] + 8 * row)
-        ident = load_word(columns.data[step["id_column"]] + 8 * row)
-        at = state["marks_at"] + MARK_SIZE * state["marks"]
-        at = _put_mark(at, i, wide(_BOUND_NAME), name >> 31, name & 0x7FFFFFFF)
-        _put_mark(at, i, wide(_BOUND_ID), ident, 16)
-        state["marks"] += 2
+        name = load_word(row_at + step["at"] + 1)
+        ident = load_word(row_at + step["id_at"] + 1)
+        _put_mark(state, i, wide(_BOUND_NAME), name >> 31, name & 0x7FFFFFFF)
+        _put_mark(state, i, wide(_BOUND_ID), ident, wide(16))
     return code
 
 
@@ -520,34 +383,23 @@ def _open_tags(buf: Any, pos: int, limit: int, pc: int, top: Any) -> Any:
 
 
 @part
-def _put_unknown_tag(
-    stack: Any, depth: int, state: Any, i: int, pc: int, tag: int, length: int, frame_pos: int
-) -> None:
-    at = state["tags_at"] + UNKNOWN_SIZE * state["tags"]
-    state["tags"] += 1
-    store_32(at, i)
-    store_32(at + 4, pc)
-    store_32(at + 8, tag)
-    store_32(at + 12, length)
-    store_32(at + 16, frame_pos)
-    at += 20
-    for outer in range(depth):
-        if stack[outer]["is_array"]:
-            store_32(at, stack[outer]["count"] - stack[outer]["left"])
-            at += 4
+def _mark_unknown_tag(stack: Any, depth: int, state: Any, i: int, pos: int, length: int) -> int:
+    """Mark the tag that the innermost section read last; returns a status."""
+    code = _check_marks(state, 2 + INDICES)
+    if code == _OK:
+        top = stack[depth - 1]
+        _put_mark(state, i, wide(_UNKNOWN_TAG), top["last_tag"], top["pc"])
+        _put_mark(state, i, wide(_UNKNOWN_DATA), pos, length)
+        for outer in range(depth):
+            if stack[outer]["is_array"]:
+                index = stack[outer]["count"] - stack[outer]["left"]
+                _put_mark(state, i, wide(_UNKNOWN_AT), index, wide(0))
+    return code
 
 
 @part
 def _next_tag(
-    program: Any,
-    buf: Any,
-    pos: int,
-    limit: int,
-    start: int,
-    stack: Any,
-    depth: int,
-    state: Any,
-    i: int,
+    program: Any, buf: Any, pos: int, limit: int, stack: Any, depth: int, state: Any, i: int
 ) -> Any:
     """Go to the next known field of the innermost section, or close the section.
 
@@ -574,64 +426,63 @@ def _next_tag(
         for entry in range(pc + 1, pc + 1 + tags["count"]):
             step = program[entry]
             if step["tag"] == tag:
-                return wide(step["jump"]), pos, pos + size, depth, code
-        if state["tags"] == state["tags_room"]:
-            code = _is_full(state, wide(FULL_TAGS), state["tags"] + 1)
+                return step["jump"], pos, pos + size, depth, code
+        code = _mark_unknown_tag(stack, depth, state, i, pos, size)
+        if code != _OK:
             return pc, pos, limit, depth, code
-        _put_unknown_tag(stack, depth, state, i, pc, tag, size, pos - start)
         pos += size
-    return wide(tags["jump"]), pos, limit, depth - 1, _OK
+    return tags["jump"], pos, limit, depth - 1, _OK
 
 
 # ---- messages ----
 
 
 @part
-def _begin(columns: Any, state: Any, i: int) -> None:
-    for level in range(len(columns.used)):
-        columns.saved[level] = columns.used[level]
-    columns.used[0] = i + 1
+def _begin(program: Any, version: int, levels: Any, state: Any) -> int:
+    """Begin a message in the next row of level 0; returns its pc, -1 for an unknown version."""
+    for number in range(len(levels)):
+        levels[number]["saved"] = levels[number]["used"]
     state["elements"] = 0
     state["has_error_code"] = 0
-    state["element"] = -1
+    version -= state["first_version"]
+    pc = wide(-1)
+    if 0 <= version < len(program.entries):
+        pc = program.entries[version]
+    else:
+        version = wide(len(program.entries))
+    state["template_at"] = state["templates_at"] + version * state["template_size"]
+    _take_row(levels, wide(0), state)
+    return pc
 
 
 @part
-def _undo(columns: Any, state: Any, i: int) -> None:
-    """Remove the rows of a message: their validity bytes become zero again."""
-    for level in range(len(columns.used)):
-        low = columns.saved[level]
-        first = columns.level_first[level]
-        if level == 0:  # the header's values stay
-            low = i
-            first = state["header_count"]
-        if columns.used[level] > low:
-            for column in range(first, columns.level_first[level + 1]):
-                valid = columns.valid[column]
-                for at in range(valid + low, valid + columns.used[level]):
-                    store_8(at, 0)
-        columns.used[level] = columns.saved[level]
+def _undo(levels: Any, state: Any) -> None:
+    """Remove the rows of a message; in level 0 only the header's values stay."""
+    for number in range(1, len(levels)):
+        levels[number]["used"] = levels[number]["saved"]
+    row_at = levels[0]["row_at"]
+    for at in range(row_at + state["header_size"], row_at + levels[0]["row_size"]):
+        store_8(at, 0)
 
 
 @part
-def _put_failure_place(outcome: Any, stack: Any, depth: int, state: Any, i: int) -> None:
-    at = i * FAILED_AT
-    outcome.error_at[at] = state["element"]
+def _put_failure_place(outcome: Any, stack: Any, depth: int, i: int) -> None:
+    at = i * INDICES
     for outer in range(depth):
         if stack[outer]["is_array"]:
-            at += 1
             outcome.error_at[at] = stack[outer]["count"] - stack[outer]["left"]
+            at += 1
 
 
 @kernel
 def run_plan(
-    program: Any, messages: Any, columns: Any, stack: Any, outcome: Any, states: Any
+    program: Any, messages: Any, levels: Any, stack: Any, outcome: Any, states: Any
 ) -> int:
     """Decode messages from states[0]["row"] on; returns how many are done.
 
-    Fewer than all are done if a builder is full. program: `Program`. messages: `EncodedMessages`.
-    columns: `Columns`. outcome: `RunOutcome`, written per message. stack: OPEN[depth of the plan +
-    1]. states: STATE[1].
+    Fewer than all are done if a level is full. program: `Program`. messages: `EncodedMessages`.
+    levels: LEVEL, the first with room for all messages. outcome: `RunOutcome`, written per message.
+    stack: OPEN[depth of the plan + 1]. states: STATE[1].
     """
     instructions = program.instructions
     buf = messages.buf
@@ -641,34 +492,22 @@ def run_plan(
         start = messages.start[i]
         limit = messages.end[i]
         pos = start
-        marks, tags = state["marks"], state["tags"]
+        marks = state["marks"]
         depth = wide(0)  # rows of the stack
-        _begin(columns, state, i)
-        pc = wide(-1)
-        version = messages.api_version[i] - state["first_version"]
-        if version >= 0 and version < len(program.entries):
-            pc = wide(program.entries[version])
+        pc = _begin(program, wide(messages.api_version[i]), levels, state)
         code = _OK if pc >= 0 else _VERSION
         while code == _OK:
             step = instructions[pc]
             op = step["op"]
             in_tags = False
-            if op == plan.RUN:
-                size = wide(step["size"])
-                if size > limit - pos:
-                    code = _TRUNCATED
-                    entry, at = _first_cut(instructions, pc, limit - pos)
-                    pc += 1 + entry
-                    pos += at
-                    break
-                code = _check_marks(state, wide(step["marks"]))
+            if op == plan.VALUE:
+                code = _store_value(step, buf, pos, limit, levels, state, i)
                 if code != _OK:
                     break
-                _store_run(instructions, pc, buf, pos, columns, state, i)
-                pos += size
-                pc += 1 + wide(step["count"])
+                pos += step["size"]
+                pc += 1
             elif op == plan.BYTES:
-                pos, code = _store_bytes(step, buf, pos, limit, columns, state, i)
+                pos, code = _store_bytes(step, buf, pos, limit, levels, state, i)
                 if code != _OK:
                     break
                 pc += 1
@@ -680,7 +519,7 @@ def run_plan(
                     depth += 1
                     in_tags = True
                 else:
-                    pc = wide(step["jump"])
+                    pc = step["jump"]
             elif op == plan.NEXT:
                 top = stack[depth - 1]
                 top["left"] -= 1
@@ -688,23 +527,18 @@ def run_plan(
                     depth -= 1
                     pc += 1
                 else:
-                    code = _take_rows(columns, step["child_level"], 1, state)
-                    pc = wide(step["jump"])
+                    code = _take_row(levels, step["child_level"], state)
+                    pc = step["jump"]
             elif op == plan.ARRAY:
                 top = stack[depth]
-                number, pos, code = _open_array(step, buf, pos, limit, columns, top, state)
+                number, pos, code = _open_array(step, buf, pos, limit, levels, top, state)
                 if code != _OK:
                     break
                 if number > 0:
                     depth += 1
                     pc += 1
                 else:
-                    pc = wide(step["jump"])
-            elif op == plan.ARRAY_OF:
-                pos, code = _store_array(step, buf, pos, limit, columns, state, i)
-                if code != _OK:
-                    break
-                pc += 1
+                    pc = step["jump"]
             elif op == plan.TAG_END:
                 if pos != limit:
                     code = _MISMATCH
@@ -712,31 +546,32 @@ def run_plan(
                 limit = stack[depth - 1]["limit"]
                 in_tags = True
             elif op == plan.BIND:
-                code = _bind_topic(step, columns, state, i)
+                code = _bind_topic(step, levels, state, i)
                 pc += 1
             elif op == plan.NULLABLE:
-                presence, pos, code = _read_presence(step, buf, pos, limit, columns)
+                presence, pos, code = _read_presence(step, buf, pos, limit, levels)
                 if code != _OK:
                     break
-                pc = pc + 1 if presence >= 0 else wide(step["jump"])
+                pc = pc + 1 if presence >= 0 else step["jump"]
             else:  # END
                 break
             if in_tags:
                 pc, pos, limit, depth, code = _next_tag(
-                    instructions, buf, pos, limit, start, stack, depth, state, i
+                    instructions, buf, pos, limit, stack, depth, state, i
                 )
         if code == _OK:
             outcome.status[i] = _OK
             outcome.surplus[i] = limit - pos
         else:
-            _undo(columns, state, i)
-            state["marks"], state["tags"] = marks, tags
+            _undo(levels, state)
+            state["marks"] = marks
             if code == _ROOM:
+                levels[0]["used"] = i
                 break
             outcome.status[i] = code
             outcome.error_pos[i] = pos - start
             outcome.error_pc[i] = pc
-            _put_failure_place(outcome, stack, depth, state, i)
+            _put_failure_place(outcome, stack, depth, i)
         i += 1
     state["row"] = i
     return i

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdissect.arrays import copied
 from kdissect.codec.arrow_columns import Reader, arrow_type, place_filled, unknown_tags
-from kdissect.codec.column_buffers import Builders, give_back, take_builders, writable
+from kdissect.codec.column_buffers import Builders, writable
 from kdissect.codec.column_kernel import (
-    FAILED_AT,
+    INDICES,
     EncodedMessages,
     Program,
     RunOutcome,
@@ -58,7 +57,7 @@ class MessageColumns:
     marks: NDArray[np.void]
     _plan: ColumnPlan = field(repr=False)
     _error_pc: NDArray[np.int32] = field(repr=False)
-    _error_at: NDArray[np.int64] = field(repr=False)  # [m, FAILED_AT]
+    _error_at: NDArray[np.int64] = field(repr=False)  # [m, INDICES]
 
     def error_path(self, row: int) -> str:
         """The field at which message `row` failed, ``responses[0].partitions[3].records``; ""
@@ -74,20 +73,14 @@ class MessageColumns:
         paths = [self._path(*places[row].tolist()) for row in first.tolist()]
         return pa.array(paths, pa.string()).take(pa.array(which.reshape(-1)))
 
-    def _path(self, pc: int, element: int, *indices: int) -> str:
-        if pc < 0:
-            return ""
-        path = place_filled(self._plan.paths[pc], list(indices))
-        return path if element < 0 else f"{path}[{element}]"
+    def _path(self, pc: int, *indices: int) -> str:
+        return "" if pc < 0 else place_filled(self._plan.paths[pc], list(indices))
 
 
 def body_type(api_key: int, side: str) -> pa.StructType:
     """The Arrow type of `MessageColumns.body`: the union of the fields of all versions."""
-    plan = plan_of(api_key, side)
-    known = plan.memo.get("body_type")
-    if known is None:
-        known = plan.memo["body_type"] = arrow_type(plan.body)
-    return known
+    kind: pa.StructType = arrow_type(plan_of(api_key, side).body)
+    return kind
 
 
 def decode_columns(
@@ -126,40 +119,31 @@ def decode_plan(
 ) -> MessageColumns:
     """`decode_columns` for a given plan."""
     buf, start, end, api_version = _checked(buf, start, end, api_version)
-    rows = len(start)
-    builders = take_builders(plan)
-    outcome = _run(builders, buf, start, end, api_version, elements_max)
-    version = api_version.astype(np.int64) - plan.first_version
-    seen = np.bincount(version[(version >= 0) & (version < len(plan.present))], minlength=1)
-    present: NDArray[np.bool_] = np.any(plan.present[np.flatnonzero(seen)], axis=0)
-    reader = Reader(builders, present, buf, rows)
-    good = (outcome.status == Status.OK).view(np.uint8)
-    nulls = rows - int(np.count_nonzero(good))
-    if nulls == rows:  # no message decodes: columns of its fields would be null
-        body = pa.nulls(rows, reader.type_of(plan.body))
-    else:
-        bits = pa.py_buffer(np.packbits(good, bitorder="little")) if nulls else None
-        body = reader.struct(plan.body, rows, (bits, nulls))
+    count = len(start)
+    builders, outcome = _run(plan, EncodedMessages(buf, start, end, api_version), elements_max)
+    used = builders.levels["used"].tolist()
+    reader = Reader([rows[:n] for rows, n in zip(builders.rows, used, strict=True)], buf)
+    good = outcome.status == Status.OK
+    # if no message decodes, columns of its fields would be null
+    is_any = bool(good.any())
+    body = reader.struct(plan.body, 0, good) if is_any else pa.nulls(count, arrow_type(plan.body))
     node = plan.header.children["correlation_id"]
-    has_header = builders.valid[node.column][:rows].copy().view(np.bool_)
-    correlation_id = builders.data[node.column][: 4 * rows].view(np.int32) * has_header
-    state = builders.state[0]
-    columns = MessageColumns(
+    has_header = reader.rows[0][:, node.at].astype(np.bool_)
+    marks = builders.marks[: builders.state["marks"][0]]
+    return MessageColumns(
         body=body,
         status=outcome.status,
         error_pos=outcome.error_pos,
         surplus=outcome.surplus,
-        correlation_id=correlation_id,
+        correlation_id=reader.values(node, 0, np.int32) * has_header,
         has_header=has_header,
         invalid_utf8=reader.invalid_utf8,
-        unknown_tags=unknown_tags(plan, buf, start, builders.unknown[: state["tags"]], rows),
-        marks=copied(builders.marks[: state["marks"]]),
+        unknown_tags=unknown_tags(plan, buf, marks, count),
+        marks=marks,
         _plan=plan,
         _error_pc=outcome.error_pc,
-        _error_at=outcome.error_at.reshape(rows, FAILED_AT),
+        _error_at=outcome.error_at.reshape(count, INDICES),
     )
-    give_back(builders)
-    return columns
 
 
 def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[Any], ...]:
@@ -184,31 +168,20 @@ def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[
 
 
 def _run(
-    builders: Builders,
-    buf: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    api_version: NDArray[np.int16],
-    elements_max: int,
-) -> RunOutcome:
-    rows = len(start)
-    plan = builders.plan
-    builders.prepare(rows)
+    plan: ColumnPlan, messages: EncodedMessages, elements_max: int
+) -> tuple[Builders, RunOutcome]:
+    count = len(messages.start)
+    builders = Builders(plan, count)
     outcome = RunOutcome(
-        np.zeros(rows, np.int8),
-        np.zeros(rows, np.int64),
-        np.full(rows, -1, np.int32),
-        np.zeros(rows * FAILED_AT, np.int64),
-        np.zeros(rows, np.int64),
+        np.zeros(count, np.int8),
+        np.zeros(count, np.int64),
+        np.full(count, -1, np.int32),
+        np.zeros(count * INDICES, np.int64),
+        np.zeros(count, np.int64),
     )
-    state = builders.state[0]
-    state["row"] = 0
-    state["first_version"] = plan.first_version
-    state["elements_max"] = elements_max
+    builders.state["elements_max"] = elements_max
     program = Program(plan.program, plan.entries)
-    messages = EncodedMessages(buf, start, end, api_version)
-    columns = builders.columns
-    while run_plan(program, messages, columns, builders.stack, outcome, builders.state) < rows:
+    levels, stack, state = builders.levels, builders.stack, builders.state
+    while run_plan(program, messages, levels, stack, outcome, state) < count:
         builders.grow()
-    builders.count[0] = rows
-    return outcome
+    return builders, outcome

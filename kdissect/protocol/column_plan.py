@@ -5,39 +5,42 @@ program per version over these columns. All programs lie in one array. A field t
 version lacks costs no instruction. `codec/column_kernel.py` runs the programs; nothing here reads
 bytes.
 
-*Levels and columns.* Level 0 has one row per message. Every array field opens a level of its own
-with one row per element. Structs open no level: their fields are ordinary columns. The columns of
-the message header come first in level 0. A column has values of `WIDTH` bytes and one validity byte
-per row. A value is an integer, the bits of a float, the packed place of a string
-(`pos << 31 | length`), the place of a uuid, or the length of a list. The presence of a struct has
-the validity byte only. Record data has no column: a mark gives its place.
+*Levels and rows.* Level 0 has one row per message. Every array field opens a level of its own
+with one row per element. Structs open no level: their fields are ordinary columns. A row has, for
+each column of its level, a validity byte and then the value. A value is an integer, the bits of a
+float, the packed place of a string (`pos << 31 | length`), the place of a uuid, or the length of a
+list. The presence of a struct has the validity byte only. The columns of the message header come
+first in level 0. Record data has no column: a mark gives its place.
 
-*Instructions* are rows of `INSTRUCTION`, which names their words:
+*Templates.* A new row is a copy of the row that its version has as a template. There, structs that
+cannot be null are present, tagged fields have their defaults (KIP-482), and all else is null.
+
+*Instructions* are rows of `INSTRUCTION`, which names their words. `at` is the place of a column in
+a row of `level`:
 
     END
-    RUN       count, size, level, marks       `count` entries follow: values of fixed width, one
-                                              check of `size` bytes
-    BYTES     column, level, form, role       a string, bytes or records
-    ARRAY     column, level, child_level, form, smallest, jump
-                                              an array of structs; jump: if it is empty
+    VALUE     at, level, size, role           a value of `size` bytes
+    BYTES     at, level, form, role, size     a string, bytes or records; marked with `size` bytes
+                                              or more: empty names in arrays have no marks
+    ARRAY     at, level, child_level, form, size, jump
+                                              an array, with `size` bytes or more per element;
+                                              jump: if it is empty
     NEXT      child_level, jump               the next element; jump: its first instruction
-    ARRAY_OF  column, level, child_level, child_column, form, kind, role
-                                              an array of primitive values
-    NULLABLE  column, level, is_tagged, jump  a struct after a presence byte; in a tagged field
-                                              after a varint, 0 for null; jump: if it is null
-    TAGS      count, level, jump              `count` entries (tag, jump) follow: a tagged section;
+    NULLABLE  at, level, form, jump           a struct after a presence byte; in a tagged field
+                                              (FORM_COMPACT) after a varint, 0 for null; jump: if
+                                              it is null
+    TAGS      count, jump                     `count` entries (tag, jump) follow: a tagged section;
                                               jump: after its end
     TAG_END                                   ends a tagged field
-    BIND      column, id_column, level        marks a topic's name together with its id
+    BIND      at, level, id_at                marks a topic's name together with its id
 
-A run's entry is (kind, column, role, offset, default). Kinds from `PRESENT` on take no bytes. They
-write the presence of a struct, or the default of a tagged field that the tagged section after the
-run may overwrite. A form is `FORM_INT16`, `FORM_INT32` or `FORM_COMPACT`, plus `NULLABLE_FLAG`.
+A form is `FORM_INT16`, `FORM_INT32` or `FORM_COMPACT`, plus `NULLABLE_FLAG`.
 """
 
 from __future__ import annotations
 
 import struct as struct_module
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -50,59 +53,18 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import FIXED_SIZE, Layout, Slot, layout
 from kdissect.protocol.model import Api, Definition, Field, Type
 
-END, RUN, BYTES, ARRAY, NEXT, ARRAY_OF, NULLABLE, TAGS, TAG_END, BIND = range(10)
-_WORDS: dict[str, tuple[str, int]] = {
-    "op": ("<i4", 0),
-    "tag": ("<i4", 0),
-    "column": ("<i4", 4),
-    "count": ("<i4", 4),
-    "level": ("<i4", 8),
-    "offset": ("<i4", 8),
-    "child_level": ("<i4", 12),
-    "id_column": ("<i4", 12),
-    "marks": ("<i4", 12),
-    "default": ("<i8", 12),
-    "form": ("<i4", 16),
-    "is_tagged": ("<i4", 16),
-    "role": ("<i4", 20),
-    "child_column": ("<i4", 24),
-    "jump": ("<i4", 24),
-    "kind": ("<i4", 28),
-    "size": ("<i4", 28),
-    "smallest": ("<i4", 28),
-}
-# Words that no instruction has at once share their bytes.
-INSTRUCTION = np.dtype(
-    {
-        "names": list(_WORDS),
-        "formats": [kind for kind, _ in _WORDS.values()],
-        "offsets": [at for _, at in _WORDS.values()],
-    }
+END, VALUE, BYTES, ARRAY, NEXT, NULLABLE, TAGS, TAG_END, BIND = range(9)
+_WORDS = (
+    *("op", "at", "level", "child_level", "id_at", "form", "size", "role", "jump"),
+    *("tag", "count"),
 )
+INSTRUCTION = np.dtype([(word, "i8") for word in _WORDS])
 FORM_INT16, FORM_INT32, FORM_COMPACT = range(3)
 NULLABLE_FLAG = 4
 
-# Kinds: the encoding of a value and its stored form. The second group takes no bytes.
-K_BOOL, K_INT8, K_INT16, K_UINT16, K_INT32, K_UINT32, K_INT64, K_UUID, K_STRING, K_BYTES = range(10)
-K_PRESENT, K_FILL_8, K_FILL_16, K_FILL_32, K_FILL_64 = range(10, 15)
-
-KIND = {
-    Type.BOOL: K_BOOL,
-    Type.INT8: K_INT8,
-    Type.INT16: K_INT16,
-    Type.UINT16: K_UINT16,
-    Type.INT32: K_INT32,
-    Type.UINT32: K_UINT32,
-    Type.INT64: K_INT64,
-    Type.FLOAT64: K_INT64,
-    Type.UUID: K_UUID,
-    Type.STRING: K_STRING,
-    Type.BYTES: K_BYTES,
-}
-_WIRE_SIZE = {KIND[kind]: size for kind, size in FIXED_SIZE.items()}
-# Bytes of a column's values: of uuids and of strings it holds the places.
-WIDTH = {**_WIRE_SIZE, K_UUID: 8, K_STRING: 8, K_BYTES: 8}
-_FILL = {1: K_FILL_8, 2: K_FILL_16, 4: K_FILL_32, 8: K_FILL_64}
+# Bytes of a column's values: of uuids, strings and bytes it holds the places.
+WIDTH = {**FIXED_SIZE, Type.UUID: 8, Type.STRING: 8, Type.BYTES: 8, Type.STRUCT: 0}
+_COUNT_WIDTH = 4  # of a list's length
 NO_PLACE = -1  # place of a default uuid, the zero uuid
 
 
@@ -128,13 +90,16 @@ class Role(IntEnum):
     SNAPSHOT_POSITION = 13  # position in the snapshot of the following bytes
     MAX_WAIT_MS = 14  # longest time in ms that the broker may hold a Fetch
     MIN_BYTES = 15  # record bytes that end the wait
+    UNKNOWN_TAG = 16  # a tag, and the pc of its TAGS; UNKNOWN_DATA and UNKNOWN_AT marks follow
+    UNKNOWN_DATA = 17  # place of its data
+    UNKNOWN_AT = 18  # index in an array around it, from the outermost on
 
 
 class RoleRule(NamedTuple):
-    """Assigns a role to fields of these types that have one of the entities or names."""
+    """Assigns a role to fields of a type that have one of the entities or names."""
 
     role: Role
-    types: tuple[Type, ...]
+    type: Type
     entities: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     suffix: str = "\0"
@@ -143,37 +108,32 @@ class RoleRule(NamedTuple):
 
 # The first matching rule decides. Elements of string arrays get the role as well.
 ROLE_RULES = (
-    RoleRule(Role.ERROR_CODE, (Type.INT16,), names=frozenset({"error_code"}), suffix="_error_code"),
-    RoleRule(Role.THROTTLE_TIME_MS, (Type.INT32,), names=frozenset({"throttle_time_ms"})),
-    RoleRule(Role.TOPIC_NAME, (Type.STRING,), frozenset({"topicName"}),
+    RoleRule(Role.ERROR_CODE, Type.INT16, names=frozenset({"error_code"}), suffix="_error_code"),
+    RoleRule(Role.THROTTLE_TIME_MS, Type.INT32, names=frozenset({"throttle_time_ms"})),
+    RoleRule(Role.TOPIC_NAME, Type.STRING, frozenset({"topicName"}),
          frozenset({"topic", "topic_name", "topic_names", "subscribed_topic_names"})),
-    RoleRule(Role.TOPIC_ID, (Type.UUID,), names=frozenset({"topic_id", "topic_ids"})),
-    RoleRule(Role.PARTITION, (Type.INT32,),
+    RoleRule(Role.TOPIC_ID, Type.UUID, names=frozenset({"topic_id", "topic_ids"})),
+    RoleRule(Role.PARTITION, Type.INT32,
          names=frozenset({"partition_index", "partition", "partition_id", "index"})),
-    RoleRule(Role.GROUP_ID, (Type.STRING,), frozenset({"groupId"}), frozenset({"group_id"})),
-    RoleRule(Role.TRANSACTIONAL_ID, (Type.STRING,), frozenset({"transactionalId"}),
+    RoleRule(Role.GROUP_ID, Type.STRING, frozenset({"groupId"}), frozenset({"group_id"})),
+    RoleRule(Role.TRANSACTIONAL_ID, Type.STRING, frozenset({"transactionalId"}),
          frozenset({"transactional_id"})),
-    RoleRule(Role.RECORDS, (Type.RECORDS,), suffix=""),
-    RoleRule(Role.BASE_OFFSET, (Type.INT64,), names=frozenset({"base_offset"}),
+    RoleRule(Role.RECORDS, Type.RECORDS, suffix=""),
+    RoleRule(Role.BASE_OFFSET, Type.INT64, names=frozenset({"base_offset"}),
          apis=frozenset({ApiKey.PRODUCE})),
-    RoleRule(Role.REPLICA_ID, (Type.INT32,), names=frozenset({"replica_id"}),
+    RoleRule(Role.REPLICA_ID, Type.INT32, names=frozenset({"replica_id"}),
          apis=frozenset({ApiKey.FETCH})),
-    RoleRule(Role.SNAPSHOT_POSITION, (Type.INT64,), names=frozenset({"position"}),
+    RoleRule(Role.SNAPSHOT_POSITION, Type.INT64, names=frozenset({"position"}),
          apis=frozenset({ApiKey.FETCH_SNAPSHOT})),
-    RoleRule(Role.MAX_WAIT_MS, (Type.INT32,), names=frozenset({"max_wait_ms"})),
-    RoleRule(Role.MIN_BYTES, (Type.INT32,), names=frozenset({"min_bytes"})),
+    RoleRule(Role.MAX_WAIT_MS, Type.INT32, names=frozenset({"max_wait_ms"})),
+    RoleRule(Role.MIN_BYTES, Type.INT32, names=frozenset({"min_bytes"})),
 )  # fmt: skip
-
-_RULES_OF_TYPE: dict[Type, list[RoleRule]] = {kind: [] for kind in Type}
-for _rule in ROLE_RULES:
-    for _type in _rule.types:
-        _RULES_OF_TYPE[_type].append(_rule)
 
 
 def role_of(api_key: int, this: Field) -> Role:
     """The role of a field, or of an array's elements."""
-    for rule in _RULES_OF_TYPE[this.type]:
-        if rule.apis and api_key not in rule.apis:
+    for rule in ROLE_RULES:
+        if this.type is not rule.type or (rule.apis and api_key not in rule.apis):
             continue
         if (
             this.entity in rule.entities
@@ -187,93 +147,60 @@ def role_of(api_key: int, this: Field) -> Role:
 # --- the columns -----------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Leaf:
-    """A primitive value: one column."""
+@dataclass(eq=False, slots=True)
+class Node:
+    """A field over all versions.
+
+    at: its place in a row of its level; -1: no column, because it is always present (a root, or a
+    struct that is an element). level: of an array's elements. element: of an array. children: of a
+    struct.
+    """
 
     name: str
     type: Type
-    column: int = -1
-
-
-@dataclass(slots=True)
-class Struct:
-    """A struct: its children, and a presence column (-1 for an element or a root, always
-    present)."""
-
-    name: str
-    children: dict[str, Node]
-    column: int = -1
-
-
-@dataclass(slots=True)
-class List:
-    """An array: a column of lengths, and the level of its elements."""
-
-    name: str
-    element: Leaf | Struct
-    column: int = -1
+    at: int = -1
     level: int = -1
+    element: Node | None = None
+    children: dict[str, Node] = field(default_factory=dict)
 
 
-Node = Leaf | Struct | List
+class _Rows:
+    """Gives columns their places; row_size: bytes of a row of each level."""
 
+    def __init__(self) -> None:
+        self.row_size = [0]
 
-def _nodes(fields: Iterable[Field], where: str) -> dict[str, Node]:
-    """The union over all versions: fields of one name become one node and must have one type."""
-    named: dict[str, list[Field]] = {}
-    for one in fields:
-        if one.type is not Type.RECORDS:
-            named.setdefault(one.name, []).append(one)
-    nodes: dict[str, Node] = {}
-    for name, same in named.items():
-        first = same[0]
-        if len({(one.type, one.is_array) for one in same}) > 1:
-            raise ValueError(f"{where}{name}: fields of one name differ in type")
-        element: Leaf | Struct
-        if first.type is Type.STRUCT:
+    def placed(self, node: Node, level: int, width: int) -> Node:
+        node.at = self.row_size[level]
+        self.row_size[level] += 1 + width
+        return node
+
+    def struct(self, node: Node, fields: Iterable[Field], level: int, where: str = "") -> Node:
+        """Add the union over all versions: fields of one name become one node and must have one
+        type."""
+        named: dict[str, list[Field]] = {}
+        for one in fields:
+            if one.type is not Type.RECORDS:
+                named.setdefault(one.name, []).append(one)
+        for name, same in named.items():
+            first = same[0]
+            if len({(one.type, one.is_array) for one in same}) > 1:
+                raise ValueError(f"{where}{name}: fields of one name differ in type")
             inner = first.fields if len(same) == 1 else [f for one in same for f in one.fields]
-            element = Struct(name, _nodes(inner, f"{where}{name}."))
-        else:
-            element = Leaf(name, first.type)
-        nodes[name] = List(name, element) if first.is_array else element
-    return nodes
-
-
-class _Columns:
-    """Numbers the levels, then the columns level by level."""
-
-    def __init__(self, header: Struct, body: Struct) -> None:
-        self.levels: list[list[tuple[Node, int]]] = [[]]
-        self._collect(header, 0)
-        self.header_count = len(self.levels[0])
-        self._collect(body, 0)
-        self.width: list[int] = []
-        self.first = [0]
-        for level in self.levels:
-            for node, width in level:
-                node.column = len(self.width)
-                self.width.append(width)
-            self.first.append(len(self.width))
-
-    def _collect(self, root: Struct, level: int) -> None:
-        for node in root.children.values():
-            self._add(node, level)
-
-    def _add(self, node: Node, level: int) -> None:
-        if isinstance(node, Leaf):
-            self.levels[level].append((node, WIDTH[KIND[node.type]]))
-        elif isinstance(node, Struct):
-            self.levels[level].append((node, 0))
-            self._collect(node, level)
-        else:
-            self.levels[level].append((node, 4))
-            node.level = len(self.levels)
-            self.levels.append([])
-            if isinstance(node.element, Leaf):
-                self._add(node.element, node.level)
-            else:
-                self._collect(node.element, node.level)
+            child = Node(name, first.type)
+            node.children[name] = child
+            if not first.is_array:
+                self.placed(child, level, WIDTH[first.type])
+                self.struct(child, inner, level, f"{where}{name}.")
+                continue
+            self.placed(child, level, _COUNT_WIDTH)
+            child.level = len(self.row_size)
+            self.row_size.append(0)
+            child.element = Node(name, first.type)
+            if first.type is not Type.STRUCT:
+                self.placed(child.element, child.level, WIDTH[first.type])
+            self.struct(child.element, inner, child.level, f"{where}{name}.")
+        return node
 
 
 # --- the programs ----------------------------------------------------------------------------
@@ -283,81 +210,54 @@ class _Columns:
 class ColumnPlan:
     """Columns and programs of one side of one API.
 
+    header, body: roots of the columns.
     program: INSTRUCTION rows of all versions.
-    entries: int32 per version from first_version on, the pc at which that version starts, or -1.
+    entries: int64 per version from first_version on, the pc at which that version starts.
+    templates: uint8, per version the template of each level's rows, then those of an unknown one.
     paths: per pc the field that it reads, with "[]" for each element index.
-    column_width: int64, bytes per row (0: a presence).
-    level_first: int64, the first column of each level, and the end.
-    header_count: columns of the header in level 0.
-    present: bool[versions, columns], columns that a version can fill.
-    depth: most levels and tagged sections open at once.
+    row_size: int64, bytes of a row of each level. header_size: bytes of level 0 for the header.
+    depth: most arrays and tagged sections open at once.
     """
 
-    api_key: int
-    side: str
-    header: Struct
-    body: Struct
+    header: Node
+    body: Node
     program: NDArray[np.void]
-    entries: NDArray[np.int32]
+    entries: NDArray[np.int64]
+    templates: NDArray[np.uint8]
     first_version: int
     paths: list[str]
-    column_width: NDArray[np.int64]
-    level_first: NDArray[np.int64]
-    header_count: int
-    present: NDArray[np.bool_]
+    row_size: NDArray[np.int64]
+    header_size: int
     depth: int
-    memo: dict[str, Any] = field(default_factory=dict)  # values that codec/ derives once per plan
 
 
 Words = dict[str, int]
 
 
 class _Compiler:
-    """Emits the instructions of versions, one after the other.
+    """Emits the instructions of versions, one after the other, and fills their templates.
 
-    run: values of fixed width that no instruction has read so far.
+    templates: of the levels of the current version.
     """
 
     def __init__(self, api_key: int) -> None:
         self.api_key = api_key
         self.instructions: list[Words] = []
         self.paths: list[str] = []
-        self.run: list[tuple[str, Words]] = []
+        self.templates: list[bytearray] = []
         self.level = 0
         self.depth = 0
         self.deepest = 0
-        self.touched: set[int] = set()
 
     def emit(self, path: str, op: int = END, **words: int) -> Words:
-        """Append an instruction, after the values that wait; returns its words."""
-        if self.run:
-            self.flush()
-        if "column" in words:
-            self.touched.add(words["column"])
+        """Append an instruction; returns its words."""
         self.paths.append(path)
         self.instructions.append({"op": op, **words})
         return self.instructions[-1]
 
-    def flush(self) -> None:
-        """Append an instruction for the values that wait."""
-        run, self.run = self.run, []
-        size = sum(_WIRE_SIZE.get(words["kind"], 0) for _, words in run)
-        marks = sum(words["role"] != Role.NONE for _, words in run)
-        self.emit(run[0][0], RUN, count=len(run), size=size, level=self.level, marks=marks)
-        offset = 0
-        for path, words in run:
-            self.emit(path, offset=offset, **words)
-            offset += _WIRE_SIZE.get(words["kind"], 0)
-
-    def fixed(self, path: str, kind: int, column: int, role: int = 0, default: int = 0) -> None:
-        """Add a value of fixed width, a presence or a default to those that wait."""
-        self.run.append((path, {"kind": kind, "column": column, "role": role, "default": default}))
-
     @property
     def here(self) -> int:
         """The pc of the next instruction."""
-        if self.run:
-            self.flush()
         return len(self.paths)
 
     def struct(self, of: Layout, nodes: dict[str, Node], prefix: str) -> None:
@@ -366,20 +266,19 @@ class _Compiler:
         for slot in of.plain:
             node = nodes.get(slot.name)
             role = self.value(slot, node, prefix)
-            if role in topic and isinstance(node, Leaf):
-                topic[role] = node.column
+            if role in topic and node is not None and node.element is None:
+                topic[role] = node.at
         if min(topic.values()) >= 0:
             name, ident = topic.values()
-            self.emit(prefix, BIND, column=name, id_column=ident, level=self.level)
+            self.emit(prefix, BIND, at=name, id_at=ident, level=self.level)
         if of.flexible:
             self.section(of, nodes, prefix)
 
     def section(self, of: Layout, nodes: dict[str, Node], prefix: str) -> None:
-        """Write the defaults of tagged fields, then read those that are there."""
+        """Read the tagged fields that are there; the template has the defaults of the others."""
         for slot in of.tagged.values():
             self.fill(slot, nodes[slot.name], slot.default(), prefix + slot.name)
-        path = prefix.removesuffix(".")
-        tags = self.emit(path, TAGS, count=len(of.tagged), level=self.level)
+        tags = self.emit(prefix.removesuffix("."), TAGS, count=len(of.tagged))
         entries = [self.emit(prefix + slot.name, tag=tag) for tag, slot in of.tagged.items()]
         self.deepen()
         for slot, entry in zip(of.tagged.values(), entries, strict=True):
@@ -395,93 +294,99 @@ class _Compiler:
 
     def value(self, slot: Slot, node: Node | None, prefix: str) -> Role:
         """Read a field; returns its role. Record data has no node."""
-        path, kind = prefix + slot.name, slot.field.type
+        path = prefix + slot.name
         role = role_of(self.api_key, slot.field)
-        nullable = NULLABLE_FLAG if slot.nullable else 0
-        if isinstance(node, List):
-            self.array(slot, node, nullable, path, role)
-        elif isinstance(node, Struct):
-            assert slot.inner is not None
-            if not nullable:
-                self.fixed(path, K_PRESENT, node.column)
+        if slot.field.is_array:
+            assert node is not None
+            self.array(slot, node, path, role)
+        elif slot.inner is None:
+            self.leaf(slot, node, path, role)
+        else:
+            assert node is not None
+            if not slot.nullable:
+                self.preset(node)
                 self.struct(slot.inner, node.children, path + ".")
                 return role
-            opened = self.emit(
-                path, NULLABLE, column=node.column, level=self.level, is_tagged=slot.is_tagged
-            )
+            form = FORM_COMPACT if slot.is_tagged else 0
+            opened = self.emit(path, NULLABLE, at=node.at, level=self.level, form=form)
             self.struct(slot.inner, node.children, path + ".")
             opened["jump"] = self.here
-        elif slot.is_sized:
-            plain = FORM_INT16 if kind is Type.STRING else FORM_INT32
-            form = (FORM_COMPACT if slot.compact else plain) | nullable
-            column = -1 if node is None else node.column
-            self.emit(path, BYTES, column=column, level=self.level, form=form, role=role)
-        else:
-            assert isinstance(node, Leaf)
-            self.fixed(path, KIND[kind], node.column, role)
         return role
 
-    def array(self, slot: Slot, node: List, nullable: int, path: str, role: Role) -> None:
-        words = {
-            "column": node.column,
-            "level": self.level,
-            "child_level": node.level,
-            "form": (FORM_COMPACT if slot.compact else FORM_INT32) | nullable,
-        }
-        if isinstance(node.element, Leaf):
-            child = node.element.column
-            kind = KIND[slot.field.type]
-            self.emit(path, ARRAY_OF, **words, child_column=child, kind=kind, role=role)
-            self.touched.add(child)
+    def leaf(self, slot: Slot, node: Node | None, path: str, role: Role) -> None:
+        """Read a value that is no struct: a field, or an element of an array."""
+        kind = slot.field.type
+        words = {"at": -1 if node is None else node.at, "level": self.level, "role": role}
+        if kind in FIXED_SIZE:
+            self.emit(path, VALUE, **words, size=FIXED_SIZE[kind])
             return
-        assert slot.inner is not None
-        opened = self.emit(path, ARRAY, **words, smallest=slot.element_size_min)
+        plain = FORM_INT16 if kind is Type.STRING else FORM_INT32
+        form = FORM_COMPACT if slot.compact else plain
+        if slot.field.is_array:
+            self.emit(path, BYTES, **words, form=form, size=1)
+        else:
+            null = NULLABLE_FLAG if slot.nullable else 0
+            self.emit(path, BYTES, **words, form=form | null, size=-1)
+
+    def array(self, slot: Slot, node: Node, path: str, role: Role) -> None:
+        assert node.element is not None
+        form = FORM_COMPACT if slot.compact else FORM_INT32
+        opened = self.emit(
+            path,
+            ARRAY,
+            at=node.at,
+            level=self.level,
+            child_level=node.level,
+            form=form | (NULLABLE_FLAG if slot.nullable else 0),
+            size=slot.element_size_min,
+        )
         outer, self.level = self.level, node.level
         self.deepen()
         first = self.here
-        self.struct(slot.inner, node.element.children, path + "[].")
+        if slot.inner is None:
+            self.leaf(slot, node.element, path + "[]", role)
+        else:
+            self.struct(slot.inner, node.element.children, path + "[].")
         self.emit(path, NEXT, child_level=node.level, jump=first)
         self.depth -= 1
         self.level = outer
         opened["jump"] = self.here
 
+    def preset(self, node: Node, value: int = 0, width: int = 0) -> None:
+        """Write a value into the template of the current level."""
+        end = node.at + 1 + width
+        self.templates[self.level][node.at : end] = b"\1" + (value % (1 << 8 * width)).to_bytes(
+            width, sys.byteorder
+        )
+
     def fill(self, slot: Slot, node: Node, default: Any, path: str) -> None:
-        """Write the default of a tagged field, for messages without its tag."""
+        """Preset the default of a tagged field, for messages without its tag."""
         if default is None:
             return
-        if isinstance(node, List):
-            self.fixed(path, K_FILL_32, node.column)
-        elif isinstance(node, Struct):
-            assert slot.inner is not None
-            self.fixed(path, K_PRESENT, node.column)
+        kind = slot.field.type
+        if slot.field.is_array:
+            self.preset(node, 0, _COUNT_WIDTH)
+        elif slot.inner is not None:
+            self.preset(node)
             for inner in slot.inner.by_name.values():
-                child = node.children[inner.name]
-                self.fill(inner, child, inner.default(), f"{path}.{inner.name}")
+                self.fill(inner, node.children[inner.name], inner.default(), f"{path}.{inner.name}")
         elif slot.is_sized:
             if default:
                 raise ValueError(f"{path}: a tagged field's default must be empty or null")
-            self.fixed(path, K_FILL_64, node.column)
-        elif slot.field.type is Type.UUID:
+            self.preset(node, 0, WIDTH[kind])
+        elif kind is Type.UUID:
             if default.int:
                 raise ValueError(f"{path}: a tagged uuid's default must be the zero uuid")
-            self.fixed(path, K_FILL_64, node.column, default=NO_PLACE)
+            self.preset(node, NO_PLACE, WIDTH[kind])
         else:
-            if slot.field.type is Type.FLOAT64:
-                default = int.from_bytes(struct_module.pack(">d", default), "big", signed=True)
-            fill = _FILL[WIDTH[KIND[slot.field.type]]]
-            self.fixed(path, fill, node.column, default=int(default))
+            if kind is Type.FLOAT64:
+                default = int.from_bytes(struct_module.pack(">d", default), "big")
+            self.preset(node, int(default), WIDTH[kind])
 
     def program(self) -> NDArray[np.void]:
-        """INSTRUCTION rows. Words share places, so each is written only where it is used."""
-        places: dict[str, tuple[list[int], list[int]]] = {name: ([], []) for name in _WORDS}
-        for pc, words in enumerate(self.instructions):
-            for name, word in words.items():
-                places[name][0].append(pc)
-                places[name][1].append(word)
-        rows = np.zeros(len(self.instructions), INSTRUCTION)
-        for name, (at, values) in places.items():
-            rows[name][at] = values
-        return rows
+        """INSTRUCTION rows."""
+        rows = [tuple(words.get(word, 0) for word in _WORDS) for words in self.instructions]
+        return np.array(rows, INSTRUCTION)
 
 
 def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
@@ -494,34 +399,30 @@ def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
     header_version = (
         api.request_header_version if side == "request" else api.response_header_version
     )
-    head = Struct("", _nodes(header.fields, "header."))
-    body = Struct("", _nodes(definition.fields, ""))
-    columns = _Columns(head, body)
+    rows = _Rows()
+    head = rows.struct(Node("", Type.STRUCT), header.fields, 0, "header.")
+    header_size = rows.row_size[0]
+    body = rows.struct(Node("", Type.STRUCT), definition.fields, 0)
     compiler = _Compiler(api.key)
-    versions = range(definition.versions.first, definition.versions.last + 1)
-    present = np.zeros((len(versions), len(columns.width)), dtype=np.bool_)
-    entries = np.full(len(versions), -1, dtype=np.int32)
-    for index, version in enumerate(versions):
-        entries[index] = compiler.here
-        compiler.touched.clear()
+    entries, templates = [], bytearray()
+    for version in range(definition.versions.first, definition.versions.last + 1):
+        entries.append(compiler.here)
+        compiler.templates = [bytearray(size) for size in rows.row_size]
         compiler.struct(layout(header, header_version(version)), head.children, "header.")
         compiler.struct(layout(definition, version), body.children, "")
         compiler.emit("")
-        compiler.touched.discard(-1)
-        present[index, list(compiler.touched)] = True
+        templates += b"".join(compiler.templates)
+    templates += bytes(sum(rows.row_size))
     return ColumnPlan(
-        api_key=api.key,
-        side=side,
         header=head,
         body=body,
         program=compiler.program(),
-        entries=entries,
+        entries=np.array(entries, np.int64),
+        templates=np.frombuffer(templates, np.uint8),
         first_version=definition.versions.first,
         paths=compiler.paths,
-        column_width=np.array(columns.width, dtype=np.int64),
-        level_first=np.array(columns.first, dtype=np.int64),
-        header_count=columns.header_count,
-        present=present,
+        row_size=np.array(rows.row_size, np.int64),
+        header_size=header_size,
         depth=compiler.deepest,
     )
 

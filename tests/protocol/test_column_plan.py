@@ -10,11 +10,8 @@ import pytest
 from kdissect.protocol import catalog, column_plan
 from kdissect.protocol.column_plan import (
     ColumnPlan,
-    Leaf,
-    List,
     Node,
     Role,
-    Struct,
     compile_plan,
     role_of,
 )
@@ -25,15 +22,15 @@ def all_plans() -> list[ColumnPlan]:
     return [column_plan.plan(key, side) for key in catalog.apis() for side in SIDES]
 
 
-def nodes_of(root: Struct) -> list[Node]:
-    found: list[Node] = []
+def nodes_of(root: Node, level: int = 0) -> list[tuple[int, Node]]:
+    """(level, column) of the nodes inside a struct."""
+    found: list[tuple[int, Node]] = []
     for node in root.children.values():
-        found.append(node)
-        inner = node.element if isinstance(node, List) else node
-        if inner is not node and isinstance(inner, Leaf):
-            found.append(inner)
-        if isinstance(inner, Struct):
-            found += nodes_of(inner)
+        found += [(level, node), *nodes_of(node, level)]
+        if node.element is not None:
+            if node.element.at >= 0:
+                found.append((node.level, node.element))
+            found += nodes_of(node.element, node.level)
     return found
 
 
@@ -42,47 +39,47 @@ def test_all_plans_compile() -> None:
     assert sum(int((one.entries >= 0).sum()) for one in all_plans()) == 722
 
 
-def test_columns_are_numbered_once() -> None:
-    """Every node has one column, levels hold neighbours, and the header's columns come first."""
+def test_columns_share_no_bytes() -> None:
+    """The columns of a level fill its rows, and the header's come first."""
     for one in all_plans():
-        head = [node.column for node in nodes_of(one.header)]
-        nodes = nodes_of(one.header) + nodes_of(one.body)
-        columns = sorted(node.column for node in nodes)
-        assert columns == list(range(len(one.column_width)))
-        assert head == list(range(one.header_count))
-        assert one.level_first[0] == 0
-        assert one.level_first[-1] == len(columns)
-        assert (np.diff(one.level_first) >= 0).all()
+        head = nodes_of(one.header)
+        places: list[list[int]] = [[] for _ in one.row_size]
+        for level, node in head + nodes_of(one.body):
+            width = 4 if node.element is not None else column_plan.WIDTH[node.type]
+            places[level] += range(node.at, node.at + 1 + width)
+        for level, size in enumerate(one.row_size.tolist()):
+            assert sorted(places[level]) == list(range(size))
+        assert all(level == 0 and node.at < one.header_size for level, node in head)
         assert len(one.program) == len(one.paths)
+        assert len(one.templates) == one.row_size.sum() * (len(one.entries) + 1)
 
 
-def test_a_version_fills_its_fields_and_no_others() -> None:
-    """`present` of Fetch responses: topic names until version 12, ids from 13 on."""
+def test_a_version_reads_its_fields_and_no_others() -> None:
+    """Fetch responses have topic names until version 12, ids from 13 on."""
     fetch = column_plan.plan(1, "response")
-    topics = fetch.body.children["responses"]
-    assert isinstance(topics, List)
-    assert isinstance(topics.element, Struct)
-    name, ident = (topics.element.children[each].column for each in ("topic", "topic_id"))
+    topics = fetch.body.children["responses"].element
+    assert topics is not None
     assert fetch.first_version == 0
-    assert fetch.present[:, name].tolist() == [True] * 13 + [False] * 6
-    assert fetch.present[:, ident].tolist() == [False] * 13 + [True] * 6
+    ends = np.append(fetch.entries, len(fetch.program))[1:]
+    for name, versions in (("topic", range(13)), ("topic_id", range(13, 19))):
+        path = f"responses[].{name}"
+        read = [
+            version
+            for version, (low, high) in enumerate(zip(fetch.entries, ends, strict=True))
+            if path in fetch.paths[low:high]
+        ]
+        assert read == list(versions)
 
 
-def test_element_bytes_bound_the_builders() -> None:
-    """A byte on the wire costs a bounded number of bytes in the builders, whatever the message."""
-    worst = 0.0
-    for one in all_plans():
-        width = one.column_width + 1
-        instructions = iter(one.program)
-        for step in instructions:
-            if step["op"] in (column_plan.RUN, column_plan.TAGS):
-                for _ in range(step["count"]):
-                    next(instructions)
-            elif step["op"] == column_plan.ARRAY:
-                level = step["child_level"]
-                first, last = one.level_first[level : level + 2]
-                worst = max(worst, float(width[first:last].sum()) / step["smallest"])
-    print(f"at worst {worst:.1f} builder bytes for a byte of an array")
+def test_element_bytes_bound_the_rows() -> None:
+    """A byte on the wire costs a bounded number of bytes in the rows, whatever the message."""
+    arrays = [one.program[one.program["op"] == column_plan.ARRAY] for one in all_plans()]
+    worst = max(
+        float((one.row_size[steps["child_level"]] / steps["size"]).max())
+        for one, steps in zip(all_plans(), arrays, strict=True)
+        if len(steps)
+    )
+    print(f"at worst {worst:.1f} bytes of rows for a byte of an array")
     assert worst < 64
 
 
