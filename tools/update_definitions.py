@@ -1,13 +1,10 @@
 """Bring the definition files up to a Kafka release.
 
     python -m tools.update_definitions --jar kafka-clients-4.4.0.jar [kafka-metadata-4.4.0.jar ...]
-    python -m tools.update_definitions --facts DIR        # DIR/<release>/<Name>.json
-    python -m tools.update_definitions --facts DIR --rebuild
 
 Reads the message definitions that Kafka ships inside its jars (``common/message/*.json``), merges
 them into the files of ``kdissect/protocol/definitions`` (see `merge_definitions`), and prints the
-files that changed. Releases already merged (its ``releases.kdef`` lists them) are passed over;
-``--rebuild`` starts from nothing.
+files that changed. Releases already merged (its ``releases.kdef`` lists them) are passed over.
 Files in ``embedded/`` are written by hand and left alone.
 Several jars count as one release each time their file names carry the same number.
 """
@@ -306,11 +303,6 @@ def read_folder(folder: Path) -> tuple[Merged, list[str]]:
     return merged, releases
 
 
-def facts_of_folder(folder: Path) -> list[Facts]:
-    """The facts of one release from a folder of JSON files."""
-    return [parse_json(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-
-
 def facts_of_jar(jar: Path) -> list[Facts]:
     """The definitions inside a Kafka jar."""
     with zipfile.ZipFile(jar) as archive:
@@ -322,9 +314,9 @@ def _release(label: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", label))
 
 
-def update(sources: dict[str, list[Facts]], out: Path, rebuild: bool = False) -> list[str]:
+def update(sources: dict[str, list[Facts]], out: Path) -> list[str]:
     """Merge releases (label to facts) into the files of `out`; returns the files that changed."""
-    merged, done = (Merged(), []) if rebuild else read_folder(out)
+    merged, done = read_folder(out)
     newest = max(map(_release, done), default=())
     added = [label for label in sorted(sources, key=_release) if _release(label) > newest]
     for label in added:
@@ -353,24 +345,18 @@ def update(sources: dict[str, list[Facts]], out: Path, rebuild: bool = False) ->
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.update_definitions", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--facts", type=Path, help="a folder with one folder of JSON per release")
-    parser.add_argument("--jar", type=Path, nargs="+", default=[], help="jars of a Kafka release")
+    parser.add_argument(
+        "--jar", type=Path, nargs="+", required=True, help="jars of a Kafka release"
+    )
     parser.add_argument("--out", type=Path, default=DEFINITIONS, help="the definition files")
-    parser.add_argument("--rebuild", action="store_true", help="start from nothing")
     options = parser.parse_args(arguments)
     sources: dict[str, list[Facts]] = {}
-    if options.facts:
-        for folder in sorted(options.facts.iterdir()):
-            if folder.is_dir():
-                sources[folder.name] = facts_of_folder(folder)
     for jar in options.jar:
         label = re.search(r"(\d+(?:\.\d+)+)[^/]*\.jar$", jar.name)
         if label is None:
             parser.error(f"{jar}: its name does not carry a release number")
         sources.setdefault(label[1], []).extend(facts_of_jar(jar))
-    if not sources:
-        parser.error("nothing to read: give --facts DIR or --jar JAR")
-    changed = update(sources, options.out, options.rebuild)
+    changed = update(sources, options.out)
     for name in changed:
         print(name)
     print(f"{len(changed)} files changed")

@@ -1,6 +1,5 @@
-"""Values for any definition: as a hypothesis strategy, and by a seeded generator."""
+"""Values for any definition, as a hypothesis strategy."""
 
-import random
 from uuid import UUID
 
 from hypothesis import strategies as st
@@ -15,15 +14,12 @@ INTEGERS = {
     Type.UINT32: (0, 2**32 - 1),
     Type.INT64: (-(2**63), 2**63 - 1),
 }
-WORDS = ("orders", "", "клиент", "payments-🚀", "group-1", "a.b\\c", "\u0000é", "member-3f")
 TAGS_FREE = 1000  # no definition comes near
 
 
 def fields_of(fields, version):
     return [field for field in fields if version in field.versions]
 
-
-# As a strategy
 
 _SCALARS = {
     Type.BOOL: st.booleans(),
@@ -59,46 +55,3 @@ def _field(field, version, flexible):
     if field.is_array:
         value = st.lists(value, max_size=2)
     return st.none() | value if version in field.nullable else value
-
-
-# By a generator: the same values on every machine
-
-
-def sample(definition, version, seed):
-    """A complete dict of `definition` in `version`; equal seeds give equal values."""
-    generator = random.Random(f"{definition.name} {version} {seed}")
-    return _sample_struct(definition.fields, version, version in definition.flexible, generator)
-
-
-def _sample_struct(fields, version, flexible, generator):
-    made = {}
-    for field in fields_of(fields, version):
-        if version in field.nullable and generator.random() < 0.2:
-            made[field.name] = None
-        elif field.is_array:
-            count = generator.choice((0, 1, 2, 2))
-            made[field.name] = [
-                _sample_value(field, version, flexible, generator) for _ in range(count)
-            ]
-        else:
-            made[field.name] = _sample_value(field, version, flexible, generator)
-    if flexible and generator.random() < 0.15:
-        made["_unknown_tags"] = {TAGS_FREE + generator.randrange(9): generator.randbytes(3)}
-    return made
-
-
-def _sample_value(field, version, flexible, generator):
-    if field.type is Type.STRUCT:
-        return _sample_struct(field.fields, version, flexible, generator)
-    if field.type in INTEGERS:
-        low, high = INTEGERS[field.type]
-        return generator.choice((generator.randint(low, high), low, high, generator.randrange(100)))
-    if field.type is Type.BOOL:
-        return generator.random() < 0.5
-    if field.type is Type.FLOAT64:
-        return generator.uniform(-1e6, 1e6)
-    if field.type is Type.UUID:
-        return UUID(bytes=generator.randbytes(16))
-    if field.type is Type.STRING:
-        return generator.choice(WORDS)
-    return generator.randbytes(generator.randrange(12))

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from kdissect.codec import message_codec
 from kdissect.codec.embedded_structs import (
     Places,
-    decode_prefixed,
-    decode_structs,
     definition_plan,
     read_uvarints,
 )
@@ -23,7 +21,7 @@ from kdissect.codec.internal_records import (
 )
 from kdissect.protocol import catalog
 from kdissect.status import Status
-from tests.codec.vectors import LOGS, internal_vectors, same, value_definition
+from tests.codec.vectors import LOGS, internal_vectors, value_definition
 
 CUT_MAX = 2000
 
@@ -51,29 +49,6 @@ def rows(log: str, vectors: list[dict[str, Any]]) -> tuple[dict[int, tuple[str, 
             assert row not in found
             found[row] = part.name, value
     return found, faults
-
-
-@pytest.mark.parametrize(
-    ("kind", "has_prefix"),
-    [
-        ("consumer_protocol", True),
-        ("principal", True),
-        ("streams_subscription", False),
-    ],
-)
-def test_embedded_structs_decode(kind: str, has_prefix: bool) -> None:
-    """A struct without a key decodes, by the place of its version."""
-    for vector in internal_vectors()[kind]:
-        definition = value_definition(vector)
-        places = Places.of(pa.array([vector["value"]], pa.binary()))
-        if has_prefix:
-            bodies = decode_prefixed(definition, places)
-        else:
-            bodies = decode_structs(definition, places, *places.int32())
-        assert bodies.status.tolist() == [0]
-        assert bodies.columns.surplus.tolist() == [0]
-        assert bodies.version.tolist() == [vector["version"]]
-        same(vector["value_body"], bodies.columns.body[0].as_py(), definition.fields)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOGS if kind != "control_record"])
