@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import dpkt
 import pytest
 from typer.testing import CliRunner
 
 import kdissect
 from kdissect.cli import _is_cut_import, app
 from kdissect.cli.messages import some_of
+from tests.builders.captures import pcap_bytes
+from tests.builders.talks import conversation
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 EXAMPLES = {
@@ -169,13 +170,8 @@ def test_a_cut_capture_gives_its_whole_packets(
 def test_a_capture_without_kafka(kdissect: Run, tmp_path: Path) -> None:
     """No Kafka found: exit 0 with a warning, tables all the same."""
     path = tmp_path / "http.pcap"
-    with path.open("wb") as stream:
-        writer = dpkt.pcap.Writer(stream)
-        text = b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"
-        tcp = dpkt.tcp.TCP(sport=4000, dport=80, seq=1, ack=1, flags=dpkt.tcp.TH_ACK, data=text)
-        ip = dpkt.ip.IP(src=b"\x7f\0\0\1", dst=b"\x7f\0\0\2", p=6, data=tcp)
-        ip.len = len(ip)
-        writer.writepkt(bytes(dpkt.ethernet.Ethernet(data=ip)), ts=1.0)
+    text = b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"
+    path.write_bytes(pcap_bytes(conversation([(0, text)], ports=(4000, 80))))
     result = kdissect("dissect", str(path), "--out", str(tmp_path / "out"), "--json")
     assert result.returncode == 0, result.stderr
     assert "no Kafka traffic" in one_line(result)

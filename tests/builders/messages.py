@@ -10,13 +10,12 @@ from kdissect import Message, encode_message
 from kdissect.codec import message_codec
 from kdissect.codec.record_encoder import encode_batch
 from kdissect.protocol import catalog
-from tests.builders.captures import pcap
-from tests.builders.packets import ethernet, ipv4, tcp
+from tests.builders.captures import pcap_bytes
+from tests.builders.frames import framed
+from tests.builders.talks import Talk
 
-SYN, ACK, PSH = 2, 16, 8
 SEGMENT_BYTES = 40_000
-CLIENT, BROKER = "10.0.0.1", "10.0.0.2"
-PRODUCE, FETCH, FETCH_SNAPSHOT = 0, 1, 59
+FETCH, FETCH_SNAPSHOT = 1, 59
 
 # a commit of group fish for partition 7 of topic t
 COMMIT_KEY = b"\0\x01\0\x04fish\0\x01t\0\0\0\x07"
@@ -38,38 +37,22 @@ def write_capture(
     (number of an exchange, its side) of messages that are not in the capture. Packets are 1 ms
     apart; pauses_ms: how much more before a message.
     """
-    start_ms, pause_ms = 1_700_000_000_000, 0
-    times: list[tuple[int, int]] = []
-    seq: dict[tuple[str, int], int] = {}
-    packets: list[bytes] = []
-
-    def send(source: str, port: int, payload: bytes, flags: int, is_lost: bool = False) -> None:
-        target = BROKER if source == CLIENT else CLIENT
-        ends = (port, 9092) if source == CLIENT else (9092, port)
-        ack = seq[target, port] if flags & ACK else 0
-        segment = tcp(payload, ports=ends, seq=seq[source, port] % 2**32, ack=ack, flags=flags)
-        packet = ethernet(ipv4(segment, addresses=(source, target), ip_id=len(packets) % 65536))
-        if not is_lost:
-            packets.append(packet)
-            now = start_ms + len(times) + pause_ms
-            times.append((now // 1000, now % 1000 * 1000))
-        seq[source, port] += len(payload) + (flags & SYN != 0)
-
+    talks: dict[int, Talk] = {}
+    time = 1_700_000_000_000_000
     for number, frames in enumerate(exchanges):
         port = ports[number] if ports else 50000
-        if (CLIENT, port) not in seq:
-            seq[CLIENT, port], seq[BROKER, port] = 1000, 7000
-            send(CLIENT, port, b"", SYN)
-            send(BROKER, port, b"", SYN | ACK)
-            send(CLIENT, port, b"", ACK)
+        if port not in talks:
+            talks[port] = Talk(port, time, step=1000)
+            talks[port].acknowledge(0)
+        else:
+            talks[port].time = time
+        talk = talks[port]
         for side, frame in enumerate(frames):
-            pause_ms += (pauses_ms or {}).get((number, side), 0)
-            data = len(frame).to_bytes(4, "big") + frame
-            source = BROKER if side else CLIENT
-            for at in range(0, len(data), SEGMENT_BYTES):
-                part = data[at : at + SEGMENT_BYTES]
-                send(source, port, part, PSH | ACK, (number, side) in lost)
-    path.write_bytes(pcap(packets, times=times))
+            talk.time += (pauses_ms or {}).get((number, side), 0) * 1000
+            talk.send(side, framed(frame), SEGMENT_BYTES, keep=(number, side) not in lost)
+        time = talk.time
+    packets = [packet for talk in talks.values() for packet in talk.packets]
+    path.write_bytes(pcap_bytes(sorted(packets, key=lambda packet: packet.time_ns)))
     return path
 
 

@@ -13,6 +13,7 @@ from kdissect.capture import scratch
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
 from kdissect.pipeline import segment_buffer
+from tests.builders.captures import split_capture
 from tests.conftest import CAPTURES
 
 SOME = ("librdkafka.pcap", "tls13.pcap.gz")  # plain and decrypted
@@ -62,12 +63,7 @@ def test_a_giant_among_others_over_rotated_files(
     """With packets lost and files cut into three, one of them a little ahead of its time."""
     whole = tmp_path / "whole.pcap"
     crowd(whole, heartbeat(), connections_of(3000, 9, 0.9))
-    data = whole.read_bytes()
-    packets, pos = [], 24
-    while pos < len(data):
-        size = 16 + int.from_bytes(data[pos + 8 : pos + 12], "little")
-        packets.append(data[pos : pos + size])
-        pos += size
+    head, packets = split_capture(whole.read_bytes())
     rng = np.random.default_rng(5)
     packets = [packet for packet in packets if rng.random() > 0.003]
     for at in rng.integers(0, len(packets) - 9, 40).tolist():
@@ -75,7 +71,7 @@ def test_a_giant_among_others_over_rotated_files(
     files = []
     for number, (first, stop) in enumerate(((0, 2000), (1900, 4200), (4200, None))):
         files.append(tmp_path / f"{number}.pcap")
-        files[-1].write_bytes(data[:24] + b"".join(packets[first:stop]))
+        files[-1].write_bytes(head + b"".join(packets[first:stop]))
     expected = kdissect.read(files)
     assert len(expected["anomalies"].to_arrow()) > 10
     divide(monkeypatch, 20_000)
