@@ -352,7 +352,6 @@ class Tables(Mapping[str, Table]):
         *,
         name: str | None = None,
         csv: bool = True,
-        broker_logs: Sequence[str] = (),
         target: str = "4.0",
         since: Time | None = None,
     ) -> Report:
@@ -363,19 +362,17 @@ class Tables(Mapping[str, Table]):
                 same folder. An existing file is replaced once the new one is complete.
             name: the page's (default: of the captures).
             csv: whether to write the CSV files.
-            broker_logs: request logs of brokers, whose times are compared.
             target: the release of Kafka that the clients have to work with.
             since: a time; the page shows which clients are new, gone or changed from then on.
 
         Raises:
             OutputError: `out` cannot be written.
-            CaptureError: a log is missing.
             ValueError: the release is unknown.
         """
         from kdissect.report import Options, build
 
         since_us = None if since is None else time_ns(since) // 1000
-        options = Options(target, since_us, tuple(broker_logs), self.manifest["totals"])
+        options = Options(target, since_us, self.manifest["totals"])
         return build(self, out, options, name=name, csv=csv)
 
     def diff(self, after: Tables, *, memory_limit: str | None = None) -> dict[str, Any]:

@@ -419,12 +419,6 @@ def lag_over_time(id_: str, title: str, text: str, data: Columns) -> Chart:
     )
 
 
-def times_beside(id_: str, title: str, text: str, data: Columns) -> Chart:
-    """The capture's time against the broker's, on logarithmic axes, counts as colour."""
-    labels = {"capture": "capture, from ms", "broker": "broker, from ms"}
-    return Chart(id_, title, text, data, load("broker_times"), 260, labels=labels)
-
-
 def sequence(title: str, data: Columns) -> Chart:
     """Arrows from client to broker and back (columns order, kind, from, to, head, label)."""
     return Chart("sequence", title, "", data, load("sequence"))

@@ -43,14 +43,6 @@ def report_command(
     csv: Annotated[
         bool, typer.Option("--csv/--no-csv", help="Write NAME-*.csv beside the page.")
     ] = True,
-    broker_log: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--broker-log",
-            metavar="FILE",
-            help="A broker's request log, plain or gzip, to compare times with; repeatable.",
-        ),
-    ] = None,
     target: Annotated[
         str, typer.Option("--target", metavar="R", help="The Kafka release to check clients for.")
     ] = "4.0",
@@ -59,7 +51,7 @@ def report_command(
     from kdissect.report import Options, build, check_options, name_of
 
     clients.check()
-    options = Options(target, clients.since_us, tuple(broker_log or ()), {})
+    options = Options(target, clients.since_us, {})
     check_options(out, options)
     with _progress(shown=not result.quiet and sys.stderr.isatty()) as progress:
         tables = open_selected(source, capture, selected)

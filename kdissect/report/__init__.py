@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kdissect import __version__
 from kdissect import text as f
 from kdissect.atomic_file import atomic_write
-from kdissect.errors import CaptureError, OutputError
+from kdissect.errors import OutputError
 from kdissect.incidents import find_incidents, json_rows
 from kdissect.report import page
 from kdissect.report.document import Document, Options
@@ -72,7 +72,6 @@ CSV_TABLES = {
     "transaction_producers": "FROM transaction_producers ORDER BY transactional_id",
     "throttling": "FROM throttling ORDER BY throttle_ms DESC, client_id",
     "anomalies": "SELECT * EXCLUDE (number) FROM anomalies_all ORDER BY capture_id, packet, pos",
-    "broker_times": "FROM broker_times ORDER BY request_time, exchange_id",
 }
 
 
@@ -138,9 +137,6 @@ def build(
 def check_options(out: str | os.PathLike[str] | None, options: Options) -> None:
     """Raise the errors of `build` for these inputs, before any reading."""
     readiness.check_target(options.target)
-    for log in options.broker_logs:
-        if not Path(log).is_file():
-            raise CaptureError(f"{log}: no such file")
     if out is not None and Path(out).is_dir():
         raise OutputError(f"{out}: is a folder; --out names the HTML file")
 
@@ -168,7 +164,7 @@ def _inputs(tables: Tables) -> list[str]:
 
 def _csv_tables(database: Database) -> list[str]:
     made = {row["name"] for row in database.rows("SELECT table_name AS name FROM duckdb_tables()")}
-    return [name for name in CSV_TABLES if (name not in ("lag", "broker_times") or name in made)]
+    return [name for name in CSV_TABLES if (name != "lag" or name in made)]
 
 
 def collect(database: Database, options: Options, progress: Progress = _quiet) -> Document:
@@ -181,9 +177,8 @@ def collect(database: Database, options: Options, progress: Progress = _quiet) -
     with logged_step("incidents"):
         incidents = _incidents(database)
     document: Document = {"format_version": _FORMAT_VERSION, "program_version": __version__}
-    names = ("broker_log", *_SECTIONS)
-    for number, name in enumerate(names, _PREPARED):
-        progress(name, number / (_PREPARED + len(names)))
+    for number, name in enumerate(_SECTIONS, _PREPARED):
+        progress(name, number / (_PREPARED + len(_SECTIONS)))
         with logged_step(name):
             document[name] = json_value(_module(name).collect(database, options))
     document["incidents"] = incidents

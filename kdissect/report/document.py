@@ -25,13 +25,11 @@ class Options:
     """What a user asks of a report.
 
     target: a release of Kafka that clients have to work with. since_us: a time in microseconds
-    since 1970; clients are compared before and after. broker_logs: files of request logs. totals:
-    of the table set's manifest.
+    since 1970; clients are compared before and after. totals: of the table set's manifest.
     """
 
     target: str
     since_us: int | None
-    broker_logs: tuple[str, ...]
     totals: Mapping[str, int]
 
 

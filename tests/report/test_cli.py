@@ -92,7 +92,6 @@ def test_a_second_report_replaces_the_first(small_set: Path, tmp_path: Path) -> 
     [
         (["{tmp}/none"], "no such file"),
         (["{set}", "--out", "{tmp}"], "is a folder"),
-        (["{set}", "--out", "{tmp}/x.html", "--broker-log", "{tmp}/no.log"], "no such file"),
         (["{set}", "--out", "{tmp}/x.html", "--target", "9.9"], "9.9"),
         (["{set}", "--out", "/dev/null/x.html"], "/dev/null"),
     ],

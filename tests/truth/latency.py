@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect import Tables
-from kdissect.report.sections.broker_log import read_log
+from tests.truth.request_log import read_lines
 
 WITHIN_MS = 15.0
 SHARE_OF_ALL, SHARE_OF_EACH = 0.99, 0.98
@@ -66,8 +66,10 @@ def compare(name: str, tables: Tables, log: Path) -> Compared:
     keys = ("client_ip", "client_port", "correlation_id", "api_key")
     columns = tables.exchanges.to_arrow([*keys, "request_time_ns", "service_ms", "latency_ms"])
     logged: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for *key, total in read_log(str(log)):
-        logged[tuple(key)].append(total)
+    for entry in read_lines(log):
+        if not entry["forwarded"]:  # on the wire it is inside an Envelope
+            key = (*entry["client"], entry["correlation_id"], entry["api_key"])
+            logged[key].append(entry["total_time_ms"])
     pairs = []
     for row in columns.sort_by("request_time_ns").to_pylist():
         times = logged.get(tuple(row[name] for name in keys))

@@ -18,7 +18,6 @@ from kdissect.charts import (
     percentile_ranges,
 )
 from kdissect.report.document import Document, Listing, Options, Section, listed
-from kdissect.report.sections import broker_log
 from kdissect.sql import Database
 from kdissect.sql.requests import quantile, quantiles
 
@@ -115,7 +114,6 @@ def section(document: Document) -> Section:
         Listing("latency_clients", d["clients"]),
         Listing("latency_brokers", d["brokers"]),
         Listing("slowest", d["slowest"]),
-        *broker_log.blocks(document["broker_log"]),
     ]
     return Section("latency", "Latency", blocks)
 
