@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kdissect import charts
-from kdissect.charts import columns_of
 from kdissect.text import width
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Plots:
         time = "epoch_us(coalesce(request_time, response_time))"
         (span,) = self._rows(f"SELECT max({time}) - min({time}) AS us FROM exchanges")
         slice_us = charts.slice_width_us(span["us"] or 0)
-        rows = self._rows(
+        data = self._columns(
             f"SELECT {time} // {slice_us} * {slice_us} / 1e3 AS t, "
             f"{_top(column, amount, 'exchanges')} AS series, sum({amount})::BIGINT AS value "
             "FROM exchanges GROUP BY ALL ORDER BY t, series"
@@ -84,11 +83,10 @@ class Plots:
                 "timeline",
                 f"{measure} by {by}",
                 "",
-                columns_of(rows, "t", "series", "value"),
+                data,
                 slice_ms=slice_us / 1000,
                 value_title=value_title,
                 series_title=by,
-                meaning=value_title,
                 step_min=1,
             )
         )
@@ -125,12 +123,11 @@ class Plots:
         client, topic = (
             _top(column, _DIRECTIONS[measure], written) for column in ("client_id", "topic")
         )
-        rows = self._rows(
+        data = self._columns(
             f"SELECT {client} AS client, {topic} AS topic, sum(record_count)::BIGINT AS records, "
             f"sum(size)::BIGINT AS bytes FROM {written} GROUP BY ALL ORDER BY ALL"
         )
         title = f"{measure} written, by client and topic"
-        data = columns_of(rows, "topic", "client", "bytes", "records")
         return _altair(charts.heat_map("topics", title, "", data, measure))
 
     def group(self, group_id: str | None = None) -> alt.Chart:
@@ -203,7 +200,8 @@ class Plots:
             f"of {connection['count']}"
         )
         names = ("order", "kind", "from", "to", "head", "label", "exchange_id")
-        return _altair(charts.sequence(title, columns_of(arrows, *names)))
+        data = {name: [arrow[name] for arrow in arrows] for name in names}
+        return _altair(charts.sequence(title, data))
 
     def _column(self, name: str) -> str:
         """SQL of a column of `exchanges`."""
@@ -214,6 +212,10 @@ class Plots:
     def _rows(self, query: str, values: tuple[Any, ...] | list[Any] = ()) -> list[dict[str, Any]]:
         with self._tables.database() as database:
             return database.rows(query, values)
+
+    def _columns(self, query: str) -> charts.Columns:
+        with self._tables.database() as database:
+            return database.table(query).to_pydict()
 
 
 def _arrows(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -25,11 +25,11 @@ VALUES: dict[str, Any] = {
     "warn": "#ff0",
     "height": 100,
     "scale": "log",
-    "count_scale": "symlog",
     "x_scale": {"type": "log"},
     "x_label": "datum.label",
     "measure": "bytes",
     "format": "~s",
+    "labels": {"a": "heading"},
 }
 
 

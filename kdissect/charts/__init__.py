@@ -13,7 +13,7 @@ their series, and the series come in the order of their colours.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import resources
@@ -66,9 +66,9 @@ class Chart:
     height: in pixels.
     series: the legend, in the order of colours. by: the column with their names.
     choose: a column that a menu narrows to one value.
-    labels: the headings of the columns in the table of the chart's data.
-    meanings: of columns, if the number means something else here than in other charts.
     colours: of series that have colours of their own.
+
+    The headings of the table of the chart's data stand in the specification (`usermeta`).
     """
 
     id: str
@@ -79,8 +79,6 @@ class Chart:
     height: int = 200
     series: Sequence[str] = ()
     choose: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)
-    meanings: dict[str, str] = field(default_factory=dict)
     colours: dict[str, str] = field(default_factory=dict)
     by: str = "series"
 
@@ -90,13 +88,19 @@ class Chart:
             for name, values in self.data.items()
         }
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """The headings of the columns in the table of the data, other than their names."""
+        labels = self.spec.get("usermeta", {}).get("labels", {})
+        return {"t": "from (UTC)", "t_end": "until (UTC)", **labels}
+
     def rows(self) -> list[dict[str, Any]]:
         """The data as rows."""
         rows = zip(*self.data.values(), strict=True)
         return [dict(zip(self.data, row, strict=True)) for row in rows]
 
-    def to_json(self, word: Callable[[str], str]) -> dict[str, Any]:
-        """The values from which the page's script draws the chart. word: what a column means."""
+    def to_json(self) -> dict[str, Any]:
+        """The values from which the page's script draws the chart."""
         present = set(self.data.get(self.by, ()))
         legend = [
             [name, self.colours.get(name, number)]
@@ -112,12 +116,11 @@ class Chart:
             "data": data,
             "choose": self.choose,
             "legend": legend,
-            "labels": {"t": "from (UTC)", "t_end": "until (UTC)", **self.labels},
-            "meanings": {name: self.meanings.get(name) or word(name) for name in data},
+            "labels": self.labels,
         }
 
 
-def load(name: str, /, **parameters: Any) -> Spec:
+def load(name: str, /, **parameters: object) -> Spec:
     """The specification `name`, without data. Its data source is called ``d``.
 
     Raises KeyError for a parameter that is not given, TypeError for one that it does not have.
@@ -144,11 +147,6 @@ def _read(file: str) -> Any:
     return json.loads(resources.files(__name__).joinpath(file).read_text("utf-8"))
 
 
-def columns_of(rows: Sequence[dict[str, Any]], *names: str) -> Columns:
-    """Rows as a dict of columns."""
-    return {name: [row[name] for row in rows] for name in names}
-
-
 def slice_width_us(span_us: int) -> int:
     """A round width that cuts a span of time into at most SLICES_MAX slices."""
     for width in _WIDTHS_US:
@@ -157,20 +155,12 @@ def slice_width_us(span_us: int) -> int:
     return -(-span_us // SLICES_MAX)
 
 
-def stack_over_time(
-    id_: str,
-    title: str,
-    text: str,
-    data: Columns,
-    *,
-    slice_ms: float,
-    value_title: str,
-    series_title: str,
-    meaning: str,
-    step_min: int = 0,
-) -> Chart:
+def stack_over_time(id_: str, title: str, text: str, data: Columns, **parameters: object) -> Chart:
     """Values of slices of time (columns t, series, value), stacked: the largest series first,
-    "other" last."""
+    "other" last.
+
+    parameters: slice_ms, value_title, series_title, step_min (between values with a label).
+    """
     sums: dict[str, float] = {}
     for name, value in zip(data["series"], data["value"], strict=True):
         sums[name] = sums.get(name, 0) + value
@@ -182,45 +172,23 @@ def stack_over_time(
         if value
     )
     series = [order[number] for number, _, _ in rows]
-    return Chart(
-        id_,
-        title,
-        text,
-        {"t": [t for _, t, _ in rows], "series": series, "value": [value for *_, value in rows]},
-        load(
-            "stack_over_time",
-            slice_ms=slice_ms,
-            value_title=value_title,
-            series_title=series_title,
-            step_min=step_min,
-        ),
-        series=list(dict.fromkeys(series)),
-        labels={"series": series_title, "value": value_title},
-        meanings={"value": meaning},
-    )
+    data = {"t": [t for _, t, _ in rows], "series": series, "value": [value for *_, value in rows]}
+    spec = load("stack_over_time", **parameters)
+    return Chart(id_, title, text, data, spec, series=list(dict.fromkeys(series)))
 
 
 def lines_over_time(
-    id_: str,
-    title: str,
-    text: str,
-    data: Columns,
-    series: Sequence[str],
-    *,
-    labels: dict[str, str],
-    meanings: dict[str, str] | None = None,
-    **parameters: Any,
+    id_: str, title: str, text: str, data: Columns, series: Sequence[str], **parameters: object
 ) -> Chart:
     """Values of slices of time (column t, and one for each series).
 
-    parameters: slice_ms, value_title, scale ("linear" or "log"), format.
+    parameters: slice_ms, value_title, scale ("linear" or "log"), format, labels (headings of the
+    columns).
     """
     if parameters["scale"] == "log":
         data = {**data, **{name: _positive(data[name]) for name in (*series, "max")}}
     spec = load("lines_over_time", series=list(series), **parameters)
-    return Chart(
-        id_, title, text, data, spec, series=series, labels=labels, meanings=meanings or {}
-    )
+    return Chart(id_, title, text, data, spec, series=series)
 
 
 def _positive(values: Iterable[float | None]) -> list[float | None]:
@@ -233,36 +201,15 @@ def histogram(
     text: str,
     data: Columns,
     series: Sequence[str],
-    *,
-    x_title: str,
-    x_scale: dict[str, Any],
-    count_title: str,
-    x_label: str = "datum.label",
-    count_scale: str = "linear",
     choose: str | None = None,
+    **parameters: object,
 ) -> Chart:
-    """Counts of values from one edge to the next (columns series, from, to, count)."""
-    spec = load(
-        "histogram",
-        x_title=x_title,
-        x_scale=x_scale,
-        x_label=x_label,
-        count_title=count_title,
-        count_scale=count_scale,
-        series=list(series),
-    )
-    labels = {"api": "API", "series": "kind", "to": "below", "count": count_title}
-    return Chart(id_, title, text, data, spec, 200, series, choose, labels)
+    """Counts of values from one edge to the next (columns series, from, to, count).
 
-
-def logarithmic_edges(
-    bins: Iterable[int], per_decade: int, names: Sequence[str] = ("from", "to")
-) -> Columns:
-    """The begin and end of logarithmic bins, with four digits."""
-    return {
-        name: [float(f"{10 ** ((bin_ + after) / per_decade):.4g}") for bin_ in bins]
-        for after, name in enumerate(names)
-    }
+    parameters: x_title, x_scale, x_label (an expression of Vega), count_title.
+    """
+    spec = load("histogram", series=list(series), **parameters)
+    return Chart(id_, title, text, data, spec, series=series, choose=choose)
 
 
 def percentile_ranges(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
@@ -280,7 +227,6 @@ def percentile_ranges(id_: str, title: str, text: str, rows: Sequence[dict[str, 
         load("ranges", height=_ROW * len(rows)),
         _ROW * len(rows) + 40,
         series=LATENCY_LINES,
-        labels={"name": "client", **{name: f"{name}, ms" for name in lines}},
     )
 
 
@@ -298,31 +244,18 @@ def events(
     text: str,
     data: Columns,
     colours: dict[str, str | None],
-    *,
-    lane_title: str,
-    labels: dict[str, str] | None = None,
-    meanings: dict[str, str] | None = None,
+    **parameters: object,
 ) -> Chart:
     """Events with their durations, in lanes (columns lane, event, t, t_end, ms, detail).
 
-    colours: of the kinds of events, None for those of the page.
+    colours: of the kinds of events, None for those of the page. parameters: lane_title,
+    event_title.
     """
     own = {name: colour for name, colour in colours.items() if colour is not None}
     height = 22 * len(set(data["lane"]))
     scale = {"domain": list(colours), **({"range": list(own.values())} if own else {})}
-    return Chart(
-        id_,
-        title,
-        text,
-        data,
-        load("events", colours=scale, lane_title=lane_title, height=height),
-        height + 40,
-        series=list(colours),
-        colours=own,
-        labels={"lane": lane_title, "ms": "took, ms", **(labels or {})},
-        meanings=meanings or {},
-        by="event",
-    )
+    spec = load("events", colours=scale, height=height, **parameters)
+    return Chart(id_, title, text, data, spec, height + 40, list(colours), colours=own, by="event")
 
 
 def group_events(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]) -> Chart:
@@ -336,7 +269,7 @@ def group_events(id_: str, title: str, text: str, rows: Sequence[dict[str, Any]]
         "detail": [_event_detail(row["generation"], row["detail"]) for row in rows],
     }
     colours = dict.fromkeys(EVENT_NAMES.values())
-    return events(id_, title, text, data, colours, lane_title="member")
+    return events(id_, title, text, data, colours, lane_title="member", event_title="event")
 
 
 def _event_detail(generation: int | None, detail: str | None) -> str:
@@ -364,12 +297,7 @@ def incidents_over_time(
         },
         dict(SEVERITY_COLOURS),
         lane_title="kind",
-        labels={"event": "severity", "ms": "lasted, ms"},
-        meanings={
-            "lane": "kind of the incident",
-            "event": "how bad it is",
-            "detail": "broker, client, group or partition",
-        },
+        event_title="severity",
     )
     # Points that are not seen, at both ends: Vega-Lite warns of a domain for bars from x to x2.
     ends = [{"t": _epoch_ms(time)} for time in span]
@@ -407,16 +335,8 @@ def _epoch_ms(time: str) -> float:
 
 def lag_over_time(id_: str, title: str, text: str, data: Columns) -> Chart:
     """The lag of groups, in records (columns t, group, lag)."""
-    return Chart(
-        id_,
-        title,
-        text,
-        data,
-        load("lag"),
-        series=list(dict.fromkeys(visible(group, 300) for group in data["group"])),
-        labels={"t": "at (UTC)", "lag": "records behind"},
-        by="group",
-    )
+    groups = list(dict.fromkeys(visible(group, 300) for group in data["group"]))
+    return Chart(id_, title, text, data, load("lag"), series=groups, by="group")
 
 
 def sequence(title: str, data: Columns) -> Chart:

@@ -22,7 +22,6 @@ from kdissect.atomic_file import atomic_write
 from kdissect.charts import VEGA_LITE, Chart, mark_incidents
 from kdissect.incidents import KINDS
 from kdissect.report.document import Block, Document, Listing, Section, Story
-from kdissect.report.page_tables import chart_word
 from kdissect.report.sections import overview
 from kdissect.report.table_view import View, view
 from kdissect.text import visible
@@ -73,7 +72,7 @@ def render(
         style=Markup(style),
         plain_style=Markup(environment.get_template("plain.css").render(views=views)),
         script_hashes=Markup(" ".join(_hash(script) for script in (library, page_script))),
-        charts_json=json_script({chart.id: chart.to_json(chart_word) for chart in charts}),
+        charts_json=json_script({chart.id: chart.to_json() for chart in charts}),
         vega_script=Markup(_inline(library)),
         page_script=Markup(_inline(page_script)),
     )

@@ -60,13 +60,8 @@ def _columns(declared: dict[str, Any]) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def chart_word(name: str) -> str:
-    """The meaning of a column in the data of a chart."""
-    return _sentence(_CHARTS.get(name) or _SHARED[name][2])
-
-
 _DECLARED = tomllib.loads(files(__package__).joinpath("tables.toml").read_text("utf-8"))
-_SHARED, _CHARTS = _DECLARED.pop("shared"), _DECLARED.pop("charts")
+_SHARED = _DECLARED.pop("shared")
 TABLES = {
     name: PageTable(
         declared["caption"],

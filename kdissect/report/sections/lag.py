@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect import text as f
-from kdissect.charts import Chart, Columns, columns_of, lag_over_time
+from kdissect.charts import Chart, Columns, lag_over_time
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
@@ -253,7 +253,7 @@ def _make_log_ends(database: Database) -> None:
 
 def _over_time(database: Database) -> dict[str, list[Any]]:
     """The sum of a group's lags at the end of each slice, each partition's last commit counting."""
-    rows = database.rows(
+    columns = database.table(
         f"""
         WITH shown AS (
           SELECT group_id FROM lag_groups ORDER BY lag_at_end DESC NULLS LAST, lag_max DESC,
@@ -283,7 +283,7 @@ def _over_time(database: Database) -> dict[str, list[Any]]:
         GROUP BY ALL ORDER BY "group", t
         """
     )
-    return columns_of(rows, "t", "group", "lag")
+    return columns.to_pydict()
 
 
 def section(document: Document) -> Section:

@@ -12,12 +12,10 @@ from kdissect import text as f
 from kdissect.charts import (
     WAIT_NAMES,
     Chart,
-    columns_of,
     histogram,
-    logarithmic_edges,
     percentile_ranges,
 )
-from kdissect.report.document import Document, Listing, Options, Section, listed
+from kdissect.report.document import Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantile, quantiles
 
@@ -41,7 +39,7 @@ def collect(database: Database, _: Options) -> Document:
     for name, (keys, order) in BY.items():
         _make_table(database, name, keys)
         document[name] = listed(database, f"latency_{name}", f"{order}, {keys}")
-    bins = database.rows(
+    bins = database.table(
         f"""
         SELECT api, wait, floor(log10(greatest(service_ms,
           0.001)) * {BINS_PER_DECADE})::INTEGER AS bin,
@@ -51,7 +49,7 @@ def collect(database: Database, _: Options) -> Document:
     )
     document["histogram"] = {
         "bins_per_decade": BINS_PER_DECADE,
-        **columns_of(bins, "api", "wait", "bin", "count"),
+        **bins.to_pydict(),
     }
     document["all"] = database.row(
         f"SELECT count(*) AS count, {quantiles(database, 'service_ms')} "
@@ -101,7 +99,7 @@ def section(document: Document) -> Section:
     d = document["latency"]
     spent = [row for row in d["apis"]["rows"] if row["service_ms"]]
     spent.sort(key=lambda row: (-row["service_ms"], row["api"] or ""))
-    blocks = [
+    blocks: list[Block] = [
         "Service time (`service_ms`) is the time that the broker took, measured where the capture "
         "was taken. It starts with the last byte of the request, or with the end of the previous "
         "response on the connection, and ends with the first byte of the response. Percentiles "
@@ -130,15 +128,22 @@ def _histogram(d: dict[str, Any]) -> Chart | None:
         {
             "api": [api or "unknown" for api in d["api"]],
             "series": [WAIT_NAMES[wait] for wait in d["wait"]],
-            **logarithmic_edges(d["bin"], d["bins_per_decade"]),
+            "from": [_edge(bin_) for bin_ in d["bin"]],
+            "to": [_edge(bin_ + 1) for bin_ in d["bin"]],
             "count": d["count"],
         },
         tuple(WAIT_NAMES.values()),
         x_title="service time, ms",
         x_scale={"type": "log", "nice": False},
+        x_label="datum.label",
         count_title="exchanges",
         choose="api",
     )
+
+
+def _edge(bin_: int) -> float:
+    """Where a bin begins, in ms, with four digits."""
+    return float(f"{10 ** (bin_ / BINS_PER_DECADE):.4g}")
 
 
 def _clients(rows: list[dict[str, Any]]) -> Chart | None:

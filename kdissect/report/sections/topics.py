@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdissect import text as f
-from kdissect.charts import DIRECTION_NAMES, Chart, Columns, columns_of, heat_map, histogram
+from kdissect.charts import DIRECTION_NAMES, Chart, Columns, heat_map, histogram
 from kdissect.report.document import Block, Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import client_name, quantile
@@ -45,7 +45,7 @@ def collect(database: Database, _: Options) -> Document:
     )
     _make_topic_clients(database)
     _make_topics(database, sums)
-    cells = database.rows(
+    cells = database.table(
         f"""
         WITH top_topics AS (SELECT topic FROM topics_all WHERE NOT is_internal
           ORDER BY write_bytes + read_bytes DESC, topic LIMIT {SHOWN_TOPICS}),
@@ -62,7 +62,7 @@ def collect(database: Database, _: Options) -> Document:
         WHERE direction <> 'replicate' AND bytes > 0 GROUP BY ALL ORDER BY ALL
         """
     )
-    sizes = database.rows(
+    sizes = database.table(
         "SELECT direction, floor(log2(greatest(size, 1)))::INTEGER AS bin, count(*) AS count "
         "FROM batches WHERE NOT coalesce(is_control, false) AND size > 0 GROUP BY ALL ORDER BY ALL"
     )
@@ -81,8 +81,8 @@ def collect(database: Database, _: Options) -> Document:
         ),
         "batches": listed(database, "topic_batches", "bytes DESC, topic, direction, codec"),
         "codecs": codecs,
-        "heat_map": columns_of(cells, "topic", "client", "direction", "bytes", "records"),
-        "batch_sizes": columns_of(sizes, "direction", "bin", "count"),
+        "heat_map": cells.to_pydict(),
+        "batch_sizes": sizes.to_pydict(),
     }
 
 

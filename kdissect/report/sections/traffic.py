@@ -7,7 +7,6 @@ from kdissect.charts import (
     LATENCY_LINES,
     Chart,
     Columns,
-    columns_of,
     lines_over_time,
     slice_width_us,
     stack_over_time,
@@ -52,7 +51,7 @@ def collect(database: Database, _: Options) -> Document:
         f"CREATE TEMP TABLE shown_apis AS SELECT api FROM requests GROUP BY api "
         f"ORDER BY count(*) DESC, api LIMIT {SHOWN_APIS}"
     )
-    exchanges = database.rows(
+    exchanges = database.table(
         f"""
         WITH counted AS (
           SELECT slice_of(time) AS slice, coalesce(s.api, '{_OTHER}') AS api, count(*) AS count
@@ -62,7 +61,7 @@ def collect(database: Database, _: Options) -> Document:
         FROM every LEFT JOIN counted USING (slice, api) ORDER BY api, t
         """
     )
-    sizes = database.rows(
+    sizes = database.table(
         f"""
         WITH summed AS (
           SELECT slice_of(time) AS slice, sum(request_size) AS requests,
@@ -74,7 +73,7 @@ def collect(database: Database, _: Options) -> Document:
         FROM slices LEFT JOIN summed USING (slice) ORDER BY t
         """
     )
-    latency = database.rows(
+    latency = database.table(
         f"""
         WITH cut AS (
           SELECT slice_of(time) AS slice, count(*) AS count, {quantiles(database, "service_ms")}
@@ -84,7 +83,7 @@ def collect(database: Database, _: Options) -> Document:
         FROM slices LEFT JOIN cut USING (slice) ORDER BY t
         """
     )
-    errors = database.rows(
+    errors = database.table(
         f"""
         WITH top AS (
           SELECT error_name FROM requests WHERE failed GROUP BY 1 ORDER BY count(*) DESC, 1
@@ -97,10 +96,10 @@ def collect(database: Database, _: Options) -> Document:
     )
     return {
         "slice_ms": width_us / 1000,
-        "exchanges": columns_of(exchanges, "t", "api", "rate"),
-        "bytes": columns_of(sizes, "t", "requests", "responses"),
-        "latency": columns_of(latency, "t", "count", "p50", "p95", "p99", "max"),
-        "errors": columns_of(errors, "t", "error", "count"),
+        "exchanges": exchanges.to_pydict(),
+        "bytes": sizes.to_pydict(),
+        "latency": latency.to_pydict(),
+        "errors": errors.to_pydict(),
     }
 
 
@@ -130,7 +129,7 @@ def _exchanges(d: Columns, slice_ms: float) -> Chart:
         slice_ms=slice_ms,
         value_title="exchanges per second",
         series_title="API",
-        meaning="exchanges in the slice, divided by its length",
+        step_min=0,
     )
     chart.text = (
         f"Highest {f.rate(max(totals.values()))}; slices of {f.width(slice_ms)}. "
@@ -152,7 +151,6 @@ def errors_over_time(document: Document) -> Chart | None:
         slice_ms=slice_ms,
         value_title="answers",
         series_title="error",
-        meaning="answers in the slice whose first error code is this",
         step_min=1,
     )
 
@@ -191,5 +189,4 @@ def _latency(d: Columns, slice_ms: float) -> Chart | None:
         scale="log",
         format=",~r",
         labels={"count": "answers"},
-        meanings={"count": "answers in the slice"},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdissect import text as f
-from kdissect.charts import Chart, Columns, columns_of, events
+from kdissect.charts import Chart, Columns, events
 from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.requests import quantiles
@@ -45,7 +45,7 @@ def collect(database: Database, _: Options) -> Document:
         f"{quantiles(database, 'duration_ms')} FROM transactions_all "
         "GROUP BY outcome ORDER BY count DESC"
     )
-    bars = database.rows(
+    bars = database.table(
         f"""
         SELECT coalesce(transactional_id, '(none)') AS id, outcome,
           epoch_us(coalesce(begin_time, end_time)) / 1000.0 AS t,
@@ -66,7 +66,7 @@ def collect(database: Database, _: Options) -> Document:
             "transactions_all",
             "outcome = 'commit', duration_ms DESC NULLS LAST, transactional_id, begin_time",
         ),
-        "timeline": columns_of(bars, "id", "outcome", "t", "t_end", "duration_ms", "record_count"),
+        "timeline": bars.to_pydict(),
     }
 
 
@@ -107,6 +107,5 @@ def _timeline(d: Columns) -> Chart | None:
         },
         dict.fromkeys(OUTCOMES),
         lane_title="transactional id",
-        labels={"event": "outcome"},
-        meanings={"lane": "transactional id of the producer", "event": "how the transaction ended"},
+        event_title="outcome",
     )

@@ -160,7 +160,6 @@
       cell.scope = "col";
       cell.className = "plain";
       cell.textContent = chart.labels[name] ?? name;
-      cell.title = chart.meanings[name];
       head.append(cell);
     }
     const body = table.createTBody();
