@@ -33,8 +33,8 @@ def run(plan: RunPlan, sink: Sink, for_stories: Sink | None = None) -> dict[str,
     sources = plan.sources()
     buckets, slots, events = _KeyedRows(), _KeyedRows(), _KeyedRows()
     with logged_step("scan", splits=len(plan.splits), bytes=plan.byte_count):
-        for number in range(plan.unit_count):
-            buckets.add(scan(plan, sources, number))
+        for number, unit in enumerate(plan.scan_units):
+            buckets.add(scan(plan, sources, number, unit))
     slots.add(buckets.pop(RUN, []))
     with logged_step("assemble", buckets=len(buckets)):
         for rows in buckets.drain():
@@ -101,7 +101,8 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
     """Yield (segments, assembly, sources) of each bucket, without decoding messages."""
     sources = plan.sources()
     parts = _KeyedRows()
-    for number in range(len(plan.splits)):
-        parts.add(row for row in scan(plan, sources, number) if row.kind == RowKind.SEGMENTS)
+    for number, split in enumerate(plan.splits):
+        rows = scan(plan, sources, number, split)
+        parts.add(row for row in rows if row.kind == RowKind.SEGMENTS)
     for rows in parts.drain():
         yield assembled(plan, sources, [SegmentBatch.from_bytes(row.data) for row in rows])

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from kdissect.pipeline.options import MB, Options
 from kdissect.step_log import logged_step
 from kdissect.tls.key_log import holds_secrets, is_blank
 
-SPLIT_BYTES_MIN, SPLIT_BYTES_MAX = 4 * MB, 128 * MB
+SPLIT_BYTES_MIN, SPLIT_BYTES_MAX = 4 * MB, 256 * MB
 BUCKET_BYTES_MAX = 16 * MB  # average bytes of captures per bucket
 SLOT_BYTES_MAX = 64 * MB
 EVENT_KEY_BYTES = 64 * MB  # bytes of captures per key of events
@@ -48,6 +49,8 @@ WALKED_HERE_MAX = 256 * MB  # plain files of so many bytes are walked in less ti
 FILE_COST = MB  # bytes that can be walked in the time that opening a file takes
 HASHED_PER_SCANNED = 4  # bytes that can be hashed in the time that scanning a byte takes
 
+# A split, the number in `RunPlan.files` of an input to hash, or a file of saved connections.
+ScanUnit = Split | int | str
 # Calls a function for each item, in a task of its own; returns the results in the order of items.
 Runner = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
@@ -143,22 +146,26 @@ class RunPlan:
         return max(1, -(-self.byte_count // self.slot_count))
 
     @property
-    def unit_count(self) -> int:
-        """Number of units of the scan: splits, then inputs to hash, then files of saved
-        connections."""
-        saved = len(self.before.open_files) if self.before else 0
-        return len(self.splits) + len(self.files) + saved
+    def scan_units(self) -> list[ScanUnit]:
+        """Splits, then numbers of inputs to hash, then files of saved connections."""
+        saved = self.before.open_files if self.before else ()
+        return [*self.splits, *range(len(self.files)), *saved]
 
-    @cached_property
-    def scan_bounds(self) -> list[int]:
-        """First unit of each scan task, and the end: consecutive units of about equal bytes."""
+    def scan_tasks(self) -> list[list[tuple[int, ScanUnit]]]:
+        """(number, unit) of each scan task: consecutive units of about equal bytes."""
+        units = list(enumerate(self.scan_units))
         hashed = (0 if isinstance(file, str) else file.size // HASHED_PER_SCANNED
                   for file in self.files)  # fmt: skip
         ends = np.cumsum([0, *(split.end - split.pos for split in self.splits), *hashed])
         bounds = np.unique(np.searchsorted(ends, np.linspace(0, ends[-1], self.task_count + 1)))
         count = len(ends) - 1
-        saved = range(count, self.unit_count)  # a task for each file
-        return [*bounds[bounds < count].tolist(), *saved, self.unit_count]
+        saved = range(count, len(units))  # a task for each file
+        starts = [*bounds[bounds < count].tolist(), *saved, len(units)]
+        return [units[start:stop] for start, stop in pairwise(starts)]
+
+    def for_tasks(self) -> RunPlan:
+        """The plan without its splits; a scan task gets its own ones from `scan_tasks`."""
+        return replace(self, splits=())
 
     @property
     def end_ns(self) -> int:

@@ -18,9 +18,10 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import ScanResult
 from kdissect.capture.scan import scan as scan_packets
 from kdissect.capture.segments import SEGMENT, SegmentBatch
+from kdissect.capture.splits import Split
 from kdissect.kafka.assembly import Anomaly
 from kdissect.pipeline.filters import is_within, of_hosts
-from kdissect.pipeline.plan import RunPlan, hashed_input
+from kdissect.pipeline.plan import RunPlan, ScanUnit, hashed_input
 from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import read_state
 from kdissect.pipeline.step_rows import (
@@ -41,13 +42,22 @@ from kdissect.tables.anomalies import (
 )
 
 
-def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
-    """Yield the rows of unit `number`: a split, an input to hash, or a file of saved state."""
+def scan(plan: RunPlan, sources: Sources, number: int, unit: ScanUnit) -> Iterator[Row]:
+    """Yield the rows of a unit. number: of the unit in the run."""
+    if isinstance(unit, Split):
+        yield from _split_rows(plan, sources, number, unit)
+    elif isinstance(unit, str):
+        yield from _saved_connections(plan, number, unit)
+    else:
+        file = plan.files[unit]
+        digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
+        if digest is not None:
+            stats = RunStats(hashes=[(unit, *digest)])
+            yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
+
+
+def _split_rows(plan: RunPlan, sources: Sources, number: int, split: Split) -> Iterator[Row]:
     began = time.perf_counter()
-    if number >= len(plan.splits):
-        yield from _other_unit(plan, number - len(plan.splits))
-        return
-    split = plan.splits[number]
     result = scan_packets(split, sources, plan.fragments)
     result = replace(result, batch=of_hosts(result.batch, plan.options.hosts))
     source = split.source
@@ -66,16 +76,9 @@ def scan(plan: RunPlan, sources: Sources, number: int) -> Iterator[Row]:
     yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
 
 
-def _other_unit(plan: RunPlan, number: int) -> Iterator[Row]:
-    if number < len(plan.files):
-        file = plan.files[number]
-        digest = None if isinstance(file, str) else hashed_input(file, plan.folder)
-        if digest is not None:
-            stats = RunStats(hashes=[(number, *digest)])
-            yield Row(RUN, RowKind.STATS, number, pickle.dumps(stats))
-        return
-    assert plan.before is not None
-    saved = read_state(plan.before.open_files[number - len(plan.files)])
+def _saved_connections(plan: RunPlan, number: int, path: str) -> Iterator[Row]:
+    """Yield the rows of a file of saved connections, by bucket."""
+    saved = read_state(path)
     batch = SegmentBatch(endpoints_of(saved), np.zeros(0, SEGMENT))
     buckets, order = bucket_of(batch, plan.bucket_count), number << 20
     for bucket in np.unique(buckets).tolist():

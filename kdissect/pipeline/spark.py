@@ -1,6 +1,6 @@
 """The run on Spark: two jobs of two mapInArrow stages each, with explicit partitioning.
 
-    spark.range(tasks).mapInArrow(scan)
+    (a row of units for each task).mapInArrow(scan)
       -> repartition by bucket, sorted -> mapInArrow(assemble) -> persist
       -> collect: one small row of counts and one of facts per task
     the persisted rows
@@ -47,7 +47,7 @@ from kdissect.step_log import logged_step
 
 ROWS = "key long, kind int, ord long, data binary"
 RESULTS = "result string"
-CALLS = "number long, data binary"
+ITEMS = "number long, data binary"
 _SCHEMA = pa.schema(
     [("key", pa.int64()), ("kind", pa.int32()), ("ord", pa.int64()), ("data", pa.binary())]
 )
@@ -89,10 +89,9 @@ def _results(spark: SparkSession, plan: RunPlan, frame: DataFrame) -> list[dict[
 
 def _assembled(spark: SparkSession, plan: RunPlan) -> DataFrame:
     """Rows of the assemble step."""
-    scans = len(plan.scan_bounds) - 1
-    scanned = _mapped(spark.range(0, scans, 1, scans), ROWS, _scan, plan)
+    scanned = _mapped(_task_items(spark, plan.scan_tasks()), ROWS, _scan, plan.for_tasks())
     buckets = _by_key(scanned, plan.bucket_count, plan.task_count)
-    return _mapped(buckets, ROWS, _assemble, plan)
+    return _mapped(buckets, ROWS, _assemble, plan.for_tasks())
 
 
 def _decoded(
@@ -100,6 +99,7 @@ def _decoded(
     run_id: str,
 ) -> DataFrame:  # fmt: skip
     """Results of the tasks that decode and analyse, as JSON."""
+    plan = plan.for_tasks()
     tasks = plan.task_count
     slots = _by_key(assembled.where(f"key != {RUN}"), plan.slot_count, tasks)
     decoded = _mapped(slots, ROWS, _decode, plan, facts, out, run_id)
@@ -132,9 +132,10 @@ def _mapped(
 
 def _scan(batches: Batches, plan: RunPlan) -> Batches:
     sources = plan.sources()
-    for task in _numbers(batches):
-        for number in range(plan.scan_bounds[task], plan.scan_bounds[task + 1]):
-            yield from map(_batch, scan(plan, sources, number))
+    for batch in batches:
+        for data in batch.column("data").to_pylist():
+            for number, unit in pickle.loads(data):
+                yield from map(_batch, scan(plan, sources, number, unit))
 
 
 def _assemble(batches: Batches, plan: RunPlan) -> Batches:
@@ -260,15 +261,19 @@ def _settle(stage: str) -> None:
         gc.freeze()
 
 
+def _task_items(spark: SparkSession, items: Sequence[Any]) -> DataFrame:
+    """Pickled items, one for each task."""
+    rows = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
+    frame = spark.createDataFrame(rows, ITEMS)
+    return frame.repartitionById(len(items), F.expr("cast(number as int)"))
+
+
 def in_tasks(spark: SparkSession) -> Runner:
     """A function that makes calls in tasks of a Spark job, one for each item."""
 
     def run(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        rows = [(number, pickle.dumps(item)) for number, item in enumerate(items)]
-        frame = spark.createDataFrame(rows, CALLS)
-        frame = frame.repartitionById(len(items), F.expr("cast(number as int)"))
         with job_errors(spark):
-            results = _mapped(frame, CALLS, _call, call).collect()
+            results = _mapped(_task_items(spark, items), ITEMS, _call, call).collect()
         return [pickle.loads(row.data) for row in sorted(results, key=lambda row: row.number)]
 
     return run
