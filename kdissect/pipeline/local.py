@@ -102,7 +102,7 @@ def assemblies(plan: RunPlan) -> Iterator[tuple[SegmentBatch, Assembly, Sources]
     sources = plan.sources()
     parts = _KeyedRows()
     for number, split in enumerate(plan.splits):
-        rows = scan(plan, sources, number, split)
-        parts.add(row for row in rows if row.kind == RowKind.SEGMENTS)
+        scanned = scan(plan, sources, number, split)
+        parts.add(row for row in scanned if row.kind == RowKind.SEGMENTS)
     for rows in parts.drain():
         yield assembled(plan, sources, [SegmentBatch.from_bytes(row.data) for row in rows])
