@@ -1,4 +1,4 @@
-"""Anomalies that the assembly of a batch finds, as rows of ANOMALY, and how many are listed."""
+"""Anomalies that the assembly of a batch finds, as rows of ANOMALY."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.arrays import Rows, joined
 from kdissect.kafka.assembly import (
     ANOMALY,
     NO_DIRECTION,
     Anomaly,
     Protocol,
 )
-from kdissect.kafka.exchanges import Frames, Ids, Ints, Pairs, late_responses
+from kdissect.kafka.exchanges import FRAMES_AT_ONCE, Frames, Ints, Pairs
 from kdissect.kafka.frame_tables import BAD_SIZE
-from kdissect.kafka.options import StreamOptions
-from kdissect.kafka.pairing import OUT_OF_ORDER, SECOND, UNASKED
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.kafka.pairing import IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tcp.proxy_protocol import HeaderFault
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import TlsConnections
@@ -27,62 +27,37 @@ _SIZES_END = 2**31  # Kafka's sizes are int32, so a larger one is no size prefix
 
 def found_anomalies(
     streams: Streams,
-    table: npt.NDArray[np.void],
-    requests: Frames,
-    responses: Frames,
+    table: Rows,
+    frames: tuple[Frames, Frames],
     pairs: Pairs,
+    exchanges: Rows,
     tls: TlsConnections,
     header_faults: dict[int, tuple[HeaderFault, int]],
-) -> npt.NDArray[np.void]:
+    frame_size_max: int,
+) -> Rows:
     """All anomalies, sorted by connection, direction, position and kind.
 
-    table: CONNECTION[connections]. header_faults: of PROXY headers, by connection (fault, segment).
+    table: CONNECTION[connections]. frames: by direction. header_faults: of PROXY headers, by
+    connection (fault, segment).
     """
-    segments = streams.segments
+    faults = joined([one.faults for one in frames])
+    faults = _placed(faults, streams.segments, faults["packet"].copy())
     parts = [
-        _of_framing(requests, segments, 0),
-        _of_framing(responses, segments, len(requests.extents)),
+        faults,
+        _too_large(faults, frame_size_max),
         _conflicts(streams, table),
         _rows(Anomaly.NOT_DECRYPTED, NO_DIRECTION, list(tls.failed), a=list(tls.failed.values())),
         _proxy_headers(streams, table["protocol"], header_faults),
     ]
-    ids = Ids(table["connection_id"], requests, responses, pairs.request_of)
-    for direction, frames, ids_of in (
-        (REQUEST, requests, ids.of_requests),
-        (RESPONSE, responses, ids.of_responses),
-    ):
-        rows = frames.cut()
-        size = frames.table["size"][rows]
-        missing = size + 4 - frames.table["captured"][rows]
-        parts.append(
-            _of_frames(
-                Anomaly.PARTIAL_FRAME, direction, frames, rows, segments,
-                exchange_id=ids_of(rows), a=size, byte_count=missing,
-            )
-        )  # fmt: skip
-    for kind, how in (
-        (Anomaly.RESPONSE_WITHOUT_REQUEST, UNASKED),
-        (Anomaly.DUPLICATE_RESPONSE, SECOND),
-        (Anomaly.OUT_OF_ORDER_RESPONSE, OUT_OF_ORDER),
-    ):
-        rows = np.flatnonzero(pairs.came == how)
-        passed: Ints | int = 0
-        if how == OUT_OF_ORDER and len(rows):
-            passed = _correlation_ids(responses, _passed(pairs.request_of, rows))
-        parts.append(
-            _of_frames(
-                kind, RESPONSE, responses, rows, segments,
-                exchange_id=ids.of_responses(rows), a=_correlation_ids(responses, rows), b=passed,
-            )
-        )  # fmt: skip
-    rows, late = late_responses(requests, responses, pairs.request_of, segments)
-    parts.append(
-        _of_frames(
-            Anomaly.NEGATIVE_LATENCY, RESPONSE, responses, rows, segments,
-            exchange_id=ids.of_responses(rows), a=late,
-        )
-    )  # fmt: skip
-    return _in_order(np.concatenate(parts))
+    passed = np.zeros(0, np.int64)
+    if (pairs.responses.came == OUT_OF_ORDER).any():
+        passed = np.maximum.accumulate(pairs.responses.request_of)
+    for first in range(0, len(exchanges), FRAMES_AT_ONCE):
+        rows = slice(first, first + FRAMES_AT_ONCE)
+        some = exchanges[rows]
+        parts += _cut_frames(some, pairs, rows)
+        parts += _odd_responses(some, pairs, pairs.response[rows], passed)
+    return _in_order(joined(parts))
 
 
 def _in_order(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -108,21 +83,62 @@ def _placed(rows: Any, segments: Any, segment: Ints) -> Any:
     return rows
 
 
-def _of_framing(frames: Frames, segments: Any, extent_base: int) -> npt.NDArray[np.void]:
-    """Faults of framing."""
-    rows = frames.faults.copy()
-    rows["extent_start"] += extent_base
-    return _placed(rows, segments, frames.faults["packet"])
+def _of_frames(kind: Anomaly, direction: int, exchanges: Rows, chosen: Ints, **columns: Any) -> Rows:
+    """Anomalies about the frames of a direction, those of the `chosen` exchanges."""
+    rows = exchanges[chosen]
+    side = rows[SIDES[direction]]
+    return _rows(
+        kind, direction, rows["connection"], exchange_id=rows["exchange_id"],
+        **{name: side[name] for name in ("source", "packet", "pos")}, **columns,
+    )  # fmt: skip
 
 
-def _of_frames(
-    kind: Anomaly, direction: int, frames: Frames, rows: Ints, segments: Any,
-    **columns: Any,
-) -> npt.NDArray[np.void]:  # fmt: skip
-    """Anomalies about whole frames; `rows`: of a direction's table."""
-    table = frames.table[rows]
-    made = _rows(kind, direction, table["connection"], pos=table["pos"], **columns)
-    return _placed(made, segments, table["first"])
+def _cut_frames(exchanges: Rows, pairs: Pairs, rows: slice) -> list[Rows]:
+    """Frames with missing bytes; `rows`: those of the exchanges among all."""
+    parts = []
+    for direction, frames, row_of in (
+        (REQUEST, pairs.requests, pairs.request),
+        (RESPONSE, pairs.responses, pairs.response),
+    ):
+        side = exchanges[SIDES[direction]]
+        cut = np.flatnonzero((side["size"] >= 0) & (side["is_whole"] == 0))
+        size = side["size"][cut]
+        missing = size + 4 - frames.rows["captured"][row_of[rows][cut]]
+        parts.append(
+            _of_frames(Anomaly.PARTIAL_FRAME, direction, exchanges, cut, a=size, byte_count=missing)
+        )
+    return parts
+
+
+def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) -> list[Rows]:
+    """Responses that came without a request, twice, out of order, or before their requests ended.
+
+    response: their rows, -1 if an exchange has none. passed: for each row, the latest request
+    answered so far, if any response is out of order.
+    """
+    is_there = response >= 0
+    came = np.full(len(response), IN_ORDER, np.uint8)
+    came[is_there] = pairs.responses.came[response[is_there]]
+    parts = []
+    for kind, how in (
+        (Anomaly.RESPONSE_WITHOUT_REQUEST, UNASKED),
+        (Anomaly.DUPLICATE_RESPONSE, SECOND),
+        (Anomaly.OUT_OF_ORDER_RESPONSE, OUT_OF_ORDER),
+    ):
+        rows = np.flatnonzero(came == how)
+        before: Ints | int = 0
+        if how == OUT_OF_ORDER and len(rows):
+            # the earlier response that answered the latest request
+            first = np.searchsorted(passed, passed[response[rows]])
+            before = pairs.responses.rows["correlation"][first].astype(np.int32)
+        ids = exchanges["correlation_id"][rows]
+        parts.append(_of_frames(kind, RESPONSE, exchanges, rows, a=ids, b=before))
+    late = exchanges["request"]["end_time_ns"] - exchanges["response"]["time_ns"]
+    is_pair = (exchanges["request"]["size"] >= 0) & is_there
+    is_pair &= exchanges["is_sasl_token"] == 0
+    rows = np.flatnonzero(is_pair & (late > 0))
+    parts.append(_of_frames(Anomaly.NEGATIVE_LATENCY, RESPONSE, exchanges, rows, a=late[rows]))
+    return parts
 
 
 def _conflicts(streams: Streams, table: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -151,76 +167,19 @@ def _proxy_headers(
     return _placed(rows, streams.segments, segment)
 
 
-def _correlation_ids(frames: Frames, rows: Ints) -> Ints:
-    """Correlation ids as signed int32 values, as Kafka shows them."""
-    return frames.table["correlation"][rows].astype(np.uint32).view(np.int32).astype(np.int64)
-
-
-def _passed(request_of: Ints, rows: Ints) -> Ints:
-    """For out-of-order responses: row of an earlier response that answered a later request."""
-    highest = np.maximum.accumulate(request_of)
-    return np.searchsorted(highest, highest[rows])  # the response that set the maximum
-
-
-# -- limits ---------------------------------------------------------------------------------
-
-
-def bounded(anomalies: npt.NDArray[np.void], options: StreamOptions) -> npt.NDArray[np.void]:
-    """The anomalies of a batch, sorted by connection, direction and position, within the limits.
-
-    Of a direction's gaps, the first `gaps_max` are kept; one more row covers the rest, and a LIMIT
-    row says so. The same holds for its unframed byte ranges. A size prefix beyond `frame_size_max`
-    adds a LIMIT row, unless it is text.
-    """
-    kind = anomalies["kind"]
-    parts = [anomalies]
-    unframed = kind == Anomaly.UNFRAMED_BYTES
-    beyond = (anomalies["b"] > options.frame_size_max) & (anomalies["b"] < _SIZES_END)
-    beyond &= ~_is_text(anomalies["b"])
-    rows = anomalies[unframed & (anomalies["a"] == BAD_SIZE) & beyond].copy()
-    if len(rows):
-        rows["a"] = rows["b"]
-        parts.append(_limit_rows(rows, rows["a"], options.frame_size_max, 0))
-    for one in (Anomaly.GAP, Anomaly.UNFRAMED_BYTES):
-        if int((kind == one).sum()) > options.gaps_max:
-            parts = _listed(parts, one, options.gaps_max)
-    if len(parts) == 1:
-        return anomalies
-    return _in_order(np.concatenate(parts))
+def _too_large(faults: Rows, frame_size_max: int) -> Rows:
+    """A LIMIT row for each size prefix beyond the limit, unless it is text."""
+    size = faults["b"]
+    is_size = (faults["kind"] == Anomaly.UNFRAMED_BYTES) & (faults["a"] == BAD_SIZE)
+    is_size &= (size > frame_size_max) & (size < _SIZES_END) & ~_is_text(size)
+    rows = faults[is_size]
+    rows["kind"] = Anomaly.LIMIT
+    rows["a"], rows["b"], rows["byte_count"] = rows["b"], frame_size_max, 0
+    rows["extent_count"] = 0
+    return rows
 
 
 def _is_text(sizes: Any) -> Any:
     """bool[n]: whether the four bytes of a size are printable, as in other protocols."""
     letters = [(sizes >> shift) & 255 for shift in (24, 16, 8, 0)]
     return np.all([(letter >= 32) & (letter < 127) for letter in letters], axis=0)
-
-
-def _limit_rows(rows: Any, a: Any, limit: int, byte_count: Any) -> Any:
-    rows["kind"] = Anomaly.LIMIT
-    rows["a"], rows["b"], rows["byte_count"] = a, limit, byte_count
-    rows["extent_count"] = 0
-    return rows
-
-
-def _listed(parts: list[Any], kind: Anomaly, most: int) -> list[Any]:
-    """parts[0] with at most `most` rows of a kind per direction, and rows that cover the others."""
-    anomalies = parts[0]
-    places = np.flatnonzero(anomalies["kind"] == kind)
-    rows = anomalies[places]
-    stream = rows["connection"].astype(np.int64) * 2 + rows["direction"]
-    starts = np.flatnonzero(np.diff(stream, prepend=-1))
-    rank = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
-    behind = rank >= most
-    if not behind.any():
-        return parts
-    first = places[rank == most]
-    covering = anomalies[first].copy()
-    group = np.cumsum(rank[behind] == most) - 1
-    byte_count = np.zeros(len(first), np.int64)
-    np.add.at(byte_count, group, rows["byte_count"][behind])
-    covering["byte_count"] = byte_count
-    covering["extent_count"] = 0
-    limit_rows = _limit_rows(covering.copy(), most + np.bincount(group), most, byte_count)
-    left = np.ones(len(anomalies), np.bool_)
-    left[places[behind]] = False
-    return [anomalies[left], *parts[1:], covering, limit_rows]

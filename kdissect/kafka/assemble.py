@@ -15,30 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.scratch import MEMORY, Scratch
+from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
 from kdissect.kafka import framing, pairing
-from kdissect.kafka.anomalies import bounded, found_anomalies
-from kdissect.kafka.assembly import (
-    CONNECTION,
-    Assembly,
-    Protocol,
-)
+from kdissect.kafka.anomalies import found_anomalies
+from kdissect.kafka.assembly import CARRIED, CONNECTION, EXTENT, Assembly, Protocol
 from kdissect.kafka.detection import recognise
-from kdissect.kafka.exchanges import (
-    NO_RESPONSE,
-    Frames,
-    Ints,
-    Paired,
-    Pairs,
-)
+from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Ints, Pairs
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka
 from kdissect.kafka.framing import STREAM, new_streams
 from kdissect.kafka.options import StreamOptions, check_batch
-from kdissect.kafka.pairing import (
-    RequestRows,
-    ResponseRows,
-)
+from kdissect.kafka.pairing import RequestRows, ResponseRows
 from kdissect.kafka.plain_streams import (
     PlainStreams,
     account,
@@ -149,30 +136,29 @@ def assemble_streams(
 
     earlier: state of earlier segments, if the batch continues connections.
     """
-    batches = [batch]
-    paired, streams, tls = _paired(batches, sources, options, key_logs, earlier, MEMORY)
-    return paired.assembly(), streams, paired.pairs.lost(), tls
+    assembly, streams, pairs, tls = _assembled([batch], sources, options, key_logs, earlier, MEMORY)
+    return assembly, streams, pairs.lost(), tls
 
 
-def paired_frames(
+def assemble_bucket(
     batches: list[SegmentBatch],
     sources: Sources,
     options: StreamOptions,
     key_logs: Sequence[Any],
     scratch: Scratch,
-) -> Paired:
-    """Like `assemble`, but without building exchange rows. batches: one batch, removed early."""
-    return _paired(batches, sources, options, key_logs, None, scratch)[0]
+) -> Assembly:
+    """Like `assemble`, with the large arrays in `scratch`. batches: one batch, removed early."""
+    return _assembled(batches, sources, options, key_logs, None, scratch)[0]
 
 
-def _paired(
+def _assembled(
     batches: list[SegmentBatch],
     sources: Sources,
     options: StreamOptions,
     key_logs: Sequence[Any],
     earlier: EarlierState | None,
     scratch: Scratch,
-) -> tuple[Paired, Streams, TlsConnections]:
+) -> tuple[Assembly, Streams, Pairs, TlsConnections]:
     endpoints = batches[0].endpoints
     check_batch(batches[0])
     streams = reassemble(
@@ -195,31 +181,36 @@ def _paired(
         protocol,
     )  # fmt: skip
 
-    requests, responses, pairs = _frames(streams, plain, detection, kafka, scratch)
+    written = Written(EXTENT, scratch)
+    frames, pairs = _frames(streams, plain, detection, kafka, written, scratch)
     plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
     for refused, alert in first_alerts(streams, detection.has_syn, plain_responses).items():
         tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
     table = _connections(endpoints, streams, client_side, protocol)
     table["is_tls"] = is_tls
-    _count_bytes(table, streams, plain, requests, responses)
-    anomalies = found_anomalies(streams, table, requests, responses, pairs, tls, header_faults)
+    _count_bytes(table, streams, plain, frames)
+    exchanges = pairs.exchanges(
+        table["connection_id"], streams.segments, detection.last_response, scratch
+    )
+    extents = written.array()
+    if plain.opened:
+        extents["transform"][extents["source"] == plain.carried.source] = CARRIED
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
-    paired = Paired(
+    assembly = Assembly(
         endpoints,
         table,
-        streams.segments,
-        requests,
-        responses,
-        pairs,
-        detection.last_response,
-        bounded(anomalies, options),
+        exchanges,
+        extents,
+        found_anomalies(
+            streams, table, frames, pairs, exchanges, tls, header_faults, options.frame_size_max
+        ),
         np.bincount(duplicates, minlength=len(sources)).astype(np.int64),
         tls.facts,
         plain.carried,
         streams.facts,
     )
-    return paired, streams, tls
+    return assembly, streams, pairs, tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +321,10 @@ def _frames(
     plain: PlainStreams,
     detection: _Detection,
     kafka: Kafka,
+    extents: Written,
     scratch: Scratch,
-) -> tuple[Frames, Frames, Pairs]:
-    """Return the requests, the responses, and their pairs."""
+) -> tuple[tuple[Frames, Frames], Pairs]:
+    """Return the requests and the responses, and their pairs; appends the extents of both."""
     client_side, protocol = detection.client_side, detection.protocol
     connections = streams.connections
     kafka_streams = framing.KafkaStreams(
@@ -344,7 +336,7 @@ def _frames(
         return framing.some_requests(kafka_streams, kafka, state, most)
 
     requests = _settled(
-        Frames.of(walk_requests, len(connections), scratch),
+        Frames.of(walk_requests, len(connections), scratch, extents),
         plain, streams, REQUEST, client_side, protocol,
     )  # fmt: skip
     of_responses = _streams_of(client_side, RESPONSE)
@@ -360,7 +352,7 @@ def _frames(
             refuse_other_bytes(state, plain.pieces, stream, requests.table)
         return found
 
-    responses = Frames.of(walk_responses, len(connections), scratch)
+    responses = Frames.of(walk_responses, len(connections), scratch, extents)
     begins = detection.origin["is_boundary"][of_responses] != 0
     behind_hole = responses.behind_hole(begins, scratch)
     # the first response may have waited for one that was lost before it, at a time nobody knows
@@ -373,7 +365,7 @@ def _frames(
         connections["close_reason"] != CloseReason.CAPTURE_END,
         (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
     )  # fmt: skip
-    return requests, responses, pairs
+    return (requests, responses), pairs
 
 
 def _streams_of(client_side: npt.NDArray[np.uint8], direction: int) -> Ints:
@@ -398,14 +390,13 @@ def _count_bytes(
     table: npt.NDArray[np.void],
     streams: Streams,
     plain: PlainStreams,
-    requests: Frames,
-    responses: Frames,
+    frames: tuple[Frames, Frames],
 ) -> None:
     """Fill the counts of framed, unframed and missing bytes of each connection."""
     sides, missing = streams.sides, _missing(streams)
-    for direction, frames in ((REQUEST, requests), (RESPONSE, responses)):
+    for direction in (REQUEST, RESPONSE):
         of = _streams_of(table["client_side"], direction)
-        framed = frames.framed_bytes()
+        framed = frames[direction].framed_bytes()
         counts = table["direction"][:, direction]
         counts["framed_byte_count"] = framed + sides["header_size"][of]
         counts["unframed_byte_count"] = sides["byte_count"][of] - framed
@@ -441,11 +432,7 @@ def _pairs(
     room = request_count + response_count
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
     count = pairing.in_order(request_rows, response_rows, request, response)
-    return Pairs(
-        request_rows.answer_of, request_rows.status, request_rows.is_lost,
-        response_rows.request_of, response_rows.came, behind_hole, request[:count],
-        response[:count],
-    )  # fmt: skip
+    return Pairs(request_rows, response_rows, request[:count], response[:count])
 
 
 def _connections(

@@ -9,7 +9,6 @@ from kdissect.capture.segments import SegmentBatch
 
 # Default of Kafka's socket.request.max.bytes (100 MiB). A larger size is reported as an anomaly.
 FRAME_SIZE_MAX = 104_857_600
-GAPS_MAX = 100_000  # gaps listed one by one, for each direction of a connection
 CONNECTIONS_MAX = 500_000  # connections followed at once, those of a batch of segments
 # Mirror ports and `-i any` deliver the second copy of a packet within this time.
 DUPLICATE_WINDOW_NS = 10_000_000
@@ -19,12 +18,10 @@ CHECKED_AT_ONCE = 1 << 16  # segments
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """ports: hints that a connection is Kafka. frame_size_max: bytes that a size prefix may
-    claim. gaps_max: gaps and unframed ranges listed one by one per direction.
-    duplicate_window_ns: the second copy of a packet arrives within this time."""
+    claim. duplicate_window_ns: the second copy of a packet arrives within this time."""
 
     ports: tuple[int, ...] = ()
     frame_size_max: int = FRAME_SIZE_MAX
-    gaps_max: int = GAPS_MAX
     duplicate_window_ns: int = DUPLICATE_WINDOW_NS
 
 

@@ -1,9 +1,8 @@
 """Assemble: turn the segments of one bucket into exchanges, keyed by the slot that decodes them.
 
-A plain run builds the exchanges of a bucket part by part, from frames and pairs that may lie in
-files. A run that keeps state treats a bucket as one window of `resume.carry`: only complete
-exchanges become rows. Both ways give exchanges and an `AssembledBucket`, from which `assemble`
-makes rows.
+A run that keeps state treats a bucket as one window of `resume.carry`: only complete exchanges
+become rows. Both kinds of runs give the assembly of these exchanges and an `AssembledBucket`, from
+which `assemble` makes rows part by part.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
-from kdissect.kafka.assemble import paired_frames
-from kdissect.kafka.assembly import Anomaly, Assembly
-from kdissect.kafka.exchanges import AssembledExchanges, Exchanges, Paired
+from kdissect.kafka.assemble import assemble_bucket
+from kdissect.kafka.assembly import EXCHANGE, Anomaly, Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.filters import (
     NOT_FOLLOWED,
@@ -53,6 +51,7 @@ from kdissect.pipeline.step_rows import (
     packed_table,
     sliced,
 )
+from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CarriedBytes, CompletedExchanges, ConnectionCarry
 from kdissect.resume.next_window import CarryLimits
 from kdissect.resume.open_connection import OpenConnection, from_table, rows_of, to_table
@@ -73,7 +72,7 @@ SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembl
 class AssembledBucket:
     """Everything that the segments of a bucket give, except its exchanges.
 
-    assembly: without exchanges; its extents are those of anomalies. sources: where the bytes are.
+    assembly: without exchanges. sources: where the bytes are.
     is_open, is_earlier: by connection, whether a later run may continue it, and whether an earlier
     one had connections of its endpoints. notes: anomalies that belong to no single connection.
     given_up: packets of connections beyond the limit, by source number. states: of connections, for
@@ -111,23 +110,22 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     is_continued = plan.keeps and (is_small or len(states) > 0)
     batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
-    exchanges: Exchanges
     if is_continued:
-        exchanges, bucket = _continued_bucket(plan, sources, batches.pop(), states)
+        complete, bucket = _continued_bucket(plan, sources, batches.pop(), states)
     else:
-        exchanges, bucket = _plain_bucket(plan, sources, batches, scratch)
+        complete, bucket = _plain_bucket(plan, sources, batches, scratch)
     learnt = Learnt()
     has_times = (plan.options.time_from_ns, plan.options.time_to_ns) != (None, None)
     has_exchange = np.full(len(bucket.assembly.anomalies), not has_times)
     order: Counter[int] = Counter()
-    for part in _packed(plan, exchanges, bucket):
+    for part in _packed(plan, complete, bucket):
         learnt.add(part.learnt)
         if has_times:
             has_exchange |= np.isin(bucket.assembly.anomalies["exchange_id"], part.kept)
         for slot, data in part.packed:
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
-    del exchanges  # deletes its temporary files
+    del complete  # deletes the temporary file of its exchanges
     learnt.finish(bucket.assembly)
     for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
         for some in sliced(table):
@@ -148,15 +146,15 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
 
 def _plain_bucket(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
-) -> tuple[Paired, AssembledBucket]:
-    """Exchanges of a bucket without state. batches: a list of one batch, which is removed early."""
+) -> tuple[Assembly, AssembledBucket]:
+    """A bucket without state. batches: a list of one batch, which is removed early."""
     limit = plan.options.limits.connections
     followed = follow(batches.pop(), limit)
     given_up, pair_count = followed.given_up, followed.pair_count
     batches.append(followed.batch)
     del followed
-    paired, sources = _paired(plan, sources, batches, scratch)
-    assembly = paired.anomalous()
+    assembly, sources = _assembled(plan, sources, batches, scratch)
+    infer(assembly, sources)
     notes = []
     counts = {}
     if pair_count:
@@ -167,16 +165,23 @@ def _plain_bucket(
         counts["carry_limits"] = int(goes_on.sum())
     notes += count_anomalies(counts)
     nothing = np.zeros(len(assembly.connections), np.bool_)
-    bucket = AssembledBucket(assembly, sources, nothing, nothing, notes, given_up, counts=counts)
-    return paired, bucket
+    bucket = AssembledBucket(
+        _without_exchanges(assembly), sources, nothing, nothing, notes, given_up, counts=counts
+    )
+    return assembly, bucket
 
 
-def _paired(
+def _without_exchanges(assembly: Assembly) -> Assembly:
+    return replace(assembly, exchanges=np.zeros(0, EXCHANGE))
+
+
+def _assembled(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
-) -> tuple[Paired, Sources]:
+) -> tuple[Assembly, Sources]:
     key_logs = plan.key_logs(sources)
-    paired = paired_frames(batches, sources, plan.options.stream_options, key_logs, scratch)
-    return paired, sources.carrying(paired.carried.data)
+    options = plan.options.stream_options
+    assembly = assemble_bucket(batches, sources, options, key_logs, scratch)
+    return assembly, sources.carrying(assembly.carried.data)
 
 
 def assembled(
@@ -184,13 +189,12 @@ def assembled(
 ) -> tuple[SegmentBatch, Assembly, Sources]:
     """(segments of one bucket, everything assembled from them, where the bytes are)."""
     batch = follow(SegmentBatch.concat(batches), plan.options.limits.connections).batch
-    paired, sources = _paired(plan, sources, [batch], MEMORY)
-    return batch, paired.assembly(), sources
+    return batch, *_assembled(plan, sources, [batch], MEMORY)
 
 
 def _continued_bucket(
     plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[OpenConnection]
-) -> tuple[AssembledExchanges, AssembledBucket]:
+) -> tuple[Assembly, AssembledBucket]:
     """The complete exchanges of a bucket whose connections go on from run to run."""
     options, earlier = plan.options, plan.earlier_count
     carry = ConnectionCarry(
@@ -219,7 +223,7 @@ def _continued_bucket(
     }
     pairs = assembly.endpoints[assembly.connections["endpoints"]].view(pair_type)
     bucket = AssembledBucket(
-        replace(assembly, exchanges=assembly.exchanges[:0]),
+        _without_exchanges(assembly),
         found.sources.carrying(assembly.carried.data),
         found.is_open,
         np.isin(pairs, known),
@@ -227,16 +231,14 @@ def _continued_bucket(
         states=states,
         counts=counts,
     )
-    requests = assembly.exchanges[assembly.exchanges["request"]["size"] >= 0]
-    columns = [requests[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
-    complete = replace(assembly, exchanges=assembly.exchanges[found.rows])
-    return AssembledExchanges(complete, np.unique(np.stack(columns, 1), axis=0)), bucket
+    infer(assembly, bucket.sources)
+    return replace(assembly, exchanges=assembly.exchanges[found.rows]), bucket
 
 
 # -- rows -----------------------------------------------------------------------------------
 
 
-def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Iterator[ExchangePart]:
+def _packed(plan: RunPlan, complete: Assembly, bucket: AssembledBucket) -> Iterator[ExchangePart]:
     """The exchanges packed by slot, with the facts learnt from them."""
     options = plan.options
 
@@ -247,7 +249,7 @@ def _packed(plan: RunPlan, exchanges: Exchanges, bucket: AssembledBucket) -> Ite
         packed = list(exchange_index.packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
         return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
 
-    return parts(exchanges, bucket.sources, options.chunk_bytes, pack)
+    return parts(complete, bucket.sources, options.chunk_bytes, pack)
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:

@@ -39,16 +39,7 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
     pairs, endpoints = renumbered(connections["endpoints"], len(assembly.endpoints))
     connections["endpoints"] = endpoints
     exchanges["connection"] = connection
-    extents = []
-    base = 0
-    for side in SIDES:
-        start = exchanges[side]["extent_start"].astype(np.int64)
-        count = exchanges[side]["extent_count"].astype(np.int64)
-        indices, new_start = gather_ranges(start, count)
-        extents.append(rows_of(assembly.extents, indices))
-        exchanges[side]["extent_start"] = new_start + base
-        base += len(indices)
-    chosen = joined(extents)
+    chosen = _taken_extents(assembly.extents, exchanges)
     return Assembly(
         assembly.endpoints[pairs],
         connections,
@@ -57,6 +48,29 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
         np.zeros(0, ANOMALY),
         carried=_take_carried(assembly.carried, chosen),
     )
+
+
+def part(assembly: Assembly, rows: slice) -> Assembly:
+    """Some exchanges with the extents that they use, and all connections; no anomalies."""
+    exchanges = copied(assembly.exchanges[rows])
+    extents = _taken_extents(assembly.extents, exchanges)
+    return replace(assembly, exchanges=exchanges, extents=extents, anomalies=np.zeros(0, ANOMALY))
+
+
+def _taken_extents(
+    extents: npt.NDArray[np.void], exchanges: npt.NDArray[np.void]
+) -> npt.NDArray[np.void]:
+    """The extents that exchanges use; the exchanges are changed to their new positions."""
+    parts = []
+    base = 0
+    for side in SIDES:
+        start = exchanges[side]["extent_start"].astype(np.int64)
+        count = exchanges[side]["extent_count"].astype(np.int64)
+        indices, new_start = gather_ranges(start, count)
+        parts.append(rows_of(extents, indices))
+        exchanges[side]["extent_start"] = new_start + base
+        base += len(indices)
+    return joined(parts)
 
 
 def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:

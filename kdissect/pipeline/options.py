@@ -16,7 +16,7 @@ from typing import Any
 from kdissect.capture.splits import FRAGMENT_MAX
 from kdissect.codec import compression, telemetry
 from kdissect.codec.message_columns import ELEMENTS_MAX
-from kdissect.kafka.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, GAPS_MAX, StreamOptions
+from kdissect.kafka.options import CONNECTIONS_MAX, FRAME_SIZE_MAX, StreamOptions
 from kdissect.pipeline.filters import host_bytes, time_ns
 from kdissect.tables.schemas import DECODE_VALUES
 
@@ -36,7 +36,6 @@ class Limits:
     record_headers: headers of one record.
     array_elements: elements of all arrays of a message together.
     nesting: depth of nested values in pushed metrics.
-    gaps: gaps listed one by one, for each direction of a connection.
     connections: connections followed at once.
     fragments: IP fragments joined, over all captures.
     anomaly_data: bytes of a fault that `anomalies.data` shows.
@@ -48,7 +47,6 @@ class Limits:
     record_headers: int = compression.DecompressionLimits().record_headers_max
     array_elements: int = ELEMENTS_MAX
     nesting: int = telemetry.DEPTH_MAX
-    gaps: int = GAPS_MAX
     connections: int = CONNECTIONS_MAX
     fragments: int = FRAGMENT_MAX
     anomaly_data: int = 4096
@@ -187,7 +185,7 @@ class Options:
     @property
     def stream_options(self) -> StreamOptions:
         """The options that reassembly and framing use."""
-        return StreamOptions(self.ports, self.limits.frame_size, self.limits.gaps)
+        return StreamOptions(self.ports, self.limits.frame_size)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,9 +1,9 @@
-"""A bucket of any size: gathers its segments, and builds its exchanges part by part.
+"""A bucket of any size: gathers its segments, and packs its exchanges part by part.
 
-A bucket may be one connection with most of the capture. Its segments, streams and frames then lie
-in files (`capture.scratch`) and its exchanges are built part by part, so the task's memory does
-not grow with the connection. THREADS parts of a large bucket are built at a time: kernels release
-the interpreter lock, and other cores are idle while one task has the large connection.
+A bucket may be one connection with most of the capture. Its segments, streams and exchanges then
+lie in files (`capture.scratch`) and its exchanges are packed part by part, so the task's memory
+does not grow with the connection. THREADS parts of a large bucket are packed at a time: kernels
+release the interpreter lock, and other cores are idle while one task has the large connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +22,14 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka.assembly import Assembly
-from kdissect.kafka.exchanges import Exchanges
+from kdissect.pipeline import exchange_index
 from kdissect.pipeline.learn import Learnt, learn
-from kdissect.pipeline.unrequested_responses import infer
 
 LARGE_BYTES = 24 << 20  # of segments; a larger bucket lies in files
 _ROWS_AT_ONCE = 1 << 16  # segments moved at a time
-PART_ROWS = 1 << 15  # exchanges built at a time
+PART_ROWS = 1 << 15  # exchanges packed at a time
 THREADS = 2
 T = TypeVar("T")
-_INFERRED = ("api_key", "api_version", "confidence")
 
 
 class Gathered:
@@ -153,30 +151,19 @@ Pack = Callable[[Assembly, Learnt], ExchangePart]
 
 
 def parts(
-    exchanges: Exchanges, sources: Sources, chunk_bytes: int, pack: Pack
+    assembly: Assembly, sources: Sources, chunk_bytes: int, pack: Pack
 ) -> Iterator[ExchangePart]:
     """Yield all exchanges of a bucket part by part: collect facts, then pack.
 
     pack: called with the assembly of a part and its facts.
     """
-    lacking = exchanges.without_request()
-    inferred: Any = None
-    if len(lacking):
-        alone = exchanges.part(lacking)
-        infer(alone, sources, exchanges.requested_versions())
-        inferred = alone.exchanges[list(_INFERRED)].copy()
-        del alone
 
     def make(first: int) -> ExchangePart:
-        stop = min(first + PART_ROWS, len(exchanges))
-        assembly = exchanges.part(slice(first, stop))
-        low, high = np.searchsorted(lacking, (first, stop))
-        for name in _INFERRED if low < high else ():
-            assembly.exchanges[name][lacking[low:high] - first] = inferred[name][low:high]
+        part = exchange_index.part(assembly, slice(first, first + PART_ROWS))
         here = sources.beside()  # its buffers are this thread's
-        return pack(assembly, learn(assembly, here, chunk_bytes))
+        return pack(part, learn(part, here, chunk_bytes))
 
-    starts = range(0, len(exchanges), PART_ROWS)  # a handle of its own: buffers are per thread
+    starts = range(0, len(assembly.exchanges), PART_ROWS)
     return in_turn(make, starts, THREADS if len(starts) > THREADS else 1)
 
 

@@ -27,16 +27,11 @@ _TRIED_MAX = 2048
 _SIZE_MIN = 20  # bytes of a response without other evidence: shorter ones match by chance
 _SIZE_MAX = 4 << 20  # bytes; larger ones are tried only with APIs that their connection uses
 CHUNK_BYTES = 1 << 20
+_ROWS_AT_ONCE = 1 << 15  # exchanges whose requests are looked at together
 
 
-def infer(
-    assembly: Assembly, sources: Sources, requests: npt.NDArray[np.int64] | None = None
-) -> None:
-    """Set api_key, api_version and confidence of responses without a request, if they are clear.
-
-    requests: int64[n, 3], (connection, api key, api version) of requests, if the assembly lacks
-    them.
-    """
+def infer(assembly: Assembly, sources: Sources) -> None:
+    """Set api_key, api_version and confidence of responses without a request, if they are clear."""
     exchanges = assembly.exchanges
     response = exchanges["response"]
     rows = np.flatnonzero(
@@ -48,13 +43,13 @@ def infer(
     )
     if not len(rows):
         return
-    if requests is None:
-        seen = exchanges[(exchanges["request"]["size"] >= 0) & (exchanges["is_sasl_token"] == 0)]
-        columns = [seen[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
-        requests = np.unique(np.stack(columns, 1), axis=0)
     requested: dict[int, set[Pair]] = defaultdict(set)
-    for connection, key, version in requests.tolist():
-        requested[connection].add((key, version))
+    for first in range(0, len(exchanges), _ROWS_AT_ONCE):
+        some = exchanges[first : first + _ROWS_AT_ONCE]
+        some = some[(some["request"]["size"] >= 0) & (some["is_sasl_token"] == 0)]
+        columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
+        for connection, key, version in np.unique(np.stack(columns, 1), axis=0).tolist():
+            requested[connection].add((key, version))
     everything = every_response()
     used = set().union(*requested.values()) & everything
     small = rows[response["size"][rows] <= _SIZE_MAX]

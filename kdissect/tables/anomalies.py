@@ -59,13 +59,10 @@ STREAM_DETAILS: dict[Anomaly, str] = {
     Anomaly.OUT_OF_ORDER_RESPONSE: "the response with correlation id {a} came after that with {b}",
     Anomaly.NEGATIVE_LATENCY: "the response is {a} ns older than the end of its request",
     Anomaly.CLOCK_STEP: "packet times step back by {a} ns",
+    Anomaly.LIMIT: "a size prefix of {a} bytes is beyond the limit of frame_size, {b}",
     Anomaly.PACKET_CUT: "the capture holds {a} of the {b} bytes of a segment",
 }
 
-
-# LIMIT rows of a stream: a frame size, which covers no bytes; rows that are not listed.
-_FRAME_LIMIT = "a size prefix of {a} bytes is beyond the limit of frame_size, {b}"
-_LISTED_LIMIT = "{a} runs of bytes, of which the limit of gaps lists {b}; one row covers the others"
 
 # Why a TLS connection was not decrypted, by `a` of its ANOMALY row (tls.decrypt).
 _NOT_DECRYPTED = (
@@ -169,13 +166,6 @@ def stream_anomalies(
         some = anomalies[rows]
         if kind is Anomaly.NOT_DECRYPTED:
             return pa.array(_NOT_DECRYPTED, pa.string()).take(pa.array(some["a"]))
-        if kind is Anomaly.LIMIT:
-            numbers = {"a": some["a"], "b": some["b"]}
-            return pc.if_else(
-                pa.array(some["byte_count"] > 0),
-                texts(_LISTED_LIMIT, len(some), **numbers),
-                texts(_FRAME_LIMIT, len(some), **numbers),
-            )
         if kind is Anomaly.PROXY_HEADER:
             return pa.array(_PROXY_HEADER, pa.string()).take(pa.array(some["a"]))
         template = STREAM_DETAILS.get(kind, kind.name.lower().replace("_", " "))

@@ -75,25 +75,6 @@ def test_batches_above_a_limit_lose_their_records(name: str, whole: kdissect.Tab
     assert tables.exchanges.num_rows == whole.exchanges.num_rows
 
 
-def test_one_row_covers_the_gaps_beyond_the_limit(tmp_path: Path) -> None:
-    """Those that are not listed are covered by one row, so that the accounts add up."""
-    lost = range(7, 160, 8)
-    whole = read_talk(tmp_path, talk(80), lost)
-    gaps = of_kind(whole, "gap")
-    assert len(gaps) > 8
-    tables = read_talk(tmp_path, talk(80), lost, gaps=3)
-    for direction in ("request", "response"):
-        before = [row["byte_count"] for row in gaps if row["direction"] == direction]
-        after = [row["byte_count"] for row in of_kind(tables, "gap")
-                 if row["direction"] == direction]  # fmt: skip
-        assert sum(before) == sum(after)
-        assert len(after) == min(len(before), 4)
-        told = [row for row in of_kind(tables, "limit") if row["direction"] == direction
-                and str(len(before)) in row["detail"]]  # fmt: skip
-        assert len(told) >= (len(before) > 3)
-    assert tables.exchanges.num_rows == whole.exchanges.num_rows
-
-
 def test_packets_of_connections_beyond_the_limit_are_counted(whole: kdissect.Tables) -> None:
     """Packets of further connections are counted as ignored."""
     tables = kdissect.read(CAPTURE, limits={"connections": 4})
@@ -166,17 +147,17 @@ def test_records_with_more_headers_are_left_out(whole: kdissect.Tables) -> None:
 
 def test_unknown_names_and_wrong_numbers_are_refused() -> None:
     """Names take hyphens; unknown names and other numbers raise ValueError."""
-    assert Limits.parse(["frame-size=5", "gaps=7"]) == Limits(frame_size=5, gaps=7)
-    assert Limits.of(Limits(gaps=2)).gaps == 2
+    assert Limits.parse(["frame-size=5", "nesting=7"]) == Limits(frame_size=5, nesting=7)
+    assert Limits.of(Limits(nesting=2)).nesting == 2
     for given, reason in (
         ({"frame_sizes": 1}, r"no limit 'frame_sizes', .* decompressed_size, .*mean frame_size"),
-        ({"gaps": 0}, "gaps: 0 is no positive number"),
-        ({"gaps": True}, "no positive number"),
+        ({"nesting": 0}, "nesting: 0 is no positive number"),
+        ({"nesting": True}, "no positive number"),
         ({"anomaly_data": 2**21}, "more than"),
     ):
         with pytest.raises(ValueError, match=reason):
             kdissect.read(CAPTURE, limits=given)
-    for text in ("gaps", "gaps=many", "gaps=-1", "=3"):
+    for text in ("nesting", "nesting=many", "nesting=-1", "=3"):
         with pytest.raises(ValueError, match=r"limit|NAME=VALUE"):
             Limits.parse([text])
 
