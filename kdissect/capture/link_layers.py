@@ -10,8 +10,8 @@ lengths in IP headers reduce both ends, which removes Ethernet's padding.
 Sources:
 
 - RFC 791 and 8200 (IP), 9293 (TCP), 4302 (AH), 2003 (IP in IP), 2784 and 2890 (GRE).
-- RFC 7348 (VXLAN), 8926 (GENEVE), 3032, 4385 and 7510 (MPLS), 2516 (PPPoE).
-- IEEE 802.1Q, 802.1ah and 802.2; 3GPP TS 29.281 (GTP-U); ERSPAN from draft-foschiano-erspan.
+- RFC 7348 (VXLAN), 8926 (GENEVE), 3032, 4385 and 7510 (MPLS).
+- IEEE 802.1Q; ERSPAN from draft-foschiano-erspan.
 - tcpdump.org's list of link types.
 """
 
@@ -65,15 +65,13 @@ HEADERS = np.dtype(
 )
 
 _P_ARP, _P_IPV4, _P_IPV6, _P_BRIDGED = 0x0806, 0x0800, 0x86DD, 0x6558
-_P_MPLS, _P_MPLS_MULTICAST, _P_PPPOE, _P_BACKBONE = 0x8847, 0x8848, 0x8864, 0x88E7
-_P_FABRIC_PATH = 0x8903  # Cisco FabricPath: a tree and hops, then Ethernet
+_P_MPLS, _P_MPLS_MULTICAST = 0x8847, 0x8848
 _P_VLAN, _P_SERVICE_VLAN, _P_OLD_SERVICE_VLAN = 0x8100, 0x88A8, 0x9100
-_LLC_BELOW = 0x600  # a smaller ethertype is a length: LLC (IEEE 802.2) follows
 _P_ERSPAN_2, _P_ERSPAN_3 = 0x88BE, 0x22EB
 _TCP, _UDP, _IPIP, _IP6IP, _GRE, _MPLS = 6, 17, 4, 41, 47, 137
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTHENTICATION, _DESTINATION = 0, 43, 44, 51, 60
-_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_PORT = 4789, 8472, 6081, 6635, 2152
-TUNNEL_PORTS = (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT, _GTP_PORT)
+_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT = 4789, 8472, 6081, 6635
+TUNNEL_PORTS = (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT)
 TCP_NEEDED = 14  # bytes of a TCP header up to its flags
 
 # What can follow a header: a reason (below REASON_COUNT), or one of these layers. ETHERTYPE: the
@@ -166,37 +164,6 @@ def _mpls(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
 
 
 @part
-def _pppoe(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read the headers of a PPPoE session (RFC 2516, 4) and of PPP; returns (what follows, pos)."""
-    # Version and type, code, session id, length; then PPP's protocol in two bytes.
-    if end - pos < 8:
-        return _short(pos, wire_end, 8, TUNNEL_MALFORMED), pos
-    inner = read_u16(buf, pos + 6)
-    if inner == 0x21:  # RFC 1332
-        return _L_IPV4, pos + 8
-    if inner == 0x57:  # RFC 5072
-        return _L_IPV6, pos + 8
-    return NOT_IP, pos
-
-
-@part
-def _llc(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read an IEEE 802.2 header, which follows a length; returns (what follows, pos, ethertype)."""
-    if end - pos < 8:
-        return _short(pos, wire_end, 8, NOT_IP), pos, 0
-    # SNAP (RFC 1042): both access points 0xAA, control 3, an organization of 0, an ethertype.
-    if read_u16(buf, pos) == 0xAAAA and read_u32(buf, pos + 2) == 0x03000000:
-        ethertype = read_u16(buf, pos + 6)
-        if ethertype < _LLC_BELOW:
-            return NOT_IP, pos, ethertype
-        return _L_ETHERTYPE, pos + 8, ethertype
-    # Access point 6 is IPv4 itself (RFC 948).
-    if read_u16(buf, pos) == 0x0606 and read_u8(buf, pos + 2) == 3:
-        return _L_IPV4, pos + 3, 0
-    return NOT_IP, pos, 0
-
-
-@part
 def _ethertype(buf: Any, pos: Any, end: Any, wire_end: Any, ethertype: Any) -> Any:
     """Read what an ethertype announces; returns (what follows, pos, ethertype)."""
     if ethertype == _P_IPV4:
@@ -211,17 +178,8 @@ def _ethertype(buf: Any, pos: Any, end: Any, wire_end: Any, ethertype: Any) -> A
     if ethertype in (_P_MPLS, _P_MPLS_MULTICAST):
         following, pos = _mpls(buf, pos, end, wire_end)
         return following, pos, ethertype
-    if ethertype == _P_PPPOE:
-        following, pos = _pppoe(buf, pos, end, wire_end)
-        return following, pos, ethertype
     if ethertype == _P_BRIDGED:  # Ethernet within GENEVE, NVGRE (RFC 7637) or GRE
         return _L_ETHERNET, pos, ethertype
-    if ethertype == _P_BACKBONE:  # IEEE 802.1ah: flags and a service id, then Ethernet
-        return _L_ETHERNET, pos + 4, ethertype
-    if ethertype == _P_FABRIC_PATH:
-        return _L_ETHERNET, pos + 2, ethertype
-    if ethertype < _LLC_BELOW:
-        return _llc(buf, pos, end, wire_end)
     if ethertype == _P_ARP:
         return ARP, pos, ethertype
     return NOT_IP, pos, ethertype
@@ -344,9 +302,6 @@ def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
         return _L_ETHERTYPE, pos + 8, _P_MPLS
     if end - pos < 16:
         return _short(pos, wire_end, 16, UDP), pos, 0
-    if port == _GTP_PORT:
-        following, pos = _gtp(buf, pos, end, wire_end)
-        return following, pos, 0
     flags = read_u8(buf, pos + 8)
     if port == _GENEVE_PORT:
         # RFC 8926, 3.4: version (2 bits) and length of options (6 bits, in 4-byte words), flags,
@@ -368,37 +323,6 @@ def _udp(buf: Any, pos: Any, end: Any, wire_end: Any, headers: Any) -> Any:
         size = 16
     headers["network"] = 1 + (read_u32(buf, pos + 12) >> 8)
     return following, pos + size, ethertype
-
-
-@part
-def _gtp(buf: Any, pos: Any, end: Any, wire_end: Any) -> Any:
-    """Read a GTP-U header after the UDP header at `pos` (3GPP TS 29.281, 5); returns (what
-    follows, pos)."""
-    # Version 1 of GTP (not GTP') in the upper four bits; message 255 carries a user's packet.
-    flags = read_u8(buf, pos + 8)
-    if flags >> 4 != 3 or read_u8(buf, pos + 9) != 255:
-        return UDP, pos  # another version, or signalling
-    extension = 0
-    size = 16
-    # If one of the flags E, S, PN is set, sequence number, N-PDU number and extension type are all
-    # there.
-    if flags & 7:
-        if end - pos < 20:
-            return _short(pos, wire_end, 20, TUNNEL_MALFORMED), pos
-        extension = read_u8(buf, pos + 19) if flags & 4 else 0
-        size = 20
-    # An extension header begins with its length in 4-byte words and ends with the next type.
-    while extension != 0:
-        if end - pos <= size:
-            return _short(pos, wire_end, size + 1, TUNNEL_MALFORMED), pos
-        length = read_u8(buf, pos + size) * 4
-        if length == 0:
-            return TUNNEL_MALFORMED, pos
-        size += length
-        if end - pos < size:
-            return _short(pos, wire_end, size, TUNNEL_MALFORMED), pos
-        extension = read_u8(buf, pos + size - 1)
-    return _L_IP, pos + size
 
 
 @part

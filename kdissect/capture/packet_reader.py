@@ -3,9 +3,7 @@
 Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
 
 - pcap: a file header, then 16 bytes before each packet. The two magic numbers (microseconds,
-  nanoseconds) are written in the writer's byte order, from which readers learn it. A third one
-  marks the *modified* format of some Linux systems of the 1990s, with 8 more bytes before each
-  packet (interface number, protocol, kind).
+  nanoseconds) are written in the writer's byte order, from which readers learn it.
 - pcapng: blocks with their length at both ends, in sections of one byte order. Packets are in
   enhanced, simple and (obsolete) packet blocks. Interface blocks describe how to read them. Blocks
   of other types are skipped by their length. Wireshark numbers some of those as frames (NUMBERED),
@@ -32,7 +30,7 @@ CURSOR = np.dtype(
     [
         ("pos", "i8"),  # of the next record
         ("end", "i8"),  # of the bytes that may be read
-        ("format", "i8"),  # PCAP, PCAPNG or MODIFIED_PCAP
+        ("format", "i8"),  # PCAP or PCAPNG
         ("little", "i8"),  # 1 when the section is little-endian
         ("section_base", "i8"),  # first interface row of the section
         ("interface_count", "i8"),  # rows so far
@@ -43,7 +41,7 @@ CURSOR = np.dtype(
         ("other_count", "i8"),  # records so far that only Wireshark numbers as frames
     ]
 )
-PCAP, PCAPNG, MODIFIED_PCAP = 0, 1, 2
+PCAP, PCAPNG = 0, 1
 
 PACKET = np.dtype(
     [(name, "i8") for name in ("data_pos", "captured", "length", "time_ns", "interface",
@@ -76,7 +74,6 @@ TIME_MAX, TIME_MIN = 2**63 - 1, -(2**63)
 _SECONDS_MAX = 2**62 - 1  # beyond any clock; the sum of two still fits
 
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
-MODIFIED_HEADER_SIZE = RECORD_HEADER_SIZE + 8
 
 # First four bytes -> (byte order, decimal digits of a second's fraction).
 MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
@@ -84,10 +81,7 @@ MAGICS: dict[bytes, tuple[Literal["big", "little"], int]] = {
     b"\xd4\xc3\xb2\xa1": ("little", 6),
     b"\xa1\xb2\x3c\x4d": ("big", 9),
     b"\x4d\x3c\xb2\xa1": ("little", 9),
-    b"\xa1\xb2\xcd\x34": ("big", 6),
-    b"\x34\xcd\xb2\xa1": ("little", 6),
 }
-MODIFIED = (b"\xa1\xb2\xcd\x34", b"\x34\xcd\xb2\xa1")
 
 SECTION_MAGIC = b"\x0a\x0d\x0d\x0a"
 SECTION_HEADER = 0x0A0D0D0A  # reads the same in both byte orders
@@ -192,26 +186,25 @@ def _pcap_step(buf: Any, cursor: Any, interfaces: Any, packet: Any) -> Any:
     left = cursor["end"] - pos
     if left == 0:
         return STEP_END
-    header = MODIFIED_HEADER_SIZE if cursor["format"] == MODIFIED_PCAP else RECORD_HEADER_SIZE
-    if left < header:
-        cursor["needed"] = header
+    if left < RECORD_HEADER_SIZE:
+        cursor["needed"] = RECORD_HEADER_SIZE
         return STEP_CUT
     little = cursor["little"]
     # draft-ietf-opsawg-pcap, 5: seconds, fraction, captured length, original length
     captured = word32(buf, pos + 8, little)
-    if captured > left - header:
-        cursor["needed"] = header + captured
+    if captured > left - RECORD_HEADER_SIZE:
+        cursor["needed"] = RECORD_HEADER_SIZE + captured
         return STEP_CUT
     scale = 1 if interfaces["resolution"][0] == 9 else 1000
     time_ns = word32(buf, pos, little) * SECOND_NS + word32(buf, pos + 4, little) * scale
     packet["record_pos"] = pos
-    packet["data_pos"] = pos + header
+    packet["data_pos"] = pos + RECORD_HEADER_SIZE
     packet["captured"] = captured
     packet["length"] = word32(buf, pos + 12, little)
     packet["time_ns"] = time_ns
     packet["interface"] = 0
     cursor["time_ns"] = time_ns
-    cursor["pos"] = pos + header + captured
+    cursor["pos"] = pos + RECORD_HEADER_SIZE + captured
     return STEP_PACKET
 
 
@@ -382,8 +375,7 @@ def opened(data: npt.NDArray[np.uint8]) -> tuple[np.void, npt.NDArray[np.void]]:
         return cursor, np.zeros(8, INTERFACE)
     order, digits = MAGICS[header[:4]]
     cursor["pos"] = min(FILE_HEADER_SIZE, len(data))
-    form = MODIFIED_PCAP if header[:4] in MODIFIED else PCAP
-    cursor["format"], cursor["little"], cursor["interface_count"] = form, order == "little", 1
+    cursor["format"], cursor["little"], cursor["interface_count"] = PCAP, order == "little", 1
     snap_length = int.from_bytes(header[16:20], order)
     # draft-ietf-opsawg-pcap, 4: the upper half has the length of a frame check sequence
     link_type = int.from_bytes(header[20:24], order) & 0xFFFF

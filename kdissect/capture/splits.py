@@ -18,7 +18,6 @@ from kdissect.capture.copies import spooled
 from kdissect.capture.inputs import InputFile
 from kdissect.capture.ip_fragments import FRAGMENT, note_fragment
 from kdissect.capture.link_layers import (
-    ETHERNET,
     HEADERS,
     IP_FRAGMENT,
     LINK_TYPE_NAMES,
@@ -41,7 +40,7 @@ from kdissect.capture.packet_reader import (
     opened,
     step,
 )
-from kdissect.jit import inlined, kernel, read_u8, read_u16
+from kdissect.jit import kernel
 
 FRAGMENT_MAX = 1_000_000  # default: IP fragments joined, over all captures
 
@@ -120,19 +119,6 @@ class CaptureInfo:
     secrets: tuple[tuple[int, int, int], ...] = ()
 
 
-@inlined
-def _is_plain_tcp(buf: Any, start: Any, captured: Any) -> Any:
-    """Return whether an Ethernet frame is TCP over IPv4 and no fragment: a quick test for the
-    common case."""
-    return (
-        # ethertype IPv4; no fragment offset and no More Fragments; protocol 6
-        captured >= 34
-        and read_u16(buf, start + 12) == 0x0800
-        and read_u16(buf, start + 20) & 0x3FFF == 0
-        and read_u8(buf, start + 23) == 6
-    )
-
-
 @kernel
 def _walk(
     buf: Any,
@@ -184,8 +170,6 @@ def _walk(
         link_type = interfaces["link_type"][packet["interface"]]
         start = packet["data_pos"]
         captured = packet["captured"]
-        if link_type == ETHERNET and _is_plain_tcp(buf, start, captured):
-            continue
         wire_end = start + max(captured, packet["length"])
         if find_tcp(buf, start, start + captured, wire_end, link_type, headers) == IP_FRAGMENT:
             if row == fragment_max:

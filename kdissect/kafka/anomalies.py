@@ -83,7 +83,9 @@ def _placed(rows: Any, segments: Any, segment: Ints) -> Any:
     return rows
 
 
-def _of_frames(kind: Anomaly, direction: int, exchanges: Rows, chosen: Ints, **columns: Any) -> Rows:
+def _of_frames(
+    kind: Anomaly, direction: int, exchanges: Rows, chosen: Ints, **columns: Any
+) -> Rows:
     """Anomalies about the frames of a direction, those of the `chosen` exchanges."""
     rows = exchanges[chosen]
     side = rows[SIDES[direction]]

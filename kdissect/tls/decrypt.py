@@ -46,7 +46,6 @@ with keys are the only bytes that pay for it.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +65,6 @@ from kdissect.tls.ciphers import Opener, Tls13, openers_12
 from kdissect.tls.handshake import (
     CERTIFICATE,
     CLIENT_HELLO,
-    CLIENT_KEY_EXCHANGE,
     FINISHED,
     KEY_UPDATE,
     MESSAGE_MAX,
@@ -74,7 +72,6 @@ from kdissect.tls.handshake import (
     TLS_12,
     TLS_13,
     Certificate,
-    ClientHello,
     ServerHello,
     TlsFacts,
 )
@@ -88,7 +85,6 @@ from kdissect.tls.key_log import (
 from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
 from kdissect.tls.records import TLS_HEADER_SIZE, Record, each_record, walk_records
 from kdissect.tls.session import (
-    SECRET_NAME_SIZE,
     SESSION_ID_MAX,
     RecordPoint,
     Session,
@@ -98,7 +94,6 @@ from kdissect.tls.session import (
 Rows = npt.NDArray[np.void]
 
 _CLIENT, SERVER = 0, 1
-SERVER_HELLO_DONE = 14
 SEARCH_BYTES = 32 << 20  # of trial decryption per stream, and
 SEARCH_SHARE = 8  # times the stream's own bytes
 TRIAL_COST = 256  # bytes that a trial costs besides those of its record
@@ -237,7 +232,15 @@ def _read_hello(
     tls.hello_side[connection] = client_side
     if server is None:
         return None
-    return _session(client_side, client, server, client_flight, server_flight)
+    return Session(
+        client_side,
+        server.version,
+        server.suite,
+        client.random,
+        server.random,
+        server.session_id if len(server.session_id) <= SESSION_ID_MAX else b"",
+        server.is_encrypt_then_mac,
+    )
 
 
 def _server_hello(flight: bytes) -> ServerHello | None:
@@ -258,41 +261,6 @@ def _certificate(flight: bytes, version: int) -> Certificate | None:
     return None
 
 
-def _session(
-    client_side: int, client: ClientHello, server: ServerHello, client_flight: bytes,
-    server_flight: bytes,
-) -> Session:  # fmt: skip
-    secret = b""
-    hello_end = exchange_end = done_end = 0
-    for kind, end, body in handshake.messages(client_flight):
-        if kind == CLIENT_HELLO:
-            hello_end = end
-        elif kind == CLIENT_KEY_EXCHANGE:
-            secret = handshake.encrypted_secret(body)
-            exchange_end = end
-    for kind, end, _ in handshake.messages(server_flight):
-        if kind == SERVER_HELLO_DONE:
-            done_end = end
-    suite = suite_of(server.suite)
-    transcript_hash = b""
-    if server.is_extended and secret and suite is not None:
-        # RFC 7627 section 3: the messages up to the client's key exchange
-        transcript = client_flight[:hello_end] + server_flight[:done_end]
-        transcript += client_flight[hello_end:exchange_end]
-        transcript_hash = hashlib.new(suite.hash_name, transcript).digest()
-    return Session(
-        client_side,
-        server.version,
-        server.suite,
-        client.random,
-        server.random,
-        server.session_id if len(server.session_id) <= SESSION_ID_MAX else b"",
-        secret[:SECRET_NAME_SIZE],
-        transcript_hash,
-        server.is_encrypt_then_mac,
-    )
-
-
 def _keys(session: Session, secrets: Secrets) -> tuple[_Keys, _Keys] | int:
     """Keys of the client's and the server's records, or why there are none."""
     suite = suite_of(session.suite)
@@ -301,7 +269,7 @@ def _keys(session: Session, secrets: Secrets) -> tuple[_Keys, _Keys] | int:
     if suite.is_13 != (session.version == TLS_13):
         return NO_SUITE
     if not suite.is_13:
-        master = master_secret(session, secrets, suite.hash_name)
+        master = master_secret(session, secrets)
         if master is None:
             return NO_SECRET
         one, two = openers_12(suite, master, session)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-CLIENT_HELLO, SERVER_HELLO, CERTIFICATE, CLIENT_KEY_EXCHANGE, FINISHED = 1, 2, 11, 16, 20
-KEY_UPDATE = 24
+CLIENT_HELLO, SERVER_HELLO, CERTIFICATE, FINISHED, KEY_UPDATE = 1, 2, 11, 20, 24
 TLS_12, TLS_13 = 0x0303, 0x0304
 MESSAGE_MAX = 1 << 16  # bytes of a handshake message, and of a direction's handshake, looked at
 RANDOM_SIZE = 32
 
-_SERVER_NAME, _ENCRYPT_THEN_MAC, _EXTENDED, _VERSIONS = 0, 22, 23, 43
+_SERVER_NAME, _ENCRYPT_THEN_MAC, _VERSIONS = 0, 22, 43
 _VERSION_NAMES = {0x0300: "SSLv3", 0x0301: "TLSv1", 0x0302: "TLSv1.1", 0x0303: "TLSv1.2",
                   0x0304: "TLSv1.3"}  # fmt: skip
 
@@ -36,7 +35,6 @@ class ServerHello:
     version: int
     suite: int
     is_encrypt_then_mac: bool
-    is_extended: bool
 
     @property
     def is_retry(self) -> bool:
@@ -171,10 +169,7 @@ def server_hello(body: bytes) -> ServerHello | None:
     chosen = extensions.get(_VERSIONS, b"")
     if len(chosen) == 2:
         version = int.from_bytes(chosen, "big")
-    return ServerHello(
-        random, session_id, version, suite, _ENCRYPT_THEN_MAC in extensions,
-        _EXTENDED in extensions,
-    )  # fmt: skip
+    return ServerHello(random, session_id, version, suite, _ENCRYPT_THEN_MAC in extensions)
 
 
 def certificate(body: bytes, version: int) -> bytes | None:
@@ -186,11 +181,3 @@ def certificate(body: bytes, version: int) -> bytes | None:
         return reader.vector(3).vector(3).rest() or None
     except _Short:
         return None
-
-
-def encrypted_secret(body: bytes) -> bytes:
-    """The client's RSA-encrypted pre-master secret, of its key exchange; b"" for others."""
-    try:
-        return _HandshakeReader(body).vector(2).rest()
-    except _Short:
-        return b""

@@ -1,8 +1,8 @@
 """Secrets of a key log to the keys of records: the key schedules of TLS 1.2 and 1.3.
 
 A key log is what browsers, OpenSSL and Java agents write for the variable SSLKEYLOGFILE: lines of a
-label, the client random (or another name of the session) and a secret, both in hexadecimal. TLS 1.2
-is RFC 5246 and RFC 7627 (extended master secret), TLS 1.3 RFC 8446 section 7.
+label, the client random (or the session's id) and a secret, both in hexadecimal. The key schedule
+of TLS 1.2 is RFC 5246 section 6.3, that of TLS 1.3 RFC 8446 section 7.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from kdissect.tls.session import Session
 Secrets = dict[tuple[str, bytes], bytes]
 
 MASTER = "CLIENT_RANDOM"  # the master secret of TLS 1.2
-RSA = "RSA"  # the pre-master secret, by the first 8 bytes of its encrypted form
 SESSION = "SESSION"  # the master secret, by session id
 HANDSHAKE_SECRETS = ("CLIENT_HANDSHAKE_TRAFFIC_SECRET", "SERVER_HANDSHAKE_TRAFFIC_SECRET")
 TRAFFIC = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")
@@ -31,7 +30,6 @@ _HASHES = {"sha256": hashes.SHA256(), "sha384": hashes.SHA384()}
 _LINE = re.compile(
     rb"^[ \t]*(?:(CLIENT_RANDOM|(?:CLIENT|SERVER)_(?:HANDSHAKE_)?TRAFFIC_SECRET(?:_0)?)"
     rb"[ \t]+([0-9a-fA-F]{64})[ \t]+([0-9a-fA-F]{64,128})"
-    rb"|RSA[ \t]+([0-9a-fA-F]{16})[ \t]+([0-9a-fA-F]{96})"
     rb"|RSA[ \t]+Session-ID:([0-9a-fA-F]{0,64})[ \t]+Master-Key:([0-9a-fA-F]{96}))[ \t]*\r?$",
     re.MULTILINE,
 )
@@ -50,7 +48,7 @@ def is_blank(text: Any) -> bool:
 
 
 def read_secrets(texts: Iterable[Any], wanted: set[bytes]) -> Secrets:
-    """The secrets of sessions in `wanted` (client randoms, session ids, heads of RSA secrets).
+    """The secrets of sessions in `wanted` (client randoms, session ids).
 
     texts are buffers of bytes. Lines of another form are passed over, as all readers of key logs
     do; the first line for a session counts.
@@ -58,11 +56,9 @@ def read_secrets(texts: Iterable[Any], wanted: set[bytes]) -> Secrets:
     secrets: Secrets = {}
     for text in texts:
         for line in _LINE.finditer(text):
-            label, random, secret, head, early, session, master = line.groups()
+            label, random, secret, session, master = line.groups()
             if label is not None:
                 name, key, value = label.decode(), random, secret
-            elif head is not None:
-                name, key, value = RSA, head, early
             else:
                 name, key, value = SESSION, session, master
             key = bytes.fromhex(key.decode())
@@ -89,18 +85,9 @@ def expand_label(secret: bytes, label: bytes, size: int, hash_name: str) -> byte
     return HKDFExpand(_HASHES[hash_name], size, info).derive(secret)
 
 
-def master_secret(session: Session, secrets: Secrets, hash_name: str) -> bytes | None:
+def master_secret(session: Session, secrets: Secrets) -> bytes | None:
     """The master secret of a TLS 1.2 session, or None if the key log does not have it."""
     known = secrets.get((MASTER, session.client_random))
     if known is None:
         known = secrets.get((SESSION, session.session_id))
-    if known is not None:
-        return known if len(known) == MASTER_SIZE else None
-    early = secrets.get((RSA, session.secret_name))
-    if early is None:
-        return None
-    if session.transcript_hash:
-        seed = session.transcript_hash
-        return prf(early, b"extended master secret", seed, MASTER_SIZE, hash_name)
-    randoms = session.client_random + session.server_random
-    return prf(early, b"master secret", randoms, MASTER_SIZE, hash_name)
+    return known if known is not None and len(known) == MASTER_SIZE else None

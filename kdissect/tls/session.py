@@ -13,10 +13,8 @@ from typing import Any
 from kdissect.tls.handshake import RANDOM_SIZE
 from kdissect.tls.records import BODY_MAX, TLS_HEADER_SIZE
 
-SECRET_NAME_SIZE = 8  # bytes of an encrypted pre-master secret that name it in a key log
 SESSION_ID_MAX = 32  # RFC 5246 section 7.4.1.2
 GENERATION_MAX = 1 << 16  # KeyUpdates of a direction that a resumed connection goes through again
-_HASH_SIZES = (0, 32, 48)  # none, SHA-256, SHA-384
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +23,6 @@ class Session:
 
     client_side: the side that sent the ClientHello.
     version, suite: code points.
-    secret_name: the first bytes of the client's encrypted pre-master secret.
-    transcript_hash: of RFC 7627 section 3, b"" without an extended master secret.
     """
 
     client_side: int
@@ -35,13 +31,11 @@ class Session:
     client_random: bytes
     server_random: bytes
     session_id: bytes = b""
-    secret_name: bytes = b""
-    transcript_hash: bytes = b""
     is_encrypt_then_mac: bool = False
 
     def names(self) -> set[bytes]:
         """Values under which a key log may list the session's secrets."""
-        return {self.client_random, self.session_id, self.secret_name} - {b""}
+        return {self.client_random, self.session_id} - {b""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +96,6 @@ def _is_session(session: Session) -> bool:
         and 0 <= session.suite <= 0xFFFF
         and len(session.client_random) == len(session.server_random) == RANDOM_SIZE
         and len(session.session_id) <= SESSION_ID_MAX
-        and len(session.secret_name) <= SECRET_NAME_SIZE
-        and len(session.transcript_hash) in _HASH_SIZES
     )
 
 

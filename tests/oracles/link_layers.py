@@ -19,8 +19,8 @@ MAPPED = bytes(10) + bytes(2 * [255])  # before an IPv4 address in IPv6's form (
 SYN = 0x02  # RFC 9293, 3.1
 # IANA's names of protocols that carry no segment
 PROTOCOLS = {1: "icmp", 2: "igmp", 50: "esp", 58: "icmp6", 59: "no_next_header", 132: "sctp"}
-# VXLAN (RFC 7348, and Linux before it), GENEVE (RFC 8926), MPLS (RFC 7510), GTP-U (TS 29.281)
-TUNNELS = {4789, 8472, 6081, 6635, 2152}
+# VXLAN (RFC 7348, and Linux before it), GENEVE (RFC 8926), MPLS (RFC 7510)
+TUNNELS = {4789, 8472, 6081, 6635}
 
 
 class Ignored(Exception):
@@ -66,29 +66,11 @@ def _ethernet(at: Place) -> Next:
 def _by_ethertype(ethertype: int, at: Place) -> Next:
     names = {
         0x0800: "ipv4", 0x86DD: "ipv6", 0x8100: "vlan", 0x88A8: "vlan", 0x9100: "vlan",
-        0x8847: "mpls", 0x8848: "mpls", 0x8864: "pppoe", 0x6558: "ethernet",
+        0x8847: "mpls", 0x8848: "mpls", 0x6558: "ethernet",
     }  # fmt: skip
-    if ethertype == 0x88E7:  # IEEE 802.1ah: a service id, then Ethernet
-        return "ethernet", at.behind(4)
-    if ethertype == 0x8903:  # Cisco's FabricPath: a tree and hops, then Ethernet
-        return "ethernet", at.behind(2)
-    if ethertype < 0x600:
-        return "llc", at
     if ethertype not in names:
         raise Ignored("arp" if ethertype == 0x0806 else "not_ip")
     return names[ethertype], at
-
-
-def _llc(at: Place) -> Next:
-    header = at.need(8, "not_ip")
-    if header[:6] == b"\xaa\xaa\x03\0\0\0":
-        ethertype = int.from_bytes(header[6:], "big")
-        if ethertype < 0x600:
-            raise Ignored("not_ip")
-        return _by_ethertype(ethertype, at.behind(8))
-    if header[:3] == b"\x06\x06\x03":
-        return "ipv4", at.behind(3)
-    raise Ignored("not_ip")
 
 
 def _vlan(at: Place) -> Next:
@@ -111,13 +93,6 @@ def _mpls(at: Place) -> Next:
     if nibble == 0:
         return "ethernet", at.behind(4)
     raise Ignored("tunnel_unknown")
-
-
-def _pppoe(at: Place) -> Next:
-    (protocol,) = struct.unpack_from(">H", at.need(8, "tunnel_malformed"), 6)
-    if protocol not in (0x21, 0x57):
-        raise Ignored("not_ip")
-    return "ipv4" if protocol == 0x21 else "ipv6", at.behind(8)
 
 
 def _ip(at: Place) -> Next:
@@ -192,8 +167,6 @@ def _udp(at: Place) -> Next:
     if port == 6635:
         return "mpls", at.behind(8)
     header = at.need(16, "udp")
-    if port == 2152:
-        return _gtp(at, header)
     inner = replace(at, network=1 + int.from_bytes(header[12:15], "big"))
     if port != 6081:
         if port == 8472 and not header[8] & 8:
@@ -205,24 +178,6 @@ def _udp(at: Place) -> Next:
     at.need(size, "tunnel_malformed")
     (ethertype,) = struct.unpack_from(">H", header, 10)
     return _by_ethertype(ethertype, inner.behind(size))
-
-
-def _gtp(at: Place, header: bytes) -> Next:
-    """The user plane of GTP version 1: its header of 8 bytes, or 12 and extensions."""
-    flags, kind = header[8], header[9]
-    if flags >> 4 != 3 or kind != 255:
-        raise Ignored("udp")
-    size = 16
-    if flags & 7:
-        extension = at.need(20, "tunnel_malformed")[19] if flags & 4 else 0
-        size = 20
-        while extension:
-            units = at.need(size + 1, "tunnel_malformed")[size]
-            if not units:
-                raise Ignored("tunnel_malformed")
-            size += units * 4
-            extension = at.need(size, "tunnel_malformed")[size - 1]
-    return "ip", at.behind(size)
 
 
 def _gre(at: Place) -> Next:
@@ -242,8 +197,8 @@ def _gre(at: Place) -> Next:
 
 
 LAYERS: dict[str, Callable[[Place], Next]] = {
-    "llc": _llc, "ipv4_next": _ipv4_next,
-    "ethernet": _ethernet, "vlan": _vlan, "mpls": _mpls, "pppoe": _pppoe, "ip": _ip, "ipv4": _ipv4,
+    "ipv4_next": _ipv4_next,
+    "ethernet": _ethernet, "vlan": _vlan, "mpls": _mpls, "ip": _ip, "ipv4": _ipv4,
     "ipv6": _ipv6, "ipv6_next": _ipv6_next, "transport": _transport, "udp": _udp, "gre": _gre,
 }  # fmt: skip
 

@@ -9,17 +9,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Magic number -> byte order and digits of a second's fraction (opsawg-pcap; the last two as
-# Alexey Kuznetsov's modified libpcap wrote them, with 24 bytes before a packet).
+# Magic number -> byte order and digits of a second's fraction (opsawg-pcap).
 MAGICS = {
     bytes.fromhex("a1b2c3d4"): ("big", 6),
     bytes.fromhex("d4c3b2a1"): ("little", 6),
     bytes.fromhex("a1b23c4d"): ("big", 9),
     bytes.fromhex("4d3cb2a1"): ("little", 9),
-    bytes.fromhex("a1b2cd34"): ("big", 6),
-    bytes.fromhex("34cdb2a1"): ("little", 6),
 }
-MODIFIED = {bytes.fromhex("a1b2cd34"), bytes.fromhex("34cdb2a1")}
 SECTION_MAGIC = bytes.fromhex("0a0d0d0a")
 # Blocks without a packet that have a frame number in Wireshark: systemd's journal, custom blocks
 # (to be copied or not), Sysdig's events.
@@ -84,15 +80,14 @@ def read_capture(data: bytes) -> Reading:
 def _read_pcap(data: bytes) -> Reading:
     order, digits = MAGICS[data[:4]]
     mark = "<" if order == "little" else ">"
-    header = 24 if data[:4] in MODIFIED else 16
     reading = Reading(pos=min(24, len(data)))
     link_type = struct.unpack(mark + "I", data[20:24])[0] & 0xFFFF if len(data) >= 24 else 0
     while (left := len(data) - reading.pos) > 0:
-        if left < header:
+        if left < 16:
             reading.ending = "cut"
             break
         seconds, fraction, captured, length = struct.unpack_from(mark + "4I", data, reading.pos)
-        if captured > left - header:
+        if captured > left - 16:
             reading.ending = "cut"
             break
         time_ns = seconds * SECOND_NS + fraction * 10 ** (9 - digits)
@@ -102,13 +97,13 @@ def _read_pcap(data: bytes) -> Reading:
                 reading.number,
                 reading.pos,
                 time_ns,
-                reading.pos + header,
+                reading.pos + 16,
                 captured,
                 length,
                 link_type,
             )
         )
-        reading.pos += header + captured
+        reading.pos += 16 + captured
     return reading
 
 

@@ -160,15 +160,6 @@ def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
     _check_all(assembled(talk.playbook(), log))
 
 
-@pytest.mark.parametrize("ciphers", ["AES128-GCM-SHA256", "AES128-SHA"])
-def test_rsa_pre_master_secrets_are_enough(tmp_path: Path, ciphers: str) -> None:
-    """OpenSSL writes them beside the master secret when the key exchange is RSA."""
-    parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
-    talk = secret_talk(parties)
-    lines = parties.key_log().splitlines(keepends=True)
-    _check_all(assembled(talk.playbook(), b"".join(x for x in lines if x.startswith(b"RSA "))))
-
-
 def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
     """Without the SYN and against the ports."""
     parties = Parties(tmp_path, "TLSv1_3")

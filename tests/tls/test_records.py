@@ -49,14 +49,13 @@ def test_records_are_found_however_they_are_cut(
 
 def test_key_logs_are_read_as_they_are_found() -> None:
     """Key logs may have comments, any line ends, upper case and unknown lines."""
-    random, session, head = bytes(range(32)), b"\xaa" * 32, b"\xbb" * 8
+    random, session = bytes(range(32)), b"\xaa" * 32
     master = b"\xcc" * 48
     text = b"\r\n".join(
         [
             b"# a comment",
             b"CLIENT_RANDOM " + random.hex().encode() + b" " + master.hex().upper().encode(),
             b"CLIENT_RANDOM " + random.hex().encode() + b" " + b"00" * 48,
-            b"RSA " + head.hex().encode() + b" " + master.hex().encode(),
             b"RSA Session-ID:" + session.hex().encode() + b" Master-Key:" + master.hex().encode(),
             b"EXPORTER_SECRET " + random.hex().encode() + b" " + b"11" * 32,
             b"CLIENT_RANDOM " + b"zz" * 32 + b" " + b"00" * 48,
@@ -66,9 +65,8 @@ def test_key_logs_are_read_as_they_are_found() -> None:
         ]
     )
     assert holds_secrets(text)
-    assert read_secrets([b"", text], {random, session, head}) == {
+    assert read_secrets([b"", text], {random, session}) == {
         ("CLIENT_RANDOM", random): master,
-        ("RSA", head): master,
         ("SESSION", session): master,
         ("SERVER_TRAFFIC_SECRET_0", random): b"\x22" * 48,
     }
