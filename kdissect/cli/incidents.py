@@ -12,7 +12,7 @@ import typer
 
 from kdissect.cli.options import ResultOptions, SelectionOptions, SourceOptions, Sources
 from kdissect.cli.sources import open_selected
-from kdissect.cli.verbs import examples, verb
+from kdissect.cli.verbs import verb
 
 _WIDTH_MAX, _INDENT = 100, 6
 
@@ -81,7 +81,7 @@ def incident_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{row['severity']:<{_INDENT}}{row['kind']}  {row['subject']}"
         yield from textwrap.wrap(f"{_when(row)}. {row['text']}", width, **_MARGINS)
         if row["next_command"]:
-            yield textwrap.indent(examples(f"$ {row['next_command']}"), _MARGIN)
+            yield f"{_MARGIN}$ {row['next_command']}"
 
 
 def _when(row: dict[str, Any]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
-import textwrap
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import fields, is_dataclass
@@ -17,7 +15,6 @@ from typer.core import TyperCommand
 from kdissect import __version__
 from kdissect.cli import debug_log
 
-HELP_WIDTH = 76  # columns for a line of examples on a terminal of 80
 _DEBUG = inspect.Parameter(
     "debug",
     inspect.Parameter.KEYWORD_ONLY,
@@ -65,8 +62,7 @@ def _root(
 def verb(help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
     """Return a decorator that registers the function `NAME_command` as `kdissect NAME`.
 
-    The help of the command ends with the examples. Typer's `epilog` would pad their lines with
-    spaces, which are copied too and follow the backslash.
+    The help of the command ends with the examples, a line each. Typer's `epilog` would break them.
     """
 
     class Verb(TyperCommand):
@@ -74,8 +70,7 @@ def verb(help_examples: str) -> Callable[[Callable[..., None]], GroupedCommand]:
 
         def format_help(self, ctx: Any, formatter: Any) -> None:
             super().format_help(ctx, formatter)
-            text = f"Examples:\n\n{examples(help_examples)}"
-            typer.echo(textwrap.indent(text, " ") + "\n")
+            typer.echo(f" Examples:\n{help_examples}")
 
         def invoke(self, ctx: Any) -> Any:
             debug_log.log_options(ctx)
@@ -136,28 +131,3 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
             default=field.default,
             annotation=Annotated[kind, option],
         )
-
-
-def examples(text: str) -> str:
-    """Break a command's examples, a line each, into lines that can be copied from its help.
-
-    A line that is too long continues after a backslash, or inside quotes on the next line.
-    """
-    return "\n\n".join(_in_lines(line.strip()) for line in text.strip().splitlines())
-
-
-def _in_lines(example: str) -> str:
-    lines = [""]
-    is_quoted = False
-    for part in re.split(r" (?=--\w|\| )", example):
-        starts_line = len(lines[-1]) + len(part) >= HELP_WIDTH - 2
-        for n, word in enumerate(part.split(" ")):
-            if not lines[-1]:
-                lines[-1] = word
-            elif (starts_line and not n) or len(lines[-1]) + len(word) >= HELP_WIDTH - 2:
-                lines[-1] += "" if is_quoted else " \\"
-                lines.append(word if is_quoted else f"  {word}")
-            else:
-                lines[-1] += f" {word}"
-            is_quoted ^= (word.count('"') + word.count("'")) % 2 == 1
-    return "\n".join(lines)
