@@ -50,8 +50,8 @@ def found_anomalies(
         _proxy_headers(streams, table["protocol"], header_faults),
     ]
     passed = np.zeros(0, np.int64)
-    if (pairs.responses.came == OUT_OF_ORDER).any():
-        passed = np.maximum.accumulate(pairs.responses.request_of)
+    if (pairs.responses["outcome"] == OUT_OF_ORDER).any():
+        passed = np.maximum.accumulate(pairs.responses["partner"])
     for first in range(0, len(exchanges), FRAMES_AT_ONCE):
         rows = slice(first, first + FRAMES_AT_ONCE)
         some = exchanges[rows]
@@ -105,7 +105,7 @@ def _cut_frames(exchanges: Rows, pairs: Pairs, rows: slice) -> list[Rows]:
         side = exchanges[SIDES[direction]]
         cut = np.flatnonzero((side["size"] >= 0) & (side["is_whole"] == 0))
         size = side["size"][cut]
-        missing = size + 4 - frames.rows["captured"][row_of[rows][cut]]
+        missing = size + 4 - frames["captured"][row_of[rows][cut]]
         parts.append(
             _of_frames(Anomaly.PARTIAL_FRAME, direction, exchanges, cut, a=size, byte_count=missing)
         )
@@ -120,7 +120,7 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
     """
     is_there = response >= 0
     came = np.full(len(response), IN_ORDER, np.uint8)
-    came[is_there] = pairs.responses.came[response[is_there]]
+    came[is_there] = pairs.responses["outcome"][response[is_there]]
     parts = []
     for kind, how in (
         (Anomaly.RESPONSE_WITHOUT_REQUEST, UNASKED),
@@ -132,7 +132,7 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
         if how == OUT_OF_ORDER and len(rows):
             # the earlier response that answered the latest request
             first = np.searchsorted(passed, passed[response[rows]])
-            before = pairs.responses.rows["correlation"][first].astype(np.int32)
+            before = pairs.responses["correlation"][first].astype(np.int32)
         ids = exchanges["correlation_id"][rows]
         parts.append(_of_frames(kind, RESPONSE, exchanges, rows, a=ids, b=before))
     late = exchanges["request"]["end_time_ns"] - exchanges["response"]["time_ns"]

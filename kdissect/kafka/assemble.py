@@ -25,7 +25,6 @@ from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Ints, Pairs
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka
 from kdissect.kafka.framing import STREAM, new_streams
 from kdissect.kafka.options import StreamOptions, check_batch
-from kdissect.kafka.pairing import RequestRows, ResponseRows
 from kdissect.kafka.plain_streams import (
     PlainStreams,
     account,
@@ -353,15 +352,9 @@ def _frames(
         return found
 
     responses = Frames.of(walk_responses, len(connections), scratch, extents)
-    begins = detection.origin["is_boundary"][of_responses] != 0
-    behind_hole = responses.behind_hole(begins, scratch)
-    # the first response may have waited for one that was lost before it, at a time nobody knows
-    is_lost = begins & (detection.last_response[:, 0] == NO_RESPONSE)
-    is_lost &= _of_first(behind_hole, responses.start)
-    detection.last_response[is_lost] = -1
     responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
-        requests, responses, behind_hole,
+        requests, responses,
         connections["close_reason"] != CloseReason.CAPTURE_END,
         (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
     )  # fmt: skip
@@ -371,14 +364,6 @@ def _frames(
 def _streams_of(client_side: npt.NDArray[np.uint8], direction: int) -> Ints:
     """int64[connections]: the number of the stream with the requests, or with the responses."""
     return 2 * np.arange(len(client_side)) + (client_side ^ direction)
-
-
-def _of_first(values: npt.NDArray[np.uint8], start: Ints) -> npt.NDArray[np.bool_]:
-    """bool[connections]: the value of each one's first frame; False without frames."""
-    has_frames = start[:-1] < start[1:]
-    first = np.zeros(len(has_frames), np.bool_)
-    first[has_frames] = values[start[:-1][has_frames]] != 0
-    return first
 
 
 def _missing(streams: Streams) -> Ints:
@@ -396,7 +381,7 @@ def _count_bytes(
     sides, missing = streams.sides, _missing(streams)
     for direction in (REQUEST, RESPONSE):
         of = _streams_of(table["client_side"], direction)
-        framed = frames[direction].framed_bytes()
+        framed = frames[direction].framed_bytes
         counts = table["direction"][:, direction]
         counts["framed_byte_count"] = framed + sides["header_size"][of]
         counts["unframed_byte_count"] = sides["byte_count"][of] - framed
@@ -410,29 +395,17 @@ def _count_bytes(
 
 
 def _pairs(
-    requests: Frames, responses: Frames, behind_hole: Any, is_closed: Any, has_loss: Any,
-    scratch: Scratch,
-) -> Pairs:  # fmt: skip
-    request_count, response_count = len(requests.table), len(responses.table)
-    request_rows = RequestRows(
-        requests.table, requests.start,
-        scratch.empty(request_count, np.int64),
-        scratch.empty(request_count, np.uint8),
-        scratch.empty(request_count, np.uint8),
-    )  # fmt: skip
-    response_rows = ResponseRows(
-        responses.table, responses.start, behind_hole,
-        scratch.empty(response_count, np.int64),
-        scratch.empty(response_count, np.uint8),
-    )  # fmt: skip
+    requests: Frames, responses: Frames, is_closed: Any, has_loss: Any, scratch: Scratch
+) -> Pairs:
+    rows = requests.table, requests.start, responses.table, responses.start
     pairing.pair(
-        request_rows, response_rows, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
+        *rows, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
         pairing.buckets_for(requests.start, scratch),
     )  # fmt: skip
-    room = request_count + response_count
+    room = len(requests.table) + len(responses.table)
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
-    count = pairing.in_order(request_rows, response_rows, request, response)
-    return Pairs(request_rows, response_rows, request[:count], response[:count])
+    count = pairing.in_order(*rows, request, response)
+    return Pairs(requests.table, responses.table, request[:count], response[:count])
 
 
 def _connections(

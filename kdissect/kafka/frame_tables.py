@@ -12,6 +12,9 @@ from kdissect.kafka.assembly import ANOMALY, EXTENT, Anomaly
 from kdissect.tcp.byte_ranges import find, grown, int64
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
+# Before a frame: another one or the stream's beginning, bytes in no frame, or a beginning that was
+# not captured.
+NO_HOLE, HOLE, BEGINNING = 0, 1, 2
 
 FRAME = np.dtype(
     [
@@ -28,6 +31,11 @@ FRAME = np.dtype(
         ("extent_start", "i8"),
         ("extent_count", "i8"),
         ("captured", "i8"),  # number of captured bytes, with the size prefix
+        ("hole", "i8"),  # what directly precedes it: NO_HOLE, HOLE or BEGINNING
+        # filled by `pairing.pair`:
+        ("partner", "i8"),  # row of the response or the request, -1 without one
+        ("outcome", "i8"),  # of a request its PairStatus, of a response how it came
+        ("is_lost", "i8"),  # of a request: its response was in a hole
     ]
 )
 
@@ -125,6 +133,12 @@ def put_frame(
     frame["api_version"] = header["api_version"]
     frame["correlation"] = header["correlation"]
     frame["kind"] = kind
+    frame["hole"] = HOLE if pos != walk["covered"] else NO_HOLE
+    if walk["reason"] == NO_BOUNDARY:
+        frame["hole"] = BEGINNING
+    frame["partner"] = -1
+    frame["outcome"] = 0
+    frame["is_lost"] = 0
     frame["first"] = pieces[index]["segment"]
     first = used[EXTENTS]
     captured = _put_extents(stream, source, index, pos + 4, end, tables.extents, used)

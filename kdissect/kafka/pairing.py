@@ -37,7 +37,7 @@ import numpy.typing as npt
 from kdissect.capture.scratch import Scratch
 from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import PairStatus
-from kdissect.kafka.frame_tables import SILENT, TOKEN
+from kdissect.kafka.frame_tables import NO_HOLE, SILENT, TOKEN
 from kdissect.tcp.byte_ranges import int64
 
 CLOCKS_MAX_NS = 1_000_000_000  # by so much the clocks of two captures may differ
@@ -46,31 +46,6 @@ BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
 
 IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
-
-
-class RequestRows(NamedTuple):
-    """The requests of all connections in stream order; those of connection c are rows start[c] to
-    start[c + 1]. rows: FRAME[n].
-
-    `pair` fills answer_of (-1: none), status and is_lost (its response was in a hole).
-    """
-
-    rows: npt.NDArray[np.void]
-    start: npt.NDArray[np.int64]
-    answer_of: npt.NDArray[np.int64]
-    status: npt.NDArray[np.uint8]
-    is_lost: npt.NDArray[np.uint8]
-
-
-class ResponseRows(NamedTuple):
-    """The responses likewise. is_behind_hole: bytes before it are in no frame. `pair` fills
-    request_of (-1: none) and came."""
-
-    rows: npt.NDArray[np.void]
-    start: npt.NDArray[np.int64]
-    is_behind_hole: npt.NDArray[np.uint8]
-    request_of: npt.NDArray[np.int64]
-    came: npt.NDArray[np.uint8]
 
 
 class Buckets(NamedTuple):
@@ -83,7 +58,8 @@ class Buckets(NamedTuple):
 
 
 def buckets_for(start: npt.NDArray[np.int64], scratch: Scratch) -> Buckets:
-    """Buckets for `RequestRows.start`: a power of two, for the connection with most requests."""
+    """Buckets for the requests of connections, which begin at rows `start`: a power of two, for
+    the connection with most requests."""
     longest = int(np.diff(start).max(initial=0))
     count = max(BUCKETS_MIN, 1 << max(0, longest - 1).bit_length())
     return Buckets(*(scratch.empty(size, np.int64) for size in (count, count, int(start[-1]))))
@@ -107,22 +83,22 @@ class _Answer(NamedTuple):
 @inlined
 def _waits(requests: Any, row: int) -> bool:
     """Return whether a request has no answer yet, and had none in a hole."""
-    waits: bool = requests.answer_of[row] < 0 and requests.is_lost[row] == 0
+    waits: bool = requests[row]["partner"] < 0 and requests[row]["is_lost"] == 0
     return waits
 
 
 @inlined
 def _may_answer(answer: _Answer, requests: Any, row: int) -> bool:
     """Return whether a response can belong to the request `row`, as clocks go."""
-    request = requests.rows[row]
+    request = requests[row]
     if request["time"] <= answer.time:
         return True
     if request["kind"] == TOKEN or request["time"] > answer.time + CLOCKS_MAX_NS:
         return False
     correlation = request["correlation"]
-    if row > answer.start and requests.rows[row - 1]["correlation"] == correlation:
+    if row > answer.start and requests[row - 1]["correlation"] == correlation:
         return False
-    return row + 1 == answer.stop or requests.rows[row + 1]["correlation"] != correlation
+    return row + 1 == answer.stop or requests[row + 1]["correlation"] != correlation
 
 
 @inlined
@@ -131,7 +107,7 @@ def _token_behind_hole(answer: _Answer, requests: Any) -> int:
     found = int64(-1)
     begin = answer.highest + 1
     for row in range(begin, min(answer.stop, begin + TOKENS_AHEAD_MAX)):
-        if requests.rows[row]["kind"] == TOKEN and _waits(requests, row):
+        if requests[row]["kind"] == TOKEN and _waits(requests, row):
             if not _may_answer(answer, requests, row):
                 break
             found = row
@@ -141,9 +117,9 @@ def _token_behind_hole(answer: _Answer, requests: Any) -> int:
 @inlined
 def _is_next(answer: _Answer, requests: Any, row: int) -> bool:
     """Return whether a response without a hole before it answers `row`, the oldest that waits."""
-    if row == answer.stop or requests.rows[row]["kind"] != answer.kind:
+    if row == answer.stop or requests[row]["kind"] != answer.kind:
         return False
-    if answer.kind != TOKEN and requests.rows[row]["correlation"] != answer.correlation:
+    if answer.kind != TOKEN and requests[row]["correlation"] != answer.correlation:
         return False
     return _may_answer(answer, requests, row)
 
@@ -154,9 +130,9 @@ def _fill(buckets: Any, mask: int, requests: Any, start: int, stop: int) -> None
     for at in range(mask + 1):
         buckets.head[at] = -1
     for row in range(start, stop):
-        if requests.rows[row]["kind"] == TOKEN:
+        if requests[row]["kind"] == TOKEN:
             continue
-        at = requests.rows[row]["correlation"] & mask
+        at = requests[row]["correlation"] & mask
         buckets.following[row] = -1
         if buckets.head[at] < 0:
             buckets.head[at] = row
@@ -182,14 +158,14 @@ def _look_up(answer: _Answer, requests: Any, buckets: Any, mask: int) -> tuple[i
             break
         after = buckets.following[row]
         is_kept = True
-        if requests.rows[row]["correlation"] == answer.correlation:
+        if requests[row]["correlation"] == answer.correlation:
             if not _waits(requests, row):
                 # One answered request of an id is enough, and none that is lost.
-                is_answered = requests.is_lost[row] == 0
+                is_answered = requests[row]["is_lost"] == 0
                 is_kept = is_answered and not is_second
                 is_second |= is_answered
             elif _may_answer(answer, requests, row):
-                if requests.rows[row]["kind"] != SILENT:
+                if requests[row]["kind"] != SILENT:
                     if found < 0 or row > answer.highest:
                         found = row
                     if not answer.is_behind_hole:
@@ -210,33 +186,34 @@ def _look_up(answer: _Answer, requests: Any, buckets: Any, mask: int) -> tuple[i
 
 
 @kernel
-def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: Any) -> None:
-    """Pair the RequestRows and ResponseRows of each connection, and fill their references.
+def pair(
+    requests: Any, request_start: Any, responses: Any, response_start: Any, is_closed: Any,
+    has_loss: Any, buckets: Any,
+) -> None:  # fmt: skip
+    """Pair the requests and responses, FRAME[n] each, of every connection.
 
+    request_start, response_start: int64[connections + 1], where the rows of each connection begin.
     is_closed, has_loss uint8: by connection, whether its end was captured, and whether bytes of
     its responses are missing. buckets: `Buckets`, whatever is in them.
     """
-    for connection in range(len(requests.start) - 1):
-        start = requests.start[connection]
-        stop = requests.start[connection + 1]
+    for connection in range(len(request_start) - 1):
+        start = request_start[connection]
+        stop = request_start[connection + 1]
         mask = int64(BUCKETS_MIN - 1)
         while mask + 1 < stop - start:
             mask = 2 * mask + 1
         is_filled = False
         first = start  # requests before it do not wait, or are SILENT
         highest = start - 1  # the last request answered
-        for row in range(start, stop):
-            requests.answer_of[row] = -1
-            requests.is_lost[row] = 0
-        for number in range(responses.start[connection], responses.start[connection + 1]):
-            response = responses.rows[number]
-            hole = responses.is_behind_hole[number] != 0
+        for number in range(response_start[connection], response_start[connection + 1]):
+            response = responses[number]
+            hole = response["hole"] != NO_HOLE
             answer = _Answer(
                 start, stop, highest, response["correlation"], response["time"], response["kind"],
                 hole,
             )  # fmt: skip
             while first < stop and (
-                not _waits(requests, first) or requests.rows[first]["kind"] == SILENT
+                not _waits(requests, first) or requests[first]["kind"] == SILENT
             ):
                 first += 1
             row = int64(-1)
@@ -254,53 +231,57 @@ def pair(requests: Any, responses: Any, is_closed: Any, has_loss: Any, buckets: 
             if hole:
                 # Answers come in order: what waits between these was answered in the hole.
                 for passed in range(highest + 1, row):
-                    if _waits(requests, passed) and requests.rows[passed]["kind"] != SILENT:
-                        requests.is_lost[passed] = 1
-            responses.request_of[number] = row
+                    if _waits(requests, passed) and requests[passed]["kind"] != SILENT:
+                        requests[passed]["is_lost"] = 1
+            response["partner"] = row
             if row < 0:
-                responses.came[number] = SECOND if is_second else UNASKED
+                response["outcome"] = SECOND if is_second else UNASKED
                 continue
-            responses.came[number] = IN_ORDER if row > highest else OUT_OF_ORDER
+            response["outcome"] = IN_ORDER if row > highest else OUT_OF_ORDER
             highest = max(highest, row)
-            requests.answer_of[row] = number
-            requests.status[row] = PairStatus.PAIRED
+            requests[row]["partner"] = number
+            requests[row]["outcome"] = PairStatus.PAIRED
         for row in range(start, stop):
-            if requests.answer_of[row] >= 0:
+            request = requests[row]
+            if request["partner"] >= 0:
                 continue
             is_reason = is_closed[connection] and (row > highest or not has_loss[connection])
-            if requests.rows[row]["kind"] == SILENT:
-                requests.status[row] = PairStatus.NO_RESPONSE_EXPECTED
-            elif is_reason and not requests.is_lost[row]:
-                requests.status[row] = PairStatus.CONNECTION_CLOSED
+            if request["kind"] == SILENT:
+                request["outcome"] = PairStatus.NO_RESPONSE_EXPECTED
+            elif is_reason and not request["is_lost"]:
+                request["outcome"] = PairStatus.CONNECTION_CLOSED
             else:
-                requests.status[row] = PairStatus.RESPONSE_MISSING
+                request["outcome"] = PairStatus.RESPONSE_MISSING
 
 
 @kernel
-def in_order(requests: Any, responses: Any, exchange_request: Any, exchange_response: Any) -> int:
+def in_order(
+    requests: Any, request_start: Any, responses: Any, response_start: Any, exchange_request: Any,
+    exchange_response: Any,
+) -> int:  # fmt: skip
     """Exchanges by connection and first byte: fills their request and response rows; the count.
 
     Requests keep the order of their stream. Responses without a request stand before the first
     request that was captured after them (segments are numbered in assembly order).
     """
     count = 0
-    for connection in range(len(requests.start) - 1):
-        answer = responses.start[connection]
-        end = responses.start[connection + 1]
-        for row in range(requests.start[connection], requests.start[connection + 1] + 1):
-            is_last = row == requests.start[connection + 1]
+    for connection in range(len(request_start) - 1):
+        answer = response_start[connection]
+        end = response_start[connection + 1]
+        for row in range(request_start[connection], request_start[connection + 1] + 1):
+            is_last = row == request_start[connection + 1]
             while answer < end and (
-                responses.request_of[answer] >= 0
+                responses[answer]["partner"] >= 0
                 or is_last
-                or responses.rows[answer]["first"] < requests.rows[row]["first"]
+                or responses[answer]["first"] < requests[row]["first"]
             ):
-                if responses.request_of[answer] < 0:
+                if responses[answer]["partner"] < 0:
                     exchange_request[count] = -1
                     exchange_response[count] = answer
                     count += 1
                 answer += 1
             if not is_last:
                 exchange_request[count] = row
-                exchange_response[count] = requests.answer_of[row]
+                exchange_response[count] = requests[row]["partner"]
                 count += 1
     return count

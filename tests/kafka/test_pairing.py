@@ -10,7 +10,6 @@ from kdissect.capture.scratch import MEMORY
 from kdissect.kafka import pairing
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.frame_tables import EXPECTS, FRAME, SILENT, TOKEN
-from kdissect.kafka.pairing import RequestRows, ResponseRows
 from tests.oracles import pairing as oracle
 from tests.oracles.pairing import Request, Response
 
@@ -42,32 +41,23 @@ def kernel(
     responses = [response for connection in many for response in connection[1]]
     starts = np.cumsum([0] + [len(connection[0]) for connection in many])
     answers = np.cumsum([0] + [len(connection[1]) for connection in many])
-    pending = np.zeros(len(requests), FRAME)
+    pending, answer_rows = np.zeros(len(requests), FRAME), np.zeros(len(responses), FRAME)
+    pending["partner"] = answer_rows["partner"] = -1
     for row, request in zip(pending, requests, strict=True):
         row["correlation"], row["time"] = request.correlation_id, request.time_ns
         row["kind"] = request.kind
-    answer_rows = np.zeros(len(responses), FRAME)
     for row, response in zip(answer_rows, responses, strict=True):
         row["correlation"], row["time"] = response.correlation_id, response.time_ns
-        row["kind"] = response.kind
-    is_behind_hole = np.array([response.is_behind_hole for response in responses], np.uint8)
-    request_rows = RequestRows(
-        pending, starts, np.empty(len(requests), np.int64), np.empty(len(requests), np.uint8),
-        np.empty(len(requests), np.uint8),
-    )  # fmt: skip
-    response_rows = ResponseRows(
-        answer_rows, answers, is_behind_hole, np.empty(len(responses), np.int64),
-        np.empty(len(responses), np.uint8),
-    )  # fmt: skip
+        row["kind"], row["hole"] = response.kind, response.is_behind_hole
     buckets = pairing.buckets_for(starts, MEMORY)
     for part in buckets:
         part[:] = 7
-    pairing.pair(
-        request_rows, response_rows, np.array([connection[2] for connection in many], np.uint8),
-        np.array([connection[3] for connection in many], np.uint8), buckets,
-    )  # fmt: skip
-    answer_of, status, is_lost = request_rows[2:]
-    request_of, came = response_rows[3:]
+    is_closed, has_loss = (
+        np.array([connection[index] for connection in many], np.uint8) for index in (2, 3)
+    )
+    pairing.pair(pending, starts, answer_rows, answers, is_closed, has_loss, buckets)
+    answer_of, status, is_lost = (pending[name] for name in ("partner", "outcome", "is_lost"))
+    request_of, came = answer_rows["partner"], answer_rows["outcome"]
     for answer, row in enumerate(request_of):
         assert row < 0 or answer_of[row] == answer
     found = []
