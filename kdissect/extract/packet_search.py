@@ -87,38 +87,18 @@ def _stream_positions(
     steps: Any = np.diff(segments["seq"].astype(np.int64))
     steps = (steps + 2**31) % 2**32 - 2**31
     unwrapped = np.concatenate([[0], np.cumsum(steps)])
-    order = np.lexsort((segments["pos"], segments["source"]))
-    places = segments[order]
     for side in column:
         start, count = int(side["extent_start"]), int(side["extent_count"])
         before = SIZE_PREFIX
         for extent in assembly.extents[start : start + count]:
             if extent["source"] >= 0 and extent["length"] > 0:
-                key = (int(extent["source"]), int(extent["pos"]))
-                at = _holding(places, *key)
-                if at >= 0:
-                    inside = key[1] - int(places["pos"][at])
-                    offset = int(side["pos"]) + before - inside - int(unwrapped[order[at]])
-                    positions: Ints = unwrapped + offset
+                inside = extent["pos"] - segments["pos"]
+                holds = (segments["source"] == extent["source"]) & (inside >= 0)
+                rows = np.flatnonzero(holds & (inside < segments["captured"]))
+                if len(rows):
+                    at = rows[0]
+                    positions: Ints = unwrapped + side["pos"] + before - inside[at] - unwrapped[at]
                     return positions
             before += int(extent["length"])
     # only size prefixes of these frames were captured
     return np.full(len(segments), -1, np.int64)
-
-
-def _holding(places: npt.NDArray[np.void], source: int, pos: int) -> int:
-    """Return the segment whose captured payload has a byte of a file; -1 without one.
-
-    places: segments sorted by source and position.
-    """
-    of_source = np.searchsorted(places["source"], [source, source + 1])
-    starts = places["pos"][of_source[0] : of_source[1]]
-    at = int(np.searchsorted(starts, pos, "right")) - 1 + int(of_source[0])
-    while at >= of_source[0]:
-        segment = places[at]
-        if int(segment["pos"]) + int(segment["captured"]) > pos:
-            return at
-        if segment["captured"] > 0:
-            return -1
-        at -= 1  # an empty segment may have the same position
-    return -1

@@ -50,30 +50,6 @@ def listed(segments: Any, connection: Any, mark: Any, sides: Any, rows: Any) -> 
     return start
 
 
-@inlined
-def _sink(heap: Any, used: int) -> None:
-    """Restore the heap after its first element was replaced."""
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= used:
-            return
-        if child + 1 < used and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[at] <= heap[child]:
-            return
-        heap[at], heap[child] = heap[child], heap[at]
-        at = child
-
-
-@inlined
-def _rise(heap: Any, at: int) -> None:
-    while at > 0 and heap[at] < heap[(at - 1) >> 1]:
-        parent = (at - 1) >> 1
-        heap[at], heap[parent] = heap[parent], heap[at]
-        at = parent
-
-
 @making_kernel
 def _sorted(values: Any) -> Any:
     """Return the order of ascending values, int64[n]: a merge sort, fast for nearly sorted values.
@@ -108,47 +84,47 @@ def _sorted(values: Any) -> Any:
     return order
 
 
-@making_kernel
-def sweep(first: Any, last: Any, pieces: Any) -> int:
-    """Split overlapping intervals [first, last) into disjoint ones; the lower index wins.
+@inlined
+def _first_free(free: Any, cell: int) -> int:
+    """The first cell from `cell` on that has no owner; shortens the way to it."""
+    while free[cell] != cell:
+        free[cell] = free[free[cell]]
+        cell = free[cell]
+    return cell
 
-    Fills `pos`, `end` and `segment` (the index of the interval) of up to 2n ascending pieces;
-    returns their number.
+
+@making_kernel
+def paint(bounds: Any, pieces: Any) -> int:
+    """Split overlapping intervals into disjoint ones; the lower index wins.
+
+    bounds: int64[2n], where the n intervals begin, then where they end. Fills `pos`, `end` and
+    `segment` (the index of the interval) of up to 2n ascending pieces; returns their number.
     """
-    # sweep by position; the heap holds the open intervals, the one captured first on top
-    by_pos = _sorted(first)
-    heap = np.empty(len(first), np.int64)
-    used = 0
-    waiting = 0
+    total = len(bounds) // 2
+    place = np.empty(2 * total, np.int64)  # where cells begin: the bounds, ascending, each once
+    cell_of = np.empty(2 * total, np.int64)
+    cells = -1
+    for index in _sorted(bounds):
+        if cells < 0 or place[cells] < bounds[index]:
+            cells += 1
+            place[cells] = bounds[index]
+        cell_of[index] = cells
+    owner = np.full(2 * total, -1, np.int64)
+    free = np.arange(2 * total)
+    for index in range(total):
+        cell = _first_free(free, cell_of[index])
+        while cell < cell_of[total + index]:
+            owner[cell] = index
+            free[cell] = cell + 1
+            cell = _first_free(free, cell)
     count = 0
-    here = int64(0)
-    while waiting < len(first) or used:
-        if not used:
-            here = first[by_pos[waiting]]
-        while waiting < len(first) and first[by_pos[waiting]] <= here:
-            heap[used] = by_pos[waiting]
-            _rise(heap, used)
-            used += 1
-            waiting += 1
-        while used and last[heap[0]] <= here:
-            used -= 1
-            heap[0] = heap[used]
-            _sink(heap, used)
-        if not used:
-            continue
-        owner = heap[0]
-        # the top interval owns the bytes up to its end, or up to the start of the next interval
-        until = last[owner]
-        if waiting < len(first) and first[by_pos[waiting]] < until:
-            until = first[by_pos[waiting]]
-        if count and pieces[count - 1]["segment"] == owner and pieces[count - 1]["end"] == here:
-            pieces[count - 1]["end"] = until
-        else:
-            pieces[count]["pos"] = here
-            pieces[count]["end"] = until
-            pieces[count]["segment"] = owner
+    for cell in range(cells):
+        if owner[cell] >= 0 and (cell == 0 or owner[cell] != owner[cell - 1]):
+            pieces[count]["pos"] = place[cell]
+            pieces[count]["segment"] = owner[cell]
             count += 1
-        here = until
+        if owner[cell] >= 0:
+            pieces[count - 1]["end"] = place[cell + 1]
     return count
 
 
@@ -249,8 +225,9 @@ def _lay_run(laying: Any, stream: int, rows: Any, highest: int, is_first: bool) 
     side = sides[stream]
     origin = side["origin"]
     total = len(rows)
-    first = np.empty(total, np.int64)
-    last = np.empty(total, np.int64)
+    bounds = np.empty(2 * total, np.int64)
+    first = bounds[:total]
+    last = bounds[total:]
     won = np.zeros(total, np.int64)
     for index in range(total):
         row = rows[index]
@@ -258,7 +235,7 @@ def _lay_run(laying: Any, stream: int, rows: Any, highest: int, is_first: bool) 
         first[index] = max(0, place)
         last[index] = max(first[index], place + int64(segments[row]["captured"]))
     begin = used[0]
-    used[0] += sweep(first, last, pieces[begin:])
+    used[0] += paint(bounds, pieces[begin:])
     for piece in pieces[begin : used[0]]:
         interval = piece["segment"]
         row = rows[interval]

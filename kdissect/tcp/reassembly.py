@@ -26,10 +26,10 @@ peer's acknowledgment if there is none. So positions have 64 bits and never wrap
 first byte after the SYN, or the lowest captured byte if there is no SYN.
 
 *Pieces.* The pieces of a stream are disjoint and ordered. Where segments overlap, the bytes
-captured first win. Segments in order are copied. Otherwise a sweep over the segments by position
-keeps the open ones in a heap, ordered by capture, which takes n log n steps for any overlaps. Bytes
-between pieces are missing. So are bytes after the last piece that the peer acknowledged or that
-precede the FIN's sequence number.
+captured first win. Segments in order are copied. Otherwise the starts and ends of all segments
+divide the stream into cells, and each segment, in order of capture, takes those that are still
+free, which takes n log n steps for any overlaps. Bytes between pieces are missing. So are bytes
+after the last piece that the peer acknowledged or that precede the FIN's sequence number.
 
 *Counters* of a direction: a segment is *retransmitted* if one of its captured bytes was captured
 before. It is *out of order* if it starts before the highest byte seen so far and all its bytes are
