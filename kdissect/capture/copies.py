@@ -114,9 +114,9 @@ def _copy(file: InputFile, path: str) -> None:
                 damage = None
                 _download(file, out)
             else:
-                pieces = Unpacked(file.path, file.compression)
-                out.writelines(pieces)
-                damage = pieces.error
+                unpacked = Unpacked(file.path, file.compression)
+                shutil.copyfileobj(unpacked, out, _PIECE)
+                damage = unpacked.error
         _check_version(file)
         if damage is not None:
             Path(path + _DAMAGE).write_text(damage)

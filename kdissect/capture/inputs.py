@@ -7,9 +7,10 @@ listed only: the tasks that read them look at their first bytes.
 from __future__ import annotations
 
 import glob
+import io
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +22,7 @@ from kdissect.errors import CaptureError
 
 STDIN = "-"
 UNSEEN = "unseen"  # format of an object whose first bytes were not read yet
-_PIECE = 1 << 20  # bytes decompressed at a time
-_HEAD = 4096  # bytes of a compressed stream that contain its first four plain bytes
+_PIECE = 64 << 10  # bytes decompressed at a time
 
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _NO_CAPTURE = "not a pcap or pcapng file"
@@ -68,26 +68,48 @@ def detect_compression(head: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "none")
 
 
-class Unpacked:
-    """Iterates over the plain bytes of a compressed file. error: then, why they end early.
+class Unpacked(io.RawIOBase):
+    """The plain bytes of a compressed file, object or stream. error: at the end, why it is early.
 
-    raw: opens the compressed bytes; without it, the file or object at `path` is opened.
+    stream: the compressed bytes; without it, the file or object at `path` is opened.
     """
 
-    def __init__(
-        self, path: str, compression: str, size: int = _PIECE, raw: Callable[[], Any] | None = None
-    ) -> None:
-        self._path, self._compression, self._size, self._raw = path, compression, size, raw
+    def __init__(self, path: str, compression: str, stream: io.RawIOBase | None = None) -> None:
+        super().__init__()
+        self._path, self._compression, self._stream = path, compression, stream
         self.error: str | None = None
+        self._pieces = self._read()
+        self._rest = b""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer; returns the number of bytes, fewer at the end."""
+        room = memoryview(buffer)
+        done = 0
+        while done < len(room):
+            piece = self._rest or next(self._pieces, b"")
+            if not piece:
+                break
+            count = min(len(piece), len(room) - done)
+            room[done : done + count] = piece[:count]
+            self._rest = piece[count:]
+            done += count
+        return done
+
+    def _read(self) -> Iterator[bytes]:
         done = 0
         # a failing read returns none of its bytes, so the rest is read one byte at a time
-        for size in (self._size, 1) if self._raw is None else (self._size,):
+        for size in (_PIECE, 1) if self._stream is None else (_PIECE,):
             try:
-                for piece in self._pieces(size, done):
-                    done += len(piece)
-                    yield piece
+                with self._open() as raw, pa.CompressedInputStream(raw, self._compression) as plain:
+                    skip = done
+                    while skip > 0 and (piece := plain.read(min(skip, _PIECE))):
+                        skip -= len(piece)
+                    while piece := plain.read(size):
+                        done += len(piece)
+                        yield piece
                 return
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
@@ -96,16 +118,9 @@ class Unpacked:
         place = f"after {done} plain bytes" if done else "before its first bytes"
         self.error = f"{self._compression} data is damaged {place}: {reason}"
 
-    def _pieces(self, size: int, skip: int) -> Iterator[bytes]:
-        with self._open() as raw, pa.CompressedInputStream(raw, self._compression) as plain:
-            while skip > 0 and (piece := plain.read(min(skip, _PIECE))):
-                skip -= len(piece)
-            while piece := plain.read(size):
-                yield piece
-
     def _open(self) -> Any:
-        if self._raw is not None:
-            return self._raw()
+        if self._stream is not None:
+            return pa.PythonFile(self._stream, "r")
         is_remote = object_store.is_remote(self._path)
         return object_store.opened(self._path) if is_remote else pa.OSFile(self._path, "rb")
 
@@ -132,14 +147,10 @@ def _looked_at(path: str, size: int, head: bytes, data_path: str) -> InputFile:
         kind = detect_format(head)
         error = None if kind != "unknown" else _NO_CAPTURE
         return InputFile(path, kind, "none", size, error, data_path)
-    plain = b""
-    pieces = Unpacked(path, compression, _HEAD)
-    for piece in pieces:
-        plain += piece
-        if len(plain) >= 4:
-            break
+    unpacked = Unpacked(path, compression)
+    plain = unpacked.read(4) or b""
     if not plain:
-        return InputFile(path, "unknown", compression, size, pieces.error)
+        return InputFile(path, "unknown", compression, size, unpacked.error)
     kind = detect_format(plain)
     error_text = None if kind != "unknown" else f"{compression} of something that is no capture"
     return InputFile(path, kind, compression, size, error_text)
@@ -189,27 +200,23 @@ def listed(path: str) -> list[str]:
     return files
 
 
-def _folder(path: str) -> list[InputFile]:
-    files = [describe(file) for file in listed(path)]
-    if not any(file.is_capture for file in files):
-        raise CaptureError(f"{path}: no capture in this folder ({len(files)} other files)")
-    return files
-
-
 def _expand(path: str) -> list[InputFile]:
     if path == STDIN:
         return [InputFile(STDIN, "stream")]
     if object_store.is_remote(path):
         return _far_files(path)
-    if not os.path.lexists(path) and glob.has_magic(path):
-        matches = sorted(glob.glob(path, recursive=True))
-        if not matches:
-            raise CaptureError(f"{path}: no file matches")
-        files = [file for match in matches for file in _matched(match)]
-        if not any(file.is_capture or file.format == "stream" for file in files):
-            raise CaptureError(f"{path}: no capture among the files that match")
-        return files
-    return _folder(path) if os.path.isdir(path) else [_named_file(path)]
+    is_glob = not os.path.lexists(path) and glob.has_magic(path)
+    if not (is_glob or os.path.isdir(path)):
+        return [_named_file(path)]
+    files = [describe(file) for file in listed(path)]
+    if is_glob and not files:
+        raise CaptureError(f"{path}: no file matches")
+    if not any(file.is_capture for file in files):
+        folder = f"in this folder ({len(files)} other files)"
+        raise CaptureError(
+            f"{path}: no capture {'among the files that match' if is_glob else folder}"
+        )
+    return files
 
 
 def _far_files(url: str) -> list[InputFile]:
@@ -226,16 +233,6 @@ def _far_files(url: str) -> list[InputFile]:
     if not file.is_capture:
         raise CaptureError(f"{url}: {file.error}")
     return [file]
-
-
-def _matched(path: str) -> list[InputFile]:
-    """The files of one match of a glob; they need not be captures."""
-    if not os.path.isdir(path):
-        return [describe(path)]
-    try:
-        return _folder(path)
-    except CaptureError:
-        return []
 
 
 def find_captures(paths: Iterable[str | os.PathLike[str]]) -> list[InputFile]:

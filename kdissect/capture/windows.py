@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from kdissect.arrays import read_only
 from kdissect.capture import inputs, object_store
@@ -39,7 +38,6 @@ from kdissect.errors import CaptureError
 WINDOW_BYTES_MIN = 256 << 10  # the first one; each later one is twice as large
 WINDOW_BYTES_MAX = 8 << 20
 RECORD_BYTES_MAX = 256 << 20  # larger than any packet; a damaged length must not fill the memory
-PIECE_BYTES = 64 << 10  # decompressed at a time
 # wait this long for more from a pipe that has delivered so many bytes
 PATIENCE_S, MUCH_BYTES = 0.005, 32 << 10
 PIPE_BYTES = 1 << 20  # requested capacity of a pipe
@@ -136,32 +134,6 @@ class _Plain(io.RawIOBase):
         if not self.closed and self._descriptor > 2:
             os.close(self._descriptor)
         super().close()
-
-
-class _PlainPieces(io.RawIOBase):
-    """The plain bytes of a compressed file or pipe."""
-
-    def __init__(self, pieces: inputs.Unpacked) -> None:
-        super().__init__()
-        self._unpacked, self._pieces = pieces, iter(pieces)
-        self._rest = b""
-
-    def readinto(self, buffer: Any) -> int:
-        room = memoryview(buffer)
-        done = 0
-        while done < len(room):
-            piece = self._rest or next(self._pieces, b"")
-            if not piece:
-                break
-            count = min(len(piece), len(room) - done)
-            room[done : done + count] = piece[:count]
-            self._rest = piece[count:]
-            done += count
-        return done
-
-    @property
-    def error(self) -> str | None:
-        return self._unpacked.error
 
 
 class WindowReader:
@@ -269,7 +241,7 @@ class WindowReader:
             cursor["section_base"] = 0
 
 
-def open_bytes(path: str) -> _Plain | _PlainPieces:
+def open_bytes(path: str) -> _Plain | inputs.Unpacked:
     """The plain bytes of a capture, or of standard input ("-"), unpacked if they are compressed.
 
     Raises CaptureError if it cannot be opened.
@@ -287,12 +259,11 @@ def open_bytes(path: str) -> _Plain | _PlainPieces:
         return raw
     if path != inputs.STDIN and os.path.isfile(path):
         raw.close()
-        return _PlainPieces(inputs.Unpacked(path, compression, PIECE_BYTES))
-    stream = inputs.Unpacked(path, compression, PIECE_BYTES, lambda: pa.PythonFile(raw, "r"))
-    return _PlainPieces(stream)
+        return inputs.Unpacked(path, compression)
+    return inputs.Unpacked(path, compression, raw)
 
 
-def _head(data: _Plain | _PlainPieces) -> bytes:
+def _head(data: _Plain | inputs.Unpacked) -> bytes:
     """The first bytes of a file, up to the size of a file header."""
     room = bytearray(FILE_HEADER_SIZE)
     done = 0
