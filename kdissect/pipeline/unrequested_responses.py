@@ -44,8 +44,8 @@ def infer(assembly: Assembly, sources: Sources) -> None:
     if not len(rows):
         return
     requested: dict[int, set[Pair]] = defaultdict(set)
-    for first in range(0, len(exchanges), _ROWS_AT_ONCE):
-        some = exchanges[first : first + _ROWS_AT_ONCE]
+    for start in range(0, len(exchanges), _ROWS_AT_ONCE):
+        some = exchanges[start : start + _ROWS_AT_ONCE]
         some = some[(some["request"]["size"] >= 0) & (some["is_sasl_token"] == 0)]
         columns = [some[name].astype(np.int64) for name in ("connection", "api_key", "api_version")]
         for connection, key, version in np.unique(np.stack(columns, 1), axis=0).tolist():
