@@ -38,6 +38,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -62,6 +63,14 @@ _CHANGES_TOPICS = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.
 _SHOWS_TOPICS = frozenset({ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS})
 _WAITS_FOR_MEMBERS = frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP})
 _READS = frozenset({Mode.READ, Mode.READ_NO_BLOCK})
+_WRITES = frozenset({Mode.WRITE, Mode.COMMUTING_WRITE})
+# Mode of a request -> modes of earlier ones that it waits for.
+_WAITED_FOR = {
+    Mode.READ: _WRITES,
+    Mode.READ_NO_BLOCK: _WRITES,
+    Mode.WRITE: _WRITES | {Mode.READ},
+    Mode.COMMUTING_WRITE: frozenset({Mode.WRITE, Mode.READ}),
+}
 _MS_NS = 1_000_000
 _GROUP_NS = 5_000_000_000  # until the coordinator has removed a member
 # transaction.abort.timed.out.transaction.cleanup.interval.ms is 10 s by default.
@@ -91,39 +100,26 @@ class _Append(NamedTuple):
 
 
 class _Frontier:
-    """Steps that a new request on a resource has to wait for: the last of each connection."""
+    """Steps that a new request on a resource has to wait for: of each mode, the last of each
+    connection."""
 
-    __slots__ = ("adds", "reads", "writes")
+    __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self.writes: dict[int, int] = {}
-        self.adds: dict[int, int] = {}
-        self.reads: dict[int, int] = {}
+        self._held: dict[tuple[Mode, int], int] = {}
 
     def waits(self, mode: Mode) -> list[int]:
-        found = list(self.writes.values())
-        if mode is not Mode.COMMUTING_WRITE:
-            found += self.adds.values()
-        if mode not in _READS:
-            found += self.reads.values()
-        return found
+        return [number for (held, _), number in self._held.items() if held in _WAITED_FOR[mode]]
 
     def answered(self, step: Step, mode: Mode, waited_for: set[int]) -> None:
-        """Who waits for this step need not wait for those that it waited for. Other adds do not
-        wait for an add, so it speaks only for adds."""
-        spoken_for: tuple[dict[int, int], ...] = ()
+        """Who waits for this step need not wait for those that it waited for. Only a write speaks
+        for steps of every mode: adds do not wait for an add, nor reads for a read."""
         if mode is Mode.READ_NO_BLOCK:
             return
-        if mode is Mode.READ:
-            mine = self.reads
-        elif mode is Mode.COMMUTING_WRITE:
-            mine, spoken_for = self.adds, (self.adds,)
-        else:
-            mine, spoken_for = self.writes, (self.writes, self.adds, self.reads)
-        for held in spoken_for:
-            for connection in [each for each, number in held.items() if number in waited_for]:
-                del held[connection]
-        mine[step.connection] = step.number
+        for key, number in list(self._held.items()):
+            if number in waited_for and mode in (Mode.WRITE, key[0]):
+                del self._held[key]
+        self._held[mode, step.connection] = step.number
 
 
 def order_steps(plan: ReplayPlan, start_ns: int) -> None:
@@ -328,74 +324,40 @@ class _Ordering:
     # -- circles --------------------------------------------------------------------------------
 
     def _drop_circles(self) -> None:
-        """Drop soft orders that would make steps wait for each other in a circle.
+        """Drop soft orders that would make steps wait for each other in a circle."""
+        waits = self._waits() if any(self.soft) else {}
+        while True:
+            try:
+                return TopologicalSorter(waits).prepare()
+            except CycleError as error:
+                for before, after in pairwise(error.args[1]):
+                    self._drop(before, after, waits)
 
-        A step n has two nodes: it is sent (2n), and answered (2n + 1). Nodes that wait for nothing
-        are removed until none can be removed. Each of the rest is part of a circle, or waits for
-        one: then the first of them that has a soft order among the rest loses it.
-        """
-        for number, soft in enumerate(self.soft):
-            soft -= self.hard[number]
-        if not any(self.soft):
-            return
-        after, counts = self._graph()
-        ready = [node for node, count in counts.items() if count == 0]
-        while counts:
-            while ready:
-                node = ready.pop()
-                del counts[node]
-                for other in after[node]:
-                    counts[other] -= 1
-                    if counts[other] == 0:
-                        ready.append(other)
-            for node in sorted(counts):
-                number = node >> 1
-                circling = {each for each in self.soft[number] if (each << 1 | 1) in counts}
-                if circling and not node & 1:
-                    break
-            else:
-                assert not counts, "hard orders follow time and cannot circle"
-                return
-            self.soft[number] -= circling
-            counts[node] -= len(circling)
-            for each in circling:
-                after[each << 1 | 1].remove(node)
-            for each in (number, *circling):  # in whichever order they come now
-                self.steps[each].is_racing = True
-            ready += [node] if counts[node] == 0 else []
-            if _CIRCLE not in self.plan.notes:
-                self.plan.notes.append(_CIRCLE)
-
-    def _graph(self) -> tuple[dict[int, list[int]], dict[int, int]]:
-        """By node, the nodes that wait for it, and how many it waits for."""
-        before: dict[int, set[int]] = {}
+    def _waits(self) -> dict[int, set[int]]:
+        """What each event waits for. A step n has two: it is sent (2n), and answered (2n + 1)."""
+        waits: dict[int, set[int]] = {}
         last: dict[int, int] = {}  # of each connection
-        waiting: dict[Resource, list[Step]] = defaultdict(list)
         for step in self.active:
-            number = step.number
-            sent, answered = number << 1, number << 1 | 1
-            before[sent] = {each << 1 | 1 for each in self.hard[number] | self.soft[number]}
-            before[sent] |= {each << 1 for each in self.follows[number]}
-            before[sent] |= {last[step.connection]} if step.connection in last else set()
-            before[answered] = {sent}
+            sent = step.number << 1
+            waits[sent] = {
+                each << 1 | 1 for each in self.hard[step.number] | self.soft[step.number]
+            }
+            waits[sent] |= {each << 1 for each in self.follows[step.number]}
+            waits[sent] |= {last[step.connection]} if step.connection in last else set()
+            waits[sent | 1] = {sent}
             last[step.connection] = sent
-            if step.exchange.api_key not in _WAITS_FOR_MEMBERS:
-                continue
-            # the answer of a join or sync may need the joins and syncs that come while it waits
-            for group in [each for each, _ in step.accesses if each[0] == "group"]:
-                members = waiting[group]
-                members[:] = [
-                    each for each in members
-                    if self.seen_ns.get(each.number, step.at_ns) > step.at_ns
-                ]  # fmt: skip
-                for each in members:
-                    before[each.number << 1 | 1].add(sent)
-                members.append(step)
-        after: dict[int, list[int]] = defaultdict(list)
-        for node, others in before.items():
-            for other in others:
-                after[other].append(node)
-        return after, {node: len(others) for node, others in before.items()}
+        return waits
+
+    def _drop(self, before: int, after: int, waits: dict[int, set[int]]) -> None:
+        """Let an event not wait for another, if the order is soft; then either may come first."""
+        first, second = before >> 1, after >> 1
+        if after & 1 or not before & 1 or first not in self.soft[second] - self.hard[second]:
+            return
+        waits[after].discard(before)
+        self.soft[second].discard(first)
+        self.steps[first].is_racing = self.steps[second].is_racing = True
+        if _CIRCLE not in self.plan.notes:
+            self.plan.notes.append(_CIRCLE)
 
 
 # -- what ran out of time -------------------------------------------------------------------------
