@@ -58,39 +58,22 @@ def parse_span(text: str) -> float:
         raise PaceError(f"{text!r} is no span of time such as 250ms, 5s or 2m") from None
 
 
-def schedule(plan: ReplayPlan, pace: Pace) -> tuple[list[int], list[int]]:
-    """When steps are due and when connections end, ns since the run's start.
-
-    The first list is by step number (steps that are not sent take no time; at pace max all are 0),
-    the second by connection: its captured end on the same time scale.
-    """
-    ends = [0] * len(plan.lanes)
-    if pace.is_max:
-        return [0] * len(plan.steps), ends
+def schedule(plan: ReplayPlan, pace: Pace) -> list[int]:
+    """When each step is due, ns since the run's start: at pace max at once, like steps that are not
+    sent."""
     max_gap_ns = math.inf if pace.max_gap_s is None else pace.max_gap_s * 1e9
     due = [0] * len(plan.steps)
-    origin = plan.workload.start_time_ns
-    marks: list[tuple[int, bool, int]] = [
-        (step.at_ns, False, step.number) for step in plan.steps if step.skipped is None
-    ]
-    marks += [
-        (connection.end_time_ns - origin, True, connection.number)
-        for connection in plan.workload.connections
-    ]
-    marks.sort()
-    now, before, has_begun = 0.0, 0, False
-    for at_ns, is_end, number in marks:
-        moment = now + min((at_ns - before) / pace.speed, max_gap_ns) if has_begun else 0.0
-        if is_end:
-            ends[number] = int(moment)
-        else:
-            now, before, has_begun = moment, at_ns, True
-            due[number] = int(moment)
-    return due, ends
+    now, before_ns = 0.0, -1
+    for step in plan.steps:
+        if step.skipped is None:
+            if before_ns >= 0:
+                now += min((step.at_ns - before_ns) / pace.speed, max_gap_ns)
+            before_ns, due[step.number] = step.at_ns, int(now)
+    return due
 
 
 def duration_ns(plan: ReplayPlan, pace: Pace) -> int | None:
     """From the first to the last request of the replay; None where nothing is timed."""
     if pace.is_max:
         return None
-    return max(schedule(plan, pace)[0], default=0)
+    return max(schedule(plan, pace), default=0)

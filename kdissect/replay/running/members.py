@@ -22,14 +22,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Outcome, ReplayPlan, Skipped, Step
-from kdissect.replay.running.lanes import Lane
-from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.target.connection import ConnectFailed, Links
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import (
@@ -40,6 +39,9 @@ from kdissect.replay.workload.messages import (
     request_of,
     response_of,
 )
+
+if TYPE_CHECKING:
+    from kdissect.replay.running.runner import Lane
 
 LATE_NS = 2_000_000_000  # longer than rebalances take in which every lane has its JoinGroup
 CHECK_S = 0.25
@@ -54,7 +56,7 @@ _READING_APIS = frozenset({ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS})
 _REMOVED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 
 Member = tuple[str, str]  # captured group and member id
-Ask = Callable[[Lane, int | None, bytes], Awaitable[Attempt]]  # node, frame
+Ask = Callable[[Links, int | None, bytes], Awaitable[Attempt]]  # node, frame
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class _Joined:
 
     last: its last heartbeat that was answered, or the outcome of `join`. sync: its SyncGroup, if
     that was answered. session_ns: of a classic group. heard_ns: when it sent something last.
-    seen_ns: the same in the capture. lane: of the replay's own requests.
+    seen_ns: the same in the capture. links: for the replay's own requests.
     """
 
     join: Step
@@ -73,7 +75,7 @@ class _Joined:
     seen_ns: int
     is_classic: bool
     sync: Step | None = None
-    lane: Lane = field(default_factory=lambda: Lane([]))
+    links: Links = field(default_factory=dict)
     is_busy: bool = False
 
 
@@ -217,16 +219,16 @@ class Members:
     async def _join_again(self, member: Member, joined: _Joined, syncs: bool = True) -> None:
         """syncs: whether a SyncGroup follows; if not, the member's lane sends it."""
         translator, node = self._translator, self._node(joined.join)
-        attempt = await self._ask(joined.lane, node, translator.member_join(joined.join))
+        attempt = await self._ask(joined.links, node, translator.member_join(joined.join))
         translator.learn(joined.join, attempt.answer)
         if syncs and joined.sync is not None and self._members.get(member) is joined:
             frame = translator.request(joined.sync)
             if not isinstance(frame, Skipped):
-                await self._ask(joined.lane, node, frame)
+                await self._ask(joined.links, node, frame)
 
     async def _keep_session(self, joined: _Joined) -> None:
         frame = self._translator.member_heartbeat(joined.join)
-        await self._ask(joined.lane, self._node(joined.join), frame)
+        await self._ask(joined.links, self._node(joined.join), frame)
 
     async def _heartbeat(self, member: Member, joined: _Joined) -> None:
         """A heartbeat of a member whose partitions the broker assigns."""
@@ -238,7 +240,7 @@ class Members:
     async def _ask_assigned(self, joined: _Joined, frame: bytes) -> int:
         """Return the error code of the answer."""
         last = joined.last
-        attempt = await self._ask(joined.lane, self._node(last.step), frame)
+        attempt = await self._ask(joined.links, self._node(last.step), frame)
         last.followed = [*last.followed, attempt]
         return self._translator.learn_member(last.step, attempt.answer)
 

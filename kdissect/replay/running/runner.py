@@ -35,10 +35,16 @@ from kdissect.replay.model import (
     Skipped,
 )
 from kdissect.replay.planning.schedule import Pace, schedule
-from kdissect.replay.running.lanes import Connections, Lane, StepStates
 from kdissect.replay.running.members import Members
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.connection import Answer, ConnectFailed, Link, allow_many_files
+from kdissect.replay.target.connection import (
+    Answer,
+    ConnectFailed,
+    Connections,
+    Link,
+    Links,
+    allow_many_files,
+)
 from kdissect.replay.target.end_state import EndState
 from kdissect.replay.target.preparation import Prepared
 from kdissect.replay.target.settling import Patience, Settled
@@ -55,7 +61,7 @@ LANE_TIMEOUTS = 3  # the same for one captured connection
 _FENCE = b"\0\x12\0\0\0\0\0\0\xff\xff"  # ApiVersions v0, correlation id 0, no client id
 STALLED = "the target stopped answering"
 NOT_WAITED = "the connection was ended without the answer, as the client did"
-SWEEP_S, GRACE_S = 0.1, 1.0
+GRACE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,28 @@ class RunResult:
     findings: list[RunFinding] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class Lane:
+    """A captured connection.
+
+    numbers: of its steps, in order. pos: of the one that it sends next. links: its connections to
+    the target. last: the exchange that it has sent last. again: how many of its requests are being
+    sent again. timeouts: how many answers in a row did not come.
+    """
+
+    numbers: list[int]
+    pos: int = 0
+    links: Links = field(default_factory=dict)
+    last: asyncio.Task[None] | None = None
+    again: int = 0
+    timeouts: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all its requests were sent."""
+        return self.pos >= len(self.numbers)
+
+
 def not_begun(plan: ReplayPlan, reason: str) -> RunResult:
     """The result of a run that never began: every step that would have been sent has an error."""
     outcomes = [
@@ -127,10 +155,14 @@ class Runner:
         self.sent_count = self.answered_count = 0
         self.outcomes: list[Outcome | None] = [None] * len(plan.steps)
         self._attempts: list[Attempt] = []
-        self._states = StepStates(len(plan.steps))
-        self._due, self._ends = schedule(plan, options.pace)
+        self._left = set(range(len(plan.steps)))  # steps that are not complete
+        loop = asyncio.get_running_loop()
+        # by step: done when it was sent, and when it is complete
+        self._sent: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.steps]
+        self._done: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.steps]
+        self._due = schedule(plan, options.pace)
         self._lanes = [Lane(numbers) for numbers in plan.lanes]
-        self._connections = Connections(target)
+        self._connections = Connections(target.address, target.access)
         self._patience = Patience()
         self._settled = Settled(target, translator.ids, self._patience)
         self._members = Members(plan, translator, self._lanes, self._ask)
@@ -143,7 +175,7 @@ class Runner:
     @property
     def left(self) -> int:
         """The number of steps that are not complete."""
-        return self._states.left
+        return len(self._left)
 
     def activity(self) -> str:
         """Return the run's work at the moment, for people. Another thread may call it."""
@@ -201,13 +233,13 @@ class Runner:
             if step.skipped is not None:
                 self._complete(Outcome(step, skipped=step.skipped))
         tasks = [self._task(self._play(lane)) for lane in self._lanes]
-        watchers = [self._task(self._sweep()), self._task(self._members.keep(self._now))]
+        keeping = self._task(self._members.keep(self._now))
         ends: list[asyncio.Future[Any]] = [
             asyncio.gather(*tasks, return_exceptions=True),
             asyncio.ensure_future(self._over.wait()),
         ]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in (*ends, *watchers):
+        for task in (*ends, keeping):
             task.cancel()
         self._members.cancel()
 
@@ -237,7 +269,7 @@ class Runner:
         for task in list(self._open):
             task.cancel()
         for step in self.plan.steps:
-            if self._states.is_complete[step.number]:
+            if step.number not in self._left:
                 continue
             outcome = self.outcomes[step.number] or Outcome(step)
             if outcome.sent is not None:
@@ -250,13 +282,6 @@ class Runner:
             self._complete(outcome)
         self.target.close()
         await asyncio.sleep(0)  # transports close in the loop's next round
-
-    async def _sweep(self) -> None:
-        """End connections whose first pending answer did not come in time."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            for link in self._connections.live:
-                link.give_up(time.monotonic_ns())
 
     def _now(self) -> int:
         """Nanoseconds since the run's start."""
@@ -277,16 +302,16 @@ class Runner:
         """Send a request when all that it waits for is there; its exchange goes on by itself."""
         step, posted = outcome.step, list[_Sent]()
         for other in step.depends_on:
-            await self._states.until_complete(other)
+            await self._done[other]
         for other in step.follows:
-            await self._states.until_sent(other)
+            await self._sent[other]
         due_ns = self._due[step.number]
         await self._until(due_ns - CONNECT_AHEAD_NS)
         ready_ns = self._now()
         try:
             await self._settled.learn_topics(step)
             for node_id in nodes_of(self.translator.ids, step):
-                await self._connections.of(lane, node_id)
+                await self._connections.of(lane.links, node_id)
             await self._until(due_ns)
             if step.awaits:
                 await self._settled.before(step)
@@ -302,7 +327,7 @@ class Runner:
                 self._stop(f"the target is gone ({error})")
         if outcome.sent is not None:
             self.sent_count += 1
-            self._states.sent(step.number)
+            _set(self._sent[step.number])
             self._members.sent(outcome)
             if not self.options.pace.is_max:
                 outcome.lag_ns = max(outcome.sent_ns - due_ns, 0)
@@ -317,15 +342,13 @@ class Runner:
 
     async def _leave(self, lane: Lane) -> None:
         """Close the connections of a lane after the last answer. A client that went away with
-        requests open did not wait for them: so does the replay, at the client's time."""
+        requests open did not wait for them: so does the replay."""
         for number in lane.numbers:
             exchange = self.plan.steps[number].exchange
             if exchange.response is not None or exchange.response_time_ns >= 0:
-                await self._states.until_complete(number)
+                await self._done[number]
         if lane.last is not None and not lane.last.done():
-            end_ns = self._ends[self.plan.steps[lane.numbers[0]].connection]
-            wait_s = max((end_ns - self._now()) / 1e9, GRACE_S)
-            await asyncio.wait([lane.last], timeout=wait_s)
+            await asyncio.wait([lane.last], timeout=GRACE_S)
         for link in lane.links.values():
             link.close(NOT_WAITED)
 
@@ -347,7 +370,7 @@ class Runner:
         parts = parts_of(self.translator.ids, step, frame)
         posted = []
         for node_id, part in parts:
-            link = await self._connections.of(lane, node_id)
+            link = await self._connections.of(lane.links, node_id)
             if step.expects_response:
                 posted.append(self._note_sent(link, *link.post(part, limit_s)))
             else:
@@ -379,9 +402,9 @@ class Runner:
                     attempt.answered_ns = found.at_ns - self._began_ns
         return [each.attempt for each in posted]
 
-    async def _ask(self, lane: Lane, node_id: int | None, frame: bytes) -> Attempt:
+    async def _ask(self, links: Links, node_id: int | None, frame: bytes) -> Attempt:
         """A request of the replay's own and its answer. Raises ConnectFailed."""
-        link = await self._connections.of(lane, node_id)
+        link = await self._connections.of(links, node_id)
         posted = self._note_sent(link, *link.post(frame, self.options.answer_timeout_s))
         return (await self._answers_to([posted]))[0]
 
@@ -470,9 +493,17 @@ class Runner:
             self._stop(f"{STALLED} ({self._timeouts} answers in a row did not come)")
 
     def _complete(self, outcome: Outcome) -> None:
-        self.outcomes[outcome.step.number] = outcome
+        number = outcome.step.number
+        self.outcomes[number] = outcome
         self._members.done(outcome)
-        self._states.complete(outcome.step.number)
+        self._left.discard(number)
+        _set(self._sent[number])
+        _set(self._done[number])
+
+
+def _set(event: asyncio.Future[None]) -> None:
+    if not event.done():  # waiting for it may have been cancelled
+        event.set_result(None)
 
 
 class _Sent(NamedTuple):

@@ -1,7 +1,8 @@
-"""One connection to the target: frames out, frames in, TLS and SASL underneath, time limits.
+"""Connections to the target: frames out, frames in, TLS and SASL underneath, time limits.
 
 A `Link` is an asyncio protocol, not a stream: a frame costs one callback. `connect` opens one, logs
-in, and hands it over. Everything that can go wrong is a `ConnectFailed` with one readable clause.
+in, and hands it over. `Connections` has those of a run. Everything that can go wrong is a
+`ConnectFailed` with one readable clause.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +32,8 @@ WRITE_BUFFER_HIGH = 1 << 20  # bytes waiting in one connection before it counts 
 CLIENT_ID = "kdissect"
 _SIZE = struct.Struct(">i")
 _REAUTHENTICATE_AT = 0.8  # of a session's lifetime; Java clients use 0.85 to 0.95
-_NEVER_NS = 1 << 62
+CONNECTS_AT_ONCE = 40  # Kafka's default backlog is 50; a SYN that is dropped costs a second
+RECONNECT_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0, 1.0)
 
 
 class ConnectFailed(Exception):
@@ -65,12 +68,10 @@ class Answer(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A request without its answer. deadline_ns: when it is given up, by `time.monotonic_ns`."""
+    """A request without its answer."""
 
     correlation_id: int
     answer: asyncio.Future[Answer]
-    sent_ns: int
-    deadline_ns: int
 
 
 class Link(asyncio.Protocol):
@@ -162,32 +163,34 @@ class Link(asyncio.Protocol):
     def post(self, frame: bytes, limit_s: float = math.inf) -> tuple[bytes, asyncio.Future[Answer]]:
         """Send a request; return it as it went out, and its answer to come.
 
-        The future fails with ConnectFailed if the connection ends before, or if `give_up` finds
-        that `limit_s` have passed.
+        The future fails with ConnectFailed if the connection ends before, or if `limit_s` pass,
+        which ends the connection.
         """
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
         if self.lost is not None:
             answer.set_exception(ConnectFailed("unreachable", self.lost))
             return frame, answer
-        sent, now = self.send(frame), time.monotonic_ns()
-        deadline_ns = _NEVER_NS if limit_s == math.inf else now + int(limit_s * 1e9)
-        self.pending.append(Pending(self._correlation_id, answer, now, deadline_ns))
+        sent = self.send(frame)
+        self.pending.append(Pending(self._correlation_id, answer))
+        if limit_s < math.inf:
+            loop.call_later(limit_s, self._overdue, answer, limit_s)
         return sent, answer
 
     async def writable(self) -> None:
         """Wait until the send buffer has room."""
         await self._is_writable.wait()
 
-    def give_up(self, now_ns: int) -> None:
-        """End the connection if the first pending request is overdue."""
-        if self.pending and now_ns > self.pending[0].deadline_ns:
-            first = self.pending.popleft()
-            limit_s = (first.deadline_ns - first.sent_ns) / 1e9
-            if not first.answer.done():
-                first.answer.set_exception(
-                    ConnectFailed("timeout", f"no answer within {limit_s:g} s")
-                )
-            self.fail("the connection was given up: an earlier answer did not come")
+    def _overdue(self, answer: asyncio.Future[Answer], limit_s: float) -> None:
+        """End the connection if the time for an answer is over. The answers to earlier requests are
+        due before it."""
+        if answer.done():
+            return
+        if self.pending[0].answer is not answer:
+            asyncio.get_running_loop().call_later(limit_s, self._overdue, answer, limit_s)
+            return
+        answer.set_exception(ConnectFailed("timeout", f"no answer within {limit_s:g} s"))
+        self.fail("the connection was given up: an earlier answer did not come")
 
     def close(self, reason: str = "closed") -> None:
         """End the connection once the send buffer is written."""
@@ -299,6 +302,69 @@ async def connect(host: str, port: int, access: Access) -> Link:
     if link is not None:
         link.close()
     raise ConnectFailed(kind, reason)
+
+
+Links = dict[int | None, Link]
+"""Connections to nodes of the target; None: to the address that the user gave."""
+
+
+class Connections:
+    """The connections of a run to its target.
+
+    address: of a node. opened: all of them, in order of their numbers. live: those that are open.
+    reconnects: connections that were opened again.
+    """
+
+    def __init__(self, address: Callable[[int | None], tuple[str, int]], access: Access) -> None:
+        self._address, self._access = address, access
+        self._slots = asyncio.Semaphore(CONNECTS_AT_ONCE)
+        self.opened: list[Link] = []
+        self.reconnects = 0
+
+    @property
+    def live(self) -> list[Link]:
+        return [link for link in self.opened if link.lost is None]
+
+    async def of(self, links: Links, node_id: int | None) -> Link:
+        """The connection of `links` to a node, opened or logged in again if it has to be.
+
+        Raises ConnectFailed.
+        """
+        link = links.get(node_id)
+        if link is None or link.lost is not None:
+            self.reconnects += link is not None
+            link = links[node_id] = await self._open(node_id)
+            link.number = len(self.opened)
+            self.opened.append(link)
+        elif link.is_login_due:
+            await self._log_in_again(link)
+        await link.writable()
+        return link
+
+    async def _open(self, node_id: int | None) -> Link:
+        """Try for a while."""
+        host, port = self._address(node_id)
+        pauses = list(RECONNECT_PAUSES_S)
+        while True:
+            try:
+                async with self._slots:
+                    return await connect(host, port, self._access)
+            except ConnectFailed as error:
+                if error.kind in ("tls", "login") or not pauses:
+                    reason = f"no connection to {host}:{port}: {error}"
+                    raise ConnectFailed(error.kind, reason) from None
+                await asyncio.sleep(pauses.pop(0))
+
+    async def _log_in_again(self, link: Link) -> None:
+        """KIP-368: a session's time is up; a new login over the same connection."""
+        assert self._access.sasl is not None
+        while link.pending:
+            await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(self._access.connect_timeout):
+                await link.log_in(self._access.sasl)
+        except (ConnectFailed, TimeoutError) as error:
+            link.fail(f"the new login failed: {error}")
 
 
 def reason_of(error: BaseException) -> str:

@@ -10,8 +10,8 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.model import Attempt, Exchange, Mode, Outcome, ReplayPlan, Step
 from kdissect.replay.running import members
-from kdissect.replay.running.lanes import Lane
 from kdissect.replay.running.members import Members
+from kdissect.replay.running.runner import Lane
 from tests.replay.made import Counting, PlanMaker, request, response
 
 S = 1_000_000_000

@@ -12,8 +12,8 @@ import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
 from kdissect.replay.planning.schedule import Pace
-from kdissect.replay.running import lanes
 from kdissect.replay.running.runner import NOT_WAITED, Runner, RunOptions, RunResult
+from kdissect.replay.target import connection as connections
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import Access, ConnectFailed, connect
 from tests.replay.made import (
@@ -302,7 +302,7 @@ def test_a_connection_that_is_given_up_while_the_next_is_opened(
 ) -> None:
     """After three missing answers a connection's other steps fail, also the one for which a new
     connection is being opened just then, in vain; the rest of the run goes on."""
-    monkeypatch.setattr(lanes, "RECONNECT_PAUSES_S", (0.01,))
+    monkeypatch.setattr(connections, "RECONNECT_PAUSES_S", (0.01,))
     maker = PlanMaker()
     for connection, count in ((0, 5), (1, 40)):
         before: tuple[int, ...] = ()
