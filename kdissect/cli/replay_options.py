@@ -106,7 +106,7 @@ class SpeedOptions:
 
     def run_options(self) -> RunOptions:
         """Return the pace and the limits of a run; raises BadParameter."""
-        from kdissect.replay.planning.schedule import parse_pace, parse_span
+        from kdissect.replay.planning.plan import parse_pace, parse_span
         from kdissect.replay.running.runner import RunOptions
 
         if self.max_gap is not None:

@@ -24,7 +24,7 @@ from kdissect.replay.output.text import (
     release_lines,
     show_us,
 )
-from kdissect.replay.planning.schedule import Pace, duration_ns
+from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.guard import Effects, not_allowed
 from kdissect.replay.target.starting_state import used_state

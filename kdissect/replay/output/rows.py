@@ -28,7 +28,7 @@ from kdissect.replay.output.text import (
     run_texts,
     texts_of,
 )
-from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import RunResult
 from kdissect.replay.target.cluster import Target
 from kdissect.text import rfc3339

@@ -34,7 +34,7 @@ from kdissect.replay.model import (
     SkipCode,
     Skipped,
 )
-from kdissect.replay.planning.schedule import Pace, schedule
+from kdissect.replay.planning.plan import Pace, schedule
 from kdissect.replay.running.members import Members
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.connection import (

@@ -49,7 +49,7 @@ from kdissect.replay.output.rows import (
     write_json_lines,
 )
 from kdissect.replay.output.text import dropped_notes, show_us, texts_of
-from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import LinkRecord, RunResult
 from kdissect.replay.target.cluster import Target
 from tests.replay.made import MS, PlanMaker

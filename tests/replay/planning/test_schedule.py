@@ -3,7 +3,7 @@
 import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
-from kdissect.replay.planning.schedule import (
+from kdissect.replay.planning.plan import (
     Pace,
     PaceError,
     duration_ns,

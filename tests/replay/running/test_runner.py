@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kdissect.replay.model import SkipCode, Skipped
-from kdissect.replay.planning.schedule import Pace
+from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import NOT_WAITED, Runner, RunOptions, RunResult
 from kdissect.replay.target import connection as connections
 from kdissect.replay.target.cluster import Target
