@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kdissect.replay.target.cluster import Target, parse_address
-from kdissect.replay.target.end_state import EndState, read_end_state
+from kdissect.replay.target.state import State, read_state
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
 from tests.broker.kafka_broker import AS_RECORDED, LATEST, StartBroker, free_ports
@@ -66,11 +66,11 @@ def test_the_state_after_a_run_is_read_back(start_broker: StartBroker, tmp_path:
     topics = [name for name in admin.list_topics(timeout=20).topics if not name.startswith("__")]
     groups = [each.group_id for each in admin.list_consumer_groups().result().valid]
 
-    async def run() -> EndState:
+    async def run() -> State:
         host, port = parse_address(broker.address)
         target = Target(host, port)
         await target.probe()
-        state = await read_end_state(target, topics, groups, [])
+        state = await read_state(target, topics, groups, [])
         target.close()
         return state
 
@@ -103,5 +103,7 @@ def test_missing_state_of_an_empty_broker_is_listed_first(
     assert not [note for note in done.run["notes"] if "answers will differ" in note]
     rename = ("--rename", "topic:sarama-2.1.0=absent")
     done = replay(path, broker.address, tmp_path / "r.jsonl", *options, *rename)
-    assert "answers will differ: topic absent is not there" in done.run["notes"]
-    assert "answers will differ: absent-0 has 0 offsets" in done.errors
+    assert (
+        "answers will differ: the target lacks topic absent with 4 partitions" in done.run["notes"]
+    )
+    assert "of absent-0" in done.errors

@@ -23,7 +23,7 @@ from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, dele
 from kdissect.replay.comparison.records import Contradiction, RecordCount, content_digest
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import END_STATE, Difference, Outcome, RunFinding
-from kdissect.replay.target.end_state import EndState, LogContent
+from kdissect.replay.target.state import LogContent, State
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
 from kdissect.text import plural
@@ -292,13 +292,13 @@ class Claims:
 
     # -- the check ------------------------------------------------------------------------------
 
-    def check(self, state: EndState, held: set[str]) -> list[RunFinding]:
+    def check(self, state: State, held: set[str]) -> list[RunFinding]:
         """Findings where the state is not as claimed. held: topics that had records before."""
         there = facts_of(state) | {f"group {name}": Fact("there") for name in state.groups}
         expected = dict(self._expected(state))
         return [*self._check_logs(state, held), *_differing(there, expected, _BY_ANSWERS)]
 
-    def _check_logs(self, state: EndState, held: set[str]) -> Iterator[RunFinding]:
+    def _check_logs(self, state: State, held: set[str]) -> Iterator[RunFinding]:
         for log, facts in sorted(self.logs.items(), key=lambda each: each[0]):
             wrong: list[tuple[str, str]] = []
             if not facts.produced and facts.deleted_to < 0:
@@ -314,7 +314,7 @@ class Claims:
             for texts in wrong:
                 yield RunFinding(END_STATE, f"log {log[0]}-{log[1]}", *texts, _BY_ANSWERS)
 
-    def _expected(self, state: EndState) -> Iterator[tuple[str, list[Fact]]]:
+    def _expected(self, state: State) -> Iterator[tuple[str, list[Fact]]]:
         """What is claimed but for logs, by subject; parts that could not be read are left out."""
         for commit, commits in self._commits.items():
             if commit[0] not in self._open_groups and f"group {commit[0]}" not in state.unread:
@@ -408,7 +408,7 @@ class Fact(NamedTuple):
 _NONE = Fact("none")
 
 
-def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunFinding]:
+def compare_states(state: State, references: Sequence[State]) -> list[RunFinding]:
     """Findings where a state is like none of the reference's, all by the capture's names."""
     found, others = facts_of(state), [facts_of(each, state) for each in references]
     subjects = found.keys() | {name for each in others for name in each}
@@ -416,7 +416,7 @@ def compare_states(state: EndState, references: Sequence[EndState]) -> list[RunF
     return _differing(found, expected, _BY_REFERENCE)
 
 
-def facts_of(state: EndState, like: EndState | None = None) -> dict[str, Fact]:
+def facts_of(state: State, like: State | None = None) -> dict[str, Fact]:
     """The facts that runs must have in common, by subject. Offsets are those of logs that start
     where the logs of `like` do; parts that could not be read are left out."""
     facts = {

@@ -27,7 +27,7 @@ from kdissect.replay.output.text import (
 from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
 from kdissect.replay.target.guard import Effects, not_allowed
-from kdissect.replay.target.starting_state import used_state
+from kdissect.replay.target.state import starting_state
 from kdissect.text import plural, visible
 
 _SHOWN_GROUPS = 40  # lines of differences on the terminal; files have all, and the rest is counted
@@ -108,10 +108,18 @@ def _print_effects(effects: Effects, console: Console) -> None:
 
 
 def _print_start(plan: ReplayPlan, console: Console) -> None:
-    """Print the state that the capture began with, which the target has to have."""
-    lines = used_state(plan).lines()
-    began = (f"the capture began with {line}" for line in lines)
-    _some(console, began, len(lines), "  ", "and with {} more")
+    """Print the state that the target has to have, since no request of the plan makes it."""
+    state = starting_state(plan)
+    needed = [
+        f"{start}{plural(len(found), kind)}"
+        for start, kind, found in (
+            ("", "topic", state.topics), ("records of ", "partition", state.logs),
+            ("", "committed offset", state.commits),
+        )
+        if found
+    ]  # fmt: skip
+    if needed:
+        _line(console, f"  the target needs {', '.join(needed)}, which no request makes")
 
 
 class ReplayProgress:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.replay.model import ReplayPlan, TranslateOptions
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.guard import Effects, Name, effects_of, topics_to_make
-from kdissect.replay.target.preparation import delete_names
+from kdissect.replay.target.guard import Effects, Name, delete_names, effects_of, topics_to_make
 from kdissect.replay.workload.messages import request_body
 from kdissect.text import visible
 

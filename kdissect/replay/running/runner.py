@@ -45,9 +45,9 @@ from kdissect.replay.target.connection import (
     Links,
     allow_many_files,
 )
-from kdissect.replay.target.end_state import EndState
-from kdissect.replay.target.preparation import Prepared
+from kdissect.replay.target.guard import Prepared
 from kdissect.replay.target.settling import Patience, Settled
+from kdissect.replay.target.state import State
 from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
@@ -108,7 +108,7 @@ class RunResult:
     reconnects: int = 0
     ids: IdMap | None = None
     prepared: list[Prepared] = field(default_factory=list)
-    state: EndState | None = None
+    state: State | None = None
     findings: list[RunFinding] = field(default_factory=list)
 
 

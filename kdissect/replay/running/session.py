@@ -42,13 +42,14 @@ from kdissect.replay.running.control_runs import PlannedRun, plan_runs
 from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_begun
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
-from kdissect.replay.target.end_state import read_end_state, read_settings
-from kdissect.replay.target.guard import check_cluster, check_existing, find_existing
-from kdissect.replay.target.preparation import (
+from kdissect.replay.target.guard import (
     Prepared,
+    check_cluster,
+    check_existing,
     create_topics,
+    find_existing,
 )
-from kdissect.replay.target.starting_state import find_missing, used_state
+from kdissect.replay.target.state import find_missing, read_settings, read_state, starting_state
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of_plan
 from kdissect.replay.translation.translator import Translator
@@ -184,10 +185,10 @@ class _Session:
         return ""
 
     async def _compare_start(self, run: PlannedRun) -> None:
-        """Say what the target lacks of the state that the capture began with."""
+        """Say what the target lacks of the state that captured answers depend on."""
         lines = await find_missing(
             run.target,
-            used_state(self._plan),
+            starting_state(self._plan),
             run.translate.renames,
             makes_topics=self._options.makes_topics,
         )
@@ -258,7 +259,7 @@ async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> No
     claims = Claims(ids, finished.outcomes)
     if not topics and not claims.committed_groups and not claims.transactional_ids:
         return
-    finished.state = await read_end_state(
+    finished.state = await read_state(
         planned.target,
         topics,
         claims.committed_groups,

@@ -9,7 +9,7 @@ import pytest
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.records import content_digest
-from kdissect.replay.target.end_state import EndState, LogContent, StoredBatch
+from kdissect.replay.target.state import LogContent, State, StoredBatch
 from tests.builders.messages import numbered_batch as batch
 from tests.replay.comparison import made_run
 from tests.replay.comparison.made_run import Body
@@ -67,7 +67,7 @@ class Run(made_run.Run):
             {"topics": [{"name": "orders", "error_code": 0}]},
         )
 
-    def found(self, state: EndState, held: tuple[str, ...] = ()) -> list[str]:
+    def found(self, state: State, held: tuple[str, ...] = ()) -> list[str]:
         """The findings as text."""
         found = Claims(self.ids(), self.outcomes).check(state, set(held))
         return [f"{each.subject}: {each.expected} -> {each.found}" for each in found]
@@ -79,10 +79,10 @@ def stored(base: int, count: int, first: int = 0, **more: Any) -> StoredBatch:
     return StoredBatch(base, base + count - 1, count, digest, more.get("is_aborted", False), False)
 
 
-def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> EndState:
+def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> State:
     """A state with the log orders-0; batches: (base offset, record count)."""
     content = LogContent(start, end, tuple(stored(*each) for each in batches))
-    return EndState({"orders": 1}, {("orders", 0): content}, **more)
+    return State({"orders": 1}, {("orders", 0): content}, **more)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def after(start: int, end: int, *batches: tuple[int, int], **more: Any) -> EndSt
     ],
     ids=["as acknowledged", "end missing", "lost", "doubled", "start missing", "others"],
 )
-def test_a_log_has_the_acknowledged_records(state: EndState, expected: str) -> None:
+def test_a_log_has_the_acknowledged_records(state: State, expected: str) -> None:
     """Two batches of 2 and 3 records were acknowledged at 0 and 2."""
     run = Run()
     run.write(2, 0)
@@ -147,8 +147,8 @@ def test_deleted_records_move_the_start() -> None:
     assert "starts at 2 -> starts at 0" in run.found(after(0, 5, (0, 2), (2, 3)))[0]
 
 
-def committed(offset: int) -> EndState:
-    return EndState(commits={("billing", "orders", 0): offset})
+def committed(offset: int) -> State:
+    return State(commits={("billing", "orders", 0): offset})
 
 
 def test_the_last_committed_offset_is_the_groups() -> None:
@@ -158,7 +158,7 @@ def test_the_last_committed_offset_is_the_groups() -> None:
     run.commit(7)
     assert run.found(committed(7)) == []
     assert "7 -> 5" in run.found(committed(5))[0]
-    assert "7 -> none" in run.found(EndState())[0]
+    assert "7 -> none" in run.found(State())[0]
     run.commit(9, (30, 45))  # with the one of 7, from 20 to 30
     run.commit(8, (35, 50))
     assert run.found(committed(9)) == run.found(committed(8)) == []
@@ -185,8 +185,8 @@ def test_offsets_of_a_transaction_count_if_it_was_committed() -> None:
     assert "CompleteCommit -> Ongoing" in run.found(state)[0]
     aborted = Run()
     transactional(aborted, is_committed=False)
-    assert aborted.found(EndState(transactions={"ledger": "CompleteAbort"})) == []
-    assert aborted.found(EndState(transactions={"ledger": "CompleteCommit"}))
+    assert aborted.found(State(transactions={"ledger": "CompleteAbort"})) == []
+    assert aborted.found(State(transactions={"ledger": "CompleteCommit"}))
 
 
 def test_the_last_transaction_of_an_id_decides_the_offset() -> None:
@@ -207,17 +207,17 @@ def test_topics_and_configs_are_as_answered() -> None:
     run = Run()
     run.create(3, **{"retention.ms": "5"})
     right = {"orders": {"retention.ms": "5"}}
-    assert run.found(EndState({"orders": 3}, configs=right)) == []
-    assert "3 partitions -> 1 partition" in run.found(EndState({"orders": 1}, configs=right))[0]
-    assert "5 -> none" in run.found(EndState({"orders": 3}, configs={"orders": {}}))[0]
-    assert "3 partitions -> none" in run.found(EndState())[0]
+    assert run.found(State({"orders": 3}, configs=right)) == []
+    assert "3 partitions -> 1 partition" in run.found(State({"orders": 1}, configs=right))[0]
+    assert "5 -> none" in run.found(State({"orders": 3}, configs={"orders": {}}))[0]
+    assert "3 partitions -> none" in run.found(State())[0]
     run.ask(
         ApiKey.DELETE_TOPICS,
         {"topic_names": ["orders"], "timeout_ms": 1},
         {"responses": [{"name": "orders", "error_code": 0}]},
     )
-    assert run.found(EndState()) == []
-    assert "none -> 3 partitions" in run.found(EndState({"orders": 3}))[0]
+    assert run.found(State()) == []
+    assert "none -> 3 partitions" in run.found(State({"orders": 3}))[0]
 
 
 @pytest.mark.parametrize("version", [5, 6], ids=["by name", "with ids"])
@@ -227,12 +227,12 @@ def test_a_deletion_without_an_answer_leaves_the_topic_unknown(version: int) -> 
     run.create(1)
     run.write(2, 0)
     run.commit(2)
-    assert len(run.found(EndState())) == 2
+    assert len(run.found(State())) == 2
     named = {"topic_names": ["orders"]} if version == 5 else {"topics": [{"name": "orders"}]}
     run.ask(ApiKey.DELETE_TOPICS, {**named, "timeout_ms": 1}, None, version=version)
     kept = committed(2)
     kept.topics, kept.logs = {"orders": 1}, {("orders", 0): LogContent(0, 2, (stored(0, 2),))}
-    assert run.found(EndState()) == run.found(kept) == []
+    assert run.found(State()) == run.found(kept) == []
     run.write(3, 0)
     assert "ends at 3 or later" in run.found(after(0, 2, (0, 2)))[0]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.end_state import EndState, read_end_state
+from kdissect.replay.target.state import State, read_state
 from tests.builders.messages import numbered_batch as batch
 from tests.replay.made import NODE, FakeBroker, answering
 
@@ -15,7 +15,7 @@ PARTITION = {"error_code": 0, "partition_index": 0, "leader_id": 1}
 TOPIC = {"error_code": 0, "name": "orders", "partitions": [PARTITION]}
 
 
-def read(data: bytes | None, end: int, code: int = 0) -> tuple[EndState, int]:
+def read(data: bytes | None, end: int, code: int = 0) -> tuple[State, int]:
     """The state of orders by a broker whose log has these bytes, and the count of its Fetches."""
     fetches = 0
 
@@ -34,10 +34,10 @@ def read(data: bytes | None, end: int, code: int = 0) -> tuple[EndState, int]:
         topics = [] if data is None else [{"topic": "orders", "partitions": [found]}]
         return {"responses": topics}
 
-    async def run(port: int) -> EndState:
+    async def run(port: int) -> State:
         target = Target("127.0.0.1", port)
         await target.probe()
-        state = await read_end_state(target, ["orders"], ["billing"], ["ledger"])
+        state = await read_state(target, ["orders"], ["billing"], ["ledger"])
         target.close()
         return state
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.preparation import delete_names
+from kdissect.replay.target.guard import delete_names
 from tests.replay.made import FakeBroker, answering
 
 UNKNOWN_TOPIC, NON_EMPTY_GROUP = 3, 68

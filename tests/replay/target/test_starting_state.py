@@ -1,4 +1,4 @@
-"""The state that a capture began with, in plans, saved files and at a target."""
+"""The state that the requests of a plan need, from captures and saved files, and at a target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from kdissect.cli import app
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
-from kdissect.replay.target.starting_state import StartingState, starting_state
+from kdissect.replay.planning.plan import make_plan
+from kdissect.replay.target.state import LogContent, State, starting_state
 from kdissect.replay.workload.captured_cluster import gather_facts
 from kdissect.replay.workload.saved_file import save
 from kdissect.replay.workload.source import load_workload
@@ -27,6 +28,7 @@ from tests.builders.workloads import (
 )
 from tests.conftest import CAPTURES
 from tests.replay.made import NODE, FakeBroker, answering
+from tests.replay.other_cluster import everything
 
 SOURCE = CAPTURES / "sarama.pcap.gz"
 
@@ -34,13 +36,16 @@ SOURCE = CAPTURES / "sarama.pcap.gz"
 def second_part() -> Workload:
     """The exchanges from the first Fetch with records on: topics and records were there before."""
     whole = load_workload([str(SOURCE)])
-    assert starting_state(whole) == StartingState()
+    assert state_of(whole) == State()
+    only_read = starting_state(make_plan(whole))
+    assert len(only_read.topics) == 4
+    assert only_read.logs
     return load_workload([str(SOURCE)], from_ns=time_of_first_records(whole))
 
 
-def state_of(made: Workload) -> StartingState:
+def state_of(made: Workload) -> State:
     made.facts = gather_facts(made.connections)
-    return starting_state(made)
+    return starting_state(make_plan(made, everything()))
 
 
 def test_records_that_no_request_wrote_were_there_before() -> None:
@@ -48,7 +53,7 @@ def test_records_that_no_request_wrote_were_there_before() -> None:
     with acks=0 the producer of fetched records is unknown."""
     read = exchange(1, fetch(0), 2, 3, fetched(0, batch(0, 3) + batch(3, 2)))
     for written, found in (
-        ((produce(0, count=2), produced(0, 3)), {("t", 0): (0, 3)}),
+        ((produce(0, count=2), produced(0, 3)), {("t", 0): LogContent(0, 3)}),
         ((produce(0, count=5), produced(0, 0)), {}),
         ((produce(0, acks=0), None), {}),
     ):
@@ -76,22 +81,21 @@ def test_offsets_that_no_request_committed_were_there_before() -> None:
 def test_a_saved_file_began_with_the_same_state(tmp_path: Path) -> None:
     """The end of a capture began with topics and records of the first half."""
     part = second_part()
-    found = starting_state(part)
+    found = state_of(part)
     assert found.topics
     assert found.logs
     path = tmp_path / "part.replay"
     save(part, str(path))
-    assert starting_state(load_workload([str(path)])) == found
+    assert state_of(load_workload([str(path)])) == found
 
 
 def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> None:
-    """--dry-run and stderr name the topics that an empty broker lacks."""
+    """--dry-run counts the topics that an empty broker lacks, and stderr names them."""
     part = second_part()
     path = str(tmp_path / "part.replay")
     save(part, path)
     plan = CliRunner().invoke(app, ["replay", path, "--dry-run"])
-    name = next(iter(starting_state(part).topics))
-    assert f"the capture began with topic {name}" in plan.stdout
+    assert f"the target needs {len(starting_state(make_plan(part)).topics)} topics" in plan.stdout
 
     def body_of(api_key: int, request: dict[str, Any]) -> dict[str, Any] | None:
         return {"brokers": [NODE]} if api_key == ApiKey.METADATA else None
@@ -101,6 +105,6 @@ def test_missing_state_is_listed_before_the_first_request(tmp_path: Path) -> Non
             app, ["replay", path, "--to", f"127.0.0.1:{server.port}", "--pace", "max",
                   "--api", "Metadata", "--api", "ListOffsets", "--timeout", "2s"],
         )  # fmt: skip
-    [line, *_] = [each for each in done.stderr.splitlines() if "is not there" in each]
-    assert line.startswith("kdissect: answers will differ: topic sarama-")
+    [line, *_] = [each for each in done.stderr.splitlines() if "lacks" in each]
+    assert line.startswith("kdissect: answers will differ: the target lacks topic sarama-")
     assert line.replace("kdissect: ", "note: ") in done.stdout

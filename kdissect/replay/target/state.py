@@ -1,12 +1,14 @@
-"""Reads back the state of a target after a run: records, commits, transactions and configs.
+"""The state of a target before and after a run: topics, records, commits, transactions, configs.
 
-Only names that the run may have changed are read, with requests of the replay's own. Each log is
-fetched from its start, first up to its last stable offset as read_committed, then to its end. Of
-each batch a digest of its records stays.
+Before a run, `find_missing` compares it with the state that captured answers depend on: a replay
+brings only what its requests write. After a run, `read_state` reads the names that it may have
+changed, with requests of the replay's own. Each log is fetched from its start, first up to its last
+stable offset as read_committed, then to its end. Of each batch a digest of its records stays.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,24 +16,30 @@ from typing import Any, NamedTuple
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import error_name
-from kdissect.replay.batch_headers import BatchHeader
+from kdissect.replay.batch_headers import BatchHeader, headers
 from kdissect.replay.comparison.records import (
     Batch,
     batches_of,
     content_digest,
     has_append_time,
 )
+from kdissect.replay.model import ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
+from kdissect.replay.target.guard import topics_to_make
 from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,
     TOPIC_RESOURCE,
+    Body,
+    CapturedTopics,
+    bodies,
     entries,
     partitions,
 )
+from kdissect.text import plural, visible
 
 READ_BYTES_MAX = 1 << 30  # of record data in a log; a longer one is not read
 _FETCH_BYTES = 4 << 20
@@ -39,6 +47,7 @@ _FETCH_BY_NAME = 12  # later versions name topics by id (KIP-516)
 _ONE_GROUP = 7  # later versions of OffsetFetch have a list of groups (KIP-709)
 _ALL_TOPICS = 2  # the first version of OffsetFetch with null for all topics
 _BROKER_RESOURCE, _DEFAULT_CONFIG = 4, 5
+_COMMIT_APIS = frozenset({ApiKey.OFFSET_COMMIT, ApiKey.TXN_OFFSET_COMMIT})
 
 
 class StoredBatch(NamedTuple):
@@ -69,13 +78,13 @@ class LogContent:
 
 
 @dataclass
-class EndState:
+class State:
     """The state of a target, by the capture's names.
 
-    topics: those that exist, with their number of partitions. commits: (group, topic, partition) ->
-    offset. groups: those that exist. configs: of each topic, those that are set on the topic.
-    settings: by resource of the target (``topic orders``, ``broker 1``), configs that are not
-    Kafka's default.
+    topics: those that exist, with their number of partitions, 0 unknown. commits: (group, topic,
+    partition) -> offset. groups: those that exist. configs: of each topic, those that are set on
+    the topic. settings: by resource of the target (``topic orders``, ``broker 1``), configs that
+    are not Kafka's default.
     unread: what could not be read, with the reason.
     """
 
@@ -89,7 +98,7 @@ class EndState:
     unread: dict[str, str] = field(default_factory=dict)
 
 
-async def read_end_state(
+async def read_state(
     target: Target,
     topics: Iterable[str],
     groups: Iterable[str],
@@ -98,11 +107,11 @@ async def read_end_state(
     *,
     renames: Mapping[tuple[str, str], str] | None = None,
     with_records: bool = True,
-) -> EndState:
+) -> State:
     """Read the state of these names of the capture. gone: topics that were deleted; deletion takes
     a moment. renames: as in `TranslateOptions`.
 
-    Parts that the target does not answer are in `EndState.unread`.
+    Parts that the target does not answer are in `State.unread`.
     """
     reader = _Reader(target, renames or {})
     await reader.attempt("topics", reader.topics(topics, gone))
@@ -135,7 +144,7 @@ class _Reader:
         self._new = renames
         self._old = {(kind, new): old for (kind, old), new in renames.items()}
         self._topics: list[str] = []  # those that exist, by the target's names
-        self.state = EndState()
+        self.state = State()
 
     def _captured(self, kind: str, name: str) -> str:
         return self._old.get((kind, name), name)
@@ -309,3 +318,121 @@ def _fetch(log: Log, offset: int, isolation_level: int) -> dict[str, Any]:
         "isolation_level": isolation_level,
         "topics": [{"topic": log[0], "partitions": [asked]}],
     }
+
+
+# -- before a run ---------------------------------------------------------------------------------
+
+
+def starting_state(plan: ReplayPlan) -> State:
+    """The state that the answers to the requests of a plan depend on, beside what these write:
+    topics, logs with their first and last offsets, commits."""
+    state, names = State(), CapturedTopics(plan.workload.facts)
+    steps = [step for step in plan.steps if step.skipped is None]
+    used = {resource for step in steps for resource, _ in step.accesses}
+    for topic in topics_to_make(plan):
+        if ("topic", topic.name) in used or ("topics",) in used:
+            state.topics[topic.name] = topic.partition_count
+    written: dict[Log, float] = {}  # first offsets that requests write
+    for step in steps:
+        if step.exchange.api_key == ApiKey.PRODUCE:
+            request, response = bodies(step.exchange)
+            results = dict(names.logs(response))
+            for log, _ in names.logs(request):
+                offset = _written_offset(results.get(log))
+                written[log] = min(offset, written.get(log, math.inf))
+    internal = {name for name, topic in plan.workload.facts.topics.items() if topic.is_internal}
+    committed: set[tuple[str, str, int]] = set()  # by requests of the plan
+    for step in steps:
+        request, response = bodies(step.exchange)
+        if step.exchange.api_key == ApiKey.FETCH:
+            for log, partition in names.logs(response):
+                if log[0] not in internal:
+                    _add_earlier(state, log, partition, written.get(log, math.inf))
+        elif step.exchange.api_key in _COMMIT_APIS:
+            committed.update((request["group_id"], *log) for log, _ in names.logs(request))
+        elif step.exchange.api_key == ApiKey.OFFSET_FETCH:
+            groups = response.get("groups") or [{"group_id": request.get("group_id"), **response}]
+            for group in groups:
+                for log, each in names.logs(group):
+                    commit, offset = (group["group_id"], *log), each["committed_offset"]
+                    if offset >= 0 and each["error_code"] == 0 and commit not in committed:
+                        state.commits.setdefault(commit, offset)
+    return state
+
+
+def _written_offset(result: Body | None) -> float:
+    """The first offset of a Produce to a log; 0 if its answer has none, so that any may be its."""
+    if result is None:
+        return 0
+    return math.inf if result["error_code"] else max(result["base_offset"], 0)
+
+
+def _add_earlier(state: State, log: Log, partition: Body, written: float) -> None:
+    """Add the fetched records of a log before the first that a request writes."""
+    for each in headers(partition["records"] or b""):
+        if each.base_offset < written and not each.is_control and not each.is_partial:
+            known = state.logs.get(log, LogContent(each.base_offset, 0))
+            start = min(known.start, each.base_offset)
+            state.logs[log] = LogContent(start, max(known.end, each.last_offset + 1))
+
+
+async def find_missing(
+    target: Target,
+    starting: State,
+    renames: Mapping[tuple[str, str], str],
+    *,
+    makes_topics: bool,
+) -> list[str]:
+    """What the target lacks of a starting state, a line for each topic, log and commit.
+
+    renames: as in `TranslateOptions`. makes_topics: whether missing topics will be created.
+    """
+    if starting == State():
+        return []
+    topics = {*starting.topics, *(topic for topic, _ in starting.logs)}
+    topics |= {topic for _, topic, _ in starting.commits}
+    groups = {group for group, _, _ in starting.commits}
+    found = await read_state(target, topics, groups, (), renames=renames, with_records=False)
+    lacking = _lacking(starting, found, makes_topics=makes_topics)
+
+    def new(kind: str, name: str) -> str:
+        return renames.get((kind, name), name)
+
+    lines = [f"{part} could not be read: {why}" for part, why in found.unread.items()]
+    lines += [
+        f"the target lacks topic {new('topic', name)}"
+        + (f" with {plural(count, 'partition')}" if count else "")
+        for name, count in lacking.topics.items()
+    ]
+    lines += [
+        f"the target lacks {plural(content.end - content.start, 'record')} of "
+        f"{new('topic', topic)}-{partition}"
+        for (topic, partition), content in sorted(lacking.logs.items())
+    ]
+    lines += [
+        f"the target lacks offset {offset} of group {new('group', group)} in "
+        f"{new('topic', topic)}-{partition}"
+        for (group, topic, partition), offset in lacking.commits.items()
+    ]
+    return [visible(line) for line in lines]
+
+
+def _lacking(starting: State, found: State, *, makes_topics: bool) -> State:
+    """The part of a starting state that a target has not, as far as its state was read."""
+    lacking = State()
+    if "topics" in found.unread:
+        return lacking
+    for name, count in starting.topics.items():
+        there = found.topics.get(name)
+        is_there = makes_topics if there is None else count in (0, there)
+        if not is_there:
+            lacking.topics[name] = count
+    for log, content in starting.logs.items():
+        extent = found.logs.get(log, LogContent(0, 0))
+        is_short = extent.end - extent.start < content.end - content.start
+        if is_short and "logs" not in found.unread:
+            lacking.logs[log] = content
+    for commit, offset in starting.commits.items():
+        if commit not in found.commits and f"group {commit[0]}" not in found.unread:
+            lacking.commits[commit] = offset
+    return lacking
