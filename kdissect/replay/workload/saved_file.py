@@ -1,24 +1,16 @@
 """Saved replay files: a workload as text lines, small enough to lie in a repository.
 
-Format, version 1
+Format, version 2
 -----------------
 gzip (RFC 1952, without name and time, so that equal workloads give equal files) of UTF-8 lines,
 each a JSON object; plain text is read too.
 
-Line 1, the header: ``{"kdissect": "replay", "format_version": 1, "notes": [...]}``.
+Line 1, the header: ``{"kdissect": "replay", "format_version": 2, "notes": [...]}``.
 
-Then each connection has a line, ``{"connection": [client ip, port, broker ip, port], "id": ...,
-"start_ns": ..., "end_ns": ...}``. Ids and times are strings, because they exceed 2^53. ``tls`` is
-there if the connection used it, ``principal`` if it is known.
-
-The lines of its exchanges follow, in the order of their requests: ``{"id", "api": [key, version],
-"at": [request, request end, response, response end], "request", "response"}``.
-
-- ``at``: nanoseconds from the connection's start, null if unknown
-- ``request``, ``response``: frames in base64, without their size prefix
-- ``request_missing``, ``response_missing``: why there is no such frame
-- ``no_response``: marks Produce with acks 0
-- ``packets`` ([request, response]) and ``capture``: where the frames are in the capture
+Then each connection has a line, ``{"connection": {...}}``, and after it a line for each of its
+exchanges, ``{"exchange": {...}}``, in the order of their requests. The objects have the fields of
+`replay.model` that are not at their default: times in nanoseconds since 1970, frames in base64
+without their size prefix. What a workload derives of them is left out.
 
 Traffic among brokers is left out, and so is SASL, which is never replayed and full of secrets.
 A request with secrets is left out, since it would not work without them. In a response they are
@@ -32,8 +24,9 @@ import gzip
 import json
 import zlib
 from copy import copy
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 from uuid import UUID
 
 from kdissect.codec.redaction import redact_frame
@@ -44,7 +37,7 @@ from kdissect.replay.model import Connection, Exchange, Workload
 from kdissect.replay.workload import messages
 from kdissect.tables.topics import METADATA_TOPIC
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _METADATA_ID = UUID(int=1)  # of the metadata log in every cluster (KIP-516)
 _GZIP = b"\x1f\x8b"
 # Frames of heartbeats and empty fetches shrink to a hundredth; a file that grows more is a bomb.
@@ -52,7 +45,11 @@ _RATIO_MAX, _FREE_SIZE = 300, 64 << 20
 _MARK = b'{"kdissect": "replay"'
 _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error)
 _REQUEST_HELD = "it holds secrets, which are redacted"
-_TIMES = ("request_time_ns", "request_end_time_ns", "response_time_ns", "response_end_time_ns")
+# What a workload derives of the other fields.
+_DERIVED = frozenset(
+    {"number", "exchanges", "node_id", "connection", "index", "client_id", "internal_reason"}
+)
+_HINTS = {Connection: get_type_hints(Connection), Exchange: get_type_hints(Exchange)}
 
 
 def is_saved(path: str) -> bool:
@@ -82,12 +79,13 @@ def save(workload: Workload, path: str) -> dict[str, int]:
         if not kept:
             continue
         counts["connections"] += 1
-        lines.append(_text(_connection_line(connection)))
+        lines.append(json.dumps({"connection": _row(connection)}))
         for exchange in kept:
             counts["exchanges"] += 1
             shown = without_secrets(exchange)
             counts["redacted"] += shown is not exchange
-            lines.append(_text(_exchange_line(shown, connection.start_time_ns)))
+            shown = replace(shown, capture=Path(shown.capture).name)
+            lines.append(json.dumps({"exchange": _row(shown)}))
     header = {"kdissect": "replay", "format_version": _FORMAT_VERSION, "notes": workload.notes}
     data = "\n".join([json.dumps(header), *lines, ""]).encode()
     if not path.endswith((".json", ".jsonl")):
@@ -131,35 +129,16 @@ def _reads_metadata_log(exchange: Exchange) -> bool:
     return is_asked or METADATA_TOPIC.encode() in (exchange.response or b"")
 
 
-def _text(line: dict[str, Any]) -> str:
-    """A line without the values that say nothing."""
-    return json.dumps({name: value for name, value in line.items() if value})
-
-
-def _connection_line(connection: Connection) -> dict[str, Any]:
-    return {
-        "connection": [*connection.client, *connection.broker],
-        "id": str(connection.connection_id),
-        "start_ns": str(connection.start_time_ns),
-        "end_ns": str(connection.end_time_ns),
-        "tls": connection.is_tls,
-        "principal": connection.principal,
+def _row(value: Connection | Exchange) -> dict[str, Any]:
+    """The fields of a line that are not at their default."""
+    row = {
+        each.name: getattr(value, each.name)
+        for each in fields(value)
+        if each.name not in _DERIVED and getattr(value, each.name) != each.default
     }
-
-
-def _exchange_line(exchange: Exchange, start_ns: int) -> dict[str, Any]:
-    times = [getattr(exchange, name) for name in _TIMES]
     return {
-        "id": str(exchange.exchange_id),
-        "api": [exchange.api_key, exchange.api_version],
-        "at": [None if time < 0 else time - start_ns for time in times],
-        "packets": [exchange.request_packet, exchange.response_packet],
-        "capture": Path(exchange.capture).name,
-        "no_response": not exchange.expects_response,
-        "request": base64.b64encode(exchange.request or b"").decode(),
-        "request_missing": exchange.request_missing,
-        "response": base64.b64encode(exchange.response or b"").decode(),
-        "response_missing": exchange.response_missing,
+        name: base64.b64encode(found).decode() if isinstance(found, bytes) else found
+        for name, found in row.items()
     }
 
 
@@ -182,11 +161,10 @@ def read_connections(path: str) -> tuple[list[Connection], list[str]]:
             number += 1
             line = json.loads(text)
             if "connection" in line:
-                connections.append(_read_connection(line))
+                values = _values(Connection, line["connection"])
+                connections.append(Connection(number=-1, **values))
             else:
-                connections[-1].exchanges.append(
-                    _read_exchange(line, connections[-1].start_time_ns)
-                )
+                connections[-1].exchanges.append(_exchange(_values(Exchange, line["exchange"])))
     except CaptureError:
         raise
     except _DAMAGES as error:
@@ -208,47 +186,25 @@ def _read_text(path: str) -> bytes:
     return data
 
 
-def _read_connection(line: dict[str, Any]) -> Connection:
-    client_ip, client_port, broker_ip, broker_port = line["connection"]
-    return Connection(
-        connection_id=int(line["id"]),
-        number=-1,
-        client=(str(client_ip), int(client_port)),
-        broker=(str(broker_ip), int(broker_port)),
-        start_time_ns=int(line["start_ns"]),
-        end_time_ns=int(line["end_ns"]),
-        is_tls=bool(line.get("tls")),
-        principal=line.get("principal", ""),
-    )
+def _values(kind: type[Connection | Exchange], row: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a line. Raises ValueError where one has another type."""
+    values = {}
+    for name, found in row.items():
+        hint = _HINTS[kind][name]
+        if hint == bytes | None and found is not None:
+            found = base64.b64decode(found, validate=True)
+        elif hint == tuple[str, int]:
+            hint, found = tuple, (str(found[0]), int(found[1]))
+        if name in _DERIVED or not isinstance(found, hint):
+            raise ValueError(f"no {name} of this kind")
+        values[name] = found
+    return values
 
 
-def _read_exchange(line: dict[str, Any], start_ns: int) -> Exchange:
-    api_key, api_version = (int(number) for number in line["api"])
-    times = [-1 if time is None else start_ns + int(time) for time in line["at"]]
-    request, response = (
-        base64.b64decode(line[name], validate=True) if name in line else None
-        for name in ("request", "response")
-    )
-    if request is not None and messages.api_of(request) != (api_key, api_version):
-        raise ValueError(f"the request of exchange {line['id']} is of another API")
-    packets = line.get("packets", [-1, -1])
-    return Exchange(
-        exchange_id=int(line["id"]),
-        connection=-1,
-        index=-1,
-        api_key=api_key,
-        api_version=api_version,
-        client_id=None if request is None else messages.client_id_of(request),
-        request=request,
-        response=response,
-        request_time_ns=times[0],
-        request_end_time_ns=times[1],
-        response_time_ns=times[2],
-        response_end_time_ns=times[3],
-        expects_response=not line.get("no_response", False),
-        request_missing=str(line.get("request_missing", "")),
-        response_missing=str(line.get("response_missing", "")),
-        request_packet=int(packets[0]),
-        response_packet=int(packets[1]),
-        capture=str(line.get("capture", "")),
-    )
+def _exchange(values: dict[str, Any]) -> Exchange:
+    exchange = Exchange(connection=-1, index=-1, client_id=None, **values)
+    if exchange.request is not None:
+        if messages.api_of(exchange.request) != (exchange.api_key, exchange.api_version):
+            raise ValueError(f"the request of exchange {exchange.exchange_id} is of another API")
+        exchange.client_id = messages.client_id_of(exchange.request)
+    return exchange

@@ -103,9 +103,13 @@ def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"kdissect": "replay", "format_version": 9}', "format_version 9"),
-        ('{"kdissect": "replay", "format_version": 1}\n{"id": "1"}', ":2: no saved replay"),
-        ('{"kdissect": "replay", "format_version": 1}\n[', ":2: no saved replay"),
+        ('{"kdissect": "replay", "format_version": 1}', "format_version 1"),
+        ('{"kdissect": "replay", "format_version": 2}\n{"id": "1"}', ":2: no saved replay"),
+        ('{"kdissect": "replay", "format_version": 2}\n[', ":2: no saved replay"),
+        (
+            '{"kdissect": "replay", "format_version": 2}\n{"connection": {"start_time_ns": "1"}}',
+            ":2: no saved replay can be read there: no start_time_ns of this kind",
+        ),
         ('{"kdissect": "replay"', ":1: no saved replay"),
     ],
 )
@@ -132,7 +136,7 @@ def test_a_saved_file_that_unpacks_without_end_is_refused(
     """Its size when unpacked is compared with its size on disk."""
     monkeypatch.setattr(saved_file, "_FREE_SIZE", 1 << 10)
     file = tmp_path / "bomb.kreplay"
-    file.write_bytes(gzip.compress(b'{"kdissect": "replay", "format_version": 1}' + bytes(1 << 22)))
+    file.write_bytes(gzip.compress(b'{"kdissect": "replay", "format_version": 2}' + bytes(1 << 22)))
     with pytest.raises(CaptureError, match=r"bomb\.kreplay: it unpacks to more than"):
         load_workload(str(file))
 
