@@ -19,14 +19,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import crc32c
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import take
+from kdissect.arrays import Bools, Indices, Ints, Rows, address_of, take
 from kdissect.codec import record_kernel as rk
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompress
 from kdissect.codec.strings import as_text, gathered
@@ -169,7 +169,6 @@ def decode_record_set(data: bytes) -> RecordSet:
 _WINDOW = 16384  # batches scanned at a time
 _RECORDS = 131072  # parsed at a time
 _HEADERS = 131072
-_KEPT_HEADERS = 1 << 18
 _MESSAGE = struct.Struct(">qiIb")  # magic 0 and 1: offset, size, CRC, magic
 _DEFAULT_LIMITS = DecompressionLimits()
 
@@ -200,383 +199,260 @@ def iter_record_chunks(
         raise ValueError("start and length must lie inside buf")
     if not 1 <= chunk_bytes <= 1 << 28:
         raise ValueError("chunk_bytes must be from 1 to 2^28")
-    return _chunks(buf, start, length, limits, chunk_bytes)
-
-
-def _chunks(
-    buf: Any, start: Any, length: Any, limits: DecompressionLimits, chunk_bytes: int
-) -> Any:
-    try:
-        workspace = _IDLE.pop()
-    except IndexError:
-        workspace = _Workspace()
-    decoder = _Decoder(buf, length, limits, chunk_bytes, workspace)
-    position = rk.scan_start()
-    try:
-        while True:
-            count = rk.scan_batches(buf, start, length, position, workspace.batches)
-            if count == 0:
-                return
-            yield from decoder.window(count)
-    finally:
-        workspace.trim(chunk_bytes)
-        _IDLE.append(workspace)
-
-
-class _Workspace:
-    """Buffers that decoders reuse, because page faults on fresh ones halve the speed."""
-
-    def __init__(self) -> None:
-        self.batches = np.empty(_WINDOW, rk.SCANNED_BATCH)
-        self.take_arena(0)
-        self.records = rk.record_columns(_RECORDS)
-        self.headers = rk.header_columns(_HEADERS)
-
-    def take_arena(self, size: int) -> None:
-        self.arena = np.empty(0, np.uint8)  # freed before its successor is allocated
-        self.arena = np.empty(size, np.uint8)
-        self.arena_address = self.arena.ctypes.data  # kept, because reading it is slow
-
-    def trim(self, chunk_bytes: int) -> None:
-        """Free the extra memory that an unusual batch needed."""
-        if self.arena.size > 2 * max(chunk_bytes, 8 << 20):
-            self.take_arena(0)
-        if self.headers.key_address.size > _KEPT_HEADERS:
-            self.headers = rk.header_columns(_HEADERS)
-
-
-# Workspaces of finished decoders; list.pop and list.append are atomic, so threads may share it.
-_IDLE: list[_Workspace] = []
-
-
-class _Section(NamedTuple):
-    """The compressed section buf[start:start + size] of batch `row`."""
-
-    row: int
-    set_index: int
-    magic: int
-    codec: int
-    start: int
-    size: int
+    return _Decoder(buf, start, length, limits, chunk_bytes).chunks()
 
 
 class _Decoder:
-    """Decodes windows of scanned batches; one per call of iter_record_chunks."""
+    """Decodes windows of scanned batches, BATCH rows, chunk by chunk."""
 
     def __init__(
         self,
-        buf: Any,
-        length: Any,
+        buf: npt.NDArray[np.uint8],
+        start: npt.NDArray[np.int64],
+        length: npt.NDArray[np.int64],
         limits: DecompressionLimits,
         chunk_bytes: int,
-        workspace: _Workspace,
     ) -> None:
-        self.buf = buf
-        self.view = memoryview(buf)
-        self.length = length
+        self.buf, self.start, self.length = buf, start, length
         self.limits = limits
         self.chunk_bytes = chunk_bytes
-        self.workspace = workspace
-        self.arena_used = 0
-        # (row, address, size) of batches whose records are in the arena
-        self.decompressed: list[tuple[int, int, int]] = []
+        self.window = np.empty(_WINDOW, rk.BATCH)
+        self.records = np.empty(_RECORDS, rk.RECORD)
+        self.headers = np.empty(_HEADERS, rk.HEADER)
+        self._make_arena(2 * chunk_bytes)
         self.current_set = -1
         self.set_bytes_left = 0
 
-    def window(self, count: int) -> Iterator[RecordChunk]:
-        """Decode `count` batches that were scanned into the workspace."""
-        self.b = b = self.workspace.batches[:count]
-        self.state = b["state"]
-        self.magic = b["magic"]
-        self.codec = b["attributes"] & 7
-        whole = self.state == rk.WHOLE
-        self.sections = self._sections(whole)
-        self.crc = b["crc"].copy()
-        self.codec_status = np.zeros(count, np.uint8)
-        self.codec_allowance = np.zeros(count, np.int64)
-        # of the first message with a wrong CRC in each wrapper
-        self.inner_crcs = np.zeros((2, count), np.int64)
-        self.uncompressed_size = b["section_size"].copy()
-        plain = whole & (self.codec == Codec.NONE)
-        plain_bytes = np.zeros(count + 1, np.int64)
-        np.cumsum(np.where(plain, b["section_size"], 0), out=plain_bytes[1:])
-        low = 0
-        base = 0
-        checked = np.flatnonzero(whole)
-        columns = (
-            checked,
-            plain_bytes[checked],
-            b["crc_start"][checked],
-            (b["pos"] + b["size"])[checked],
-            b["set_index"][checked],
-            self.magic[checked],
-            self.codec[checked],
-            b["section_start"][checked],
-            b["section_size"][checked],
-        )
-        for i, bytes_before, crc_start, end, set_index, magic, codec, start, size in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            if bytes_before - base + self.arena_used >= self.chunk_bytes:
-                yield from self._flush(low, i)
-                low, base = i, bytes_before
-            covered = self.view[crc_start:end]
-            self.crc[i] = crc32c.crc32c(covered) if magic == 2 else zlib.crc32(covered)
-            if not codec:
-                continue
-            section = _Section(i, set_index, magic, codec, start, size)
-            if not self._decompress(section):
-                yield from self._flush(low, i)
-                low, base = i, bytes_before
-                self._decompress(section)
-        yield from self._flush(low, count)
+    def _make_arena(self, size: int) -> None:
+        self.arena = np.empty(size, np.uint8)  # decompressed records
+        self.arena_at = address_of(self.arena)
+        self.arena_used = 0
 
-    def _sections(self, whole: Any) -> Any:
-        """Sections to parse, as far as they are known before decompression."""
-        b = self.b
-        sections = np.zeros(whole.size, rk.SECTION)
-        is_batch = whole & (self.magic == 2)
-        is_log_append = b["attributes"] & 8 != 0
-        is_wrapper = ~is_batch & (self.codec != Codec.NONE)
-        kind = np.where(is_batch, rk.RECORDS, rk.MESSAGES)
-        sections["kind"] = np.where(whole & (self.codec == Codec.NONE), kind, rk.SKIP)
-        sections["address"] = self.buf.ctypes.data + b["section_start"]
-        sections["length"] = b["section_size"]
-        sections["record_count"] = b["record_count"]
-        sections["offset"] = b["base_offset"]
-        sections["timestamp"] = np.where(
-            is_batch & ~is_log_append, b["base_timestamp"], b["max_timestamp"]
-        )
-        sections["flags"] = (
-            np.where(is_log_append & (self.magic > 0), rk.IS_LOG_APPEND, 0)
-            | np.where(is_batch & (b["attributes"] & 32 != 0), rk.IS_CONTROL, 0)
-            | np.where(is_wrapper, rk.IS_WRAPPER, 0)
-        )
-        sections["magic"] = self.magic
-        return sections
+    def chunks(self) -> Iterator[RecordChunk]:
+        place = rk.scan_start()
+        window = self.window
+        while count := int(rk.scan_batches(self.buf, self.start, self.length, place, window)):
+            b = window[:count]
+            self._check_crcs(b)
+            is_plain = (b["state"] == rk.WHOLE) & (b["attributes"] & 7 == Codec.NONE)
+            b["data_address"] = address_of(self.buf) + b["section_start"]
+            b["data_size"] = np.where(is_plain, b["section_size"], -1)
+            while len(b):
+                size = self._fill_arena(b)
+                yield from self._parse(b[:size])
+                b = b[size:]
 
-    def _decompress(self, section: _Section) -> bool:
-        """Decompress a section into the arena; False: flush the arena first."""
-        i, size = section.row, section.size
+    def _check_crcs(self, b: Rows) -> None:
+        is_whole = b["state"] == rk.WHOLE
+        whole = take(b, np.flatnonzero(is_whole))
+        ends = whole["pos"] + whole["size"]
+        view = memoryview(self.buf)
+        b["computed_crc"][is_whole] = [
+            crc32c.crc32c(view[start:end]) if magic == 2 else zlib.crc32(view[start:end])
+            for start, end, magic in zip(
+                whole["crc_start"].tolist(), ends.tolist(), whole["magic"].tolist(), strict=True
+            )
+        ]
+
+    def _fill_arena(self, b: Rows) -> int:
+        """Decompress batches until their records, and those of the batches between them, fill a
+        chunk or the arena; returns how many batches the chunk has."""
+        self.arena_used = 0
+        plain_bytes = np.cumsum(np.maximum(b["data_size"], 0))
+        is_compressed = (b["state"] == rk.WHOLE) & (b["attributes"] & 7 != Codec.NONE)
+        for row in np.flatnonzero(is_compressed).tolist():
+            if plain_bytes[row] + self.arena_used >= self.chunk_bytes:
+                break
+            if not self._decompress(b[row]):
+                return row
+        filled = np.cumsum(np.maximum(b["data_size"], 0))
+        return min(int(np.searchsorted(filled, self.chunk_bytes)) + 1, len(b))
+
+    def _decompress(self, batch: np.void) -> bool:
+        """Decompress the records of a batch into the arena; False: there is no room for them."""
+        start, size = int(batch["section_start"]), int(batch["section_size"])
+        codec, magic = int(batch["attributes"] & 7), int(batch["magic"])
         if size < 0:
-            self.codec_status[i] = Status.CORRUPT  # a wrapper without a value
+            batch["codec_status"] = Status.CORRUPT  # a wrapper without a value
             return True
-        if section.set_index != self.current_set:
-            self.current_set = section.set_index
-            self.set_bytes_left = self.limits.set_allowance(int(self.length[section.set_index]))
+        if batch["set_index"] != self.current_set:
+            self.current_set = batch["set_index"]
+            self.set_bytes_left = self.limits.set_allowance(int(self.length[self.current_set]))
         allowance = min(self.limits.batch_allowance(size), self.set_bytes_left)
-        data = self.buf[section.start : section.start + size]
-        workspace = self.workspace
+        data = self.buf[start : start + size]
         while True:
-            room = min(workspace.arena.size - self.arena_used, allowance)
-            out = workspace.arena[self.arena_used : self.arena_used + room]
-            status, written = decompress(section.codec, data, out)
-            if status != Status.ROOM_NEEDED or room == allowance:
+            out = self.arena[self.arena_used :][:allowance]
+            status, written = decompress(codec, data, out)
+            if status != Status.ROOM_NEEDED or len(out) == allowance:
                 break
             if self.arena_used:
                 return False
-            workspace.take_arena(max(2 * self.chunk_bytes, 4 * workspace.arena.size))
+            self._make_arena(4 * len(self.arena))
         if status != Status.OK:
-            self.codec_allowance[i] = allowance
-            self.codec_status[i] = Status.LIMIT if status == Status.ROOM_NEEDED else status
+            batch["codec_allowance"] = allowance
+            batch["codec_status"] = Status.LIMIT if status == Status.ROOM_NEEDED else status
             # Failed work counts as well, so that hostile batches use up the budget.
             self.set_bytes_left -= min(allowance, self.limits.ratio_free_size)
             return True
-        address = workspace.arena_address + self.arena_used
-        if section.magic < 2:
-            self.inner_crcs[:, i] = wrong_inner_crc(out[:written].tobytes(), section.magic)
+        if magic < 2:
+            wrong = wrong_inner_crc(out[:written].tobytes(), magic)
+            batch["inner_crc"], batch["inner_computed_crc"] = wrong
+        batch["data_address"], batch["data_size"] = self.arena_at + self.arena_used, written
         self.set_bytes_left -= written
         self.arena_used += written
-        self.decompressed.append((i, address, written))
         return True
 
-    def _place_decompressed(self) -> None:
-        """Set the addresses of the decompressed records for the parser."""
-        if not self.decompressed:
-            return
-        rows, address, size = np.array(self.decompressed, np.int64).T
-        self.decompressed.clear()
-        self.sections["kind"][rows] = np.where(self.magic[rows] == 2, rk.RECORDS, rk.MESSAGES)
-        self.sections["address"][rows] = address
-        self.sections["length"][rows] = size
-        self.uncompressed_size[rows] = size
-
-    def _flush(self, low: int, high: int) -> Iterator[RecordChunk]:
-        """Parse the batches low..high, whose sections lie in the input and in the arena."""
-        self._place_decompressed()
-        workspace = self.workspace
+    def _parse(self, batches: Rows) -> Iterator[RecordChunk]:
+        """Parse the records of batches, which lie in the input and in the arena."""
         position = np.zeros(1, rk.PARSE_POSITION)[0]
-        done = low
-        while low < high:
+        done = 0
+        while done < len(batches):
             status = rk.parse_records(
-                self.sections[low:high],
+                batches,
                 position,
                 self.chunk_bytes,
                 self.limits.record_headers_max,
-                workspace.records,
-                workspace.headers,
+                self.records,
+                self.headers,
             )
             if position["headers_needed"]:
-                workspace.headers = rk.header_columns(int(position["headers_needed"]))
+                self.headers = np.empty(int(position["headers_needed"]), rk.HEADER)
                 continue
-            next_section = low + int(position["section"])
-            records = rk.RecordColumns(
-                *(column[: position["row_count"]] for column in workspace.records)
+            records = self.records[: position["row_count"]]
+            headers, invalid = _headers(records, self.headers[: position["header_count"]])
+            behind = int(position["batch"])
+            faults = np.concatenate(
+                [*_faults(batches[done:behind]), _text_faults(batches, records, invalid)]
             )
-            headers = rk.HeaderColumns(
-                *(column[: position["header_count"]] for column in workspace.headers)
+            yield RecordChunk(
+                _batches(batches[done:behind]),
+                _records(batches, records, headers),
+                faults[np.lexsort((faults["stage"], faults["batch_index"], faults["set_index"]))],
             )
-            yield self._chunk(low, done, next_section, records, headers)
-            done = next_section
+            done = behind
             if status == Status.OK:
                 break
-        self.arena_used = 0
-
-    def _chunk(
-        self, low: int, done: int, high: int, records: rk.RecordColumns, headers: rk.HeaderColumns
-    ) -> RecordChunk:
-        header_array, invalid = _headers(records, headers)
-        faults = self._faults(done, high)
-        if invalid is not None:
-            texts = _faults(self.b, low + invalid[0], Status.INVALID_UTF8, FaultStage.TEXT)
-            texts["a"] = invalid[1]
-            faults = np.concatenate([faults, texts])
-        return RecordChunk(
-            self._batches(done, high),
-            self._records(low, records, header_array),
-            faults[np.lexsort((faults["stage"], faults["batch_index"], faults["set_index"]))],
-        )
-
-    def _records(self, low: int, records: rk.RecordColumns, headers: pa.Array) -> pa.RecordBatch:
-        batch = records.section + low
-        control_type = records.control_type
-        columns = [
-            pa.array(self.b["set_index"].astype(np.int32)[batch]),
-            pa.array(self.b["batch_index"].astype(np.int32)[batch]),
-            pa.array(records.record_index.copy()),
-            pa.array(records.offset.copy()),
-            pa.array(records.timestamp.copy()),
-            _named(_timestamp_types(self.b)[batch], TIMESTAMP_TYPES),
-            gathered(records.key_address, records.key_length),
-            gathered(records.value_address, records.value_length),
-            headers,
-            _named(control_type.astype(np.int8), CONTROL_TYPES, control_type >= 0),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
-
-    def _batches(self, low: int, high: int) -> pa.RecordBatch:
-        chosen = low + np.flatnonzero(self.state[low:high] != rk.BAD_LENGTH)
-        b = take(self.b, chosen)
-        state = self.state[chosen]
-        whole = state == rk.WHOLE
-        partial = state == rk.PARTIAL
-        magic = b["magic"]
-        is_v2 = magic == 2
-        has_magic = (whole | partial) & (magic >= 0) & (magic <= 2)
-        attributes = b["attributes"]
-        codec = attributes & 7
-        sections = take(self.sections, chosen)
-        read = sections["parsed_records"]
-        # a wrapper has its last offset; the first one comes from the messages inside
-        is_wrapper = whole & ~is_v2 & (codec != 0) & (read > 0)
-        base_offset = np.where(is_wrapper, sections["first_offset"], b["base_offset"])
-
-        def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
-            """bool: batches of known magic of which this many bytes are there."""
-            return has_magic & (b["visible"] >= np.where(is_v2, v2_end, legacy_end))
-
-        has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
-        horizon = is_v2 & (attributes & 64 != 0) & seen(35)
-        values = {
-            "set_index": (b["set_index"], None),
-            "batch_index": (b["batch_index"], None),
-            "pos": (b["pos"], None),
-            "base_offset": (base_offset, b["visible"] >= 8),
-            "last_offset": (b["last_offset"], seen(27)),
-            "magic": (magic, b["visible"] > rk.MAGIC_POS),
-            "crc_ok": (self.crc[chosen] == b["crc"], whole),
-            "is_partial": (partial, whole | partial),
-            "size": (b["size"], None),
-            "uncompressed_size": (
-                self.uncompressed_size[chosen],
-                whole & (self.codec_status[chosen] == 0),
-            ),
-            "record_count": (np.where(whole, read, b["record_count"]), whole | (is_v2 & seen(61))),
-            "base_timestamp_ms": (b["base_timestamp"], is_v2 & seen(35)),
-            "max_timestamp_ms": (b["max_timestamp"], seen(43, 0) & _time_seen(b)),
-            "producer_id": (b["producer_id"], seen(51)),
-            "producer_epoch": (b["producer_epoch"], seen(53)),
-            "base_sequence": (b["base_sequence"], seen(57)),
-            "partition_leader_epoch": (b["leader_epoch"], seen(16)),
-            "is_transactional": (is_v2 & (attributes & 16 != 0), has_attributes),
-            "is_control": (is_v2 & (attributes & 32 != 0), has_attributes),
-            "delete_horizon_ms": (b["base_timestamp"], horizon),
-        }
-        names = {
-            "codec": _named(codec.astype(np.int8), CODEC_NAMES, has_attributes & (codec <= 4)),
-            "timestamp_type": _named(_timestamp_types(b), TIMESTAMP_TYPES, has_attributes),
-        }
-        arrays = []
-        for field in BATCHES:
-            if field.name in names:
-                arrays.append(names[field.name])
-                continue
-            column, valid = values[field.name]
-            column = column.astype(field.type.to_pandas_dtype())
-            arrays.append(pa.array(column, mask=None if valid is None else ~valid))
-        return pa.RecordBatch.from_arrays(arrays, schema=BATCHES)
-
-    def _faults(self, low: int, high: int) -> Any:
-        part = slice(low, high)
-        b, state = self.b, self.state[part]
-        parts = []
-
-        def add(where: Any, kind: Any, stage: FaultStage, a: Any, second: Any) -> None:
-            chosen = low + np.flatnonzero(where)
-            if chosen.size:
-                faults = _faults(b, chosen, kind, stage)
-                if isinstance(kind, np.ndarray):
-                    faults["kind"] = kind[chosen]
-                faults["a"] = a[chosen]
-                faults["b"] = second[chosen]
-                parts.append(faults)
-
-        whole = state == rk.WHOLE
-        nothing = np.zeros(b.size, np.int64)
-        length = np.where(self.state == rk.BAD_LENGTH, b["record_count"], b["size"] - 12)
-        is_negative = (state == rk.BAD_LENGTH) & (length[part] < 0)
-        is_short = ((state == rk.BAD_LENGTH) & ~is_negative) | (state == rk.TOO_SMALL)
-        framing = FaultStage.FRAMING
-        add(is_negative, Status.NEGATIVE_LENGTH, framing, length, nothing)
-        add(is_short, Status.TRUNCATED, framing, length, nothing)
-        add(state == rk.ALIEN, Status.UNKNOWN_MAGIC, framing, self.magic, nothing)
-        crc_wrong = whole & (self.crc[part] != b["crc"][part])
-        add(crc_wrong, Status.BAD_CRC, FaultStage.CRC, b["crc"], self.crc)
-        stored, computed = self.inner_crcs
-        inner_wrong = stored[part] != computed[part]
-        add(inner_wrong, Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
-        codec_status = self.codec_status
-        a = np.where(codec_status == Status.UNKNOWN_CODEC, self.codec, self.codec_allowance)
-        add(
-            codec_status[part] != 0,
-            codec_status,
-            FaultStage.CODEC,
-            a,
-            np.maximum(b["section_size"], 0),
-        )
-        status, read = self.sections["status"], self.sections["parsed_records"]
-        add(status[part] != 0, status, FaultStage.RECORDS, b["record_count"], read)
-        return np.concatenate(parts) if parts else np.empty(0, FAULT)
 
 
-def _faults(b: Any, chosen: Any, kind: Any, stage: FaultStage) -> Any:
-    faults = np.zeros(chosen.size, FAULT)
-    faults["set_index"] = b["set_index"][chosen]
-    faults["batch_index"] = b["batch_index"][chosen]
-    faults["kind"] = 0 if isinstance(kind, np.ndarray) else kind
+def _records(b: Rows, records: Rows, headers: pa.Array) -> pa.RecordBatch:
+    """Rows of parsed records; headers: of each."""
+    batch = records["batch"]
+    control_type = records["control_type"]
+    columns = [
+        pa.array(b["set_index"].astype(np.int32)[batch]),
+        pa.array(b["batch_index"].astype(np.int32)[batch]),
+        *(pa.array(records[name].copy()) for name in ("record_index", "offset", "timestamp")),
+        _named(_timestamp_types(b)[batch], TIMESTAMP_TYPES),
+        gathered(records["key_address"], records["key_length"]),
+        gathered(records["value_address"], records["value_length"]),
+        headers,
+        _named(control_type.astype(np.int8), CONTROL_TYPES, control_type >= 0),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _batches(b: Rows) -> pa.RecordBatch:
+    """Rows of batches whose records were parsed."""
+    b = take(b, np.flatnonzero(b["state"] != rk.BAD_LENGTH))
+    whole, partial = b["state"] == rk.WHOLE, b["state"] == rk.PARTIAL
+    magic, attributes, visible = b["magic"], b["attributes"], b["visible"]
+    is_v2 = magic == 2
+    has_magic = (whole | partial) & (magic >= 0) & (magic <= 2)
+    codec = attributes & 7
+    read = b["parsed_records"]
+    # a wrapper has its last offset; the first one comes from the messages inside
+    is_wrapper = whole & ~is_v2 & (codec != 0) & (read > 0)
+
+    def seen(v2_end: int, legacy_end: int = rk.MAGIC_POS + 1) -> Any:
+        """bool: batches of known magic of which this many bytes are there."""
+        return has_magic & (visible >= np.where(is_v2, v2_end, legacy_end))
+
+    has_attributes = seen(23, rk.MESSAGE_HEADER_SIZE_V0)
+    horizon = is_v2 & (attributes & 64 != 0) & seen(35)
+    values = {
+        "set_index": (b["set_index"], None),
+        "batch_index": (b["batch_index"], None),
+        "pos": (b["pos"], None),
+        "base_offset": (np.where(is_wrapper, b["first_offset"], b["base_offset"]), visible >= 8),
+        "last_offset": (b["last_offset"], seen(27)),
+        "magic": (magic, visible > rk.MAGIC_POS),
+        "crc_ok": (b["computed_crc"] == b["crc"], whole),
+        "is_partial": (partial, whole | partial),
+        "size": (b["size"], None),
+        "uncompressed_size": (b["data_size"], whole & (b["codec_status"] == Status.OK)),
+        "record_count": (np.where(whole, read, b["record_count"]), whole | (is_v2 & seen(61))),
+        "base_timestamp_ms": (b["base_timestamp"], is_v2 & seen(35)),
+        "max_timestamp_ms": (b["max_timestamp"], seen(43, 0) & _time_seen(b)),
+        "producer_id": (b["producer_id"], seen(51)),
+        "producer_epoch": (b["producer_epoch"], seen(53)),
+        "base_sequence": (b["base_sequence"], seen(57)),
+        "partition_leader_epoch": (b["leader_epoch"], seen(16)),
+        "is_transactional": (is_v2 & (attributes & 16 != 0), has_attributes),
+        "is_control": (is_v2 & (attributes & 32 != 0), has_attributes),
+        "delete_horizon_ms": (b["base_timestamp"], horizon),
+    }
+    names = {
+        "codec": _named(codec.astype(np.int8), CODEC_NAMES, has_attributes & (codec <= 4)),
+        "timestamp_type": _named(_timestamp_types(b), TIMESTAMP_TYPES, has_attributes),
+    }
+    arrays = []
+    for field in BATCHES:
+        if field.name in names:
+            arrays.append(names[field.name])
+            continue
+        column, valid = values[field.name]
+        column = column.astype(field.type.to_pandas_dtype())
+        arrays.append(pa.array(column, mask=None if valid is None else ~valid))
+    return pa.RecordBatch.from_arrays(arrays, schema=BATCHES)
+
+
+def _faults(b: Rows) -> Iterator[Rows]:
+    """FAULT rows of batches whose records were parsed."""
+    state, codec_status = b["state"], b["codec_status"]
+    is_bad = state == rk.BAD_LENGTH
+    length = np.where(is_bad, b["record_count"], b["size"] - 12)
+    is_negative = is_bad & (length < 0)
+    is_short = (is_bad & ~is_negative) | (state == rk.TOO_SMALL)
+    nothing = np.zeros(len(b), np.int64)
+    stage = FaultStage.FRAMING
+    yield _fault_rows(b, is_negative, Status.NEGATIVE_LENGTH, stage, length, nothing)
+    yield _fault_rows(b, is_short, Status.TRUNCATED, stage, length, nothing)
+    yield _fault_rows(b, state == rk.ALIEN, Status.UNKNOWN_MAGIC, stage, b["magic"], nothing)
+    stored, computed = b["crc"], b["computed_crc"]
+    is_wrong = (state == rk.WHOLE) & (stored != computed)
+    yield _fault_rows(b, is_wrong, Status.BAD_CRC, FaultStage.CRC, stored, computed)
+    stored, computed = b["inner_crc"], b["inner_computed_crc"]
+    is_wrong = stored != computed
+    yield _fault_rows(b, is_wrong, Status.BAD_CRC, FaultStage.RECORDS, stored, computed)
+    is_unknown = codec_status == Status.UNKNOWN_CODEC
+    number = np.where(is_unknown, b["attributes"] & 7, b["codec_allowance"])
+    size = np.maximum(b["section_size"], 0)
+    yield _fault_rows(b, codec_status != 0, codec_status, FaultStage.CODEC, number, size)
+    announced, read = b["record_count"], b["parsed_records"]
+    yield _fault_rows(b, b["status"] != 0, b["status"], FaultStage.RECORDS, announced, read)
+
+
+def _text_faults(b: Rows, records: Rows, wrong: Indices) -> Rows:
+    """FAULT rows of batches with header keys that are no UTF-8; wrong: these headers."""
+    owners = np.repeat(records["batch"], records["header_count"])[wrong]
+    count = np.bincount(owners, minlength=len(b))
+    status, stage = Status.INVALID_UTF8, FaultStage.TEXT
+    return _fault_rows(b, count > 0, status, stage, count, np.zeros(len(b), np.int64))
+
+
+def _fault_rows(
+    b: Rows, where: Bools, kind: Status | Ints, stage: FaultStage, first: Ints, second: Ints
+) -> Rows:
+    """FAULT rows of the chosen batches; kind, first, second: Status, `a` and `b` of each batch."""
+    rows = np.flatnonzero(where)
+    chosen = take(b, rows)
+    faults = np.zeros(len(rows), FAULT)
+    for name in ("set_index", "batch_index", "pos"):
+        faults[name] = chosen[name]
+    faults["byte_count"] = chosen["size"]
+    faults["kind"] = kind[rows] if isinstance(kind, np.ndarray) else kind
     faults["stage"] = stage
-    faults["pos"] = b["pos"][chosen]
-    faults["byte_count"] = b["size"][chosen]
+    faults["a"], faults["b"] = first[rows], second[rows]
     return faults
 
 
@@ -589,19 +465,14 @@ def _timestamp_types(b: Any) -> Any:
     return np.where(b["magic"] == 0, 0, np.where(b["attributes"] & 8 != 0, 2, 1)).astype(np.int8)
 
 
-def _headers(records: rk.RecordColumns, headers: rk.HeaderColumns) -> tuple[pa.Array, Any]:
-    """(list column, (sections, counts) with header keys that are no UTF-8, or None)."""
-    counts = records.header_count
-    places = np.zeros(counts.size + 1, np.int32)
-    np.cumsum(counts, out=places[1:])
-    keys, wrong = as_text(gathered(headers.key_address, headers.key_length))
-    invalid = None
-    if len(wrong):
-        owners = np.repeat(records.section, counts)[wrong]
-        invalid = np.unique(owners, return_counts=True)
-    values = gathered(headers.value_address, headers.value_length)
+def _headers(records: Rows, headers: Rows) -> tuple[pa.Array, Indices]:
+    """(list column, headers whose key is no UTF-8)."""
+    places = np.zeros(len(records) + 1, np.int32)
+    np.cumsum(records["header_count"], out=places[1:])
+    keys, wrong = as_text(gathered(headers["key_address"], headers["key_length"]))
+    values = gathered(headers["value_address"], headers["value_length"])
     pairs = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(pa.array(places), pairs), invalid
+    return pa.ListArray.from_arrays(pa.array(places), pairs), wrong
 
 
 def _named(indices: Any, names: tuple[str, ...], valid: Any = None) -> pa.Array:

@@ -1,20 +1,19 @@
 """The compiled loops of record decoding.
 
 There are two steps, each over many batches per call. `scan_batches` walks over record sets from
-batch header to batch header. `parse_records` turns record sections into columns of views, which
-`strings.gathered` copies.
+batch header to batch header. `parse_records` turns the records of batches into rows of places,
+whose bytes `strings.gathered` copies.
 
-Sections lie in the input or in a buffer of decompressed bytes, so columns refer to bytes by
-address. No kernel allocates. `parse_records` stops between two records if its columns are full, and
-continues at the next call: a section stores the progress of its parsing.
+Records lie in the input or in a buffer of decompressed bytes, so rows refer to bytes by address. No
+kernel allocates. `parse_records` stops between two records if its rows are full, and continues at
+the next call: a batch stores the progress of its parsing.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kdissect.jit import (
     JIT_ENABLED,
@@ -32,10 +31,9 @@ from kdissect.jit import (
 )
 from kdissect.status import Status
 
-Numbers = npt.NDArray[np.int64]
-
-# A scanned batch. Fields beyond its `visible` bytes (if the end is cut off) are undefined.
-SCANNED_BATCH = np.dtype([
+# A batch: what `scan_batches` reads in its header, and the progress of decoding its records. Header
+# fields beyond its `visible` bytes (if the end is cut off) are undefined.
+BATCH = np.dtype([
     ("set_index", "i8"),
     ("batch_index", "i8"),  # in its set
     ("pos", "i8"),
@@ -57,8 +55,24 @@ SCANNED_BATCH = np.dtype([
     ("crc_start", "i8"),  # position of the first byte that the CRC covers
     ("section_start", "i8"),  # position of the records
     ("section_size", "i8"),
+    ("data_address", "i8"),  # of the records, decompressed
+    ("data_size", "i8"),  # -1: they cannot be read
+    ("computed_crc", "i8"),
+    ("inner_crc", "i8"),  # of the first message with a wrong CRC in a wrapper: stored, computed
+    ("inner_computed_crc", "i8"),
+    ("codec_status", "i8"),  # OK, or why there are no decompressed records
+    ("codec_allowance", "i8"),  # bytes that were allowed then
+    ("status", "i8"),  # OK, or why parsing ended early
+    ("parsed_bytes", "i8"),
+    ("parsed_records", "i8"),
+    ("first_offset", "i8"),  # of its first record
+    ("shift", "i8"),  # of the offsets inside a wrapper
+    ("is_walked", "i8"),  # `shift` is known
 ])  # fmt: skip
-_NOTHING_KNOWN = np.full(SCANNED_BATCH.itemsize // 8, -1, np.int64).view(SCANNED_BATCH)
+_UNREAD = np.zeros(1, BATCH)
+for _name in (BATCH.names or ())[: (BATCH.names or ()).index("computed_crc")]:
+    _UNREAD[_name] = -1
+_IS_LOG_APPEND, _IS_CONTROL, _CODEC = 8, 32, 7  # in `attributes`
 
 # The position of `scan_batches` between two calls. pos: -1 at the beginning of the set.
 SCAN_POSITION = np.dtype([("set_index", "i8"), ("pos", "i8"), ("batch_index", "i8")])
@@ -73,74 +87,35 @@ MESSAGE_HEADER_SIZE_V0 = 18  # magic 0, up to the key's length
 MESSAGE_HEADER_SIZE_V1 = 26
 ENTRY_LENGTH_MIN = 14  # a message of magic 0 with null key and null value
 
-# A record section, and the progress of parsing it.
-SECTION = np.dtype([
-    ("address", "i8"),
-    ("length", "i8"),
-    ("kind", "i8"),  # SKIP, RECORDS or MESSAGES
-    ("record_count", "i8"),  # announced
-    ("offset", "i8"),  # the batch's base offset, or the wrapper's offset
-    ("timestamp", "i8"),  # base of the deltas; with LogAppendTime that of all records
-    ("flags", "i8"),
-    ("magic", "i8"),
-    ("parsed_bytes", "i8"),
-    ("parsed_records", "i8"),
-    ("status", "i8"),  # OK, or why parsing ended early
-    ("shift", "i8"),  # of the offsets inside a wrapper
-    ("first_offset", "i8"),  # of its first record
-    ("is_walked", "i8"),  # `shift` is known
-])  # fmt: skip
-
-SKIP, RECORDS, MESSAGES = 0, 1, 2  # kind: not parsed, magic 2, magic 0 or 1
-IS_LOG_APPEND, IS_CONTROL, IS_WRAPPER = 1, 2, 4  # flags
-
 # The position of `parse_records` between two calls, and the results of the last one.
 PARSE_POSITION = np.dtype([
-    ("section", "i8"),  # the next one
+    ("batch", "i8"),  # the next one
     ("row_count", "i8"),
     ("header_count", "i8"),
     ("headers_needed", "i8"),  # headers of a single record that does not fit at all, else 0
 ])  # fmt: skip
 
 
-class RecordColumns(NamedTuple):
-    """Parsed records, an int64 array a column. Length -1: null."""
-
-    section: Numbers
-    record_index: Numbers  # in its batch
-    offset: Numbers
-    timestamp: Numbers
-    control_type: Numbers  # NO_CONTROL_TYPE: no control record
-    key_address: Numbers
-    key_length: Numbers
-    value_address: Numbers
-    value_length: Numbers
-    header_count: Numbers
-
-
-class HeaderColumns(NamedTuple):
-    """Headers of parsed records, in order, an int64 array a column. Length -1: null."""
-
-    key_address: Numbers
-    key_length: Numbers
-    value_address: Numbers
-    value_length: Numbers
+# A parsed record, and a header of one, in order. Length -1: null.
+RECORD = np.dtype([
+    ("batch", "i8"),
+    ("record_index", "i8"),  # in its batch
+    ("offset", "i8"),
+    ("timestamp", "i8"),
+    ("control_type", "i8"),  # NO_CONTROL_TYPE: no control record
+    ("key_address", "i8"), ("key_length", "i8"),
+    ("value_address", "i8"), ("value_length", "i8"),
+    ("header_count", "i8"),
+])  # fmt: skip
+HEADER = np.dtype([
+    ("key_address", "i8"), ("key_length", "i8"), ("value_address", "i8"), ("value_length", "i8"),
+])  # fmt: skip
 
 
 def scan_start() -> np.void:
     """The SCAN_POSITION before the first set."""
     start: np.void = np.array([(0, -1, 0)], SCAN_POSITION)[0]
     return start
-
-
-def record_columns(count: int) -> RecordColumns:
-    """Allocate columns for `count` records."""
-    return RecordColumns(*np.empty((len(RecordColumns._fields), count), np.int64))
-
-
-def header_columns(count: int) -> HeaderColumns:
-    """Allocate columns for `count` headers."""
-    return HeaderColumns(*np.empty((len(HeaderColumns._fields), count), np.int64))
 
 
 NO_CONTROL_TYPE = -1
@@ -190,7 +165,7 @@ def scan_batches(buf: Any, start: Any, length: Any, position: Any, batches: Any)
     """Walk over record sets and describe their batches; returns the number of rows, 0 at the end.
 
     buf: uint8. start, length: int64, the sets inside buf. position: SCAN_POSITION, from which the
-    next call continues. batches: SCANNED_BATCH[n].
+    next call continues. batches: BATCH[n].
     """
     set_index = position["set_index"]
     pos = position["pos"]
@@ -205,7 +180,7 @@ def scan_batches(buf: Any, start: Any, length: Any, position: Any, batches: Any)
             set_index += 1
             pos = -1
             continue
-        batches[count] = _NOTHING_KNOWN[0]
+        batches[count] = _UNREAD[0]
         batch = batches[count]
         batch["set_index"] = set_index
         batch["batch_index"] = batch_index
@@ -357,11 +332,11 @@ def _load_zigzag(address: Any, end: Any, bits: Any) -> Any:
 
 @kernel
 def parse_records(
-    sections: Any, position: Any, byte_count_max: Any, headers_max: Any, records: Any, headers: Any
+    batches: Any, position: Any, byte_count_max: Any, headers_max: Any, records: Any, headers: Any
 ) -> Any:
-    """Parse record sections into columns.
+    """Parse the records of batches into rows.
 
-    sections: SECTION[n]. position: PARSE_POSITION. records: RecordColumns. headers: HeaderColumns.
+    batches: BATCH[n]. position: PARSE_POSITION. records: RECORD. headers: HEADER.
     Returns OK, or ROOM_NEEDED if records, headers or `byte_count_max` bytes of keys, values and
     headers are full: take the rows and call again.
     """
@@ -369,96 +344,96 @@ def parse_records(
     row = 0
     header = 0
     byte_count = 0
-    number = position["section"]
-    while number < sections.size:
-        section = sections[number]
-        kind = section["kind"]
-        base = section["address"]
-        end = base + section["length"]
+    number = position["batch"]
+    while number < batches.size:
+        batch = batches[number]
+        is_v2 = batch["magic"] == 2
+        base = batch["data_address"]
+        end = base + batch["data_size"]
         status = _OK
-        if kind == MESSAGES and section["is_walked"] == 0:
-            _walk_messages(section)
-        while kind != SKIP:
-            begin = base + section["parsed_bytes"]
-            if kind == RECORDS:
+        if batch["data_size"] >= 0 and not is_v2 and batch["is_walked"] == 0:
+            _walk_messages(batch)
+        while batch["data_size"] >= 0:
+            begin = base + batch["parsed_bytes"]
+            if is_v2:
                 # the section must end exactly after the announced number of records
-                if section["parsed_records"] >= section["record_count"] or begin >= end:
-                    if section["parsed_records"] != section["record_count"] or begin < end:
+                if batch["parsed_records"] >= batch["record_count"] or begin >= end:
+                    if batch["parsed_records"] != batch["record_count"] or begin < end:
                         status = _COUNT_MISMATCH
                     break
             elif begin >= end:
                 break
-            if row == records.section.size or (byte_count >= byte_count_max and row > 0):
+            if row == records.size or (byte_count >= byte_count_max and row > 0):
                 status = _ROOM_NEEDED
                 break
-            header_count = 0
+            record = records[row]
+            record["header_count"] = 0
             header_bytes = 0
-            if kind == RECORDS:
-                after, stop = _load_record(begin, end, records, row)
-                if after >= 0:
-                    header_count = records.header_count[row]
-                if header_count > headers_max:
+            if is_v2:
+                after, stop = _load_record(begin, end, record)
+                if after >= 0 and record["header_count"] > headers_max:
                     after = -_LIMIT
-                elif header_count > headers.key_address.size - header:
+                elif after >= 0 and record["header_count"] > headers.size - header:
                     status = _ROOM_NEEDED
                     if row == 0:
-                        position["headers_needed"] = header_count
+                        position["headers_needed"] = record["header_count"]
                     break
-                elif header_count > 0:
-                    after, header_bytes = _load_headers(after, stop, header_count, headers, header)
+                elif after >= 0:
+                    after, header_bytes = _load_headers(
+                        after, stop, record["header_count"], headers, header
+                    )
                 if 0 <= after < stop:
                     after = -_SIZE_MISMATCH
             else:
-                after = _load_message(begin, end, section["magic"], records, row)
+                after = _load_message(begin, end, batch["magic"], record)
             if after < 0:
                 status = -after
                 break
-            records.section[row] = number
-            records.record_index[row] = section["parsed_records"]
-            _complete_record(section, records, row)
-            if section["parsed_records"] == 0:
-                section["first_offset"] = records.offset[row]
-            section["parsed_bytes"] = after - base
-            section["parsed_records"] += 1
-            byte_count += max(records.key_length[row], 0) + max(records.value_length[row], 0)
+            record["batch"] = number
+            record["record_index"] = batch["parsed_records"]
+            _complete_record(batch, record)
+            if batch["parsed_records"] == 0:
+                batch["first_offset"] = record["offset"]
+            batch["parsed_bytes"] = after - base
+            batch["parsed_records"] += 1
+            byte_count += max(record["key_length"], 0) + max(record["value_length"], 0)
             byte_count += header_bytes
             row += 1
-            header += header_count
+            header += record["header_count"]
         if status == _ROOM_NEEDED:
             break
-        if section["status"] == _OK:
-            section["status"] = status
+        if batch["status"] == _OK:
+            batch["status"] = status
         number += 1
-    position["section"] = number
+    position["batch"] = number
     position["row_count"] = row
     position["header_count"] = header
-    return _OK if number == sections.size else _ROOM_NEEDED
+    return _OK if number == batches.size else _ROOM_NEEDED
 
 
 @part
-def _complete_record(section: Any, records: Any, row: Any) -> None:
+def _complete_record(batch: Any, record: Any) -> None:
     """Replace a record's stored offset and timestamp by the absolute ones; add its control type."""
-    records.control_type[row] = NO_CONTROL_TYPE
-    is_log_append = section["flags"] & IS_LOG_APPEND != 0
-    if section["kind"] == RECORDS:
-        # with LogAppendTime (KIP-32) all records have the batch's max timestamp
-        delta = 0 if is_log_append else records.timestamp[row]
-        records.timestamp[row] = _sum(section["timestamp"], delta)
-        records.offset[row] = _sum(section["offset"], records.offset[row])
-        if section["flags"] & IS_CONTROL:
-            key, size = records.key_address[row], records.key_length[row]
-            records.control_type[row] = _load_control_type(key, size)
+    record["control_type"] = NO_CONTROL_TYPE
+    # with LogAppendTime (KIP-32) all records have the batch's max timestamp; magic 0 has no times
+    is_log_append = batch["attributes"] & _IS_LOG_APPEND != 0 and batch["magic"] > 0
+    if batch["magic"] == 2:
+        record["timestamp"] = _sum(batch["base_timestamp"], record["timestamp"])
+        record["offset"] = _sum(batch["base_offset"], record["offset"])
+        if batch["attributes"] & _IS_CONTROL:
+            key, size = record["key_address"], record["key_length"]
+            record["control_type"] = _load_control_type(key, size)
     else:
-        if is_log_append:
-            records.timestamp[row] = section["timestamp"]
-        records.offset[row] = _sum(records.offset[row], section["shift"])
+        record["offset"] = _sum(record["offset"], batch["shift"])
+    if is_log_append:
+        record["timestamp"] = batch["max_timestamp"]
 
 
-# Loaders fill a row of columns, and return the address after the bytes or a negated status.
+# Loaders fill a row, and return the address after the bytes or a negated status.
 
 
 @part
-def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
+def _load_record(begin: Any, end: Any, record: Any) -> Any:
     """Load a record of magic 2 up to its headers, with its deltas; also returns its end."""
     size, p = _load_zigzag(begin, end, 32)
     if p < 0:
@@ -469,40 +444,33 @@ def _load_record(begin: Any, end: Any, records: Any, row: Any) -> Any:
         return -_TRUNCATED, 0
     stop = p + size
     # after the attributes byte, which has no meaning
-    records.timestamp[row], p = _load_zigzag(p + 1, stop, 64)
+    record["timestamp"], p = _load_zigzag(p + 1, stop, 64)
     if p < 0:
         return p, 0
-    records.offset[row], p = _load_zigzag(p, stop, 32)
+    record["offset"], p = _load_zigzag(p, stop, 32)
     if p < 0:
         return p, 0
-    size, p = _load_size(p, stop)
+    p = _load_pair(p, stop, -1, record)
     if p < 0:
         return p, 0
-    records.key_address[row] = p
-    records.key_length[row] = size
-    size, p = _load_size(p + max(size, 0), stop)
-    if p < 0:
-        return p, 0
-    records.value_address[row] = p
-    records.value_length[row] = size
-    header_count, p = _load_zigzag(p + max(size, 0), stop, 32)
+    header_count, p = _load_zigzag(p, stop, 32)
     if p < 0:
         return p, 0
     if header_count < 0:
         return -_NEGATIVE, 0
     if header_count > (stop - p) >> 1:  # a header has at least two bytes
         return -_IMPOSSIBLE, 0
-    records.header_count[row] = header_count
+    record["header_count"] = header_count
     return p, stop
 
 
 @inlined
-def _load_size(p: Any, stop: Any) -> Any:
-    """A nullable size (-1: null), and the address of its bytes or a negated status."""
+def _load_size(p: Any, stop: Any, least: Any) -> Any:
+    """A size (-1: null) of at least `least`, and the address of its bytes or a negated status."""
     size, p = _load_zigzag(p, stop, 32)
     if p < 0:
         return size, p
-    if size < -1:
+    if size < least:
         return size, -_NEGATIVE
     if size > stop - p:
         return size, -_TRUNCATED
@@ -510,26 +478,31 @@ def _load_size(p: Any, stop: Any) -> Any:
 
 
 @inlined
+def _load_pair(p: Any, stop: Any, key_min: Any, row: Any) -> Any:
+    """Load key and value of a record or a header. key_min: -1 if a key may be null, else 0."""
+    size, p = _load_size(p, stop, key_min)
+    if p < 0:
+        return p
+    row["key_address"] = p
+    row["key_length"] = size
+    size, p = _load_size(p + max(size, 0), stop, -1)
+    if p < 0:
+        return p
+    row["value_address"] = p
+    row["value_length"] = size
+    return p + max(size, 0)
+
+
+@inlined
 def _load_headers(p: Any, stop: Any, count: Any, headers: Any, first: Any) -> Any:
     """Load the headers of a record; also returns the number of their bytes."""
     viewed = 0
-    for row in range(first, first + count):
-        size, p = _load_size(p, stop)
+    for at in range(first, first + count):
+        header = headers[at]
+        p = _load_pair(p, stop, 0, header)
         if p < 0:
             return p, 0
-        if size < 0:
-            return -_NEGATIVE, 0
-        headers.key_address[row] = p
-        headers.key_length[row] = size
-        p += size
-        viewed += size
-        size, p = _load_size(p, stop)
-        if p < 0:
-            return p, 0
-        headers.value_address[row] = p
-        headers.value_length[row] = size
-        p += max(size, 0)
-        viewed += max(size, 0)
+        viewed += header["key_length"] + max(header["value_length"], 0)
     return p, viewed
 
 
@@ -544,31 +517,32 @@ def _load_control_type(key: Any, key_size: Any) -> Any:
 
 
 @inlined
-def _walk_messages(section: Any) -> None:
+def _walk_messages(batch: Any) -> None:
     """Compute the shift of a wrapper's inner offsets (magic 1).
 
     Inner offsets count from 0, and the wrapper has the last one's absolute offset (KIP-31). A
     stored 0 means that no offsets were assigned yet: then they stay.
     """
-    section["is_walked"] = 1
-    section["shift"] = 0
-    if section["flags"] & IS_WRAPPER == 0 or section["magic"] != 1 or section["offset"] == 0:
+    batch["is_walked"] = 1
+    batch["shift"] = 0
+    is_wrapper = batch["attributes"] & _CODEC != 0
+    if not is_wrapper or batch["magic"] != 1 or batch["base_offset"] == 0:
         return
     last = 0
-    p = section["address"]
-    end = p + section["length"]
+    p = batch["data_address"]
+    end = p + batch["data_size"]
     while end - p >= ENTRY_HEADER_SIZE:
         size = _load_i32(p + 8)
         if size < ENTRY_LENGTH_MIN or size > end - p - ENTRY_HEADER_SIZE:
             break
         last = _load_i64(p)
         p += ENTRY_HEADER_SIZE + size
-    if p > section["address"]:
-        section["shift"] = _sum(section["offset"], -last)
+    if p > batch["data_address"]:
+        batch["shift"] = _sum(batch["base_offset"], -last)
 
 
 @part
-def _load_message(begin: Any, end: Any, magic: Any, records: Any, row: Any) -> Any:
+def _load_message(begin: Any, end: Any, magic: Any, record: Any) -> Any:
     """Load a message of magic 0 or 1, with its stored offset."""
     if end - begin < ENTRY_HEADER_SIZE:
         return -_TRUNCATED
@@ -581,25 +555,24 @@ def _load_message(begin: Any, end: Any, magic: Any, records: Any, row: Any) -> A
     if np.int64(load_u8(begin + MAGIC_POS)) != magic:
         return -_UNKNOWN_MAGIC
     # a wrapper must not contain another wrapper
-    if load_u8(begin + MAGIC_POS + 1) & 7 != 0:
+    if load_u8(begin + MAGIC_POS + 1) & _CODEC != 0:
         return -_UNKNOWN_CODEC
-    records.offset[row] = _load_i64(begin)
-    records.timestamp[row] = -1
-    records.header_count[row] = 0
+    record["offset"] = _load_i64(begin)
+    record["timestamp"] = -1
     p = begin + MESSAGE_HEADER_SIZE_V0
     if magic == 1:
         p = begin + MESSAGE_HEADER_SIZE_V1
         if stop - p < 8:
             return -_TRUNCATED
-        records.timestamp[row] = _load_i64(begin + MESSAGE_HEADER_SIZE_V0)
+        record["timestamp"] = _load_i64(begin + MESSAGE_HEADER_SIZE_V0)
     size = _load_i32(p)
     p += 4
     if size < -1:
         return -_NEGATIVE
     if size > stop - p - 4:
         return -_TRUNCATED
-    records.key_address[row] = p
-    records.key_length[row] = size
+    record["key_address"] = p
+    record["key_length"] = size
     p += max(size, 0)
     size = _load_i32(p)
     p += 4
@@ -607,7 +580,7 @@ def _load_message(begin: Any, end: Any, magic: Any, records: Any, row: Any) -> A
         return -_NEGATIVE
     if size > stop - p:
         return -_TRUNCATED
-    records.value_address[row] = p
-    records.value_length[row] = size
+    record["value_address"] = p
+    record["value_length"] = size
     p += max(size, 0)
     return p if p == stop else -_SIZE_MISMATCH

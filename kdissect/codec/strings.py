@@ -23,6 +23,7 @@ def gathered(address: Ints, length: Ints) -> pa.BinaryArray:
     data = pa.allocate_buffer(int(np.maximum(length, 0).sum()))
     offsets = np.empty(count + 1, np.int32)
     validity = np.zeros((count + 7) // 8, np.uint8)
+    address, length = np.ascontiguousarray(address), np.ascontiguousarray(length)
     null_count = _gather(address, length, offsets, validity, data.address)
     buffers = [pa.py_buffer(validity) if null_count else None, pa.py_buffer(offsets), data]
     return pa.Array.from_buffers(pa.binary(), count, buffers, null_count)

@@ -87,7 +87,7 @@ def _bytes_there(exchanges: Rows, chosen: Bools, marks: ChunkMarks) -> tuple[Int
     by_evidence = np.zeros((2, 2, len(sets)), np.int64)  # least or most, plain or transactional
     has_ended = np.zeros((2, len(sets)), np.bool_)  # a transaction ended after the request
     position = rk.scan_start()
-    table = np.empty(_BATCHES, rk.SCANNED_BATCH)
+    table = np.empty(_BATCHES, rk.BATCH)
     while count := int(rk.scan_batches(marks.buf, start, length, position, table)):
         batches = table[:count]
         of, attributes = batches["set_index"], batches["attributes"]
