@@ -165,10 +165,3 @@ def decode_structs(
     status[is_long] = Status.LIMIT
     status[is_null] = Status.OK
     return DecodedStructs(definition, version, is_null, status, columns)
-
-
-def decode_prefixed(definition: Definition, places: Places) -> DecodedStructs:
-    """Decode values that begin with their version, an int16."""
-    version, has_version = places.int16()
-    body = places.without(np.where(has_version, 2, 0))
-    return decode_structs(definition, body, version, has_version)

@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from kdissect.arrays import Bools
 from kdissect.codec.embedded_structs import (
     DecodedStructs,
     Ints,
     Places,
-    decode_prefixed,
     decode_structs,
     read_uvarints,
 )
@@ -41,8 +41,6 @@ LOG_OF_TOPIC = {
     "__cluster_metadata": METADATA,
 }
 METADATA_FRAME_VERSION = 1
-_CONTROL_KEY = "ControlRecordTypeSchema"
-_END_TXN_MARKERS = (0, 1)  # control types whose value begins with its version
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,95 +109,66 @@ def decode_internal(
     log: GROUP, TRANSACTION, SHARE, METADATA, or CONTROL for control records of any topic. Returns
     (columns by record type, faults).
     """
-    if log == METADATA:
-        return _metadata(Places.of(values))
-    if log == CONTROL:
-        return _control(Places.of(keys), Places.of(values))
-    return _coordinator(log, Places.of(keys), Places.of(values))
-
-
-def _coordinator(
-    log: str, keys: Places, values: Places
-) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    definitions = catalog.coordinator_records(log)
-    tables: list[InternalColumns] = []
+    key_places, value_places = Places.of(keys), Places.of(values)
     faults: list[InternalFaults] = []
-    types, has_type = keys.int16()
-    _add_fault(
-        faults, f"{log} record key", Status.TRUNCATED, np.flatnonzero(~has_type), in_key=True
-    )
+    key_version = None
+    if log == METADATA:
+        types, has_type, body, version = _framed(value_places, faults)
+        has_version = has_type
+    else:
+        key_version, has_key = key_places.int16()
+        types, has_type = key_version, has_key
+        version, has_version = value_places.int16()
+        has_prefix = has_version
+        if log == CONTROL:
+            types, has_type = key_places.int16(2)
+            has_type &= key_version >= 0
+            types = np.where(types == catalog.COMMIT, catalog.ABORT, types)
+            # in other control records the version is the body's first field
+            has_prefix = has_version & (types == catalog.ABORT)
+        else:
+            rows = np.flatnonzero(~has_type)
+            _add_fault(faults, f"{log} record key", Status.TRUNCATED, rows, in_key=True)
+        body = value_places.without(np.where(has_prefix, 2, 0))
+    tables = []
+    definitions = catalog.records(log)
     for number in np.unique(types[has_type]).tolist():
         rows = np.flatnonzero(has_type & (types == number))
         if number not in definitions:
-            what = f"{log} record type"
-            _add_fault(faults, what, Status.UNKNOWN_API, rows, types[rows], in_key=True)
+            if log != CONTROL:  # there the type is UNKNOWN in `records`; Kafka's readers skip it
+                what = f"{log} record type"
+                in_key = log != METADATA
+                _add_fault(faults, what, Status.UNKNOWN_API, rows, types[rows], in_key)
             continue
-        key_definition, value_definition = definitions[number]
-        body = keys.take(rows).without(2)
-        key = decode_structs(key_definition, body, np.zeros(len(rows), np.int64))
-        value = decode_prefixed(value_definition, values.take(rows))
-        _add_struct_faults(faults, rows, key, in_key=True)
+        key_definition, definition = definitions[number]
+        key = None
+        if key_definition is not None:
+            key_body = key_places.take(rows).without(2)
+            key = decode_structs(key_definition, key_body, np.zeros(len(rows), np.int64))
+            if log != CONTROL:
+                _add_struct_faults(faults, rows, key, in_key=True)
+        value = decode_structs(definition, body.take(rows), version[rows], has_version[rows])
         _add_struct_faults(faults, rows, value)
-        name = key_definition.name.removesuffix("Key")
-        tables.append(_columns(name, rows, key, types[rows], value))
+        tables.append(_columns(rows, key, key_version, value))
     return tables, faults
 
 
-def _control(keys: Places, values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    definitions = catalog.control_records()
-    tables: list[InternalColumns] = []
-    faults: list[InternalFaults] = []
-    key_version, _ = keys.int16()
-    types, has_type = keys.int16(2)
-    has_type &= key_version >= 0
-    # a type without definition is UNKNOWN in `records`; Kafka's readers skip it too
-    for definition in dict.fromkeys(definitions.values()):
-        numbers = [number for number, one in definitions.items() if one is definition]
-        rows = np.flatnonzero(has_type & np.isin(types, numbers))
-        if not len(rows):
-            continue
-        body, zeros = keys.take(rows).without(2), np.zeros(len(rows), np.int64)
-        key = decode_structs(catalog.definition(_CONTROL_KEY), body, zeros)
-        chosen = values.take(rows)
-        if numbers[0] in _END_TXN_MARKERS:
-            value = decode_prefixed(definition, chosen)
-        else:  # the version is the body's first field
-            value = decode_structs(definition, chosen, *chosen.int16())
-        _add_struct_faults(faults, rows, value)
-        tables.append(_columns(definition.name, rows, key, key_version[rows], value))
-    return tables, faults
-
-
-def _metadata(values: Places) -> tuple[list[InternalColumns], list[InternalFaults]]:
-    definitions = catalog.metadata_records()
-    tables: list[InternalColumns] = []
-    faults: list[InternalFaults] = []
-    heads, behind, status = read_uvarints(values, 3)
-    frame, types, versions = heads
+def _framed(values: Places, faults: list[InternalFaults]) -> tuple[Ints, Bools, Places, Ints]:
+    """(types, bool: a record with a type, bodies, versions) of records of the metadata log."""
+    (frame, types, versions), behind, status = read_uvarints(values, 3)
     what = "metadata record"
     for code in (Status.TRUNCATED, Status.VARINT_OVERFLOW):
         _add_fault(faults, what, code, np.flatnonzero(status == code))
-    framed = frame == METADATA_FRAME_VERSION
-    other = np.flatnonzero((status == Status.OK) & ~framed)
+    is_read = status == Status.OK
+    is_framed = frame == METADATA_FRAME_VERSION
+    other = np.flatnonzero(is_read & ~is_framed)
     _add_fault(faults, f"{what} frame", Status.UNKNOWN_VERSION, other, frame[other])
-    is_record = framed & (status == Status.OK)
-    for number in np.unique(types[is_record]).tolist():
-        rows = np.flatnonzero(is_record & (types == number))
-        if number not in definitions:
-            _add_fault(faults, f"{what} type", Status.UNKNOWN_API, rows, types[rows])
-            continue
-        definition = definitions[number]
-        places = values.without(behind).take(rows)
-        value = decode_structs(definition, places, versions[rows])
-        _add_struct_faults(faults, rows, value)
-        tables.append(_columns(definition.name, rows, None, None, value))
-    return tables, faults
+    return types, is_read & is_framed, values.without(behind), versions
 
 
 def _columns(
-    name: str, rows: Ints, key: DecodedStructs | None, key_version: Ints | None,
-    value: DecodedStructs,
-) -> InternalColumns:  # fmt: skip
+    rows: Ints, key: DecodedStructs | None, key_version: Ints | None, value: DecodedStructs
+) -> InternalColumns:
     """The records whose key decoded, and whose value decoded or is a tombstone."""
     is_good = value.status == Status.OK
     if key is not None:
@@ -207,9 +176,9 @@ def _columns(
     has_value = ~value.is_null[is_good]
     kept = pa.array(is_good)
     return InternalColumns(
-        name,
+        value.definition.name.removesuffix("Value"),
         rows[is_good],
-        None if key_version is None else key_version[is_good].astype(np.int16),
+        None if key_version is None else key_version[rows[is_good]].astype(np.int16),
         np.where(has_value, value.version[is_good], 0).astype(np.int16),
         has_value,
         None if key is None else key.columns.body.filter(kept),

@@ -12,7 +12,7 @@ from kdissect.errors import DefinitionError
 from kdissect.protocol import grammar
 from kdissect.protocol.model import SIDES, Api, Definition
 
-_ABORT, _COMMIT = 0, 1  # control records of these two types contain an EndTxnMarker
+ABORT, COMMIT = 0, 1  # control records of these two types contain an EndTxnMarker
 
 
 def _folder() -> Traversable:
@@ -161,39 +161,23 @@ def record_definitions() -> dict[str, Definition]:
 
 
 @cache
-def coordinator_records(kind: str) -> dict[int, tuple[Definition, Definition]]:
-    """Records of a coordinator's topic: type (first 2 bytes of the key) -> (key, value)
-    definitions.
+def records(log: str) -> dict[int, tuple[Definition | None, Definition]]:
+    """Records of a log: type -> (definition of the key, None without keys; of the value).
 
-    kind: "group" (``__consumer_offsets``), "transaction" (``__transaction_state``) or "share"
-    (``__share_group_state``). Raises ValueError for another kind.
+    log: "group" (``__consumer_offsets``), "transaction" (``__transaction_state``), "share"
+    (``__share_group_state``), "metadata" (``__cluster_metadata``) or "control" (control records of
+    any topic).
     """
-    if kind not in grammar.COORDINATOR_KINDS:
-        raise ValueError(f"kind must be one of {grammar.COORDINATOR_KINDS}, not {kind!r}")
-    by_key = {}
+    found: dict[int, tuple[Definition | None, Definition]] = {}
     for plain in _record_files():
-        parts = _record_file(plain)
-        if parts[0].kind == kind:
-            by_key[parts[0].record_key] = (parts[0], parts[1])
-    return dict(sorted(by_key.items()))
-
-
-@cache
-def metadata_records() -> dict[int, Definition]:
-    """Records of ``__cluster_metadata``: record id -> definition."""
-    return _by_record_key("metadata")
-
-
-@cache
-def control_records() -> dict[int, Definition]:
-    """Control records: control type -> definition of the value."""
-    by_type = _by_record_key("control")
-    return dict(sorted({**by_type, _COMMIT: by_type[_ABORT]}.items()))
-
-
-def _by_record_key(kind: str) -> dict[int, Definition]:
-    chosen = [each for each in record_definitions().values() if each.kind == kind]
-    return {each.record_key: each for each in sorted(chosen, key=lambda one: one.record_key)}
+        *keys, value = _record_file(plain)
+        if value.kind == "control":
+            keys = [definition("ControlRecordTypeSchema")]
+        if value.kind == log:
+            found[value.record_key] = (keys[0] if keys else None, value)
+    if log == "control":
+        found[COMMIT] = found[ABORT]
+    return dict(sorted(found.items()))
 
 
 REQUEST_HEADER: Definition

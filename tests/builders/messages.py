@@ -117,7 +117,9 @@ def batch(pairs: Sequence[tuple[bytes | None, bytes | None]], first: int = 0, **
 def metadata_record(record: str, version: int = 0, /, **fields: Any) -> bytes:
     """The value of a record of the metadata log."""
     number, definition = next(
-        (number, one) for number, one in catalog.metadata_records().items() if one.name == record
+        (number, one)
+        for number, (_, one) in catalog.records("metadata").items()
+        if one.name == record
     )
     return bytes([1, number, version]) + message_codec.encode(definition, version, fields)
 

@@ -116,7 +116,7 @@ def test_metadata_frames_of_other_versions_have_a_fault() -> None:
 
 def test_surplus_bytes_and_broken_text_have_a_fault() -> None:
     """The row stays, with a fault for the bytes after it or in it."""
-    definition = catalog.metadata_records()[2]
+    _, definition = catalog.records("metadata")[2]
     body = message_codec.encode(definition, 0, {"name": "orders"})
     wrong = body.replace(b"orders", b"\xff\xfeders")
     values = pa.array([b"\x01\x02\0" + body + b"xyz", b"\x01\x02\0" + wrong])

@@ -82,15 +82,14 @@ def test_an_unknown_definition_is_answered_with_near_ones():
 
 def test_records_are_found_by_their_types():
     """The type in a record's key leads to its definition, for each kind of log."""
-    key, value = catalog.coordinator_records("group")[1]
+    key, value = catalog.records("group")[1]
+    assert key is not None
     assert (key.name, value.name) == ("OffsetCommitKey", "OffsetCommitValue")
-    assert catalog.coordinator_records("transaction")[0][1].name == "TransactionLogValue"
-    assert catalog.coordinator_records("share")[0][1].name == "ShareSnapshotValue"
-    assert catalog.metadata_records()[2].name == "TopicRecord"
-    assert catalog.control_records()[0] is catalog.control_records()[1]
-    assert catalog.control_records()[6].name == "VotersRecord"
-    with pytest.raises(ValueError, match="kind"):
-        catalog.coordinator_records("metadata")
+    assert catalog.records("transaction")[0][1].name == "TransactionLogValue"
+    assert catalog.records("share")[0][1].name == "ShareSnapshotValue"
+    assert catalog.records("metadata")[2] == (None, catalog.definition("TopicRecord"))
+    assert catalog.records("control")[0] is catalog.records("control")[1]
+    assert catalog.records("control")[6][1].name == "VotersRecord"
 
 
 def test_header_versions_follow_kafkas_rules():
