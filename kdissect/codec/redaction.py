@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from kdissect.codec.message import decode_message, encode_message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
+from kdissect.codec.nested_columns import with_fields, with_values
 from kdissect.errors import DecodeError, EncodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
@@ -149,39 +150,19 @@ def redact_column(column: pa.Array) -> pa.Array:
     if not _has_secrets(kind):
         return column
     if pa.types.is_list(kind):
-        inner = redact_column(column.values)
-        return pa.Array.from_buffers(
-            pa.list_(pa.field("item", inner.type)), len(column), column.buffers()[:2],
-            offset=column.offset, children=[inner],
-        )  # fmt: skip
-    # field() respects the parent's offset; flatten() would push its nulls into the children
-    children = [redact_column(column.field(place)) for place in range(kind.num_fields)]
+        return with_values(column, redact_column(column.flatten()))
+    columns = {name: redact_column(column.field(name)) for name in kind.names}
     for name in SECRET_FIELDS.intersection(kind.names):
-        place = kind.get_field_index(name)
-        children[place] = _hidden(children[place])
+        columns[name] = _hidden(columns[name])
     if _is_config(kind):
-        place = kind.get_field_index(_VALUE)
-        children[place] = _hidden(children[place], sensitive_configs(column))
-    fields = [
-        pa.field(kind[place].name, child.type, kind[place].nullable)
-        for place, child in enumerate(children)
-    ]
-    mask = column.is_null() if column.null_count else None
-    return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+        columns[_VALUE] = _hidden(columns[_VALUE], sensitive_configs(column))
+    return with_fields(column, columns)
 
 
 def hide_tags(tags: pa.ListArray) -> pa.ListArray:
     """A list<struct<path, tag, data>> of unknown tags without their data."""
-    if tags.null_count == len(tags):
-        return tags
-    entries = tags.values
-    names = entries.type.names
-    columns = [entries.field(name) for name in names]
-    columns[names.index("data")] = _hidden(entries.field("data"))
-    values = pa.StructArray.from_arrays(columns, fields=list(entries.type))
-    return pa.Array.from_buffers(
-        tags.type, len(tags), tags.buffers()[:2], offset=tags.offset, children=[values]
-    )
+    entries = tags.flatten()
+    return with_values(tags, with_fields(entries, {"data": _hidden(entries.field("data"))}))
 
 
 def secret_rows(column: pa.StructArray) -> npt.NDArray[np.bool_]:

@@ -28,11 +28,13 @@ from kdissect.codec.group_protocols import (
     subscriptions,
 )
 from kdissect.codec.message import Message, decode_message
+from kdissect.codec.nested_columns import with_fields, with_values
 from kdissect.codec.redaction import redact_body
 from kdissect.codec.sasl_tokens import read_token
 from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
 from kdissect.status import REASONS, Status
 from kdissect.tables.arrow_arrays import TIME_TYPE
@@ -139,11 +141,9 @@ class _Sides:
         self.reveal_secrets = reveal
         self.faults: list[EmbeddedFault] = []
 
-    def text(self, side: int, name: str) -> pa.Array:
+    def text(self, side: int, name: str) -> pa.StringArray:
         """A string field of the body; null if there is no body."""
-        body = self.bodies[side]
-        column = body.field(name)
-        return pc.if_else(body.is_valid(), column, pa.scalar(None, column.type))
+        return pc.struct_field(self.bodies[side], name)
 
     def beside(
         self, entries: pa.StructArray, name: str, embedded: Embedded, side: int, rows: Rows
@@ -155,13 +155,7 @@ class _Sides:
             if self.bodies[side][row].is_valid:
                 detail = f"{name}: {fault.detail}"
                 self.faults.append(EmbeddedFault(row, side, fault.status, detail))
-        at = entries.type.get_field_index(name)
-        columns = [entries.field(i) for i in range(entries.type.num_fields)]
-        fields = list(entries.type)
-        columns.insert(at + 1, embedded.column)
-        fields.insert(at + 1, pa.field(name + DECODED, embedded.column.type))
-        mask = entries.is_null() if entries.null_count else None
-        return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+        return with_fields(entries, {name + DECODED: embedded.column}, after=name)
 
 
 def _top(array: pa.Array) -> Rows:
@@ -170,31 +164,22 @@ def _top(array: pa.Array) -> Rows:
 
 def _inside(
     array: pa.StructArray,
-    name: str,
+    path: tuple[str, ...],
     rows: Rows,
+    parents: Rows,
     change: Callable[[pa.StructArray, Rows, Rows], pa.StructArray],
 ) -> pa.StructArray:
-    """`array` with the elements of its list `name` changed.
+    """`array` with the structs at a path of lists changed.
 
-    change(elements, rows of the messages, rows of `array`), the latter two per element.
+    rows, parents: of each struct, its message and its row in the list around it; `change` gets them
+    for the structs at the path.
     """
-    at = array.type.get_field_index(name)
-    columns = [array.field(i) for i in range(array.type.num_fields)]
-    entries = columns[at]
-    offsets = entries.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    parents = np.repeat(_top(entries), np.diff(offsets))
-    elements = change(entries.values.slice(first, last - first), rows[parents], parents)
-    valid = entries.is_valid().to_numpy(zero_copy_only=False)
-    bits = pa.py_buffer(np.packbits(valid, bitorder="little")) if entries.null_count else None
-    buffers = [bits, pa.py_buffer((offsets - first).astype(np.int32))]
-    columns[at] = pa.Array.from_buffers(
-        pa.list_(elements.type), len(entries), buffers, entries.null_count, 0, [elements]
-    )
-    fields = list(array.type)
-    fields[at] = pa.field(name, columns[at].type)
-    mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+    if not path:
+        return change(array, rows, parents)
+    lists = array.field(path[0])
+    parents = pc.list_parent_indices(lists).to_numpy()
+    elements = _inside(lists.flatten(), path[1:], rows[parents], parents, change)
+    return with_fields(array, {path[0]: with_values(lists, elements)})
 
 
 def _known(first: pa.Array, other: pa.Array) -> pa.Array:
@@ -202,59 +187,55 @@ def _known(first: pa.Array, other: pa.Array) -> pa.Array:
     return pc.if_else(pc.equal(first, "").fill_null(True), other, first)
 
 
-def _join_group(sides: _Sides) -> None:
-    request_type = sides.text(REQUEST, "protocol_type")
-    response_type = _known(sides.text(RESPONSE, "protocol_type"), request_type)
-    chosen = sides.text(RESPONSE, "protocol_name")
-
-    def protocols(entries: pa.StructArray, rows: Rows, _: Rows) -> pa.StructArray:
-        found = subscriptions(
-            entries.field("metadata"), request_type.take(rows), entries.field("name")
+# Where messages have what group members say: side, lists, and fields with their reader.
+_Reader = Callable[[pa.Array, pa.Array, pa.Array], Embedded]
+_MEMBER_FIELDS: dict[int, list[tuple[int, tuple[str, ...], dict[str, _Reader]]]] = {
+    ApiKey.JOIN_GROUP: [
+        (REQUEST, ("protocols",), {"metadata": subscriptions}),
+        (RESPONSE, ("members",), {"metadata": subscriptions}),
+    ],
+    ApiKey.SYNC_GROUP: [
+        (REQUEST, ("assignments",), {"assignment": assignments}),
+        (RESPONSE, (), {"assignment": assignments}),
+    ],
+    ApiKey.DESCRIBE_GROUPS: [
+        (
+            RESPONSE,
+            ("groups", "members"),
+            {"member_metadata": subscriptions, "member_assignment": assignments},
         )
-        return sides.beside(entries, "metadata", found, REQUEST, rows)
-
-    def members(entries: pa.StructArray, rows: Rows, _: Rows) -> pa.StructArray:
-        found = subscriptions(
-            entries.field("metadata"), response_type.take(rows), chosen.take(rows)
-        )
-        return sides.beside(entries, "metadata", found, RESPONSE, rows)
-
-    request, response = sides.bodies
-    request = _inside(request, "protocols", _top(request), protocols)
-    response = _inside(response, "members", _top(response), members)
-    sides.bodies = [request, response]
+    ],
+}
 
 
-def _sync_group(sides: _Sides) -> None:
-    kind = _known(sides.text(REQUEST, "protocol_type"), sides.text(RESPONSE, "protocol_type"))
-    name = _known(sides.text(REQUEST, "protocol_name"), sides.text(RESPONSE, "protocol_name"))
+def _members(sides: _Sides, api_key: int) -> None:
+    if api_key == ApiKey.DESCRIBE_GROUPS:
+        groups = sides.bodies[RESPONSE].field("groups").flatten()
+        kind, assignor = groups.field("protocol_type"), groups.field("protocol_data")
+    else:
+        kind = _known(sides.text(REQUEST, "protocol_type"), sides.text(RESPONSE, "protocol_type"))
+        assignor = sides.text(RESPONSE, "protocol_name")
+        if api_key == ApiKey.SYNC_GROUP:
+            assignor = _known(sides.text(REQUEST, "protocol_name"), assignor)
+    for side, path, readers in _MEMBER_FIELDS[api_key]:
 
-    def members(entries: pa.StructArray, rows: Rows, _: Rows) -> pa.StructArray:
-        found = assignments(entries.field("assignment"), kind.take(rows), name.take(rows))
-        return sides.beside(entries, "assignment", found, REQUEST, rows)
+        def change(
+            entries: pa.StructArray,
+            rows: Rows,
+            parents: Rows,
+            side: int = side,
+            readers: dict[str, _Reader] = readers,
+        ) -> pa.StructArray:
+            # a member that joins says what it needs for each assignor that it has
+            is_joining = "name" in entries.type.names
+            name = entries.field("name") if is_joining else assignor.take(parents)
+            for field, read in readers.items():
+                found = read(entries.field(field), kind.take(parents), name)
+                entries = sides.beside(entries, field, found, side, rows)
+            return entries
 
-    request, response = sides.bodies
-    found = assignments(response.field("assignment"), kind, name)
-    request = _inside(request, "assignments", _top(request), members)
-    response = sides.beside(response, "assignment", found, RESPONSE, _top(response))
-    sides.bodies = [request, response]
-
-
-def _describe_groups(sides: _Sides) -> None:
-    def groups(entries: pa.StructArray, rows: Rows, _: Rows) -> pa.StructArray:
-        kind, name = entries.field("protocol_type"), entries.field("protocol_data")
-
-        def members(entries: pa.StructArray, rows: Rows, parents: Rows) -> pa.StructArray:
-            of = kind.take(parents), name.take(parents)
-            found = subscriptions(entries.field("member_metadata"), *of)
-            entries = sides.beside(entries, "member_metadata", found, RESPONSE, rows)
-            found = assignments(entries.field("member_assignment"), *of)
-            return sides.beside(entries, "member_assignment", found, RESPONSE, rows)
-
-        return _inside(entries, "members", rows, members)
-
-    response = sides.bodies[RESPONSE]
-    sides.bodies[RESPONSE] = _inside(response, "groups", _top(response), groups)
+        body = sides.bodies[side]
+        sides.bodies[side] = _inside(body, path, _top(body), _top(body), change)
 
 
 def group_members(value: pa.StructArray) -> pa.Array:
@@ -263,29 +244,20 @@ def group_members(value: pa.StructArray) -> pa.Array:
     Null where the value is null; a member's columns are null if its bytes do not match the group's
     protocol type.
     """
-    groups = value.field("members")
-    entries = groups.flatten()
-    parents = pc.list_parent_indices(groups)
+    members = pc.struct_field(value, "members")
+    entries = members.flatten()
+    parents = pc.list_parent_indices(members)
     of = value.field("protocol_type").take(parents), value.field("protocol").take(parents)
     columns = [
         entries.field("member_id"),
         subscriptions(entries.field("subscription"), *of).column,
         assignments(entries.field("assignment"), *of).column,
     ]
-    members = pa.StructArray.from_arrays(columns, ["member_id", "subscription", "assignment"])
-    count = pc.fill_null(pc.list_value_length(groups), 0).to_numpy(zero_copy_only=False)
-    offsets = np.zeros(len(value) + 1, np.int32)
-    np.cumsum(count, out=offsets[1:])
-    valid = (value.is_valid().to_numpy(zero_copy_only=False)) & (
-        groups.is_valid().to_numpy(zero_copy_only=False)
-    )
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(
-        pa.list_(members.type), len(value), [bits, pa.py_buffer(offsets)], -1, 0, [members]
-    )
+    names = ["member_id", "subscription", "assignment"]
+    return with_values(members, pa.StructArray.from_arrays(columns, names))
 
 
-def _sasl_authenticate(sides: _Sides) -> None:
+def _sasl_authenticate(sides: _Sides, _: int) -> None:
     for side, body in enumerate(sides.bodies):
         given = body.field("auth_bytes").to_pylist()
         tokens = [None if data is None else read_token(data, side) for data in given]
@@ -293,7 +265,7 @@ def _sasl_authenticate(sides: _Sides) -> None:
         sides.bodies[side] = sides.beside(body, "auth_bytes", found, side, _top(body))
 
 
-def _envelope(sides: _Sides) -> None:
+def _envelope(sides: _Sides, _: int) -> None:
     request, response = sides.bodies
     requests: list[Message | None] = []
     columns = []
@@ -389,7 +361,7 @@ def _without_records(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[
     return changed
 
 
-def _push_telemetry(sides: _Sides) -> None:
+def _push_telemetry(sides: _Sides, _: int) -> None:
     request = sides.bodies[REQUEST]
     codecs = request.field("compression_type").to_pylist()
     rows: list[list[dict[str, Any]] | None] = []
@@ -410,13 +382,11 @@ def _fault(row: int, error: DecodeError) -> FormatFault:
     return FormatFault(row, _STATUS_OF.get(error.reason, Status.TRUNCATED), str(error))
 
 
-_APIS: dict[int, Callable[[_Sides], None]] = {
-    11: _join_group,
-    14: _sync_group,
-    15: _describe_groups,
-    36: _sasl_authenticate,
-    58: _envelope,
-    72: _push_telemetry,
+_APIS: dict[int, Callable[[_Sides, int], None]] = {
+    **dict.fromkeys(_MEMBER_FIELDS, _members),
+    ApiKey.SASL_AUTHENTICATE: _sasl_authenticate,
+    ApiKey.ENVELOPE: _envelope,
+    ApiKey.PUSH_TELEMETRY: _push_telemetry,
 }
 
 
@@ -437,5 +407,5 @@ def add_decoded(
     if decode is None:
         return request, response, []
     sides = _Sides(request, response, reveal_secrets, nesting)
-    decode(sides)
+    decode(sides, api_key)
     return sides.bodies[REQUEST], sides.bodies[RESPONSE], sides.faults

@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from kdissect.codec.embedded_structs import Places
+from kdissect.codec.nested_columns import with_fields, with_values
 from kdissect.tables.schemas import decoded_fields
 
 FULL, KEYS, HASH, _NONE = "full", "keys", "hash", "none"
@@ -44,13 +45,9 @@ def _hidden(column: pa.Array, payload: str) -> pa.Array:
 
 
 def _hidden_headers(headers: pa.ListArray, payload: str) -> pa.ListArray:
-    entries = headers.values
-    kinds = list(headers.type.value_type)
-    values = _hidden(entries.field(1), payload)
-    inner = pa.StructArray.from_arrays([entries.field(0), values], fields=kinds)
-    buffers = headers.buffers()[:2]
-    return pa.Array.from_buffers(
-        headers.type, len(headers), buffers, offset=headers.offset, children=[inner]
+    entries = headers.flatten()
+    return with_values(
+        headers, with_fields(entries, {"value": _hidden(entries.field("value"), payload)})
     )
 
 
