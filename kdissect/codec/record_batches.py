@@ -246,7 +246,7 @@ class _Decoder:
         is_whole = b["state"] == rk.WHOLE
         whole = take(b, np.flatnonzero(is_whole))
         ends = whole["pos"] + whole["size"]
-        view = memoryview(self.buf)
+        view = self.buf.data
         b["computed_crc"][is_whole] = [
             crc32c.crc32c(view[start:end]) if magic == 2 else zlib.crc32(view[start:end])
             for start, end, magic in zip(
