@@ -82,13 +82,13 @@ def prepare(database: Database) -> None:
     _make_configs(database)
 
 
-def _of_both(query: str) -> str:
+def of_both(query: str) -> str:
     """SQL of both sides' rows of a query with `{side}`."""
     return " union all ".join(query.format(side=side) for side in COMPARED)
 
 
 def _make_numbered(database: Database) -> None:
-    connections = _of_both(
+    connections = of_both(
         "select '{side}' side, connection_id, min(client_id) client_id from {side}_requests "
         "group by all"
     )
@@ -100,7 +100,7 @@ def _make_numbered(database: Database) -> None:
 
 
 def _make_exchanges(database: Database) -> None:
-    exchanges = _of_both(
+    exchanges = of_both(
         """
         select '{side}' side, exchange_id, connection_id, epoch_us(time) time_us, client_ip,
             client_id, api_key, api as api_name,
@@ -125,7 +125,7 @@ def _make_exchanges(database: Database) -> None:
 
 def _make_batches(database: Database) -> None:
     """Create `batches`: the produced ones."""
-    batches = _of_both(
+    batches = of_both(
         "select side, topic, size, connection, block from {side}_record_batches "
         "join x using (exchange_id) "
         "where source = 'produce' and not is_partial and side = '{side}'"

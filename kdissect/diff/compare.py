@@ -11,7 +11,7 @@ not excluded (POSSIBLE_RATE).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdissect.diff.collect import (
@@ -19,6 +19,7 @@ from kdissect.diff.collect import (
     TAILS,
     distributions,
     failures,
+    of_both,
     open_both,
     prepare,
 )
@@ -62,8 +63,8 @@ def compare(a: Tables, b: Tables, *, memory_limit: str | None = None) -> dict[st
         prepare(database)
         compared = _compare_samples(database)
         changes = {
-            kind: _FINDERS[kind](database)
-            if kind in _FINDERS
+            kind: database.rows(_FACTS[kind])
+            if kind in _FACTS
             else [row for row in compared[kind] if row["change"] is not None]
             for kind in KINDS
         }
@@ -117,126 +118,84 @@ def _side(database: Database, side: str) -> dict[str, Any]:
 
 # Present on one side only, or with other properties
 
-
-def _apis(database: Database) -> list[Change]:
-    rows = database.rows(
-        """
-        select api_name, count(*) filter (side = 'a') count_a, count(*) filter (side = 'b') count_b
-        from x group by all
-        having (count_a = 0 or count_b = 0) and bool_or(status <> 'request_missing')
-        order by api_name
-        """
+_PRESENCE = "CASE WHEN count_a > 0 THEN 'removed' ELSE 'added' END AS change, false AS is_worse"
+_APIS = f"""
+    SELECT api_name, count(*) FILTER (side = 'a') AS count_a,
+      count(*) FILTER (side = 'b') AS count_b, {_PRESENCE}
+    FROM x GROUP BY api_name
+    HAVING (count_a = 0 OR count_b = 0) AND bool_or(status <> 'request_missing')
+    ORDER BY api_name
+"""
+# Versions that only one side uses, of APIs that both use. A version that only responses without
+# their requests have is a guess, and no change.
+_VERSIONS = f"""
+    WITH counted AS (
+      SELECT api_name, api_version, count(*) FILTER (side = 'a') AS count_a,
+        count(*) FILTER (side = 'b') AS count_b,
+        bool_or(status <> 'request_missing') AS is_certain
+      FROM x WHERE api_version IS NOT NULL GROUP BY ALL
     )
-    return [_presence(row, row["count_a"]) for row in rows]
-
-
-def _presence(row: Change, in_a: Any) -> Change:
-    """Return the row as a change: something that only one side has."""
-    return {**row, "change": "removed" if in_a else "added", "is_worse": False}
-
-
-def _versions(database: Database) -> list[Change]:
-    """Return the versions that only one side uses, of APIs that both use.
-
-    A version that only responses without their requests have is a guess, and no change.
-    """
-    rows = database.rows(
-        """
-        with counted as (
-            select api_name, api_version, count(*) filter (side = 'a') count_a,
-                count(*) filter (side = 'b') count_b,
-                bool_or(status <> 'request_missing') is_certain
-            from x where api_version is not null group by all
-        )
-        select * exclude is_certain from counted qualify is_certain
-            and (count_a = 0 or count_b = 0) and sum(count_a) over (partition by api_name) > 0
-            and sum(count_b) over (partition by api_name) > 0
-        order by api_name, api_version
-        """
+    SELECT * EXCLUDE (is_certain), {_PRESENCE} FROM counted QUALIFY is_certain
+      AND (count_a = 0 OR count_b = 0) AND sum(count_a) OVER (PARTITION BY api_name) > 0
+      AND sum(count_b) OVER (PARTITION BY api_name) > 0
+    ORDER BY api_name, api_version
+"""
+_CLIENT_FIELDS = {"software": "software", "principals": "principal", "addresses": "client_ip"}
+_CLIENT_LISTS = ", ".join(
+    f"coalesce(list_sort(list(DISTINCT {column}) FILTER (side = '{side}' AND {column} <> '')), []) "
+    f"AS {name}_{side}"
+    for name, column in _CLIENT_FIELDS.items()
+    for side in COMPARED
+)
+_CHANGED = ", ".join(f"CASE WHEN {name}_a <> {name}_b THEN '{name}' END" for name in _CLIENT_FIELDS)
+_OF_CLIENTS = """
+    SELECT x.side, x.client_id, x.client_ip, c.principal,
+      concat_ws(' ', c.client_software_name, c.client_software_version) AS software
+    FROM x JOIN {side}_connections c USING (connection_id)
+    WHERE x.side = '{side}' AND x.status <> 'request_missing'
+"""
+# Clients by ID: new, missing, or with other software, principals or addresses.
+_CLIENTS = f"""
+    WITH clients AS (
+      SELECT client_id, count(*) FILTER (side = 'a') AS count_a,
+        count(*) FILTER (side = 'b') AS count_b, {_CLIENT_LISTS}
+      FROM ({of_both(_OF_CLIENTS)}) GROUP BY client_id
+    ), compared AS (
+      SELECT *, {_PRESENCE}, count_a > 0 AND count_b > 0 AS is_in_both,
+        CASE WHEN is_in_both THEN list_filter([{_CHANGED}], lambda name: name IS NOT NULL)
+          ELSE [] END AS fields
+      FROM clients
     )
-    return [_presence(row, row["count_a"]) for row in rows]
-
-
-_CLIENT_FIELDS = ("software", "principals", "addresses")
-
-
-def _clients(database: Database) -> list[Change]:
-    """Return changes of clients by ID: new, missing, other software, principals or addresses."""
-    parts = " union all ".join(
-        f"""
-        select '{side}' side, x.client_id, x.client_ip,
-            concat_ws(' ', c.client_software_name, c.client_software_version) software, c.principal
-        from x join {side}_connections c using (connection_id)
-        where x.side = '{side}' and x.status <> 'request_missing'
-        """
-        for side in COMPARED
+    SELECT * EXCLUDE (is_in_both)
+      REPLACE (CASE WHEN is_in_both THEN 'changed' ELSE change END AS change)
+    FROM compared WHERE NOT is_in_both OR len(fields) > 0 ORDER BY client_id NULLS FIRST
+"""
+# Changed settings, read or written. A setting that only one side has counts if both sides saw its
+# resource, and if the other side used one of the same APIs on it.
+_CONFIGS = f"""
+    WITH known AS (
+      SELECT resource_type, resource_name,
+        flatten(list(apis) FILTER (side = 'a')) AS used_a,
+        flatten(list(apis) FILTER (side = 'b')) AS used_b
+      FROM configs GROUP BY ALL HAVING count(DISTINCT side) = 2
+    ), paired AS (
+      SELECT resource_type, resource_name, config, used_a, used_b,
+        any_value(value) FILTER (side = 'a') AS value_a,
+        any_value(value) FILTER (side = 'b') AS value_b,
+        any_value(apis) FILTER (side = 'a') AS apis_a,
+        any_value(apis) FILTER (side = 'b') AS apis_b
+      FROM configs JOIN known USING (resource_type, resource_name) GROUP BY ALL
     )
-    lists = ", ".join(
-        f"coalesce(list_sort(list(distinct {column}) filter (side = '{side}' and {column} <> '')), "
-        f"[]) {name}_{side}"
-        for name, column in (
-            ("software", "software"),
-            ("principals", "principal"),
-            ("addresses", "client_ip"),
-        )
-        for side in COMPARED
-    )
-    rows = database.rows(
-        f"""
-        select client_id, count(*) filter (side = 'a') count_a,
-            count(*) filter (side = 'b') count_b, {lists}
-        from ({parts}) group by client_id order by client_id nulls first
-        """
-    )
-    changes = []
-    for row in rows:
-        changed = [name for name in _CLIENT_FIELDS if row[f"{name}_a"] != row[f"{name}_b"]]
-        if row["count_a"] and row["count_b"]:
-            if changed:
-                changes.append({**row, "change": "changed", "fields": changed, "is_worse": False})
-        else:
-            changes.append({**_presence(row, row["count_a"]), "fields": []})
-    return changes
-
-
-def _configs(database: Database) -> list[Change]:
-    """Return changed settings, read or written.
-
-    A setting that only one side has counts if both sides saw its resource, and if the other side
-    used one of the same APIs on it.
-    """
-    rows = database.rows(
-        """
-        with known as (
-            select resource_type, resource_name,
-                flatten(list(apis) filter (side = 'a')) used_a,
-                flatten(list(apis) filter (side = 'b')) used_b
-            from configs group by all having count(distinct side) = 2
-        ), paired as (
-            select resource_type, resource_name, config, used_a, used_b,
-                any_value(value) filter (side = 'a') value_a,
-                any_value(value) filter (side = 'b') value_b,
-                any_value(apis) filter (side = 'a') apis_a,
-                any_value(apis) filter (side = 'b') apis_b
-            from configs join known using (resource_type, resource_name) group by all
-        )
-        select * exclude (used_a, used_b) from paired where case
-            when apis_a is null then list_has_any(apis_b, used_a)
-            when apis_b is null then list_has_any(apis_a, used_b)
-            else value_a is distinct from value_b end
-        order by resource_type, resource_name, config
-        """
-    )
-    changes = []
-    for row in rows:
-        in_a, in_b = row.pop("apis_a"), row.pop("apis_b")
-        kind = row["resource_type"]
-        row["resource_type"] = RESOURCES.get(kind, str(kind))
-        if in_a and in_b:
-            changes.append({**row, "change": "changed", "is_worse": False})
-        else:
-            changes.append(_presence(row, in_a))
-    return changes
+    SELECT coalesce(map({list(RESOURCES)}, {list(RESOURCES.values())})[resource_type],
+        resource_type::VARCHAR) AS resource_type,
+      resource_name, config, value_a, value_b, false AS is_worse,
+      CASE WHEN apis_a IS NULL THEN 'added' WHEN apis_b IS NULL THEN 'removed' ELSE 'changed' END
+        AS change
+    FROM paired WHERE CASE change WHEN 'added' THEN list_has_any(apis_b, used_a)
+      WHEN 'removed' THEN list_has_any(apis_a, used_b) ELSE value_a IS DISTINCT FROM value_b END
+    ORDER BY paired.resource_type, resource_name, config
+"""
+_FACTS = {"apis": _APIS, "versions": _VERSIONS, "clients": _CLIENTS, "configs": _CONFIGS}
 
 
 # More or less frequent, slower, or larger
@@ -406,12 +365,6 @@ def _moved(row: Change, measure: Measure) -> int:
     return 0
 
 
-_FINDERS: dict[str, Callable[[Database], list[Change]]] = {
-    "apis": _apis,
-    "versions": _versions,
-    "clients": _clients,
-    "configs": _configs,
-}
 KINDS = (
     *("apis", "versions", "clients", "errors", "latency", "transfers", "round_trips", "sizes"),
     "configs",
