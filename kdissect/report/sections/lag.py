@@ -8,9 +8,10 @@ reports has no lag.
 Commits are accepted OffsetCommit requests, and TxnOffsetCommit requests whose transaction
 committed, from the end of that transaction on. Offsets of an aborted transaction never count, and
 those of an open one not yet, if no byte of its client is missing. A commit is undecided if the
-capture lacks its request, its answer or the end of its transaction. A partition has neither a last
-commit nor a lag if its latest commit is undecided, or if the capture may lack a later commit. Ends
-and commits from before a topic was deleted, or got another ID, do not count.
+capture lacks its answer or the end of its transaction. A partition has neither a last commit nor a
+lag if its latest commit is undecided, or if its connection misses bytes of requests after that,
+which may be a later commit. Ends and commits from before a topic was deleted, or got another ID, do
+not count.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.report.document import Document, Listing, Options, Section, listed
 from kdissect.sql import Database
 from kdissect.sql.partitions import PRODUCE_ANSWERS, fetch_answers
-from kdissect.sql.unanswered import HOLES, lost_exchanges
+from kdissect.sql.unanswered import HOLES
 
 _SHOWN_GROUPS = 8
 LATEST = -1  # the timestamp in ListOffsets that asks for the end
@@ -33,7 +34,7 @@ _COORDINATED = (
     *(int(ApiKey.ADD_OFFSETS_TO_TXN), int(ApiKey.END_TXN)),
 )
 # A commit has at least the size, the header, three lengths, a partition and its offset.
-_COMMIT_SIZE_MIN = 40
+_COMMIT_BYTES_MIN = 40
 
 
 def _listed(side: str) -> str:
@@ -95,19 +96,20 @@ _RESTARTS = """
 """
 _SINCE = "ANTI JOIN restarts r ON r.topic = a.topic AND r.time >= a.time"
 
-_SEARCHED = f"""
-    SELECT connection_id, {_COMMIT_SIZE_MIN}
-      + min(length(group_id) + coalesce(length(client_id), 0)) AS request_size_min
-    FROM committed GROUP BY connection_id
-"""
-# When a lost exchange of a connection may have been a later commit to its partitions.
+# When a later commit to a partition may have been lost: before the first request behind the missing
+# bytes, or before the end of the connection.
 _LOST_COMMITS = f"""
-    WITH committed AS (
-      SELECT DISTINCT connection_id, group_id, topic, partition, client_id
-      FROM commits JOIN (SELECT exchange_id, connection_id, client_id FROM exchanges)
-      USING (exchange_id))
-    SELECT group_id, topic, partition, max(time) AS time
-    FROM committed JOIN ({lost_exchanges(_SEARCHED)}) USING (connection_id) GROUP BY ALL
+    WITH holes AS (
+      SELECT connection_id, pos + byte_count AS stop FROM anomalies
+      WHERE direction = 'request' AND kind IN {HOLES} AND byte_count >= {_COMMIT_BYTES_MIN}
+    ), lost AS (
+      SELECT h.connection_id, max(coalesce(e.request_time, c.last_time)) AS time
+      FROM holes h JOIN connections c USING (connection_id) ASOF LEFT JOIN exchanges e
+        ON e.connection_id = h.connection_id AND e.request_pos >= h.stop
+      GROUP BY ALL
+    )
+    SELECT c.group_id, c.topic, c.partition, max(l.time) AS time
+    FROM commits c JOIN exchanges USING (exchange_id) JOIN lost l USING (connection_id) GROUP BY ALL
 """
 
 
@@ -128,21 +130,6 @@ _REQUESTS = {
 }
 
 
-def _lost_requests(view: str) -> str:
-    """SQL of commits whose answer names the partitions, and whose request was not captured.
-
-    The group is one that the connection serves: it is in the request alone.
-    """
-    return f"""
-        SELECT v.exchange_id, v.response_time AS time, false AS is_decided, g.group_id,
-          unnest(v.response.topics) AS t
-        FROM {view} v
-        JOIN exchanges e ON e.exchange_id = v.exchange_id AND e.status = 'request_missing'
-        JOIN (SELECT DISTINCT connection_id, group_id FROM exchanges WHERE group_id IS NOT NULL) g
-          ON g.connection_id = e.connection_id
-    """
-
-
 def _commits() -> str:
     """SQL of group, topic, partition and offset of every commit."""
     # TxnOffsetCommit has no topic ids
@@ -150,16 +137,12 @@ def _commits() -> str:
     parts = [
         f"""
         SELECT exchange_id, time, is_decided, group_id, name, topic_id,
-          p.partition_index AS partition, {offset} AS committed
+          p.partition_index AS partition, p.committed_offset AS committed
         FROM (
           SELECT * EXCLUDE (t), t.name AS name, {ids[view]} AS topic_id, unnest(t.partitions) AS p
-          FROM ({source}))
+          FROM ({request}))
         """
         for view, request in _REQUESTS.items()
-        for source, offset in (
-            (request, "p.committed_offset"),
-            (_lost_requests(view), "NULL::BIGINT"),
-        )
     ]
     return f"""
         SELECT c.time, c.group_id, coalesce(c.name, n.topic) AS topic, c.partition, c.committed,
@@ -168,7 +151,7 @@ def _commits() -> str:
         ANTI JOIN errors e ON e.exchange_id = c.exchange_id
           AND (e.partition IS NULL OR e.partition = c.partition)
           AND (e.topic IS NULL OR e.topic = coalesce(c.name, n.topic))
-        WHERE c.committed >= 0 OR c.committed IS NULL
+        WHERE c.committed >= 0
     """
 
 
