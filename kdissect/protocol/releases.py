@@ -34,11 +34,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from kdissect.errors import Error
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import VersionRange
 
 FACTS = Path(__file__).parent / "releases.toml"
 FIRST_TARGET = (2, 4)  # older releases are listed only for the versions of their clients
+
+
+class UnknownRelease(Error, ValueError):
+    """A release that the facts do not have."""
 
 
 @dataclass
@@ -90,14 +95,14 @@ def find_release(target: str) -> str:
     """The known release for ``4.0``, ``v4.0.0`` or ``4.0.1``.
 
     A minor release alone means its newest patch. An unknown patch means the newest known one before
-    it, because patches hardly ever change versions. Raises ValueError for an unknown minor release.
+    it, because patches hardly ever change versions. Raises UnknownRelease for an unknown minor one.
     """
     match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?", target.strip())
     known = [release_number(release) for release in targets()]
     minors = [number for number in known if match and number[:2] == (int(match[1]), int(match[2]))]
     if not match or not minors:
         first, last = (".".join(map(str, number[:2])) for number in (known[0], known[-1]))
-        raise ValueError(f"release {target!r} is not known; known are {first} to {last}")
+        raise UnknownRelease(f"release {target!r} is not known; known are {first} to {last}")
     wanted = int(match[3]) if match[3] else minors[-1][2]
     patch = max((number[2] for number in minors if number[2] <= wanted), default=minors[0][2])
     return f"{minors[0][0]}.{minors[0][1]}.{patch}"

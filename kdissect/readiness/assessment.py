@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kdissect.errors import Error
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.model import VersionRange
 from kdissect.protocol.releases import facts, find_release, release_number, releases
@@ -38,6 +37,7 @@ from kdissect.readiness.software import JAVA, Behaviour, Software, java_hint, mi
 from kdissect.sql import Database
 from kdissect.tables.value_text import json_value
 
+Row = dict[str, Any]
 _FORMAT_VERSION = 1
 BREAKS, UNKNOWN, OK = "breaks", "unknown", "ok"
 VERDICTS = (BREAKS, UNKNOWN, OK)  # worst first
@@ -61,8 +61,11 @@ SETTINGS = {
 }
 
 
-class ReadinessError(Error, ValueError):
-    """The target release is not known."""
+_COLUMNS = (
+    *("address", "client_id", "software_name", "software_version", "principal"),
+    *("connection_count", "request_count", "first_time", "last_time"),
+)
+_MEMBERSHIP = tuple(map(int, (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)))
 
 
 def assess(database: Database, target: str) -> dict[str, Any]:
@@ -82,12 +85,9 @@ def assess(database: Database, target: str) -> dict[str, Any]:
     (``taken``), those that the broker offered, the ``setting`` that the target needs, ``verdict``
     and ``why``. ``never_seen``: APIs that its roles need and it did not send, with ``verdict`` and
     ``why``.
-    Raises ReadinessError for an unknown release.
+    Raises UnknownRelease for an unknown one.
     """
-    try:
-        release = find_release(target)
-    except ValueError as error:
-        raise ReadinessError(str(error)) from error
+    release = find_release(target)
     make_client_tables(database)
     clients = _clients(database, release)
     internal = _internal(database, release)
@@ -117,125 +117,85 @@ def _worst(verdicts: Iterable[str]) -> str:
     return min(verdicts, key=VERDICTS.index, default=OK)
 
 
-# Clients
-
-
-_CLIENT = ("client_ip", "client_id", "software_name", "software_version", "principal")
-_COUNTS = ("connection_count", "request_count", "first_time", "last_time")
-_COLUMNS = ", ".join(f"o.{name}" for name in _CLIENT)
-_OWNED = "asked r join owners o on o.connection_id = r.connection_id and " + (
-    "o.client_id is not distinct from r.client_id"
-)
-_MEMBERSHIP = tuple(map(int, (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)))
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in _CLIENT)
-
-
-def _clients(database: Database, release: str) -> list[dict[str, Any]]:
-    by_client: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in _requests(database, "not o.is_internal"):
-        by_client.setdefault(_key(row), []).append(row)
-    formats = _formats(database, release)
-    clients = [
-        _client(row, by_client[_key(row)], formats.get(_key(row), []), release)
-        for row in database.rows(
-            f"""
-            select {_COLUMNS}, count(distinct r.connection_id) connection_count,
-                count(*) request_count, min(request_time) first_time, max(request_time) last_time,
-                coalesce(list(distinct protocol_type) filter (protocol_type is not null), [])
-                    protocol_types,
-                coalesce(bool_and(g.group_id is not null) filter (r.api_key in {_MEMBERSHIP}
-                    and r.group_id is not null), false) commits_in_transactions
-            from {_OWNED}
-            left join protocols p using (exchange_id)
-            left join transaction_groups g on g.group_id = r.group_id
-            where not o.is_internal group by all
-            """
+def _clients(database: Database, release: str) -> list[Row]:
+    """Return the assessed clients, the worst first."""
+    produce = spoken_by(release).get(ApiKey.PRODUCE)
+    oldest = 2 if produce is None or produce.first >= MAGIC_2_PRODUCE else 0
+    rows = database.rows(
+        f"""
+        with used as (
+            select client, list(uses order by api_key, api_version) uses
+            from uses where not is_internal group by client
+        ), formats as (
+            select client, b.magic, count(*) batch_count,
+                sum(b.record_count)::bigint record_count, b.magic >= {oldest} is_taken
+            from asked join record_batches b using (exchange_id)
+            where b.source = 'produce' and b.magic is not null group by all
+        ), written as (
+            select client, list(struct_pack(magic, batch_count, record_count, is_taken)
+                order by magic) formats
+            from formats group by client
         )
-    ]
+        select a.client_ip address, a.client_id, a.software_name, a.software_version, a.principal,
+            count(distinct a.connection_id) connection_count, count(*) request_count,
+            min(a.request_time) first_time, max(a.request_time) last_time,
+            any_value(formats) formats, any_value(uses) uses, t.is_whole, t.is_negotiating,
+            t.asked_with,
+            coalesce(list(distinct j.request.protocol_type)
+                filter (j.request.protocol_type is not null), []) protocol_types,
+            coalesce(bool_and(g.group_id is not null) filter (a.api_key in {_MEMBERSHIP}
+                and a.group_id is not null), false) commits_in_transactions
+        from asked a join traits t using (caller) join used using (client)
+        left join written using (client) left join api_join_group j using (exchange_id)
+        left join transaction_groups g on g.group_id = a.group_id
+        where not a.is_internal group by all
+        """
+    )
     names = ("address", "client_id", "software_name", "principal")
     return sorted(
-        clients,
+        (_client(row, release) for row in rows),
         key=lambda each: (VERDICTS.index(each["verdict"]), *(each[name] or "" for name in names)),
     )
 
 
-def _client(
-    row: dict[str, Any], requests: list[dict[str, Any]], formats: list[dict[str, Any]], release: str
-) -> dict[str, Any]:
-    """The assessment of one client. requests: by API and version. formats: that it writes."""
-    roles = find_roles({each["api_key"] for each in requests}, set(row["protocol_types"]))
-    behaviour = _behaviour(requests)
-    judged = [_judged(each, behaviour, release) for each in requests if each["is_sure"]]
+def _client(row: Row, release: str) -> Row:
+    """The assessment of one client."""
+    sure = [use for use in row["uses"] if use["is_sure"]]
+    roles = find_roles({use["api_key"] for use in row["uses"]}, set(row["protocol_types"]))
+    judged = [_judged(row, use, release) for use in sure]
     findings = _merged([finding for finding in judged if finding is not None])
-    never_seen = _never_seen(row, needed_apis(roles), requests, release)
+    never_seen = _never_seen(row, needed_apis(roles), sure, release)
     return {
-        "address": row["client_ip"],
-        **{name: row[name] for name in _CLIENT[1:]},
+        **{name: row[name] for name in _COLUMNS},
         "verdict": _worst(each["verdict"] for each in (*findings, *never_seen)),
-        **{name: row[name] for name in _COUNTS},
         "roles": [role.name for role in roles],
         "findings": findings,
         "never_seen": never_seen,
-        "formats": formats,
+        "formats": row["formats"] or [],
         "upgrade": _upgrade(row, findings, never_seen, release),
     }
 
 
-def _requests(database: Database, condition: str) -> list[dict[str, Any]]:
-    """Requests by client, API and version, with the versions that were offered.
-
-    Offers are those on the same connection, else those of the same broker or to the same client.
-    """
-    return database.rows(
-        f"""
-        select {_COLUMNS}, r.api_key, r.api_version, r.is_sure,
-            t.is_whole, t.is_negotiating, t.asked_with,
-            coalesce(f.first, b.first, c.first) offered_first,
-            case when f.last is not null then [f.last] else list_sort(list_distinct(
-                list_concat(coalesce(b.lasts, []), coalesce(c.lasts, [])))) end offered_lasts,
-            count(*) request_count, min(r.request_time) first_time,
-            arg_min(r.exchange_id, (r.request_time, r.exchange_id)) first_exchange_id
-        from {_OWNED}
-        join traits t on t.client_ip = o.client_ip
-            and t.client_id is not distinct from o.client_id
-            and t.software_name is not distinct from o.software_name
-        left join offers f on f.connection_id = r.connection_id and f.api_key = r.api_key
-        left join broker_offers b on b.broker_ip = o.broker_ip and b.broker_port = o.broker_port
-            and b.api_key = r.api_key
-        left join client_offers c on c.client_ip = o.client_ip
-            and c.client_id is not distinct from o.client_id
-            and c.software_name is not distinct from o.software_name and c.api_key = r.api_key
-        where {condition}
-        group by all order by r.api_key, r.api_version
-        """
-    )
-
-
-def _behaviour(requests: list[dict[str, Any]]) -> Behaviour | None:
-    """Return a client's choice of versions; None if it is named, except Java without a release."""
-    first = requests[0]
-    software = Software(first["software_name"], first["software_version"])
+def _java_hint(client: Row, needs: dict[int, VersionRange]) -> str:
+    """The end of a sentence on Java clients that behave as a client without a known release."""
+    software = Software(client["software_name"], client["software_version"])
     if software.name not in (None, JAVA) or software.spoken() is not None:
-        return None
-    return Behaviour(
-        first["asked_with"],
-        first["is_whole"],
+        return ""
+    behaviour = Behaviour(
+        client["asked_with"],
+        client["is_whole"],
         [
-            (each["api_key"], each["api_version"], each["offered_lasts"])
-            for each in requests
-            if each["is_sure"]
+            (use["api_key"], use["api_version"], use["offered_lasts"])
+            for use in client["uses"]
+            if use["is_sure"]
         ],
     )
+    return java_hint(behaviour, needs)
 
 
-def _judged(
-    row: dict[str, Any], behaviour: Behaviour | None, release: str
-) -> dict[str, Any] | None:
-    """A finding for a request that the release does not accept; None if it does no harm."""
-    key, api_version = row["api_key"], row["api_version"]
+def _judged(client: Row, use: Row, release: str) -> Row | None:
+    """A finding for a version that the release does not accept; None if it does no harm."""
+    key, api_version = use["api_key"], use["api_version"]
     taken = spoken_by(release).get(key)
     setting = _setting(key, release)
     if taken is None:
@@ -243,26 +203,26 @@ def _judged(
             return None  # it does without the API, or no broker ever had it
         verdict, why = BREAKS, _missing_api(key, release)
     elif api_version < taken.first:
-        verdict, why = _judged_version(row, behaviour, taken)
+        verdict, why = _judged_version(client, use, taken)
     elif setting is not None:
         verdict, why = UNKNOWN, f"{minor(release)} has it off unless {setting} is set"
     else:
         return None
     if verdict == OK:
         return None
-    lasts = row["offered_lasts"]
+    lasts = use["offered_lasts"]
     return {
         "api_key": key,
         "api_name": facts().names[key],
         "api_version": api_version,
-        "request_count": row["request_count"],
+        "request_count": use["request_count"],
         "taken": None if taken is None else [taken.first, taken.last],
-        "offered": None if not lasts else [row["offered_first"], max(lasts)],
+        "offered": None if not lasts else [use["offered_first"], max(lasts)],
         "setting": setting,
         "verdict": verdict,
         "why": why,
-        "first_time": row["first_time"],
-        "first_exchange_id": str(row["first_exchange_id"]),
+        "first_time": use["first_time"],
+        "first_exchange_id": str(use["first_exchange_id"]),
     }
 
 
@@ -274,40 +234,34 @@ def _setting(api_key: int, release: str) -> str | None:
     return setting if release_number(release) < first_enabled else None
 
 
-def _judged_version(
-    row: dict[str, Any], behaviour: Behaviour | None, taken: VersionRange
-) -> tuple[str, str]:
-    software = Software(row["software_name"], row["software_version"])
-    enough = software.speaks_enough(row["api_key"], taken)
+def _judged_version(client: Row, use: Row, taken: VersionRange) -> tuple[str, str]:
+    software = Software(client["software_name"], client["software_version"])
+    enough = software.speaks_enough(use["api_key"], taken)
     if enough is False:
         return BREAKS, f"{software} speaks none that the target takes"
-    if row["is_whole"] and not row["is_negotiating"]:
+    if client["is_whole"] and not client["is_negotiating"]:
         return BREAKS, "it never asks which versions a broker offers"
-    lasts = row["offered_lasts"]
-    if lasts and row["api_version"] not in lasts:
+    lasts = use["offered_lasts"]
+    if lasts and use["api_version"] not in lasts:
         return BREAKS, f"its broker offered up to {max(lasts)}"
     if enough:
         return OK, f"{software} speaks newer ones"
     why = (
         "its broker offered no higher one" if lasts else "what its broker offered was not captured"
     )
-    hint = java_hint(behaviour, {row["api_key"]: taken}) if behaviour else ""
-    return UNKNOWN, f"{why}{hint}"
+    return UNKNOWN, why + _java_hint(client, {use["api_key"]: taken})
 
 
 def _never_seen(
-    client: dict[str, Any],
-    needs: dict[int, str | None],
-    requests: list[dict[str, Any]],
-    release: str,
-) -> list[dict[str, Any]]:
+    client: Row, needs: dict[int, str | None], sure: list[Row], release: str
+) -> list[Row]:
     """APIs that a client needs and did not send, as far as the release may lack their versions.
 
-    An API whose version 0 the release accepts is left out: every client supports some version of
-    it.
+    sure: the known versions that it sent. An API whose version 0 the release accepts is left out:
+    every client supports some version of it.
     """
     software = Software(client["software_name"], client["software_version"])
-    sent = {each["api_key"] for each in requests if each["is_sure"]}
+    sent = {use["api_key"] for use in sure}
     if client["commits_in_transactions"]:
         sent.add(ApiKey.OFFSET_COMMIT)
     missing = {
@@ -315,8 +269,7 @@ def _never_seen(
         for key, taken in sorted(spoken_by(release).items())
         if key in needs and key not in sent and taken.first > 0
     }
-    behaviour = _behaviour(requests)
-    hint = java_hint(behaviour, missing) if behaviour and missing else ""
+    hint = _java_hint(client, missing) if missing else ""
     rows = []
     for key, taken in missing.items():
         role, enough = needs[key], software.speaks_enough(key, taken)
@@ -348,9 +301,9 @@ def _missing_api(key: int, release: str) -> str:
     return f"{minor(having[-1])} was the last to have it"
 
 
-def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merged(findings: list[Row]) -> list[Row]:
     """One row per API and version, with the worst verdict."""
-    merged: dict[tuple[int, int], dict[str, Any]] = {}
+    merged: dict[tuple[int, int], Row] = {}
     for finding in sorted(findings, key=lambda finding: VERDICTS.index(finding["verdict"])):
         place = (finding["api_key"], finding["api_version"])
         if place not in merged:
@@ -364,30 +317,7 @@ def _merged(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [merged[place] for place in sorted(merged)]
 
 
-def _formats(database: Database, release: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Message formats that each client writes, and whether the release accepts them."""
-    produce = spoken_by(release).get(ApiKey.PRODUCE)
-    oldest = 2 if produce is None or produce.first >= MAGIC_2_PRODUCE else 0
-    formats: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in database.rows(
-        f"""
-        select {_COLUMNS}, b.magic, count(*) batch_count, sum(b.record_count)::bigint record_count
-        from {_OWNED} join record_batches b on b.exchange_id = r.exchange_id
-        where b.source = 'produce' and b.magic is not null
-        group by all order by b.magic
-        """
-    ):
-        written = {name: row[name] for name in ("magic", "batch_count", "record_count")}
-        formats.setdefault(_key(row), []).append({**written, "is_taken": row["magic"] >= oldest})
-    return formats
-
-
-def _upgrade(
-    client: dict[str, Any],
-    findings: list[dict[str, Any]],
-    never_seen: list[dict[str, Any]],
-    release: str,
-) -> str | None:
+def _upgrade(client: Row, findings: list[Row], never_seen: list[Row], release: str) -> str | None:
     """Advice on the findings and the APIs that were never seen, in one sentence; None without
     any."""
     settings = [each for each in findings if each["setting"] is not None]
@@ -435,37 +365,34 @@ def _ready_java(release: str) -> str | None:
     return None
 
 
-# What does not count, and what cannot be seen
-
-
-def _internal(database: Database, release: str) -> list[dict[str, Any]]:
+def _internal(database: Database, release: str) -> list[Row]:
     """Brokers and controllers by address and client id, with requests that the release refuses."""
-    callers = {
-        (row["address"], row["client_id"]): {**row, "not_taken": []}
-        for row in database.rows(
-            f"""
-            select o.client_ip address, o.client_id,
-                count(distinct r.connection_id) connection_count, count(*) request_count
-            from {_OWNED} where o.is_internal group by all order by all
-            """
-        )
-    }
-    for row in _requests(database, "o.is_internal and r.is_sure"):
-        taken = spoken_by(release).get(row["api_key"])
-        if taken is not None and row["api_version"] >= taken.first:
-            continue
-        callers[row["client_ip"], row["client_id"]]["not_taken"].append(
+    rows = database.rows(
+        """
+        select client_ip address, client_id, count(distinct connection_id) connection_count,
+            count(*) request_count, list(distinct client) clients
+        from asked where is_internal group by all order by all
+        """
+    )
+    uses = database.rows("from uses where is_internal and is_sure order by api_key, api_version")
+    taken = spoken_by(release)
+    for row in rows:
+        clients = row.pop("clients")
+        row["not_taken"] = [
             {
-                "api_key": row["api_key"],
-                "api_name": facts().names.get(row["api_key"], str(row["api_key"])),
-                "api_version": row["api_version"],
-                "request_count": row["request_count"],
+                "api_key": use["api_key"],
+                "api_name": facts().names.get(use["api_key"], str(use["api_key"])),
+                "api_version": use["api_version"],
+                "request_count": use["request_count"],
             }
-        )
-    return list(callers.values())
+            for use in uses
+            if use["client"] in clients
+            and (use["api_key"] not in taken or use["api_version"] < taken[use["api_key"]].first)
+        ]
+    return rows
 
 
-def _unseen(database: Database) -> dict[str, Any]:
+def _unseen(database: Database) -> Row:
     """Traffic without evidence: TLS without secrets, requests that were not captured."""
     return database.row(
         """

@@ -9,89 +9,72 @@ committed offsets never sends it.
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 
 CONSUMER_PROTOCOL = "consumer"  # protocol_type of consumers; Connect workers have another
 
 
-@dataclass(frozen=True)
-class ClientRole:
+class ClientRole(NamedTuple):
     """A client that sends one of `shown_by` will also send all of `needs`."""
 
     name: str
-    shown_by: frozenset[ApiKey]
-    needs: tuple[ApiKey, ...]
+    shown_by: frozenset[int]
+    needs: tuple[int, ...]
 
 
-_PRODUCER = ClientRole(
-    "producer",
-    frozenset({ApiKey.PRODUCE, ApiKey.INIT_PRODUCER_ID}),
-    (ApiKey.METADATA, ApiKey.PRODUCE),
-)
-_TRANSACTIONAL_PRODUCER = ClientRole(
-    "transactional producer",
-    frozenset(
-        {
-            ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.ADD_OFFSETS_TO_TXN, ApiKey.END_TXN,
-            ApiKey.TXN_OFFSET_COMMIT
-        }
-    ),
-    (
-        ApiKey.METADATA, ApiKey.FIND_COORDINATOR, ApiKey.INIT_PRODUCER_ID, ApiKey.PRODUCE,
-        ApiKey.END_TXN
-    ),
-)  # fmt: skip
-_CONSUMER = ClientRole("consumer", frozenset({ApiKey.FETCH}), (ApiKey.METADATA, ApiKey.FETCH))
-_MEMBER = ClientRole(
-    "group member",
-    frozenset({ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT}),
-    (ApiKey.FIND_COORDINATOR, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT),
-)
-_GROUP_CONSUMER = ClientRole(
-    "consumer in a group",
-    _MEMBER.shown_by,
-    (*_CONSUMER.needs, ApiKey.OFFSET_FETCH, ApiKey.OFFSET_COMMIT),
-)
+def _keys(names: str) -> tuple[int, ...]:
+    """Return the keys of some APIs."""
+    return tuple(int(ApiKey[name]) for name in names.split())
+
+
+def _role(name: str, shown_by: str, needs: str) -> ClientRole:
+    return ClientRole(name, frozenset(_keys(shown_by)), _keys(needs))
+
+
+_MEMBERSHIP = "JOIN_GROUP SYNC_GROUP HEARTBEAT"
+_READS_IN_GROUP = "METADATA FETCH OFFSET_FETCH OFFSET_COMMIT"
+_PRODUCER = _role("producer", "PRODUCE INIT_PRODUCER_ID", "METADATA PRODUCE")
+_CONSUMER = _role("consumer", "FETCH", "METADATA FETCH")
+_MEMBER = _role("group member", _MEMBERSHIP, f"FIND_COORDINATOR {_MEMBERSHIP}")
+_GROUP_CONSUMER = _role("consumer in a group", _MEMBERSHIP, _READS_IN_GROUP)
 _ROLES = (
     _PRODUCER,
-    _TRANSACTIONAL_PRODUCER,
+    _role(
+        "transactional producer",
+        "ADD_PARTITIONS_TO_TXN ADD_OFFSETS_TO_TXN END_TXN TXN_OFFSET_COMMIT",
+        "METADATA FIND_COORDINATOR INIT_PRODUCER_ID PRODUCE END_TXN",
+    ),
     _CONSUMER,
     _MEMBER,
-    ClientRole(
+    _role(
         "consumer of the KIP-848 protocol",
-        frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT}),
-        (ApiKey.CONSUMER_GROUP_HEARTBEAT, *_GROUP_CONSUMER.needs),
+        "CONSUMER_GROUP_HEARTBEAT",
+        f"CONSUMER_GROUP_HEARTBEAT {_READS_IN_GROUP}",
     ),
-    ClientRole(
+    _role(
         "share consumer",
-        frozenset({ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}),
-        (ApiKey.METADATA, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_FETCH),
+        "SHARE_GROUP_HEARTBEAT SHARE_FETCH SHARE_ACKNOWLEDGE",
+        "METADATA SHARE_GROUP_HEARTBEAT SHARE_FETCH",
     ),
-    ClientRole(
+    _role(
         "streams group member",
-        frozenset({ApiKey.STREAMS_GROUP_HEARTBEAT}),
-        (ApiKey.STREAMS_GROUP_HEARTBEAT, *_GROUP_CONSUMER.needs),
+        "STREAMS_GROUP_HEARTBEAT",
+        f"STREAMS_GROUP_HEARTBEAT {_READS_IN_GROUP}",
     ),
 )
 _ADMINISTRATOR = ClientRole("administrator", frozenset(), ())
 
 # Consumers send these; administrators and monitors send them beside other requests.
-_OFFSET_APIS = frozenset(
-    {
-        ApiKey.LIST_OFFSETS, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH,
-        ApiKey.OFFSET_FOR_LEADER_EPOCH
-    }
-)  # fmt: skip
+_OFFSET_APIS = frozenset(_keys("LIST_OFFSETS OFFSET_COMMIT OFFSET_FETCH OFFSET_FOR_LEADER_EPOCH"))
 # Clients of all roles send these, so they indicate none. LeaveGroup also removes others (KIP-345).
 _COMMON_APIS = frozenset(
-    {
-        ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.METADATA,
-        ApiKey.FIND_COORDINATOR, ApiKey.LEAVE_GROUP, ApiKey.GET_TELEMETRY_SUBSCRIPTIONS,
-        ApiKey.PUSH_TELEMETRY
-    }
-)  # fmt: skip
+    _keys(
+        "API_VERSIONS SASL_HANDSHAKE SASL_AUTHENTICATE METADATA FIND_COORDINATOR LEAVE_GROUP "
+        "GET_TELEMETRY_SUBSCRIPTIONS PUSH_TELEMETRY"
+    )
+)
 
 
 def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[ClientRole]:
@@ -110,7 +93,7 @@ def find_roles(api_keys: Set[int], protocol_types: Set[str]) -> list[ClientRole]
 def needed_apis(roles: list[ClientRole]) -> dict[int, str | None]:
     """API key -> role that needs it; None if no role was seen, so that it may be needed."""
     return {
-        int(key): role.name if roles else None
+        key: role.name if roles else None
         for role in reversed(roles or [_PRODUCER, _GROUP_CONSUMER])
         for key in role.needs
     }

@@ -22,9 +22,10 @@ from kdissect import text as f
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import OutputError
 from kdissect.incidents import find_incidents, json_rows
+from kdissect.protocol.releases import find_release
 from kdissect.report import page
 from kdissect.report.document import Document, Options
-from kdissect.report.sections import errors, overview, readiness, traffic
+from kdissect.report.sections import errors, overview, traffic
 from kdissect.sql import Database
 from kdissect.sql.requests import make_requests
 from kdissect.step_log import logged_step
@@ -136,7 +137,7 @@ def build(
 
 def check_options(out: str | os.PathLike[str] | None, options: Options) -> None:
     """Raise the errors of `build` for these inputs, before any reading."""
-    readiness.check_target(options.target)
+    find_release(options.target)
     if out is not None and Path(out).is_dir():
         raise OutputError(f"{out}: is a folder; --out names the HTML file")
 

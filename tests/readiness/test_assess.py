@@ -8,8 +8,7 @@ import pyarrow.dataset as pads
 import pytest
 
 from kdissect.api import Table, Tables
-from kdissect.protocol.releases import spoken_versions
-from kdissect.readiness.assessment import ReadinessError
+from kdissect.protocol.releases import UnknownRelease, spoken_versions
 from kdissect.tables.schemas import FIXED_TABLES
 
 JAVA = "apache-kafka-java"
@@ -303,7 +302,7 @@ def test_message_formats_go_with_versions_of_produce(scene: Scene) -> None:
 
 def test_an_unknown_release(scene: Scene) -> None:
     """An unknown release is the caller's error, which names the known ones."""
-    with pytest.raises(ReadinessError, match=r"2\.4 to 4\.3"):
+    with pytest.raises(UnknownRelease, match=r"2\.4 to 4\.3"):
         scene.assess("9.9")
 
 

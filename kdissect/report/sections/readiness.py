@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect import text as f
-from kdissect.protocol.releases import find_release, first_release_with, release_number
-from kdissect.readiness.assessment import BREAKS, OK, ReadinessError, assess
+from kdissect.protocol.releases import first_release_with, release_number
+from kdissect.readiness.assessment import BREAKS, OK, assess
 from kdissect.report.document import LISTED_MAX, Block, Document, Listing, Options, Section
 from kdissect.sql import Database
-
-
-def check_target(target: str) -> None:
-    """Raises ReadinessError for a release that nothing is known of."""
-    try:
-        find_release(target)
-    except ValueError as error:
-        raise ReadinessError(str(error)) from error
 
 
 def collect(database: Database, options: Options) -> Document:
@@ -25,15 +17,12 @@ def collect(database: Database, options: Options) -> Document:
     ``outdated_count``: clients that need what the release no longer takes.
     """
     assessed = assess(database, options.target)
-    outdated: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
-    for client in assessed["clients"]:
-        (outdated if _is_outdated(client, assessed["release"]) else others).append(client)
-    clients = [_client(row) for row in (*outdated, *others)]
+    clients, release = assessed["clients"], assessed["release"]
+    clients.sort(key=lambda client: not _is_outdated(client, release))
     return {
         **{name: assessed[name] for name in ("target", "release", "verdict", "counts", "unseen")},
-        "outdated_count": len(outdated),
-        "clients": {"total": len(clients), "rows": clients[:LISTED_MAX]},
+        "outdated_count": sum(_is_outdated(client, release) for client in clients),
+        "clients": {"total": len(clients), "rows": list(map(_client, clients[:LISTED_MAX]))},
     }
 
 
