@@ -1,7 +1,5 @@
 """The least that a PySpark job with a Python stage can be: a session, one mapInArrow, a result."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import os

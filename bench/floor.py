@@ -15,8 +15,6 @@ those that `kdissect.read` gives for the capture. A process's share is an equal 
 of batch bytes, and of each table's rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """The captures that benchmarks read, and where copies and outputs of theirs lie meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ is untouched. Copies follow one another. Checksums stay those of the input, as n
 them: network cards fill them in after a capture.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -6,8 +6,6 @@ response to it. For others, ApiVersions lists every API that is known here, Meta
 (itself) and the requested topics with one partition, ListOffsets answers 0.
 """
 
-from __future__ import annotations
-
 import gc
 import select
 import socket

@@ -4,8 +4,6 @@ Requests: {"path", "out"}; answers: seconds of `kdissect.dissect`, its own timin
 and bytes of the tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import json

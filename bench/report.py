@@ -1,7 +1,5 @@
 """reports/benchmarks.md from the results: ratios first, then what they are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

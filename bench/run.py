@@ -3,8 +3,6 @@
 Results are kept in reports/benchmarks.json, so that one benchmark may be run again alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

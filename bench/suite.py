@@ -1,7 +1,5 @@
 """The benchmarks: each is a function that measures and returns plain data for the report."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ seed gives the same file. Magic 0 and 1 travel in the versions that old clients 
 and v2, Fetch v1 and v2.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -5,8 +5,6 @@ definitions lie beside the checkout, in `../shared`. `KDISSECT_MATERIAL` names a
 folder; `KDISSECT_MATERIAL=none` hides it, so that tests run as in a clone.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An S3 server on loopback for tests, which logs its requests."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The list of fields is this module's own, by name and from Kafka's documentation.
 finds fields of new definitions that sound like a secret and that nobody has judged yet.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ They are counted in another process in which kernels are plain Python, so that e
 loop counts. All tests of a session share that process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

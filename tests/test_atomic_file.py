@@ -1,7 +1,5 @@
 """Files appear whole or not at all; devices and links remain."""
 
-from __future__ import annotations
-
 import os
 import stat
 

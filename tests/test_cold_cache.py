@@ -1,7 +1,5 @@
 """Kernels where the package cannot be written, and where several processes compile at once."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

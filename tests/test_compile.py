@@ -1,7 +1,5 @@
 """What `kdissect.compile` compiles suffices for the captures of the project."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

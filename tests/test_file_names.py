@@ -1,7 +1,5 @@
 """Files and modules that documents, docstrings and comments name are there."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """Every notebook runs from clean, top to bottom, on captures that ship with the project."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables as pandas data frames: ids stay integers, whatever is null beside them."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

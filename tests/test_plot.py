@@ -1,7 +1,5 @@
 """Plots have the values of the tables, in few marks, and each one renders."""
 
-from __future__ import annotations
-
 import pytest
 
 import kdissect

@@ -1,7 +1,5 @@
 """The summary of a table set."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

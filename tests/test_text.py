@@ -1,7 +1,5 @@
 """Numbers and names as people read them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A type checker sees the real types of the package's names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mypy import api

@@ -4,8 +4,6 @@ Without machine code kdissect runs with a range of Numba's versions. The machine
 belongs to one of them, so the wheel asks for that one.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

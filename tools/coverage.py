@@ -7,8 +7,6 @@ written beside it, then encoded and compared with its bytes.
 Captures: ``captures/`` of the checkout, and those named.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Writes definitions in the notation of `kdissect.protocol.grammar`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from kdissect.protocol.grammar import (

@@ -7,8 +7,6 @@ Made from the captures in `captures/`.
     python -m tools.make_samples
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

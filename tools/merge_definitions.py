@@ -7,8 +7,6 @@ equal name and type mean the same field. Open ranges (``4+``) stay open, so that
 API changes only the lines of the fields it touches.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kdissect.errors import DefinitionError

@@ -9,8 +9,6 @@ Definitions say less: before 2.8 part of them was not what the code used, and th
 is enabled.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

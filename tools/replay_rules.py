@@ -1,7 +1,5 @@
 """Writes `docs/replay-rules.md` from the table of fields: python -m tools.replay_rules"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kdissect.replay.comparison.causes import Cause, causes, changes

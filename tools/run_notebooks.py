@@ -3,8 +3,6 @@
 python -m tools.run_notebooks
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

@@ -6,8 +6,6 @@ The page of the command line is made from the help texts.
 Files that pages link to and that are no pages (notebooks, examples, pictures) are copied.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -3,8 +3,6 @@
 python -m tools.table_reference
 """
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

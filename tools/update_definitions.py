@@ -9,8 +9,6 @@ Files in ``embedded/`` are written by hand and left alone.
 Several jars count as one release each time their file names carry the same number.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -7,8 +7,6 @@
 names it records the shipped captures; trials are recorded into folders outside the repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import shutil

@@ -1,7 +1,5 @@
 """Brokers that die, stop, refuse, move their leaders, or advertise a wrong address."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clients of the scenes: librdkafka, kafka-python, and single requests."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping

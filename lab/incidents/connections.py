@@ -1,7 +1,5 @@
 """Connections that are cut, slow, refused by TLS or SASL, or opened far too often."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Incidents of the capture itself: made from the recording of a healthy scene."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Groups: members that poll too late, that flap, and consumers that do not advance."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

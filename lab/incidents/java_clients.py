@@ -1,7 +1,5 @@
 """Apache Kafka's Java clients for scenes, by the program `JavaClient.java`."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 from collections.abc import Iterator

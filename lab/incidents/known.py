@@ -1,7 +1,5 @@
 """Captures that were not recorded as incidents, and the incidents that they truly contain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

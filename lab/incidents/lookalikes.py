@@ -1,7 +1,5 @@
 """Healthy sessions that resemble incidents: none of them has one above `info`."""
 
-from __future__ import annotations
-
 import time
 from contextlib import ExitStack
 

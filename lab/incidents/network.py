@@ -1,7 +1,5 @@
 """A relay between clients and a broker that delays, drops, resets, slows down or refuses."""
 
-from __future__ import annotations
-
 import ctypes
 import socket
 import struct

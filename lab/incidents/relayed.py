@@ -1,7 +1,5 @@
 """Sessions through relays that read what they forward: Kafka requests, or PROXY headers."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

@@ -1,7 +1,5 @@
 """A scene: an incident made on loopback, its capture, and the truth from the script's clock."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import signal

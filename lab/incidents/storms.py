@@ -1,7 +1,5 @@
 """Clients that ask far too often, and clients that a quota slows down."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 

@@ -4,8 +4,6 @@ No threshold was chosen by these scenes: they test the kinds as captures of othe
 two incidents, others a healthy client beside the one in trouble.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress

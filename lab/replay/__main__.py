@@ -1,7 +1,5 @@
 """``python -m lab.replay GATE``: see lab/README.md."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

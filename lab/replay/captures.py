@@ -1,7 +1,5 @@
 """Captures of real clients, with the settings of their brokers that responses show."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Gate: a fault that is set on a candidate is among the first findings, by its name."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Gate: captures replayed to a fresh broker of their own release differ in nothing."""
 
-from __future__ import annotations
-
 import argparse
 
 from lab.replay.captures import RECORDED

@@ -1,7 +1,5 @@
 """Gate: lies that a proxy tells before a real broker, or before each of three, are reported."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

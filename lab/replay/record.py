@@ -1,7 +1,5 @@
 """Recordings of today's clients on a broker, with what the broker held at the end."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A replay against a fresh real broker or cluster, by the command line, and what it said."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import tempfile

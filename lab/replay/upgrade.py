@@ -1,7 +1,5 @@
 """Gate: captures of clients on one release, replayed to the same and to the next one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

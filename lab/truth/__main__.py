@@ -6,8 +6,6 @@ Each section is a module of this package, with a `Section` or a function that re
 its heading on. Named sections are made anew; those that are not named stay as they are in the file.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable

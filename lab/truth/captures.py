@@ -1,7 +1,5 @@
 """Captures with logs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import kdissect

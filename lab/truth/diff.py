@@ -5,8 +5,6 @@ assigned to both at random. Two recordings of one series (see `recordings`) are 
 are put into answers, or into the transfer of requests, of one side.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

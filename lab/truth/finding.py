@@ -5,8 +5,6 @@ from the packets; pandas gives the rest from the tables. Incidents have the trut
 scenes.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections import Counter, defaultdict

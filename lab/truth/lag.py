@@ -1,7 +1,5 @@
 """The report's consumer lag beside the request logs of brokers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

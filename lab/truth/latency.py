@@ -4,8 +4,6 @@ Recordings of one machine, quiet and busy, have more times: a line of ``server.l
 after the response was sent, so its time less the total time is when the broker had read it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from pathlib import Path

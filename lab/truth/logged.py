@@ -7,8 +7,6 @@ never pause. They lie under ``out/recordings``, a capture with ``server.log`` an
 recording them needs what `tests.broker` needs, and root.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

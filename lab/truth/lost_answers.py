@@ -4,8 +4,6 @@ The whole capture knows whether an answer came. An answer that was taken out mus
 missing: such a request could not be judged.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from pathlib import Path

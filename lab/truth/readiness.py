@@ -5,8 +5,6 @@ gives the verdict for the target. Kafka's own jars show the versions of a releas
 worked on a recorded 4.3.1 broker works on every release from 4.0 on that has its APIs.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

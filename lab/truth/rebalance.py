@@ -3,8 +3,6 @@
 The coordinator logs why it prepares a rebalance, and each generation with its number of members.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

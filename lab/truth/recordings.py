@@ -6,8 +6,6 @@ broker, clients and recorder run before it. The recordings lie under ``out/recor
 each, with the load average after each. Recording them needs what `tests.broker` needs, and root.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """A section of the page: what kdissect says of each source, beside the truth of its logs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A transaction ended as its EndTxn says, if the broker accepted it. An EndTxn tha
 no other transaction.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@ if the Produce requests that wrote its records were sent after it, wherever it w
 Fetch that outlasts its max_wait_ms is an answer: the broker was late.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The captures that benchmarks make hold what they are to hold, as kdissect reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The benchmarks' own arithmetic: turns, memory of processes, batches of the floor, the page."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

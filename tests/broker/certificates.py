@@ -1,7 +1,5 @@
 """An authority and certificates for brokers and clients on loopback, as PEM files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address

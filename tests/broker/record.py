@@ -1,7 +1,5 @@
 """Recording loopback traffic for tests, with tcpdump or dumpcap, whichever may capture here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`kdissect replay` as a user runs it, and its JSON lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The clients of the recorded sessions, and an independent reader of the topics."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """X.509 certificates and their keys, as PEM."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from cryptography import x509

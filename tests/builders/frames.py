@@ -1,7 +1,5 @@
 """Kafka frames written byte by byte, with their size prefix."""
 
-from __future__ import annotations
-
 import struct
 
 

@@ -1,7 +1,5 @@
 """Table sets with a part of the exchanges of another one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc

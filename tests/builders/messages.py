@@ -1,7 +1,5 @@
 """Captures made for a test: one connection that carries given messages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

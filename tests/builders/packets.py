@@ -1,7 +1,5 @@
 """Packets built by hand, layer by layer: `ethernet(ipv4(tcp(b"payload")))`."""
 
-from __future__ import annotations
-
 import ipaddress
 import struct
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A stream for the tests of kernels: bytes cut into pieces anywhere, some of the pieces missing."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

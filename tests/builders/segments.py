@@ -1,7 +1,5 @@
 """Segments as the batch that reassembly takes, and captures in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Table sets made for tests: from rows, and from real ones with every name replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

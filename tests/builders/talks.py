@@ -1,7 +1,5 @@
 """TCP connections as packets of a capture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tests.builders.captures import Packet

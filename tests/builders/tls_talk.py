@@ -1,7 +1,5 @@
 """TLS conversations by OpenSSL (Python's `ssl`) in memory, as transcripts with their key log."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import re

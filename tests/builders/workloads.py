@@ -1,7 +1,5 @@
 """Workloads and plans of a replay, from messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any

@@ -1,7 +1,5 @@
 """Captures whose packets were cut into IP fragments, as routers and tunnels do."""
 
-from __future__ import annotations
-
 import ipaddress
 import random
 import struct

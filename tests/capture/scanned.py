@@ -1,7 +1,5 @@
 """Segments that kdissect finds in a capture, as the oracle names them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Copies of captures for a host: made once, whole, and of the version that was described."""
 
-from __future__ import annotations
-
 import gzip
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """pcap and pcapng records: kernels against the oracles, formats by hand, damage of every kind."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What a user can name, how it is recognised, and how it is unpacked."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """Copies of extents out of mapped files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Captures in an S3 server on loopback give the rows of the files."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """A Spark standalone cluster on loopback: a master and workers, processes of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Many machines: the same rows from a standalone cluster, by spark-submit and Spark Connect."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Record sets read by both decoders, whose rows have to agree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

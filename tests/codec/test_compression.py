@@ -1,7 +1,5 @@
 """Codecs decompress into bounded buffers, and refuse data that is wrong or too large."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Group protocols in messages decode by type or by their bytes, whole or cut."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

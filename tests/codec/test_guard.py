@@ -1,7 +1,5 @@
 """Kernels never read outside of their buffer, nor write outside of the builders."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import random

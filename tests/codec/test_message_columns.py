@@ -1,7 +1,5 @@
 """Columns of whole messages: the values of every vector, marks, types, faults, growth."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

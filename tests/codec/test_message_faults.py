@@ -3,8 +3,6 @@
 Values where a message decodes; status, position and path where it does not.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Record sets: Kafka's vectors, faults among good batches, limits, splitting into chunks."""
 
-from __future__ import annotations
-
 import resource
 import struct
 import zlib

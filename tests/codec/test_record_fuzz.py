@@ -1,7 +1,5 @@
 """Kernel and reference agree on whatever bytes there are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import crc32c

@@ -1,7 +1,5 @@
 """SASL tokens by their shape, with the exchanges that the RFCs print."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

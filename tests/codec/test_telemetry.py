@@ -1,7 +1,5 @@
 """Pushed metrics: every kind of metric, limits, and bytes that are no metrics."""
 
-from __future__ import annotations
-
 import struct
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Kafka's vectors: messages, internal records and record sets, with the values that it wrote."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

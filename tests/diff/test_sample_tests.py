@@ -1,7 +1,5 @@
 """Clients that both sides have, compared with themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

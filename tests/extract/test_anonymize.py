@@ -1,7 +1,5 @@
 """kdissect extract --anonymize: nothing of the names is left, and everything decodes as it did."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

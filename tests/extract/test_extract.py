@@ -1,7 +1,5 @@
 """`extract` writes exactly the packets of the selected exchanges."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What is mutated: some whole connections of a real capture, or a conversation of vectors."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import random

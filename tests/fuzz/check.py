@@ -1,7 +1,5 @@
 """What must hold for the tables of any capture, and for a mutated one beside the original."""
 
-from __future__ import annotations
-
 import ipaddress
 import random
 import resource

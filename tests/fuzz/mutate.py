@@ -5,8 +5,6 @@ only changed bytes inside of bodies, the frames these are in (`frames`): all oth
 they were.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each case is named before it runs, so that a crash or a hang is known by its cas
 fault handler then ends the process. What fails is kept as a file in `tests/golden/fuzz`.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import itertools

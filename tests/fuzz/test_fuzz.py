@@ -4,8 +4,6 @@
 `KDISSECT_FUZZ_CAPTURES` a folder of further captures.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

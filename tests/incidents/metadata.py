@@ -1,7 +1,5 @@
 """Metadata responses that name the leader of a partition, as the table `apis/Metadata` has them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tests.builders.tables import Row, at, exchange

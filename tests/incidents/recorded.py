@@ -1,7 +1,5 @@
 """The incidents that kdissect finds in a recording, beside the truth of its script."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A broker that sends nothing while requests wait, and neighbours that look like one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Connections that could not be made, and neighbours that are no outage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Faults of the capture itself: packets that are missing, and clocks that jump."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders.tables import START_US, Row, at, connection, exchange, found

@@ -1,7 +1,5 @@
 """Certificates that were not valid, or expire soon, as incidents and in the summary."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`kdissect incidents`: its lines, its JSON document and its exit codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Consumers that fetch one offset again and again, and consumers that only seem to."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found

@@ -1,7 +1,5 @@
 """Batches that were written twice are proven by offsets, on recorded captures."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Groups that rebalance too often, and members that poll too late."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

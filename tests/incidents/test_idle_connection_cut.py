@@ -1,7 +1,5 @@
 """Connections that died while they idled, and idle ones that still work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found

@@ -1,7 +1,5 @@
 """Leaders of partitions that change, in Metadata and in errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, tables

@@ -1,7 +1,5 @@
 """Refused SASL logins: a loop, and a user who mistypes a password."""
 
-from __future__ import annotations
-
 from tests.builders.tables import Row, alarms, at, connection, exchange, found
 
 

@@ -1,7 +1,5 @@
 """Parts of a capture that were not read, and figures of a whole capture."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders.tables import Row, at, connection, exchange, found

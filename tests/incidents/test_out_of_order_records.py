@@ -1,7 +1,5 @@
 """Batches that lie in another order than their producer sent them, proven by offsets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Recorded incidents: kdissect finds each one, with its subject and time, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conftest import CAPTURES

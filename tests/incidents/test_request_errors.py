@@ -1,7 +1,5 @@
 """Requests that failed: with an error that passes, for good, or without a response."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders.tables import Row, connection, exchange, found

@@ -1,7 +1,5 @@
 """Clients and APIs whose responses take long, and neighbours that are slow by chance."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

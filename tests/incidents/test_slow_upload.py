@@ -1,7 +1,5 @@
 """Requests that take long to arrive, and the signs of TCP for it."""
 
-from __future__ import annotations
-
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
 

@@ -1,7 +1,5 @@
 """Storms of connections, of Metadata and of retries, and busy clients without a storm."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.builders.tables import SECOND_US, Row, alarms, at, connection, exchange, found

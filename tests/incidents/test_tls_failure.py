@@ -1,7 +1,5 @@
 """TLS to a plaintext port, the reverse, and handshakes that end after the certificate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Readers whose fetch session leaves a partition out while a transaction keeps records from it."""
 
-from __future__ import annotations
-
 from tests.builders.tables import SECOND_US, Row, at, connection, exchange, found
 
 _STABLE = 100  # the first offset of the transaction

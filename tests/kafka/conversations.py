@@ -3,8 +3,6 @@
 What the tests of `kafka` compare with is what was said, not what another reader finds.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Conversations of protocols that are not Kafka, with random contents."""
 
-from __future__ import annotations
-
 import random
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Framing finds the sent frames in streams cut in any way, and no others."""
 
-from __future__ import annotations
-
 import random
 import struct
 from unittest import mock

@@ -4,8 +4,6 @@ The default suite counts the steps of small ones and reads larger ones; `heavy` 
 million packets.
 """
 
-from __future__ import annotations
-
 import resource
 import struct
 import tempfile

@@ -3,8 +3,6 @@
 Several of these protocols frame their messages as Kafka does, with four bytes of size.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

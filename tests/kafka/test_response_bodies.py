@@ -1,7 +1,5 @@
 """Connections with one response only, of Kafka or of another protocol, are `other`."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Conversations written as transcripts, with the frames that each must give."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

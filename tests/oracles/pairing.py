@@ -4,8 +4,6 @@ A broker answers the requests of a connection in their order (Kafka's protocol g
 request waits, wants no answer (Produce with acks=0), or had its answer in a hole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple

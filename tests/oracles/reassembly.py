@@ -3,8 +3,6 @@
 It takes the segments of one pair of endpoints in assembly order, with their captured payload.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

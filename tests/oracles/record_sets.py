@@ -12,8 +12,6 @@ message is a compressed message set. Inner offsets of magic 1 count from 0 (KIP-
 has the offset of its last message. Their CRC-32 covers all bytes after it as well.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable

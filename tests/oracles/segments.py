@@ -1,7 +1,5 @@
 """A segment of one pair of endpoints, as the oracles of reassembly and of its facts read it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kdissect.capture.segments import FRAGMENT_PART

@@ -1,7 +1,5 @@
 """Facts of one TCP connection, by searching the whole list of its packets for each of them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

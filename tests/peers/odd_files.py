@@ -3,8 +3,6 @@
 `cases()` gives (name, bytes of a file). Each packet of a case is there for one reason.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Where we differ it is on purpose, and KNOWN says why.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Captures in parts, appended to a table set, against one run over all parts."""
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter
 from pathlib import Path

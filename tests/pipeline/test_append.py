@@ -1,7 +1,5 @@
 """--append: an exchange is a row of the run whose packets complete it; differences are counted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

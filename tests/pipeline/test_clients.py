@@ -1,7 +1,5 @@
 """Digests of client IDs are FNV-1a of the header's client ID."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

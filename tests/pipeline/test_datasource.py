@@ -3,8 +3,6 @@
 A query starts several processes, so most tests call the reader of Spark's tasks themselves.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What the machine does to a run: no partial tables, a clear line, an exit code, and a repeat that
 succeeds."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """--host, --from and --to give the matching rows of the whole capture's tables."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """IP fragments of a real conversation give the rows of the whole packets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

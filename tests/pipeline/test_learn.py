@@ -1,7 +1,5 @@
 """What messages tell of a cluster: addresses of brokers, roles of nodes, owners of tokens."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """Other programs read the tables: nothing of kdissect is needed, and the values are the same."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

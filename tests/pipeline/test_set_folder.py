@@ -1,7 +1,5 @@
 """One run at a time writes to a set; a killed one holds nothing, and the next one cleans up."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

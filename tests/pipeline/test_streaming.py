@@ -1,7 +1,5 @@
 """kdissect.stream: the rows of one run, whenever and however the files of a folder come."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from collections import Counter

@@ -1,7 +1,5 @@
 """Responses without a captured request: their bytes decide API and version."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plans: one layout per side of an API, roles from definitions, bounds of the output."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the tests of reports share: table sets of the captures that ship, and a browser."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

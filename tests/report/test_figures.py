@@ -1,7 +1,5 @@
 """The main figures of the page agree with its sections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

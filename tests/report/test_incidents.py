@@ -1,7 +1,5 @@
 """Incidents in the report: a timeline of them, and marks on the charts over time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A report of a million exchanges: in bounded memory, small."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

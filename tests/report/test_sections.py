@@ -1,7 +1,5 @@
 """The figures of sections beside the same figures counted another way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

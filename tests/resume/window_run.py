@@ -1,7 +1,5 @@
 """A capture read window by window, and the exchanges that each window completes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kdissect.capture.windows import WindowReader

@@ -1,7 +1,5 @@
 """The inventory of clients: its rows, their comparison in time, and several table sets."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The base tables: who is a broker."""
 
-from __future__ import annotations
-
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.sql.requests import make_requests
 from tests.builders.tables import Row, exchange, tables

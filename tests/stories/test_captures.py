@@ -4,8 +4,6 @@ Every expected number is counted in the log (or in the list of what clients wrot
 tables of ours.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The partitions of a Fetch are those of the sessions in request logs (KIP-227)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any

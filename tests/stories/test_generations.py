@@ -1,7 +1,5 @@
 """Generations of classic groups, of which some messages of the leader were not captured."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The type of groups of which only refused commits were captured."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

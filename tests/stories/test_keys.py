@@ -1,7 +1,5 @@
 """Events moved by key: the same stories however many keys, and nothing lost on the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

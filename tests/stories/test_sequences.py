@@ -1,7 +1,5 @@
 """Gaps and repeats of sequences, against a definition that walks batch by batch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

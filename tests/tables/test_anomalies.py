@@ -1,7 +1,5 @@
 """Rows of `anomalies` by columns are those by single rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """Bytes of places in a buffer as a column."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Columns beside bytes: at any depth, with one type per API, and without secrets."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

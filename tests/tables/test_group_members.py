@@ -1,7 +1,5 @@
 """Subscriptions and assignments inside records of __consumer_offsets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """The declaration of tables, and what of it travels with rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names of topic ids."""
 
-from __future__ import annotations
-
 import duckdb
 import pytest
 

@@ -1,7 +1,5 @@
 """`wait` separates a Fetch that waits at the broker from a slow response."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PROXY protocol headers before Kafka and TLS: their clients, and the exchanges after them."""
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import itertools

@@ -1,7 +1,5 @@
 """The reassembly kernels against an oracle of dictionaries; their work is linear."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

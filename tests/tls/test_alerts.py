@@ -1,7 +1,5 @@
 """Fatal alerts in handshakes of OpenSSL, which the tables name."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 from typing import Any

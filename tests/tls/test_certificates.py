@@ -1,7 +1,5 @@
 """Certificates of handshakes: fields that OpenSSL wrote, and bytes that are no certificate."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime
 

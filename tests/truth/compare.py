@@ -6,8 +6,6 @@ versions: what the version lacks must be null. Older brokers print structs as te
 parsed; of it only the sizes of record data are compared.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 import uuid

@@ -1,7 +1,5 @@
 """What the truth tests compared is said at the end of the run, also when all is well."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

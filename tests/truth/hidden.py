@@ -1,7 +1,5 @@
 """The secrets of a capture, by its manifest and its revealed tables."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

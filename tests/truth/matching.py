@@ -1,7 +1,5 @@
 """Rows of `exchanges` and entries of the request log, each with its counterpart."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ in `captures/truth`. Many more lie in `tests.material.CAPTURES`; a test that
 needs one of those skips if it is missing.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """An independent look at the packets of a capture, with dpkt: the oracle of the accounts."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import ipaddress

@@ -1,7 +1,5 @@
 """What clients say they wrote, and the records of the tables in the same words."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ was not one in the whole capture is a *wrong pair*. A share below what is asked 
 an exclamation mark; that, a false frame or a wrong pair makes the exit code 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

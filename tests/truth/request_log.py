@@ -1,7 +1,5 @@
 """The broker's request log: one entry for each request that a broker completed."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Tables as multisets of rows, to compare two runs and list their differences."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

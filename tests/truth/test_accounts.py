@@ -1,7 +1,5 @@
 """Nothing lost, and it adds up: accounts of all captures, and what dpkt finds in some."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

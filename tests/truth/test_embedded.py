@@ -1,7 +1,5 @@
 """What messages carry inside, against the brokers' logs; and that no secret leaves unasked."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

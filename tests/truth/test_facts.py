@@ -1,7 +1,5 @@
 """Errors, groups, topics, clients and brokers in the tables are those of the log."""
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Iterator

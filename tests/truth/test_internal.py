@@ -1,7 +1,5 @@
 """Records of Kafka's internal topics agree with the requests that caused them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

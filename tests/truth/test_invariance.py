@@ -1,7 +1,5 @@
 """The same rows however run: split sizes, Spark and in process, rotation, other link layers."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

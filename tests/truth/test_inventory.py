@@ -1,7 +1,5 @@
 """The inventory of clients, against the requests that the brokers logged."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any

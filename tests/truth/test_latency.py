@@ -1,7 +1,5 @@
 """`service_ms` agrees with the brokers' request logs; `reports/truth.md` has the table."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

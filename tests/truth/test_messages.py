@@ -1,7 +1,5 @@
 """`decode_message` and `encode_message` on every frame of real conversations, cut out with dpkt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import kdissect

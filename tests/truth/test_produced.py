@@ -1,7 +1,5 @@
 """Every record that a client says it wrote is in `records`, and again where it was consumed."""
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Callable

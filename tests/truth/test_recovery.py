@@ -1,7 +1,5 @@
 """Frames found again in some captures; `python -m tests.truth.recovery` has all of them."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """Every request that a broker logged is one row, paired with its response, equal field by field."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """Every byte that any verb writes, on the terminal and into files: no secret is in it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """A session of kafka-python: producers, a group with rebalances, transactions, admin calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Consumer lag from brokers' logs, and from commits with a known outcome."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

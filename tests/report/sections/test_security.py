@@ -1,7 +1,5 @@
 """The section on security: logins by principal and mechanism, against what brokers logged."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any
 
