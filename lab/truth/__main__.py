@@ -33,7 +33,7 @@ SECTIONS: dict[str, Callable[[Path], str]] = {
     "rebalance": rebalance.SECTION.page,
     "transaction": transaction.SECTION.page,
     "readiness": readiness.SECTION.page,
-    "loss": lost_answers.section,
+    "loss": lost_answers.SECTION.page,
     "finding": finding.section,
     "diff": diff.section,
 }

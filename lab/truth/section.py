@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +16,17 @@ RIGHT, WRONG, UNDECIDED = "right", "wrong", "undecided"
 LOST = 0.02  # the share of the packets that is removed
 Judged = tuple[Counter[str], list[str]]
 """Counts by column, and a line for each answer that is wrong."""
+Damages = Sequence[tuple[str, Sequence[Callable[[bytes, Path], object]]]]
+"""The prefix of columns, and functions that write a damaged capture; their counts are added."""
+
+
+def whole(capture: bytes, path: Path) -> None:
+    """Write all packets."""
+    path.write_bytes(capture)
+
+
+WHOLE: Damages = (("", (whole,)),)
+WITH_LOSS: Damages = (*WHOLE, ("with loss: ", (partial(lose_packets, share=LOST),)))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -37,38 +49,38 @@ def recordings(_: Path) -> Iterable[tuple[str, Path]]:
 
 @dataclass(frozen=True)
 class Section:
-    """compare(name, tables, capture) judges a source. columns: of its counts, beside `wrong`.
-
-    is_lossy: also without some of the packets.
-    """
+    """compare(name, tables, capture) judges a source. columns: of its counts, beside `wrong`."""
 
     title: str
     text: str
     compare: Callable[[str, Tables, Path], Judged]
     sources: Callable[[Path], Iterable[tuple[str, Path]]] = captures_with_logs
     columns: tuple[str, ...] = (RIGHT, UNDECIDED)
-    is_lossy: bool = True
+    damages: Damages = WITH_LOSS
 
     def page(self, captures: Path) -> str:
-        shares = (0.0, LOST) if self.is_lossy else (0.0,)
         columns = [*self.columns, WRONG]
-        totals = {share: Counter[str]() for share in shares}
+        totals = {prefix: Counter[str]() for prefix, _ in self.damages}
         lines, faults = [], []
         for name, path in self.sources(captures):
             cells: list[object] = [name]
-            for share in shares:
-                with TemporaryDirectory() as folder:
-                    capture = Path(folder, path.name)
-                    lose_packets(path.read_bytes(), capture, share)
-                    counts, wrong = self.compare(name, read_capture(capture, path), path)
-                counts[WRONG] = len(wrong)
-                faults += [f"{name}: {line}" for line in wrong]
-                totals[share] += counts
+            for prefix, damages in self.damages:
+                counts = Counter[str]()
+                for damage in damages:
+                    with TemporaryDirectory() as folder:
+                        capture = Path(folder, path.name)
+                        damage(path.read_bytes(), capture)
+                        found, wrong = self.compare(name, read_capture(capture, path), path)
+                    counts += found
+                    counts[WRONG] += len(wrong)
+                    faults += [f"{name}: {line}" for line in wrong]
+                totals[prefix] += counts
                 cells += [counts[column] for column in columns]
             lines.append(cells)
         lines.append(["all", *(one[column] for one in totals.values() for column in columns)])
-        loss = f" The same with {LOST:.0%} of the packets removed." if self.is_lossy else ""
-        heads = ["", *columns, *(f"with loss: {column}" for column in columns if self.is_lossy)]
+        is_lossy = self.damages is WITH_LOSS
+        loss = f" The same with {LOST:.0%} of the packets removed." if is_lossy else ""
+        heads = ["", *(f"{prefix}{column}" for prefix, _ in self.damages for column in columns)]
         return "\n".join(
             [
                 f"## {self.title}\n\n{self.text}{loss}\n",

@@ -16,7 +16,7 @@ import pyarrow as pa
 from kdissect import Tables
 from kdissect.protocol.api_keys import ApiKey
 from lab.truth.logged import Key, read_requests
-from lab.truth.section import RIGHT, UNDECIDED, Judged, Section, recordings
+from lab.truth.section import RIGHT, UNDECIDED, WHOLE, Judged, Section, recordings
 
 POLL_MIN_MS = 1.0  # a shorter wait is none
 POLL_LATE, POLL_LATE_MS = 1.1, 100.0  # as in docs/report.md
@@ -100,5 +100,5 @@ SECTION = Section(
     compare,
     recordings,
     (f"polls {RIGHT}", f"polls {UNDECIDED}", RIGHT, UNDECIDED),
-    is_lossy=False,
+    WHOLE,
 )
