@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import material
+from tests.processes import Done, Run
 
 # A shell may forbid bytecode. Each process of a test would then compile kdissect, and each worker
 # of `make test` would compile all tests.
@@ -133,9 +133,7 @@ def window_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 @pytest.fixture
-def kdissect(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def kdissect(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command line in this process, from the root: exit code, stdout and stderr.
 
     It is for commands that start no Spark, read no stdin, and print to someone who reads all.
@@ -148,7 +146,7 @@ def kdissect(
     def leave(status: int) -> None:
         raise Exit(status)
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str) -> Done:
         capfd.readouterr()
         with monkeypatch.context() as patch, contextlib.chdir(ROOT):
             patch.setattr(os, "_exit", leave)
@@ -159,20 +157,7 @@ def kdissect(
             with pytest.raises(Exit) as stopped:
                 main()
         (status,) = stopped.value.args
-        return subprocess.CompletedProcess(args, status, *capfd.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def kdissect_process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs the command line as a user does: a process of its own."""
-
-    def run(*args: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "kdissect", *args]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
-        )
+        return Done(args, status, *capfd.readouterr())
 
     return run
 

@@ -1,8 +1,6 @@
 """The accounts of a table set: they add up, and each one fails on a set that was broken for it."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +15,7 @@ from kdissect.api import Tables
 from kdissect.sql.database import Database
 from tests.builders.captures import lose_packets
 from tests.builders.tables import Change, changed, with_column
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.processes import Run
 
 
 def plus_one(name: str) -> Change:

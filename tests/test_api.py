@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 import kdissect
 from kdissect import Message
+from tests.processes import run
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,9 @@ def test_table_sets_travel_to_processes_in_other_folders(
         "tables = pickle.load(open(sys.argv[1], 'rb'))\n"
         "print(len(tables.exchanges.to_arrow()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "pickled")],
-        cwd="/",
-        env={"PYTHONPATH": str(Path(kdissect.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
+    path = str(Path(kdissect.__file__).parents[1])
+    done = run(
+        sys.executable, "-c", code, tmp_path / "pickled", cwd="/", check=True, PYTHONPATH=path
     )
     assert int(done.stdout) == len(tables.exchanges)
 

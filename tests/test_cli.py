@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,32 +17,32 @@ from kdissect.cli import _is_cut_import, app
 from kdissect.cli.messages import some_of
 from tests.builders.captures import pcap_bytes
 from tests.builders.talks import conversation
+from tests.processes import KDISSECT, Done, Run, run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 EXAMPLES = {
     command.name: str(getattr(command.cls, "examples_text", ""))
     for command in app.registered_commands
 }
 
 
-def one_line(result: subprocess.CompletedProcess[str]) -> str:
+def one_line(result: Done) -> str:
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("kdissect: ")
     return lines[0]
 
 
-def test_version_and_help(kdissect: Run, kdissect_process: Run) -> None:
+def test_version_and_help(kdissect: Run) -> None:
     """--version and --help answer on stdout; a verb's help shows examples."""
-    assert kdissect_process("--version").stdout.startswith("kdissect ")
+    assert run(*KDISSECT, "--version").stdout.startswith("kdissect ")
     shown = kdissect("dissect", "--help")
     assert shown.returncode == 0
     assert "Examples" in shown.stdout
 
 
-def test_a_missing_file(kdissect_process: Run, tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     """Exit 2, the file named, nothing written."""
-    result = kdissect_process("dissect", "no/such.pcap", "--out", str(tmp_path / "out"))
+    result = run(*KDISSECT, "dissect", "no/such.pcap", "--out", str(tmp_path / "out"))
     assert result.returncode == 2
     assert "no/such.pcap" in one_line(result)
     assert not (tmp_path / "out").exists()
@@ -58,9 +57,7 @@ def test_closed_streams() -> None:
         ("--version 2>&-", 0),
         ("definitions Fetch <&- >&- 2>&-", 0),
     ):
-        result = subprocess.run(
-            ["sh", "-c", f"{command} {text}"], capture_output=True, text=True, check=False
-        )
+        result = run("sh", "-c", f"{command} {text}")
         assert result.returncode == expected, result.stderr
         assert "Traceback" not in result.stderr
 
@@ -148,13 +145,13 @@ def test_no_java(
 
 @pytest.mark.spark
 def test_a_cut_capture_gives_its_whole_packets(
-    kdissect: Run, kdissect_process: Run, tmp_path: Path, captures: Path
+    kdissect: Run, tmp_path: Path, captures: Path
 ) -> None:
     """A capture cut in the middle: exit 0, its exchanges, and a capture_cut anomaly."""
     whole = (captures / "librdkafka.pcap").read_bytes()
     (tmp_path / "cut.pcap").write_bytes(whole[: len(whole) // 2])
     out = tmp_path / "out"
-    result = kdissect_process("dissect", str(tmp_path / "cut.pcap"), "--out", str(out), "--json")
+    result = run(*KDISSECT, "dissect", str(tmp_path / "cut.pcap"), "--out", str(out), "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["totals"]["exchanges"] > 50

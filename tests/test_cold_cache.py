@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import CAPTURES, ROOT
+from tests.processes import Done, run
 
 # Few and small kernels: what is tested is where their machine code is kept.
 SMALL = """
@@ -34,12 +34,9 @@ def read_only(folder: Path, script: str) -> list[str]:
     return ["unshare", "-m", "sh", "-c", mounts + script]
 
 
-def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, check=False, cwd="/",
-        env={**kept, "PYTHON": sys.executable, **variables},
-    )  # fmt: skip
+def run_from_root(command: list[str], **variables: str) -> Done:
+    uncached = ("env", "-u", "NUMBA_CACHE_DIR", f"PYTHON={sys.executable}")
+    done = run(*uncached, *command, cwd="/", timeout_s=900, **variables)
     if done.returncode == 99:
         pytest.skip("no file system can be mounted here")
     return done
@@ -61,7 +58,7 @@ def test_a_package_and_a_home_that_cannot_be_written(installed: Path, tmp_path: 
     """Two processes compile at once; a third one loads their kernels from the temporary folder."""
     (installed / "small.py").write_text(SMALL)
     script = f"cd {installed}\n" + "$PYTHON small.py & $PYTHON small.py; wait; $PYTHON small.py"
-    done = run(
+    done = run_from_root(
         read_only(installed, script),
         HOME=str(installed / "home"),
         XDG_CACHE_HOME=str(installed / "home" / "cache"),
@@ -87,7 +84,7 @@ def test_machine_code_is_found_by_content(installed: Path, tmp_path: Path) -> No
         if root == again:
             shutil.copytree(installed, again, copy_function=shutil.copyfile)
         (root / "small.py").write_text(SMALL)
-        done = run(
+        done = run_from_root(
             [sys.executable, str(root / "small.py")],
             PYTHONPATH=str(root),
             NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
@@ -99,7 +96,7 @@ def test_machine_code_is_found_by_content(installed: Path, tmp_path: Path) -> No
         ]
     with open(again / "kdissect" / "jit.py", "a") as source:
         source.write("CHANGED = 1\n")
-    done = run(
+    done = run_from_root(
         [sys.executable, str(again / "small.py")],
         PYTHONPATH=str(again),
         NUMBA_CACHE_DIR=str(tmp_path / "kernels"),
@@ -116,7 +113,7 @@ def test_a_read_only_install_with_a_cold_cache(installed: Path, tmp_path: Path) 
 
     capture = CAPTURES / "java_2_0_1.pcap"
     command = f"$PYTHON -m kdissect dissect {capture} --out {tmp_path}/out --split-bytes 60000"
-    done = run(
+    done = run_from_root(
         read_only(installed, f"cd {installed}\n{command} --master 'local[2]' --quiet"),
         HOME=str(installed / "home"),
         XDG_CACHE_HOME=str(installed / "home"),

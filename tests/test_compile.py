@@ -1,13 +1,12 @@
 """What `kdissect.compile` compiles suffices for the captures of the project."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import CAPTURES, ROOT
+from tests.processes import run
 
 READS = """
 import sys, kdissect
@@ -24,11 +23,12 @@ def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(
-        ROOT / "kdissect", tmp_path / "kdissect",
+        ROOT / "kdissect",
+        tmp_path / "kdissect",
         ignore=shutil.ignore_patterns("__pycache__", "machine_code"),
-    )  # fmt: skip
+    )
     kernels = tmp_path / "later"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(kernels)}
+    environment = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(kernels)}
     captures = sorted(map(str, CAPTURES.glob("*.pcap*")))
     python = [sys.executable, "-W", "ignore"]
     commands = [
@@ -37,9 +37,7 @@ def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
         [*python, "-m", "kdissect", "show", captures[0]],
     ]
     for command in commands:
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        done = run(*command, cwd=tmp_path, timeout_s=None, **environment)
         assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "kdissect" / "machine_code").glob("*.code"))) > 50
     assert not list(kernels.glob("*.code"))

@@ -1,11 +1,12 @@
 """Shell completion: Typer's script works in bash, for verbs and values of options."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run
 
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -22,11 +23,5 @@ def test_bash_completes(typed: str, offered: list[str]) -> None:
         f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _kdissect_completion kdissect; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(
-        ["bash", "--norc", "-c", asked],
-        env={**os.environ, "PATH": PATH},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run("bash", "--norc", "-c", asked, check=True, PATH=PATH)
     assert done.stdout.split() == offered

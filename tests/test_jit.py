@@ -2,8 +2,6 @@
 references to what they borrow, and say the same where nothing is compiled."""
 
 import ast
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 import kdissect
 from kdissect import jit, kernel_cache
+from tests.processes import run
 
 ROOT = Path(kdissect.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py") if "kernel" in path.read_text("utf-8"))
@@ -91,11 +90,8 @@ def test_a_capture_reads_the_same_without_compilation(captures: Path) -> None:
     """Every kernel as plain Python, whose integers have no width."""
     path = str(captures / "librdkafka.pcap")
     script = "import kdissect, sys; print(*kdissect.read(sys.argv[1]).exchanges.to_arrow()[0])"
-    plain = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, path],
-        env={**os.environ, "KDISSECT_NO_JIT": "1"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    python = (sys.executable, "-W", "ignore")
+    plain = run(*python, "-c", script, path, check=True, KDISSECT_NO_JIT="1")
     wanted = kdissect.read(path).exchanges.to_arrow()[0].to_pylist()
     assert list(map(int, plain.stdout.split())) == wanted
     assert wanted

@@ -40,8 +40,9 @@ def test_a_join_over_nullable_ids_finds_all_rows(tables: kdissect.Tables) -> Non
     exchanges = tables.exchanges.to_pandas()
     assert exchanges.response_time_ns.isna().any()
     assert str(exchanges.response_time_ns.dtype) == "Int64"
-    joined = exchanges.merge(tables.captures.to_pandas(), left_on="response_capture_id",
-                             right_on="capture_id")  # fmt: skip
+    joined = exchanges.merge(
+        tables.captures.to_pandas(), left_on="response_capture_id", right_on="capture_id"
+    )
     assert len(joined) == exchanges.response_capture_id.notna().sum()
 
 

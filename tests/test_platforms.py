@@ -1,6 +1,5 @@
 """Platforms without the modules and calls of Linux, and hosts whose name does not resolve."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 import kdissect
 from tests.conftest import CAPTURES
+from tests.processes import KDISSECT, Done, run
 
 # Windows has no such modules, and no library without a name
 WITHOUT_UNIX = """
@@ -47,10 +47,9 @@ main()
 """
 
 
-def run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def elsewhere(program: str, *arguments: str) -> Done:
     """Run a program in a process without Unix's own modules."""
-    command = [sys.executable, "-c", WITHOUT_UNIX + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return run(sys.executable, "-c", WITHOUT_UNIX + program, *arguments)
 
 
 def test_every_module_can_be_imported_without_unix() -> None:
@@ -62,7 +61,7 @@ def test_every_module_can_be_imported_without_unix() -> None:
         for path in files
         if path.name != "__main__.py" and "pyspark" not in path.read_text()
     ]
-    done = run(IMPORTS, *names)
+    done = elsewhere(IMPORTS, *names)
     assert done.stderr == ""
     assert done.stdout == f"{len(names)}\n"
     assert len(names) > 200
@@ -70,7 +69,7 @@ def test_every_module_can_be_imported_without_unix() -> None:
 
 def test_a_capture_without_memory_maps_is_refused_in_one_line() -> None:
     """The verbs of tables name the missing module, with exit code 3."""
-    done = run(COMMANDS, "summary", str(CAPTURES / "java_2_0_1.pcap"))
+    done = elsewhere(COMMANDS, "summary", str(CAPTURES / "java_2_0_1.pcap"))
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1].endswith(
         "java_2_0_1.pcap: cannot be mapped into memory: memory maps need Linux or macOS; use WSL "
@@ -80,7 +79,7 @@ def test_a_capture_without_memory_maps_is_refused_in_one_line() -> None:
 
 def test_show_needs_no_memory_maps() -> None:
     """`show` reads a capture in windows, without maps."""
-    done = run(COMMANDS, "show", str(CAPTURES / "java_2_0_1.pcap"), "--api", "Metadata")
+    done = elsewhere(COMMANDS, "show", str(CAPTURES / "java_2_0_1.pcap"), "--api", "Metadata")
     assert done.returncode == 0, done.stderr
     assert "Metadata" in done.stdout
 
@@ -89,14 +88,9 @@ def test_show_needs_no_memory_maps() -> None:
 @pytest.mark.spark
 def test_dissect_runs_on_a_host_whose_name_does_not_resolve(tmp_path: Path) -> None:
     """Containers have such names; Spark on this machine needs none."""
-    if subprocess.run(["unshare", "--uts", "true"], check=False, capture_output=True).returncode:
+    if run("unshare", "--uts", "true").returncode:
         pytest.skip("this user cannot give a process another host name")
     dissect = 'hostname no-such-name && "$@"'
-    command = [sys.executable, "-m", "kdissect", "dissect", str(CAPTURES / "java_2_0_1.pcap")]
-    done = subprocess.run(
-        ["unshare", "--uts", "sh", "-c", dissect, "sh", *command, "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (*KDISSECT, "dissect", CAPTURES / "java_2_0_1.pcap", "--out", tmp_path / "out")
+    done = run("unshare", "--uts", "sh", "-c", dissect, "sh", *command)
     assert done.returncode == 0, done.stderr

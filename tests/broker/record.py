@@ -24,8 +24,7 @@ def _command(path: Path, ports: Sequence[int], program: str) -> list[str]:
         # the user stays who it is, so that the file may be written
         return ["tcpdump", "-i", "lo", "-s", "0", "-U", "--immediate-mode", "-B", "65536",
                 "-Z", "root", "-w", str(path), wanted]  # fmt: skip
-    return ["dumpcap", "-q", "-i", "lo", "-s", "0", "-B", "64", "-P", "-w", str(path),
-            "-f", wanted]  # fmt: skip
+    return ["dumpcap", "-q", "-i", "lo", "-s", "0", "-B", "64", "-P", "-w", str(path), "-f", wanted]
 
 
 def _start(path: Path, ports: Sequence[int], program: str) -> subprocess.Popen[bytes]:

@@ -1,7 +1,5 @@
 """The CI recipe of examples/ci, as a user runs it: a broker from Maven, a shipped capture."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,12 +7,13 @@ import pytest
 
 from tests.broker import kafka_broker
 from tests.broker.replaying import ROOT
+from tests.processes import Done, run
 
 pytestmark = pytest.mark.broker
 SCRIPT = ROOT / "examples" / "ci" / "replay-against-candidate.sh"
 
 
-def run(out: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+def recipe(out: Path, *options: str, **env: str) -> Done:
     try:
         jars = kafka_broker.jars(kafka_broker.LATEST)
         kafka_broker.java()
@@ -30,20 +29,12 @@ def run(out: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str
         "CONTROLLER_PORT": str(controller_port),
         **env,
     }
-    return subprocess.run(
-        ["bash", str(SCRIPT), *options],
-        env={**os.environ, **settings},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return run("bash", SCRIPT, *options, **settings)
 
 
 def test_the_recipe_passes_without_a_difference(tmp_path: Path) -> None:
     """The shipped capture on the broker it was made with passes, and leaves its reports."""
-    done = run(tmp_path, str(ROOT / "captures" / "sarama.pcap.gz"), "--pace", "x4")
+    done = recipe(tmp_path, str(ROOT / "captures" / "sarama.pcap.gz"), "--pace", "x4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'failures="0" errors="0"' in (tmp_path / "replay.xml").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -59,7 +50,7 @@ def test_a_difference_fails(tmp_path: Path) -> None:
     properties = tmp_path / "broker.properties"
     recorded = (ROOT / "examples" / "ci" / "broker.properties").read_text()
     properties.write_text(recorded.replace("segment.bytes=67108864", "segment.bytes=33554432"))
-    done = run(
+    done = recipe(
         tmp_path,
         str(ROOT / "captures" / "sarama.pcap.gz"),
         "--pace",

@@ -208,8 +208,7 @@ def test_answers_that_stall(start_broker: StartBroker, tmp_path: Path) -> None:
     """A broker that is stopped (SIGSTOP) keeps its connections: time limits end the run."""
     target = start_broker(settings=AS_RECORDED)
     lines = tmp_path / "r.jsonl"
-    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines),
-                    "--timeout", "1s")  # fmt: skip
+    process = start(SARAMA, target.address, *EVERYTHING, "--json", str(lines), "--timeout", "1s")
     after_plan(process, 5)
     assert target.process is not None
     target.process.send_signal(signal.SIGSTOP)

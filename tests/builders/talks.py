@@ -64,9 +64,10 @@ class Talk:
 
 
 def conversation(
-    sent: Iterable[tuple[int, bytes]], ports: tuple[int, int] = (50000, 9092),
+    sent: Iterable[tuple[int, bytes]],
+    ports: tuple[int, int] = (50000, 9092),
     segment_size: int = 1400,
-) -> list[Packet]:  # fmt: skip
+) -> list[Packet]:
     """A whole connection that carries `sent`: (side, bytes), a packet each millisecond."""
     talk = Talk(ports, 1_700_000_000_000_000, 1000)
     talk.acknowledge(0)

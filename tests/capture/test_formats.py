@@ -166,8 +166,9 @@ def test_pcapng_by_hand(tmp_path: Path) -> None:
     assert info.error is None
     assert info.link_types == ("ethernet", "raw")
     assert [data[pos : pos + size] for _, pos, size in info.secrets] == [
-        b"CLIENT_RANDOM 00 11", b"more",
-    ]  # fmt: skip
+        b"CLIENT_RANDOM 00 11",
+        b"more",
+    ]
     segments = segments_of(results)
     assert [(s.packet, s.time_ns, s.captured, s.length) for s in segments] == [
         (1, 1_699_999_995_000_000_001, 5, 5),

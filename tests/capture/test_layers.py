@@ -50,7 +50,8 @@ CHAINS = {
     "options": (101, ipv4(SEGMENT, options=bytes(40))),
     "hop by hop": (101, ipv6(extension(6, SEGMENT), following=0)),
     "extensions": (
-        101, ipv6(extension(43, extension(60, extension(6, SEGMENT, 2)), 1), following=0)
+        101,
+        ipv6(extension(43, extension(60, extension(6, SEGMENT, 2)), 1), following=0),
     ),
     "whole fragment": (101, ipv6(extension(6, SEGMENT), following=44)),
     "authentication": (101, ipv6(bytes([6, 4]) + bytes(22) + SEGMENT, following=51)),

@@ -1,8 +1,7 @@
 """`--debug`: a log on stderr that a person can attach to a defect report."""
 
 import logging
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import typer
 from kdissect import __version__
 from kdissect.cli import app, debug_log
 from kdissect.step_log import logged_step
+from tests.processes import Run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 CAPTURE = "captures/sarama.pcap.gz"
 
 

@@ -1,12 +1,12 @@
 """An installation without PySpark: only `dissect` needs it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import Done, run
 
 HIDE = """
 import sys
@@ -51,9 +51,8 @@ def capture() -> str:
     return str(ROOT / "captures" / "librdkafka.pcap")
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+def python(code: str, *arguments: str) -> Done:
+    return run(sys.executable, "-c", code, *arguments)
 
 
 def test_all_verbs_but_dissect_work(capture: str, tmp_path: Path) -> None:

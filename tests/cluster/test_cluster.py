@@ -13,6 +13,7 @@ import pytest
 import kdissect
 from tests.cluster.harness import SPARK_HOME, Cluster, Process, environment, python_without
 from tests.conftest import CAPTURES, ROOT
+from tests.processes import KDISSECT, Done, run
 
 pytestmark = [pytest.mark.heavy, pytest.mark.spark]
 INPUTS = [str(CAPTURES / "librdkafka.pcap"), str(CAPTURES / "sarama.pcap.gz")]
@@ -54,10 +55,7 @@ def _submit(cluster: Cluster, out: Path, *conf: str) -> list[str]:
 def test_spark_submit_gives_the_rows_of_read(cluster, expected, tmp_path):
     """A job of spark-submit on a standalone cluster writes the tables of `read()`."""
     out = tmp_path / "tables"
-    done = subprocess.run(
-        _submit(cluster, out), env=environment(), capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    done = run(*_submit(cluster, out), **environment())
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"exchanges: {expected['exchanges']}" in done.stdout
     tables = kdissect.open(out)
@@ -102,16 +100,11 @@ def test_the_python_of_the_workers(cluster, expected, tmp_path):
     without = python_without(tmp_path, "kdissect")
     settings = ["spark.driver.host=127.0.0.1", "spark.executor.memory=512m"]
 
-    def dissect(out: str, *settings_more: str, variable: str) -> subprocess.CompletedProcess[str]:
+    def dissect(out: str, *settings_more: str, variable: str) -> Done:
         conf = [part for item in (*settings, *settings_more) for part in ("--conf", item)]
-        return subprocess.run(
-            [
-                *(sys.executable, "-m", "kdissect", "dissect", *INPUTS, "--quiet", *conf),
-                *("--out", str(tmp_path / out), "--master", cluster.url),
-            ],
-            env={**environment(), "PYSPARK_PYTHON": variable, "TMPDIR": str(tmp_path)},
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        variables = environment() | {"PYSPARK_PYTHON": variable, "TMPDIR": str(tmp_path)}
+        command = (*KDISSECT, "dissect", *INPUTS, "--quiet", *conf, "--master", cluster.url)
+        return run(*command, "--out", tmp_path / out, **variables)
 
     for more, variable in (
         ([f"spark.pyspark.python={without}"], sys.executable),
@@ -158,11 +151,9 @@ def test_a_packed_environment_compiles_nothing(packed, expected, tmp_path):
     try:
         for number in range(2):
             submit = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", started.url, *conf]
-            done = subprocess.run(
-                [*submit, str(HERE / "job.py"), str(tmp_path / f"tables-{number}"), *INPUTS],
-                env={k: v for k, v in environment().items() if not k.startswith("PYSPARK_")},
-                capture_output=True, text=True, timeout=400, check=False,
-            )  # fmt: skip
+            unset = ("env", "-u", "PYSPARK_PYTHON", "-u", "PYSPARK_DRIVER_PYTHON")
+            job = (HERE / "job.py", tmp_path / f"tables-{number}", *INPUTS)
+            done = run(*unset, *submit, *job, timeout_s=400, **environment())
             assert done.returncode == 0, done.stderr[-3000:]
             assert f"exchanges: {expected['exchanges']}" in done.stdout
             assert not compiled.exists() or not list(compiled.iterdir())
@@ -185,10 +176,8 @@ def test_spark_connect_gives_the_rows_of_read(expected, tmp_path):
         port = server.wait_for(r"Spark Connect server started at: \S*?:(\d+)")
         out = tmp_path / "tables"
         # a process of its own: one process has no sessions of both kinds
-        subprocess.run(
-            [sys.executable, str(HERE / "job.py"), str(out), *INPUTS], check=True,
-            env={**environment(), "SPARK_REMOTE": f"sc://127.0.0.1:{port}"},
-        )  # fmt: skip
+        variables = environment() | {"SPARK_REMOTE": f"sc://127.0.0.1:{port}"}
+        run(sys.executable, HERE / "job.py", out, *INPUTS, check=True, **variables)
         tables = kdissect.open(out)
         assert _counts(tables) == expected
         assert _ids(tables) == _ids(kdissect.read(INPUTS))

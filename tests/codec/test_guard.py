@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.codec.record_encoder import encode_batch, encode_messages
 from kdissect.jit import JIT_ENABLED
 from tests.codec.vectors import batch, message_vectors
-from tests.conftest import ROOT
+from tests.processes import run
 
 PAGE = mmap.PAGESIZE
 ROOM = 4 * PAGE
@@ -110,14 +109,8 @@ def test_the_kernel_gives_the_same_columns_as_plain_python(
     """Without compilation, and with bounds checks, the columns are the same."""
     print_columns()
     code = "from tests.codec import test_guard; test_guard.print_columns()"
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={"KDISSECT_NO_JIT": "1", "PYTHONPATH": str(ROOT)},
-    )
+    python = (sys.executable, "-W", "error::RuntimeWarning")
+    done = run(*python, "-c", code, KDISSECT_NO_JIT="1")
     assert done.returncode == 0, done.stderr
     compiled, columns = capsys.readouterr().out.split("\n", 1)
     assert (compiled, f"False\n{columns}") == ("True", done.stdout)

@@ -158,8 +158,9 @@ def test_any_bytes_give_rows_or_faults(
     log: str, pairs: list[tuple[bytes | None, bytes | None]]
 ) -> None:
     """Each record has one row, or a fault with a text."""
-    keys = pa.array([key and b"\0" + bytes([key[0] % 24]) + key[1:] for key, _ in pairs],
-                    pa.binary())  # fmt: skip
+    keys = pa.array(
+        [key and b"\0" + bytes([key[0] % 24]) + key[1:] for key, _ in pairs], pa.binary()
+    )
     values = pa.array([value for _, value in pairs], pa.binary())
     decoded, faults = decode_internal(log, keys, values)
     seen = [int(row) for part in decoded for row in part.rows]

@@ -1,6 +1,5 @@
 """Columns of whole messages: the values of every vector, marks, types, faults, growth."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import SIDES
 from kdissect.status import Status
 from tests.codec.vectors import batch, message_vectors, same, tags_of_message
+from tests.processes import run
 
 
 def decoded(key: int, side: str, frames: list[bytes], versions: list[int]) -> MessageColumns:
@@ -296,7 +296,4 @@ def test_the_first_decode_of_a_process_compiles_nothing() -> None:
     )
     decode_columns(3, "request", np.zeros(40, np.uint8), np.zeros(1, np.int64), np.full(1, 40),
                    np.zeros(1, np.int16))  # fmt: skip
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert output.stdout == "0\n"
+    assert run(sys.executable, "-c", code, check=True).stdout == "0\n"

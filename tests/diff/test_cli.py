@@ -1,15 +1,12 @@
 """`kdissect diff` as a user meets it."""
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kdissect as package
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.processes import Run
 
 
 @pytest.fixture(scope="module")

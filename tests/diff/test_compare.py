@@ -169,9 +169,10 @@ def test_exchanges_of_one_moment_are_one_event(many: Tables) -> None:
 
     def at_once(table: pa.Table) -> pa.Table:
         times = pc.if_else(
-            pc.equal(table["api_name"], "Produce"), pc.min(table["request_time"]),
+            pc.equal(table["api_name"], "Produce"),
+            pc.min(table["request_time"]),
             table["request_time"],
-        )  # fmt: skip
+        )
         return with_column(table, "request_time", times)
 
     both = [changed(each, "exchanges", at_once) for each in (many, slowed(many, "Produce", 1000))]

@@ -105,9 +105,10 @@ def test_many_units_are_bundled() -> None:
 def test_rows_of_a_unit_add_up() -> None:
     """A unit's sums may come in several rows."""
     scores = samples(np.random.default_rng(9), 20, 1.0)
-    halved = Scores(*(np.concatenate((each, each)) for each in scores[:2]), *(
-        np.concatenate((each / 2, each / 2)) for each in scores[2:]
-    ))  # fmt: skip
+    halved = Scores(
+        *(np.concatenate((each, each)) for each in scores[:2]),
+        *(np.concatenate((each / 2, each / 2)) for each in scores[2:]),
+    )
     one, other = (compare_units(each, sides(20), 1, ALPHA) for each in (scores, halved))
     assert one.p_values == pytest.approx(other.p_values)
 

@@ -1,13 +1,13 @@
 """The documentation site: MkDocs builds it, and its pages need no other host."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import run
 
 EXTERNAL_RESOURCE = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc=["'](?:https?:)?//|<link[^>]*\shref=["'](?:https?:)?//"""
@@ -19,17 +19,8 @@ EXTERNAL_RESOURCE = re.compile(
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built with every warning as an error: a broken link fails here."""
     out = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(out),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    options = ("--strict", "--quiet", "--site-dir", out)
+    done = run(sys.executable, "-m", "mkdocs", "build", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.conftest import CAPTURES
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
 from tests.oracles.packets import read_capture
+from tests.processes import Done, run
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
 NOTHING_LOST = ("api_name", "api_version", "correlation_id", "client_id", "request_size",
@@ -176,35 +176,30 @@ def test_comments_name_exchanges_for_other_programs(tmp_path, whole):
     if shutil.which("tshark") is None:
         pytest.skip("tshark is not installed")
     done, out = _run(tmp_path, Selection(groups=("rd-classic",)))
-    shown = subprocess.run(
-        ["tshark", "-r", out, "-T", "fields", "-e", "frame.comment"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    comments = ("-T", "fields", "-e", "frame.comment")
+    shown = run("tshark", "-r", out, *comments, check=True).stdout
     assert len(shown.splitlines()) >= done.packets
     assert shown.count(" request ") == done.exchanges
     assert "JoinGroup v" in shown
-    counted = subprocess.run(
-        ["capinfos", "-c", "-M", out], capture_output=True, text=True, check=True
-    ).stdout
-    assert str(done.packets) in counted
+    assert str(done.packets) in run("capinfos", "-c", "-M", out, check=True).stdout
 
 
 def test_missing_exchanges_and_topics_are_named(tmp_path, request):
     """A missing exchange is an error; a filter without a match is a warning."""
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
+    def extract_more(*args: str) -> Done:
         kdissect_run = request.getfixturevalue("kdissect")
         return kdissect_run("extract", str(CAPTURE), "--out", str(tmp_path / "x.pcapng"), *args)
 
-    missing = run("--exchange", "12345")
+    missing = extract_more("--exchange", "12345")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no exchange 12345" in missing.stderr
     assert not list(tmp_path.iterdir())
-    empty = run("--topic", "nowhere", "--json")
+    empty = extract_more("--topic", "nowhere", "--json")
     assert empty.returncode == 0
     assert "nothing in the captures matches" in empty.stderr
     assert json.loads(empty.stdout)["packets"] == 0
-    again = run("--topic", "nowhere")
+    again = extract_more("--topic", "nowhere")
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
 

@@ -5,13 +5,11 @@
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.fuzz import run
 from tests.fuzz.check import check_bytes, check_case
 
@@ -28,9 +26,7 @@ def test_mutated_captures_keep_their_untouched_rows() -> None:
     assert compared > 300
 
 
-@pytest.mark.parametrize(
-    "path", sorted(run.GOLDEN.glob("*.pcap")), ids=lambda path: path.stem
-)  # fmt: skip
+@pytest.mark.parametrize("path", sorted(run.GOLDEN.glob("*.pcap")), ids=lambda path: path.stem)
 def test_cases_that_failed_once_pass(path: Path) -> None:
     """Inputs that broke something before it was mended, whole and in small splits."""
     check_bytes(path.read_bytes(), split_bytes=5000)
@@ -42,9 +38,5 @@ def test_many_cases_hold(tmp_path: Path) -> None:
     minutes = os.environ.get("KDISSECT_FUZZ_MINUTES", "5")
     first = os.environ.get("KDISSECT_FUZZ_SEED", "1000")
     command = [sys.executable, "-m", "tests.fuzz.run", "--minutes", minutes, "--seed", first]
-    done = subprocess.run(
-        [*command, "--keep", str(tmp_path)],
-        cwd=ROOT, env={**os.environ, "KDISSECT_BOUNDSCHECK": "1"}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    done = run(*command, "--keep", tmp_path, timeout_s=None, KDISSECT_BOUNDSCHECK="1")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]

@@ -81,10 +81,11 @@ def test_a_connection_that_a_quota_mutes_is_no_stall() -> None:
 def test_a_stall_that_lasts_until_the_capture_ends() -> None:
     """Requests without a response on connections that stay open wait until the last packet."""
     waiting = [
-        exchange(200 + n, at_us=57_000_000 + n, latency_us=None, connection_id=n,
-                 api_name="Produce")
+        exchange(
+            200 + n, at_us=57_000_000 + n, latency_us=None, connection_id=n, api_name="Produce"
+        )
         for n in (1, 2)
-    ]  # fmt: skip
+    ]
     (stall,) = found(exchanges=[*_usual(), *waiting], connections=CONNECTIONS)
     assert stall["kind"] == "broker_stall"
     assert stall["end_time"].timestamp() == at(60) / 1e6

@@ -228,19 +228,21 @@ BROKER_TOKENS = {
 MECHANISMS = {  # a correlation id, then what SaslHandshake answers
     b"\0\0\0\1\0\0\0\0\0\1\0\5PLAIN": True,
     b"\0\0\0\1\0\x21\0\0\0\2\0\5PLAIN\0\6GSSAPI": True,
-    b"\0\0\0\1\0\0\0\0\0\1\0\5plain": False, b"\0\0\0\1\0\0\0\0\0\0": False,
+    b"\0\0\0\1\0\0\0\0\0\1\0\5plain": False,
+    b"\0\0\0\1\0\0\0\0\0\0": False,
     b"\0\0\0\1\0\0\0\0\0\1\0\5PLAIN\0": False,
     b"\0\0\0\1\0\0\0\0\0\2\0\5PLAIN": False,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [
-        ("is_client_token", CLIENT_TOKENS), ("is_broker_token", BROKER_TOKENS),
+        ("is_client_token", CLIENT_TOKENS),
+        ("is_broker_token", BROKER_TOKENS),
         ("is_mechanisms", MECHANISMS),
     ],
-)  # fmt: skip
+)
 @given(cuts=cuts, lost=lost)
 def test_sasl_tokens_are_recognised_in_any_segments(
     name: str, tokens: dict[bytes, bool], cuts: list[int], lost: list[bool]

@@ -131,10 +131,10 @@ def side_facts(segments: Sequence[Segment], side: int) -> dict[str, Any]:
     times = [
         segment.time_ns
         for row, segment in enumerate(segments)
-        if segment.side == side and segment.length and not (
-            row in numbers.of and numbers.is_probe(row, segment)
-        )
-    ]  # fmt: skip
+        if segment.side == side
+        and segment.length
+        and not (row in numbers.of and numbers.is_probe(row, segment))
+    ]
     count, total = zero_windows(segments, side)
     rtts = round_trips(segments, side)
     return {

@@ -4,7 +4,6 @@ Where we differ it is on purpose, and KNOWN says why.
 """
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from kdissect.capture.scan import scan
 from kdissect.capture.segments import FRAGMENT_PART
 from tests.capture.scanned import planned
 from tests.peers.odd_files import cases
+from tests.processes import run
 
 pytestmark = [
     pytest.mark.peer,
@@ -49,18 +49,14 @@ CASES = dict(cases())
 
 def of_tshark(path: Path) -> set[int]:
     fields = ["-T", "fields", "-e", "frame.number", "-e", "tcp.srcport"]
-    done = subprocess.run(
-        ["tshark", "-n", "-r", path, *fields], capture_output=True, text=True, check=False
-    )
+    done = run("tshark", "-n", "-r", path, *fields)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     return {int(row[0]) for row in rows if row[1]}
 
 
 def of_capinfos(path: Path) -> int | None:
     """The packets of the file; None where capinfos does not read all of it."""
-    done = subprocess.run(
-        ["capinfos", "-c", "-M", path], capture_output=True, text=True, check=False
-    )
+    done = run("capinfos", "-c", "-M", path)
     counts = [line for line in done.stdout.splitlines() if line.startswith("Number of packets")]
     return int(counts[0].split(":")[1]) if counts and not done.returncode else None
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,19 +25,13 @@ from tests.builders.tables import all_rows
 from tests.capture.scanned import planned, write
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import object_store
+from tests.processes import KDISSECT, Done, run
 
 CAPTURE = CAPTURES / "librdkafka.pcap"
 
 
 def dissect(*args: str) -> list[str]:
-    command = [sys.executable, "-m", "kdissect", "dissect", *args]
-    return [*command, "--master", "local[2]", "--quiet"]
-
-
-def run(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=env
-    )
+    return [*KDISSECT, "dissect", *args, "--master", "local[2]", "--quiet"]
 
 
 def last_line(error: str) -> str:
@@ -120,11 +113,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
         ls -A "$DISK"; exit $status
     """
 
-    def on_disk(size: str) -> subprocess.CompletedProcess[str]:
+    def on_disk(size: str) -> Done:
         command = ["unshare", "-m", "sh", "-c", script, "sh", size, str(disk)]
-        return run(
-            [*command, *dissect(str(CAPTURE), "--out", str(out))], {**os.environ, "DISK": str(disk)}
-        )
+        return run(*command, *dissect(str(CAPTURE), "--out", str(out)), DISK=str(disk))
 
     done = on_disk("320k")
     if done.returncode == 99:
@@ -136,11 +127,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
 
 
-def interrupted(command: list[str], started: Any, number: int, env: Any = None) -> Any:
+def interrupted(command: list[str], started: Any, number: int, **variables: str) -> Any:
     """A run that gets a signal once `started()`: (exit code, stderr)."""
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env, cwd=ROOT
-    ) as process:
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **pipes, env=os.environ | variables, cwd=ROOT) as process:
         assert process.stderr is not None
         until = time.monotonic() + 120
         while not started() and process.poll() is None and time.monotonic() < until:
@@ -192,7 +182,7 @@ def test_an_interrupted_run_can_be_repeated(tmp_path: Path) -> None:
         assert not (out / "_staging").exists()
         if before:
             assert kdissect.open(out).exchanges.num_rows
-        done = run(command)
+        done = run(*command)
         assert done.returncode == 0, done.stderr
     assert all_rows(kdissect.open(out)) == all_rows(kdissect.read(CAPTURE))
 
@@ -202,14 +192,13 @@ def test_an_interrupted_run_can_be_repeated(tmp_path: Path) -> None:
 def test_an_interrupted_run_to_an_object_store(number: int) -> None:
     """An interrupted run leaves no manifest; the repeated run removes its files."""
     with object_store(f"killed-{number}") as store:
-        env = {**os.environ, **store.environment}
         mapped_files, out = store.put("x.pcap", CAPTURE), store.url("out")
         command = dissect(mapped_files, "--out", out, "--split-bytes", "20000")
 
         def started() -> bool:
             return any(name.endswith(".parquet") for name in store.names("out"))
 
-        status, error = interrupted(command, started, number, env)
+        status, error = interrupted(command, started, number, **store.environment)
         left = store.names("out")
         assert "out/_kdissect.json" not in left
         if number == signal.SIGINT:
@@ -219,7 +208,7 @@ def test_an_interrupted_run_to_an_object_store(number: int) -> None:
         else:
             assert status == -signal.SIGKILL
             assert left
-        done = run(command, env)
+        done = run(*command, **store.environment)
         assert done.returncode == 0, done.stderr
         tables = kdissect.open(out)
         files = {file for entry in tables.manifest["tables"].values() for file in entry["files"]}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from tests.builders.captures import pcap_bytes, read_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import conversation
 from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
+from tests.processes import Run
 
 CAPTURE = Path(__file__).parents[2] / "captures" / "librdkafka.pcap"
 
@@ -170,9 +169,7 @@ def test_every_limit_is_documented() -> None:
         assert f"| `{name}` | {default} |" in text, name
 
 
-def test_show_extract_and_replay_keep_to_limits(
-    tmp_path: Path, kdissect: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_show_extract_and_replay_keep_to_limits(tmp_path: Path, kdissect: Run) -> None:
     """No verb writes or sends requests beyond frame_size."""
     path = tmp_path / "made.pcap"
     said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
@@ -189,6 +186,7 @@ def test_show_extract_and_replay_keep_to_limits(
     sizes = []
     for limits in (None, {"frame_size": 1000}):
         workload = load_workload(path, limits=limits)
-        sizes.append([len(one.request or b"") for each in workload.connections
-                      for one in each.exchanges])  # fmt: skip
+        sizes.append(
+            [len(one.request or b"") for each in workload.connections for one in each.exchanges]
+        )
     assert max(sizes[0]) > 2000 > 1000 > max(sizes[1])

@@ -1,7 +1,6 @@
 """Other programs read the tables: nothing of kdissect is needed, and the values are the same."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 import kdissect
 from tests.conftest import CAPTURES
+from tests.processes import run
 
 READ = """
 import json, sys
@@ -38,9 +38,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_pyarrow_alone_reads_every_table(tables: tuple[Path, Any]) -> None:
     """PyArrow reads the files of a table set without kdissect, with the same counts."""
     out, read = tables
-    done = subprocess.run(
-        [sys.executable, "-c", READ, str(out)], capture_output=True, text=True, check=True
-    )
+    done = run(sys.executable, "-c", READ, out, check=True)
     found = json.loads(done.stdout)
     some = {name: count for name, count in found.items() if count}
     assert some == {name: read[name].num_rows for name in read.names if read[name].num_rows}

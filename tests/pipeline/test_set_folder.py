@@ -34,6 +34,7 @@ from tests.builders.messages import exchange, write_capture
 from tests.builders.tables import set_files, topics_table, write_topics
 from tests.conftest import CAPTURES, ROOT
 from tests.objects import Store, object_store
+from tests.processes import Run
 
 # a run that has staged a file, and waits to be killed
 WRITER = """
@@ -117,9 +118,7 @@ def topics(out: str) -> list[str]:
 # -- folders ----------------------------------------------------------------------------------
 
 
-def test_a_folder_has_one_writer(
-    kdissect: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_folder_has_one_writer(kdissect: Run, tmp_path: Path) -> None:
     """A second writer gets one line that names the first one's process, and exit code 2.
 
     The first one's files stay; after it is killed, the next run removes them.

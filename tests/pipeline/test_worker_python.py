@@ -1,7 +1,5 @@
 """The Python that workers run, and the error if it cannot run kdissect."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ import pytest
 from kdissect.pipeline.spark_session import use_this_python, worker_python
 from tests.cluster.harness import python_without
 from tests.conftest import CAPTURES, ROOT
+from tests.processes import KDISSECT, run
 
 SETTING = "spark.pyspark.python"
 
@@ -66,16 +65,12 @@ def test_workers_that_cannot_run_kdissect(tmp_path: Path) -> None:
     """Exit code 3, one line names the missing module and docs/cluster.md, and no file stays."""
     out = tmp_path / "out"
     python = python_without(tmp_path, "kdissect")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "kdissect", "dissect", str(CAPTURES / "java_2_0_1.pcap")),
-            *("--out", str(out), "--master", "local[1]", "--conf", f"{SETTING}={python}"),
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    done = run(
+        *(*KDISSECT, "dissect", CAPTURES / "java_2_0_1.pcap", "--out", out),
+        *("--master", "local[1]", "--conf", f"{SETTING}={python}"),
         cwd=tmp_path,  # from the checkout, workers would import kdissect from there
-        capture_output=True,
-        text=True,
-        check=False,
+        PYTHONPATH=str(ROOT),
+        TMPDIR=str(tmp_path),
     )
     assert done.returncode == 3, done.stderr
     (line,) = done.stderr.splitlines()

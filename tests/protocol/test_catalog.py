@@ -1,6 +1,5 @@
 """Finding definitions by number and by name."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import RETRIABLE, ErrorCode, error_name
 from kdissect.protocol.model import snake_case
+from tests.processes import run
 
 
 def test_every_pair_of_the_releases_is_there():
@@ -108,7 +108,7 @@ def test_one_api_costs_one_file():
         "from kdissect.protocol import catalog; catalog.api(1); catalog.api('Fetch');"
         "assert catalog._api.cache_info().currsize == 1"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    run(sys.executable, "-c", script, check=True)
 
 
 def test_api_keys_are_those_of_the_definitions():

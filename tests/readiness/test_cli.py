@@ -3,17 +3,13 @@
 import csv
 import json
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import kdissect as package
 from tests.conftest import ROOT
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.processes import KDISSECT, Run, run
 
 
 def test_a_client_that_breaks_gives_exit_code_1(kdissect: Run, table_set: Path) -> None:
@@ -82,10 +78,10 @@ def test_a_client_id_does_not_steer_the_terminal(
 
 def test_a_closed_pipe(table_set: Path) -> None:
     """A reader that has had enough changes neither the exit code nor stderr."""
-    command = shlex.join([sys.executable, "-m", "kdissect", "readiness", str(table_set)])
+    command = shlex.join([*KDISSECT, "readiness", str(table_set)])
     script = f"{command} --target 2.4 --json | head -c 5; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (1, b"")
+    done = run("bash", "-c", script)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_quiet_leaves_the_exit_code(kdissect: Run, tmp_path: Path) -> None:

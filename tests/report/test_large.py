@@ -1,7 +1,6 @@
 """A report of a million exchanges: in bounded memory, small."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import kdissect
 from bench.multiply import multiply
 from tests.material import CAPTURES, needed
+from tests.processes import run
 
 COPIES = 25  # of a capture with 40,858 exchanges
 MEMORY_MB_MAX, PAGE_MB_MAX = 1500, 4
@@ -33,10 +33,7 @@ def test_a_million_exchanges_in_bounded_memory(tmp_path: Path) -> None:
     assert rows > 1_000_000
     many.unlink()
     out = tmp_path / "many.html"
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURED, str(tmp_path / "tables"), str(out)],
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+    done = run(sys.executable, "-c", _MEASURED, tmp_path / "tables", out, check=True)
     memory_mb, page_mb = float(done.stdout), out.stat().st_size / 1e6
     print(json.dumps({"exchanges": rows, "mb": memory_mb, "page_mb": page_mb}))
     assert memory_mb < MEMORY_MB_MAX

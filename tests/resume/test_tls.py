@@ -86,8 +86,9 @@ def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, by
 def _with_key_updates(talk: TlsTalk, log: bytes, count: int) -> Playbook:
     """Each side changes its key after every second and third message."""
     book = talk.playbook()
-    sealers = [Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0",
-                                                    b"SERVER_TRAFFIC_SECRET_0")]  # fmt: skip
+    sealers = [
+        Sealer(log, label, 0) for label in (b"CLIENT_TRAFFIC_SECRET_0", b"SERVER_TRAFFIC_SECRET_0")
+    ]
     sealers[BROKER].number = 2  # after the session tickets
     for number in range(count):
         for side, message in zip((CLIENT, BROKER), _exchange(number), strict=True):

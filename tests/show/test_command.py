@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -26,11 +25,11 @@ from kdissect.show.loop import Style
 from kdissect.show.style import Clock
 from kdissect.text import display_width
 from tests.conftest import ROOT
+from tests.processes import KDISSECT, Run, run
 from tests.show.conftest import shown
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 PIPED = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-COMMAND = [sys.executable, "-m", "kdissect", "show"]
+COMMAND = (*KDISSECT, "show")
 
 
 def start(*args: str, **options: object) -> subprocess.Popen[bytes]:
@@ -148,11 +147,7 @@ def test_nothing_heavy_is_loaded(captures: Path) -> None:
         "sys.modules}), file=sys.stderr), sys.exit(0))\n"
         "from kdissect.cli import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, os.fspath(captures / "sarama.pcap.gz")],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    loaded = done.stderr
+    loaded = run(sys.executable, "-c", code, captures / "sarama.pcap.gz", check=True).stderr
     for name in ("pyspark", "pandas", "duckdb", "altair"):
         assert f"'{name}'" not in loaded
 
@@ -205,8 +200,9 @@ def test_rows_to_files(kdissect: Run, captures: Path, tmp_path: Path) -> None:
     names = ["exchange_id", "api_name", "latency_ms", "topics", "request_time"]
     for ending in ("csv", "json", "ndjson", "parquet", "arrow"):
         file, expected = tmp_path / f"shown.{ending}", tmp_path / f"expected.{ending}"
-        done = kdissect("show", path, "--api", "Fetch", "--columns", ",".join(names),
-                        "--out", os.fspath(file))  # fmt: skip
+        done = kdissect(
+            "show", path, "--api", "Fetch", "--columns", ",".join(names), "--out", os.fspath(file)
+        )
         assert (done.returncode, done.stdout) == (0, "")
         assert done.stderr == f"kdissect: 39 exchanges in {file}\n"
         query = f"select {','.join(names)} from exchanges where api_name = 'Fetch'"
@@ -279,8 +275,9 @@ def test_columns_can_be_chosen_and_added(kdissect: Run, captures: Path) -> None:
     ):  # fmt: skip
         shown = kdissect("show", path, *chosen, "--columns", columns, "--time", "utc")
         assert [" ".join(line.split()) for line in shown.stdout.splitlines()] == [
-            titles, cells.format(**row)
-        ], shown.stderr  # fmt: skip
+            titles,
+            cells.format(**row),
+        ], shown.stderr
     added = kdissect("show", path, *chosen, "--columns", "+exchange").stdout.splitlines()
     assert "EXCHANGE ID" in added[0]
     assert row["exchange_id"] in added[1]

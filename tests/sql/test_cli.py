@@ -5,9 +5,7 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,22 +18,15 @@ from bench.measure import cpu_seconds
 from kdissect.cli import app
 from kdissect.errors import Error
 from tests.conftest import ROOT
+from tests.processes import KDISSECT, Done, Run, run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 HEAVY = pytest.mark.heavy
 BEGUN_CPU_SECONDS = 3.0  # more than it takes until a query runs
 
 
-def piped(tail: str, table_set: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = shlex.join([sys.executable, "-m", "kdissect", "sql", str(table_set), *args])
-    return subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} | {tail}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
+def piped(tail: str, table_set: Path, *args: str) -> Done:
+    command = shlex.join([*KDISSECT, "sql", str(table_set), *args])
+    return run("bash", "-c", f"set -o pipefail; {command} | {tail}", timeout_s=60)
 
 
 def test_rows_on_stdout(kdissect: Run, table_set: Path) -> None:
@@ -118,16 +109,8 @@ def test_places_that_are_no_files(kdissect: Run, table_set: Path, tmp_path: Path
 @pytest.mark.parametrize("form", ["csv", pytest.param("parquet", marks=HEAVY)])
 def test_a_full_disk(table_set: Path, form: str) -> None:
     """One line and exit 3."""
-    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), "from exchanges"]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [*command, "--format", form],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            cwd=ROOT,
-        )
+    command = shlex.join([*KDISSECT, "sql", str(table_set), "from exchanges", "--format", form])
+    done = run("sh", "-c", f"{command} > /dev/full")
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "No space left" in done.stderr
 
@@ -135,12 +118,9 @@ def test_a_full_disk(table_set: Path, form: str) -> None:
 def test_a_query_in_a_locale_without_its_letters(table_set: Path) -> None:
     """What the locale cannot read reaches Python as surrogates."""
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "kdissect", "sql", str(table_set), "select length('\u00e9') as n"],
-        capture_output=True, check=False, env=os.environ | settings,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"1" in done.stdout
+    done = run(*KDISSECT, "sql", table_set, "select length('\u00e9') as n", **settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1" in done.stdout
 
 
 def test_an_interrupt_ends_a_long_query(table_set: Path) -> None:
@@ -149,7 +129,7 @@ def test_an_interrupt_ends_a_long_query(table_set: Path) -> None:
         "select count(*) from range(10_000_000) a, range(10_000_000) b "
         "where (a.range * b.range) % 7 = 3"
     )
-    command = [sys.executable, "-m", "kdissect", "sql", str(table_set), query]
+    command = [*KDISSECT, "sql", str(table_set), query]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         while process.poll() is None and cpu_seconds(process.pid) < BEGUN_CPU_SECONDS:
             time.sleep(0.05)
