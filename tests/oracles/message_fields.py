@@ -48,7 +48,6 @@ Produce response
 
 Fetch request
     node              replica_id replica_state.replica_id
-    session           session_id
     topic             topics.topic forgotten_topics_data.topic
     topic-id          topics.topic_id forgotten_topics_data.topic_id
     partition         topics.partitions.partition forgotten_topics_data.partitions

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from kdissect.codec.message import Message, decode_message, encode_message
+from kdissect.codec.message import Message, encode_message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
@@ -254,9 +254,8 @@ def replay(
             assert answer is not None
             if captured is not None:
                 moved = cluster.moved(captured)
-                is_fetch = step.exchange.api_key == ApiKey.FETCH
-                if is_fetch and _has_no_session(done.sent[step.number]):
-                    moved.body["session_id"] = 0
+                if step.exchange.api_key == ApiKey.FETCH and "session_id" in moved.body:
+                    moved.body["session_id"] = 0  # none is asked for
                 if flip is not None:
                     flip(step, moved)
                 answer = encode_message(moved)
@@ -277,12 +276,6 @@ def replay(
     for outcome in done.outcomes:
         done.judgements[outcome.step.number] = outcome.judgement
     return done
-
-
-def _has_no_session(sent: bytes | Skipped) -> bool:
-    """Whether a Fetch wants no session (KIP-227)."""
-    assert isinstance(sent, bytes)
-    return decode_message(sent, side="request").body.get("session_epoch", 0) == -1
 
 
 def expected(cluster: OtherCluster, exchange: Exchange) -> bytes | None:

@@ -139,7 +139,7 @@ class Claims:
     def _metadata(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         """A request that creates topics may bring back one that was deleted."""
         if request.get("allow_auto_topic_creation", True):
-            for name in [self._terms.topic_in(each) for each in entries(request["topics"])]:
+            for name in [self._terms.topics.of(each) for each in entries(request["topics"])]:
                 if name in self._topics and not self._topics[name].exists:
                     del self._topics[name]
 
@@ -167,7 +167,7 @@ class Claims:
                 self._topics.pop(name, None)
                 self._forget_topic(name)
         for result in entries((answer or {}).get("responses")):
-            name = self._terms.topic_in(result)
+            name = self._terms.topics.of(result)
             if result["error_code"] == 0 and name:
                 self._topics[name] = _Topic(False)
                 self._forget_topic(name)

@@ -5,7 +5,6 @@ Classic groups:
 - A heartbeat is answered REBALANCE_IN_PROGRESS only while its group may rebalance: from a
   JoinGroup, a LeaveGroup or the end of a member's session until members have their assignments.
 - The leader of a generation gets all members that joined it.
-- A member gets the assignment that the leader of its generation sent for it.
 
 Consumer, share and streams groups, whose coordinator assigns partitions or tasks (KIP-848, KIP-932,
 KIP-1071): if a group has not changed for a while, its members have all partitions that the captured
@@ -28,7 +27,6 @@ from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import FOREVER_NS, Difference, Outcome
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
-    entries,
     response_of,
 )
 
@@ -137,7 +135,6 @@ class Groups:
         for by_api in self._classic.values():
             yield from _check_heartbeats(by_api)
             yield from _check_members(by_api[ApiKey.JOIN_GROUP])
-            yield from _check_assignments(by_api)
         for group in self._assigned.values():
             changes_ns = sorted({*group.changes_ns, *self._topic_changes_ns, *_silences(group)})
             for heartbeats in group.members.values():
@@ -267,28 +264,6 @@ def _check_members(joins: list[_Exchange]) -> Iterator[Contradiction]:
             yield exchange.outcome.step.number, difference
 
 
-def _check_assignments(by_api: dict[int, list[_Exchange]]) -> Iterator[Contradiction]:
-    leaders = {
-        (join.taken["generation_id"], join.taken["leader"])
-        for join in by_api[ApiKey.JOIN_GROUP]
-        if join.taken
-    }
-    sent: dict[tuple[int, str], set[bytes]] = defaultdict(set)  # generation, member
-    for sync in by_api[ApiKey.SYNC_GROUP]:
-        number = sync.request["generation_id"]
-        if (number, sync.request["member_id"]) in leaders:
-            for each in entries(sync.request["assignments"]):
-                sent[number, each["member_id"]].add(each["assignment"])
-    for sync in by_api[ApiKey.SYNC_GROUP]:
-        known = sent.get((sync.request["generation_id"], sync.request["member_id"]))
-        if sync.taken and known and sync.taken["assignment"] not in known:
-            note = "not the assignment that the leader sent"
-            difference = Difference(
-                "assignment", (), min(known), sync.taken["assignment"], note=note
-            )
-            yield sync.outcome.step.number, difference
-
-
 # -- groups whose coordinator assigns -------------------------------------------------------------
 
 
@@ -303,7 +278,7 @@ def _shares(body: Body, terms: Terms) -> list[Share] | None:
     if body.get("assignment") is None:
         return None
     return [
-        (terms.topic_of(topic["topic_id"]), number)
+        (terms.topics.name("", topic["topic_id"]), number)
         for topic in body["assignment"]["topic_partitions"]
         for number in topic["partitions"]
     ]

@@ -7,10 +7,8 @@ target's answers with each other, those included that were followed by another t
   unless the topic is compacted.
 - A batch that was produced in this run comes back with the same records, and so does one that an
   earlier answer has delivered.
-- Produce responses give each offset once.
-- Log ends and starts never fall, and no end is beyond what was acknowledged. Delivered records are
-  before the log end.
-- A read_committed answer lists each aborted transaction that it has records of (KIP-98).
+- Log ends and starts never fall, and no end is beyond what was acknowledged.
+- A read_committed answer lists each transaction whose records and abort marker it has (KIP-98).
 
 An offset that a node has answered holds for later answers of that node at once, and for other nodes
 after LAG_NS. Nothing is said about the offsets of a topic that the run deletes.
@@ -42,11 +40,9 @@ from kdissect.replay.comparison.records import (
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import Outcome
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.translation.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from kdissect.replay.workload.messages import entries, response_of
 
 LAG_NS = 5_000_000_000  # until every broker shows a change
-_UNANSWERED_NS = 5_000_000_000  # a request without an answer may take effect that late
 _LATEST, _EARLIEST, _READ_COMMITTED, _ACKS_ALL = -1, -2, 1, -1
 MANY = 1 << 40  # messages before magic 2 do not say how many they wrap
 _FETCHED, _ABORT, _POLICY = "responses[].partitions[].", "ABORT", "cleanup.policy"
@@ -107,13 +103,12 @@ class _Fetched:
 class LogFacts:
     """What the run shows of one log. produced: by base offset, in order. unknown: records that may
     be there besides. deleted_to: by DeleteRecords, -1 never. silent: record sets of Produce
-    requests with acks 0. appends: (sent_ns, answered_ns, record count)."""
+    requests with acks 0."""
 
     produced: list[Produced] = field(default_factory=list)
     unknown: int = 0
     deleted_to: int = -1
     silent: list[bytes] = field(default_factory=list)
-    appends: list[tuple[int, int, int]] = field(default_factory=list)
     is_transactional: bool = False
     fetched: list[_Fetched] = field(default_factory=list)
     delivered: Delivered = field(default_factory=Delivered)
@@ -138,7 +133,6 @@ class Logs(dict[Log, LogFacts]):
     def __init__(self, terms: Terms) -> None:
         super().__init__()
         self._terms = terms
-        self._sessions: dict[tuple[int | None, int], dict[Log, Body]] = {}
         self._open: dict[str, list[Produced]] = defaultdict(list)  # by transactional id
         self._deleted: set[str] = set()
         self._marker_count = 0
@@ -178,10 +172,6 @@ class Logs(dict[Log, LogFacts]):
             facts.is_transactional |= any(each.is_transactional for each in batches)
             is_old = any(each.magic != 2 for each in batches)
             count = MANY if is_old else count
-            end_ns = outcome.answered_ns if outcome.answered_ns >= 0 else (
-                outcome.sent_ns + _UNANSWERED_NS
-            )  # fmt: skip
-            facts.appends.append((outcome.sent_ns, end_ns, count))
             if request["acks"] == 0:
                 facts.silent.append(data)
             result = answered.get(log, {})
@@ -202,14 +192,8 @@ class Logs(dict[Log, LogFacts]):
 
     def _fetch(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         named = dict(self._terms.logs(request))
-        session_id, epoch = request.get("session_id", 0), request.get("session_epoch", FINAL_EPOCH)
-        if epoch not in (FINAL_EPOCH, INITIAL_EPOCH):  # the session has the others (KIP-227)
-            named = self._sessions.setdefault((outcome.node_id, session_id), {}) | named
-            self._sessions[outcome.node_id, session_id] = named
         if answer is None or answer.get("error_code", 0):
             return
-        if epoch == INITIAL_EPOCH and answer.get("session_id", 0):
-            self._sessions[outcome.node_id, answer["session_id"]] = named
         is_committed = request.get("isolation_level", 0) == _READ_COMMITTED
         for log, partition in self._terms.logs(answer):
             if partition["error_code"]:
@@ -299,11 +283,11 @@ class Logs(dict[Log, LogFacts]):
             acknowledged = facts.acknowledged
             for fetched in facts.fetched:
                 yield from _check_batches(log, acknowledged, facts, fetched, is_dense)
+                if is_lasting and fetched.is_committed:
+                    yield from _check_aborted(log, fetched)
             if is_lasting:
-                yield from _check_produced(log, facts)
                 yield from self._check_ends(log, facts)
                 yield from _check_falling(log, facts.starts)
-                yield from _check_aborted(log, facts)
 
     def _is_dense(self, topic: str) -> bool:
         """Return whether a log leaves no offset out. Compacted ones may; the capture shows
@@ -342,8 +326,6 @@ class Logs(dict[Log, LogFacts]):
                 credible.append(reading)
         yield from _check_falling(log, credible)
         yield from _check_falling(log, facts.stable_ends)
-        for fetched in facts.fetched:
-            yield from _check_watermarks(log, facts, fetched)
 
 
 def _against(log: Log, reading: _Reading, expected: Any, note: str) -> Contradiction:
@@ -396,17 +378,6 @@ def _check_content(
             return
 
 
-def _check_produced(log: Log, facts: LogFacts) -> Iterator[Contradiction]:
-    """Produce responses give each offset once."""
-    end = 0
-    for each in sorted(facts.produced, key=lambda each: (each.base, each.end)):
-        if each.base < end and each.data:
-            place = "responses[].partition_responses[].base_offset"
-            note = "another batch has this offset"
-            yield each.outcome.step.number, in_log(log, place, end, each.base, note)
-        end = max(end, each.end)
-
-
 def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction]:
     """Offsets that are below what an earlier answer has shown."""
     by_answer = sorted(readings, key=lambda each: each.outcome.answered_ns)
@@ -429,60 +400,23 @@ def _check_falling(log: Log, readings: list[_Reading]) -> Iterator[Contradiction
             yield _against(log, reading, least, "an earlier answer showed more")
 
 
-def _check_watermarks(log: Log, facts: LogFacts, fetched: _Fetched) -> Iterator[Contradiction]:
-    """Delivered records are before the log end of their answer, and what is stable is, too. A
-    broker reads the watermarks first, and records may be appended before it reads them."""
-    outcome, body = fetched.outcome, fetched.body
-    end, stable = body.get("high_watermark", -1), body.get("last_stable_offset", -1)
-    if end < 0 or max(fetched.end, stable) <= end:
-        return
-    meanwhile = sum(
-        count
-        for sent_ns, answered_ns, count in facts.appends
-        if sent_ns <= outcome.answered_ns and outcome.sent_ns <= answered_ns
-    )
-    if fetched.end > end + meanwhile:
-        reading = _Reading(end, outcome, _FETCHED + "high_watermark")
-        yield _against(log, reading, fetched.end, "records after it are here")
-    if stable > end + meanwhile:
-        reading = _Reading(stable, outcome, _FETCHED + "last_stable_offset")
-        yield _against(log, reading, end, "it is above the high watermark")
-
-
-def _check_aborted(log: Log, facts: LogFacts) -> Iterator[Contradiction]:
-    """Records of aborted transactions in read_committed answers are listed, by their producer."""
-    aborted = _aborted_batches(facts)
-    for fetched in facts.fetched if aborted else ():
-        if not fetched.is_committed:
-            continue
-        listed = {each["producer_id"] for each in entries(fetched.body.get("aborted_transactions"))}
-        for header in [each.header for each in fetched.batches]:
-            if header.base_offset in aborted and header.producer_id not in listed:
-                place, text = _FETCHED + "aborted_transactions", f"producer {header.producer_id}"
-                note = "its records were aborted"
-                yield fetched.outcome.step.number, in_log(log, place, text, "not listed", note)
-
-
-def _aborted_batches(facts: LogFacts) -> set[int]:
-    """Base offsets of batches of aborted transactions that were delivered up to their marker."""
-    bases_of: dict[int, list[int]] = defaultdict(list)  # of open transactions, by producer
-    aborted: set[int] = set()
-    reached = -1
-    for _, batch in sorted(facts.delivered.batches.items()):
-        header = batch.header
-        if header.base_offset > reached + 1:
-            bases_of.clear()  # a marker may be among the offsets that no answer has
-        reached = max(reached, header.last_offset)
-        if header.is_transactional and not header.is_control:
-            bases_of[header.producer_id].append(header.base_offset)
-        elif header.is_transactional:
-            bases = bases_of.pop(header.producer_id, [])
-            if bases and batch.marker_type == _ABORT:
-                aborted.update(bases)
-    return aborted
+def _check_aborted(log: Log, fetched: _Fetched) -> Iterator[Contradiction]:
+    """Aborted records of a read_committed answer are listed, by their producer."""
+    listed = {each["producer_id"] for each in entries(fetched.body.get("aborted_transactions"))}
+    unlisted: set[int] = set()  # producers whose records this answer has
+    for batch in fetched.batches:
+        producer = batch.header.producer_id
+        if not batch.header.is_control:
+            unlisted |= {producer} - listed if batch.header.is_transactional else set()
+        elif producer in unlisted and batch.marker_type == _ABORT:
+            place, note = _FETCHED + "aborted_transactions", "its records were aborted"
+            difference = in_log(log, place, f"producer {producer}", "not listed", note)
+            yield fetched.outcome.step.number, difference
+        else:
+            unlisted.discard(producer)
 
 
 def deleted_topics(terms: Terms, request: Body) -> list[str]:
     """The topics that a DeleteTopics request names."""
     named = [{"name": each} for each in entries(request.get("topic_names"))]
-    return [terms.topic_in(each) for each in [*named, *entries(request.get("topics"))]]
+    return [terms.topics.of(each) for each in [*named, *entries(request.get("topics"))]]

@@ -17,7 +17,7 @@ from typing import Any
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
-from kdissect.replay.comparison.terms import Position, Terms, resource_word
+from kdissect.replay.comparison.terms import Position, Terms
 from kdissect.replay.fields import (
     FieldContext,
     FieldKind,
@@ -30,6 +30,7 @@ from kdissect.replay.fields import (
     told,
 )
 from kdissect.replay.model import ReplayPlan, Step
+from kdissect.replay.translation.id_map import resource_word
 from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import api_name, request_fields, request_of
 
@@ -84,7 +85,8 @@ class RequestNames:
             for ref in request_fields(step.exchange, *self._named):
                 self._named[ref.kind].update(ref.values)
             for ref in request_fields(step.exchange, FieldKind.TOPIC_ID):
-                self._named[FieldKind.TOPIC].update(map(terms.topic_of, ref.values))
+                named = (terms.topics.name("", each) for each in ref.values)
+                self._named[FieldKind.TOPIC].update(named)
 
     def is_foreign(self, kind: FieldKind, name: str) -> bool:
         if kind is FieldKind.TOPIC and name.startswith("__"):
@@ -117,10 +119,7 @@ class Normaliser:
 
     def _log(self, around: FieldContext) -> Log:
         """The partition that the structs around a value name, by the capture's name."""
-        topic = self._terms.topic(around.topic)
-        if not around.topic and around.topic_id is not None:
-            topic = self._terms.topic_of(around.topic_id)
-        return topic, around.partition
+        return self._terms.topics.name(around.topic, around.topic_id), around.partition
 
     # -- structs and arrays -------------------------------------------------------------------
 
@@ -204,7 +203,7 @@ class Normaliser:
             if kind is FieldKind.IGNORE or kind is FieldKind.SERVER:
                 continue
             if kind is FieldKind.TOPIC_ID:
-                kind, value = FieldKind.TOPIC, self._terms.topic_of(value)
+                kind, value = FieldKind.TOPIC, self._terms.topics.name("", value)
             elif kind is FieldKind.TOPIC:
                 value = self._terms.topic(value)
             elif name == "api_key":
@@ -246,7 +245,7 @@ class Normaliser:
             case FieldKind.TOPIC:
                 return terms.topic(value)
             case FieldKind.TOPIC_ID:
-                topic = terms.topic_of(value)
+                topic = terms.topics.name("", value)
                 return Chosen(value) if topic == str(value) else topic  # its name is unknown
             case FieldKind.GROUP:
                 return terms.group(value)

@@ -8,33 +8,15 @@ all that the answers tell.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from uuid import UUID
 
-from kdissect.codec import message_codec
-from kdissect.errors import DecodeError, EncodeError
-from kdissect.protocol import catalog
-from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
+from kdissect.replay.translation.groups import with_topics
+from kdissect.replay.translation.id_map import IdMap, Producer, Producers, resource_word
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import entries, partitions
+from kdissect.replay.workload.messages import TopicNames
 
 A_BROKER = "a broker"
-# fields with the bytes of a consumer's protocol, by their names in messages of groups
-_PROTOCOLS = {
-    "assignment": "ConsumerProtocolAssignment",
-    "member_assignment": "ConsumerProtocolAssignment",
-    "metadata": "ConsumerProtocolSubscription",
-    "member_metadata": "ConsumerProtocolSubscription",
-}
-_TOPIC, _GROUP, _BROKER, _TRANSACTIONAL_ID, _LOGGER, _GROUP_CONFIG = 2, 3, 4, 5, 8, 32
-_CONFIG_TYPES = {_TOPIC: "topic", _BROKER: "broker", _LOGGER: "broker logger", 16: "client metrics",
-                 _GROUP_CONFIG: "group"}  # fmt: skip
-_NAMED_CONFIG = {_TOPIC: "topic", _GROUP_CONFIG: "group"}
-_NAMED_ACL = {_TOPIC: "topic", _GROUP: "group", _TRANSACTIONAL_ID: "transactional-id"}
-_ACL_TYPES = {_TOPIC: "topic", _GROUP: "group", 4: "cluster", _TRANSACTIONAL_ID: "transactional id",
-              6: "delegation token", 7: "user"}  # fmt: skip
 
 
 class Position(NamedTuple):
@@ -45,22 +27,18 @@ class Position(NamedTuple):
     shown: int
 
 
-def resource_word(number: int, *, is_acl: bool) -> str:
-    """``topic`` for the type of a config's or an ACL's resource."""
-    return (_ACL_TYPES if is_acl else _CONFIG_TYPES).get(number, f"type {number}")
-
-
 class Terms:
-    """The words of one side's messages for ids and names: equal for what is equal."""
+    """The words of one side's messages for ids and names: equal for what is equal. topics: their
+    names."""
 
     def __init__(self, ids: IdMap, *, is_target: bool) -> None:
         """Use `Terms.of_capture` or `Terms.of_target`."""
         self.ids = ids
         self._is_target = is_target
+        self.topics: TopicNames = ids.target_topics if is_target else ids.names
         self._names: dict[str, dict[str, str]] = {kind: {} for kind in ids.renames}
-        self._topics: dict[UUID, str] = dict(ids.names)
         self._members: dict[tuple[str, str], str] = {}
-        self._producers: dict[int, list[tuple[Producer, Producer]]] = defaultdict(list)
+        self._producers = Producers()
         self._opaque = {key: key[1] for key in ids.opaque}
         self._nodes = frozenset(ids.target.nodes if is_target else ids.captured_nodes)
         self._brokers: dict[str, str] = {}
@@ -79,40 +57,21 @@ class Terms:
         terms = cls(ids, is_target=True)
         for kind, renames in ids.renames.items():
             terms._names[kind] = {new: old for old, new in renames.items()}
-        terms._topics = {
-            **{target: ids.names.get(captured, str(captured))
-               for captured, target in ids.topic_ids.items()},
-            **{target: terms.topic(name) for target, name in ids.target.names.items()},
-        }  # fmt: skip
         for (group, captured), member in ids.groups.members.items():
             terms._members.setdefault((group, member), captured)
-        for one, other in ids.producers.targets.items():
-            terms._producers[other.producer_id].append((one, other))
+        for captured_producer, producer in ids.producers.targets.items():
+            terms._producers.learn(producer, captured_producer)
         terms._opaque = {(name, new): old for (name, old), new in ids.opaque.items()}
         for node in ids.captured_nodes:
             terms._brokers.setdefault(str(ids.node(node)), str(node))
         return terms
 
     def topic(self, name: str) -> str:
-        return self._names["topic"].get(name, name)
-
-    def topic_of(self, topic_id: UUID) -> str:
-        """The name of a topic id, or the id as text; "" for none."""
-        if topic_id == ZERO_UUID:
-            return ""
-        return self._topics.get(topic_id) or self.ids.names.get(topic_id, str(topic_id))
-
-    def topic_in(self, topic: dict[str, Any]) -> str:
-        """The name of a topic's struct; an unknown id as text, "" if it names none."""
-        name = topic.get("name") or topic.get("topic")
-        if name or topic.get("topic_id") is None:
-            return self.topic(name or "")
-        return self.topic_of(topic["topic_id"])
+        return self.topics.name(name, None)
 
     def logs(self, body: dict[str, Any] | None) -> Iterator[tuple[Log, dict[str, Any]]]:
         """Each partition in a message about records or offsets, with its struct."""
-        for topic, number, partition in partitions(body or {}):
-            yield (self.topic_in(topic), number), partition
+        return self.topics.logs(body or {})
 
     def group(self, name: str) -> str:
         return self._names["group"].get(name, name)
@@ -142,16 +101,9 @@ class Terms:
         shift = self.ids.shifts.get((step, log))
         return None if shift is None else base_offset - shift
 
-    def producer(self, producer_id: int, epoch: int) -> tuple[int, int]:
-        """An epoch that no answer gave keeps its distance to the last one that an answer gave."""
-        known = self._producers.get(producer_id)
-        if not known:
-            return producer_id, epoch
-        for captured, target in known:
-            if target.epoch == epoch:
-                return captured.producer_id, captured.epoch
-        captured, target = known[-1]
-        return captured.producer_id, epoch if epoch < 0 else captured.epoch + epoch - target.epoch
+    def producer(self, producer_id: int, epoch: int) -> Producer:
+        producer = Producer(producer_id, epoch)
+        return self._producers.target(producer) or producer
 
     def opaque(self, name: str, value: Any) -> Any:
         """None if the value has no counterpart."""
@@ -165,27 +117,16 @@ class Terms:
 
     def resource(self, number: int, name: str, *, is_acl: bool) -> str:
         """The name of a config's or an ACL's resource: their types have different numbers."""
-        kind = (_NAMED_ACL if is_acl else _NAMED_CONFIG).get(number)
-        if kind is not None:
-            return self._names[kind].get(name, name)
-        is_broker = not is_acl and number in (_BROKER, _LOGGER)
-        return self._brokers.get(name, name) if is_broker else name
+        word = resource_word(number, is_acl=is_acl)
+        if word.startswith("broker"):
+            return self._brokers.get(name, name)
+        return self._names.get(word.replace(" ", "-"), {}).get(name, name)
 
     def protocol(self, name: str, data: bytes) -> bytes:
-        """A consumer's subscription or assignment with the captured names of topics; other bytes
-        stay as they are."""
-        definition = catalog.definition(_PROTOCOLS[name])
+        """A consumer's subscription or assignment, by the name of its field, with the captured
+        names of topics."""
         if not self._names["topic"]:
             return data
-        try:
-            format_version, pos = message_codec.read_int16(data, 0)
-            version = min(format_version, definition.versions.last)
-            values, pos = message_codec.decode(definition, version, data, pos)
-            if "topics" in values:
-                values["topics"] = [self.topic(each) for each in entries(values["topics"])]
-            for holder in ("owned_partitions", "assigned_partitions"):
-                for each in entries(values.get(holder)):
-                    each["topic"] = self.topic(each["topic"])
-            return data[:2] + message_codec.encode(definition, version, values) + data[pos:]
-        except (DecodeError, EncodeError, ValueError):
-            return data
+        return with_topics(
+            data, "Assignment" if "assignment" in name else "Subscription", self.topic
+        )

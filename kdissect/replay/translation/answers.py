@@ -53,9 +53,7 @@ def from_answer(ids: IdMap, step: Step, response: bytes) -> None:
 
 def from_failure(ids: IdMap, step: Step) -> None:
     """Note that a step was not sent, or that no answer to it came."""
-    if step.exchange.api_key == ApiKey.FETCH:
-        ids.sessions.failed(step.number)
-    elif step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
+    if step.exchange.api_key == ApiKey.PRODUCE and step.expects_response:
         _lost(ids, *bodies(step.exchange), set())
 
 
@@ -116,14 +114,10 @@ def _find_coordinator(ids: IdMap, step: Step, asked: Body, captured: Body, answe
 
 
 def _produce(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    answered = {
-        (ids.topic_key(topic, is_captured=False), number): partition
-        for topic, number, partition in partitions(answer)
-    }
+    answered = dict(ids.target_topics.logs(answer))
     written: set[Log] = set()
-    for topic, number, partition in partitions(captured):
-        log = ids.names.of(topic), number
-        target_partition = answered.get((ids.topic_key(topic, is_captured=True), number))
+    for log, partition in ids.names.logs(captured):
+        target_partition = answered.get(log)
         if target_partition is None or target_partition["error_code"] != 0:
             continue
         written.add(log)
@@ -149,20 +143,10 @@ def _lost(ids: IdMap, asked: Body, captured: Body, written: set[Log]) -> None:
                     ids.producers.lost(producer, log, header.record_count)
 
 
-def _fetch(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    session_id = captured.get("session_id", 0)
-    ids.sessions.answered(ids.broker(step), step.number, answer, session_id)
-
-
 def _list_offsets(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    earliest = {
-        (ids.topic(name), number): (name, number)
-        for (name, number), entry in ids.names.logs(asked)
-        if entry["timestamp"] == EARLIEST
-    }
-    for topic, number, partition in partitions(answer):
-        log = earliest.get((topic["name"], number))
-        if log is not None and partition["error_code"] == 0 and "offset" in partition:
+    earliest = {log for log, entry in ids.names.logs(asked) if entry["timestamp"] == EARLIEST}
+    for log, partition in ids.target_topics.logs(answer):
+        if log in earliest and partition["error_code"] == 0 and "offset" in partition:
             ids.offsets.target_starts(log, partition["offset"])
 
 
@@ -214,14 +198,8 @@ def held_after(ids: IdMap, step: Step, asked: Body) -> AcquiredOffsets:
 def acquired(ids: IdMap, response: Body, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
     """(log by the capture's name, the target's first and last offset) of records that a ShareFetch
     got."""
-    for topic, number, partition in partitions(response):
-        topic_id = topic["topic_id"]
-        if not is_captured:
-            topic_id = ids.captured_topic_id(topic_id)
-        name = ids.names.name("", topic_id)
-        if topic_id not in ids.names and not is_captured:
-            name = ids.captured_topic_name(ids.target.names.get(topic_id, name))
-        log = name, number
+    topics = ids.names if is_captured else ids.target_topics
+    for log, partition in topics.logs(response):
         for batch in entries(partition["acquired_records"]):
             first, last = batch["first_offset"], batch["last_offset"]
             if is_captured:
@@ -245,7 +223,6 @@ _LEARNERS: dict[int, Any] = {
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.FIND_COORDINATOR: _find_coordinator,
     ApiKey.PRODUCE: _produce,
-    ApiKey.FETCH: _fetch,
     ApiKey.LIST_OFFSETS: _list_offsets,
     ApiKey.INIT_PRODUCER_ID: _producer,
     ApiKey.END_TXN: _producer,
@@ -355,17 +332,13 @@ def _without_records(ids: IdMap, captured: Body, answer: Body) -> dict[Place, st
     transaction markers are not written yet."""
     if answer.get("error_code"):
         return {}
-    answered = {
-        (ids.topic_key(topic, is_captured=False), number): partition
-        for topic, number, partition in partitions(answer)
-    }
+    answered = dict(ids.target_topics.logs(answer))
     found = {}
-    for topic, number, partition in partitions(captured):
+    for log, partition in ids.names.logs(captured):
         last = last_data(partition["records"] or b"")
         if last < 0:
             continue
-        other = answered.get((ids.topic_key(topic, is_captured=True), number), {})
-        log = ids.names.of(topic), number
+        other = answered.get(log, {})
         wanted = ids.offsets.to_target(log, last)
         if not other.get("error_code") and last_data(other.get("records") or b"") < wanted:
             found[Place((), *log, "records")] = "it does not bring all records yet"
@@ -408,9 +381,7 @@ def _without_assignment(ids: IdMap, step: Step, captured: Body, answer: Body) ->
 def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     """Note what the target has done of a request that is sent again."""
     api_key = step.exchange.api_key
-    if api_key == ApiKey.FETCH:
-        ids.sessions.answered(ids.broker(step), step.number, answer)
-    elif api_key in SHARE_APIS and answer["error_code"] == 0:
+    if api_key in SHARE_APIS and answer["error_code"] == 0:
         _share(ids, step, *bodies(step.exchange), answer)
         ids.share.acknowledged.add(step.number)
     elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from kdissect.codec import message_codec
+from kdissect.errors import DecodeError, EncodeError
+from kdissect.protocol import catalog
 from kdissect.replay.workload.messages import Body, entries
 
 # Partitions or tasks of a member, as the fields of a heartbeat's request that report them, with the
@@ -139,6 +143,24 @@ def assignment_in(answer: Body) -> Assigned | None:
         return {"topic_partitions": answer["assignment"]["topic_partitions"]}
     tasks = {name: answer[name] for name in TASKS if answer.get(name) is not None}
     return tasks or None
+
+
+def with_topics(data: bytes, what: str, renamed: Callable[[str], str]) -> bytes:
+    """The bytes of a consumer's ``Subscription`` or ``Assignment`` with other names of topics;
+    bytes of other clients stay as they are."""
+    definition = catalog.definition(f"ConsumerProtocol{what}")
+    try:
+        format_version, pos = message_codec.read_int16(data, 0)
+        version = min(format_version, definition.versions.last)
+        values, pos = message_codec.decode(definition, version, data, pos)
+        if "topics" in values:
+            values["topics"] = [renamed(each) for each in entries(values["topics"])]
+        for holder in ("owned_partitions", "assigned_partitions"):
+            for each in entries(values.get(holder)):
+                each["topic"] = renamed(each["topic"])
+        return data[:2] + message_codec.encode(definition, version, values) + data[pos:]
+    except (DecodeError, EncodeError, ValueError):
+        return data
 
 
 def is_assigned(assigned: Assigned | None) -> bool:

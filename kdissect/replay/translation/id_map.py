@@ -18,9 +18,15 @@ from kdissect.replay.model import ADMIN, Exchange, ReplayPlan, Step, TranslateOp
 from kdissect.replay.translation.groups import Groups
 from kdissect.replay.translation.offsets import Log, OffsetMap
 from kdissect.replay.translation.sessions import FetchSessions, ShareSessions
-from kdissect.replay.workload.messages import CapturedTopics, bodies, decoded, entries
+from kdissect.replay.workload.messages import CapturedTopics, TopicNames, bodies, decoded, entries
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
+# Types of the resources of ACLs and of configs (ResourceType and ConfigResource.Type of Kafka's
+# clients).
+_ACL_RESOURCES = {2: "topic", 3: "group", 4: "cluster", 5: "transactional id",
+                  6: "delegation token", 7: "user"}  # fmt: skip
+_CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics",
+                     32: "group"}  # fmt: skip
 ZERO_UUID = UUID(int=0)
 _SEQUENCES = 1 << 31  # they wrap to 0
 
@@ -55,6 +61,7 @@ class IdMap:
         self.may_create = ADMIN in plan.options.allow
         self.captured_nodes = sorted(plan.workload.facts.brokers)
         self.names = CapturedTopics(plan.workload.facts)
+        self.target_topics = TargetTopics(self)
         self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
         for (kind, old), new in self.options.renames.items():
             self.renames[kind][old] = new
@@ -107,21 +114,6 @@ class IdMap:
         """The capture's id of a topic by the target's; an unknown one stays."""
         return next((mine for mine, other in self.topic_ids.items() if other == target), target)
 
-    def topic_key(self, topic: Mapping[str, Any], *, is_captured: bool) -> Any:
-        """A key that is equal for the same topic in captured and answered messages.
-
-        It is the target's name of the topic, or its id there if the name is unknown. So one message
-        may have the name and the other the id.
-        """
-        topic_id = topic.get("topic_id")
-        if not is_captured:
-            return self.target.topic_name(topic) or topic_id
-        name = topic.get("name") or topic.get("topic") or ""
-        if name or topic_id is None:
-            return self.topic(name)
-        target_id = self.topic_id(topic_id) or topic_id
-        return self.target.names.get(target_id, target_id)
-
     def node(self, captured: int) -> int:
         """A node of the target for one of the capture's: itself where it is there, else by order,
         around the target's nodes. A number that is no node of the capture stays one that is none.
@@ -151,6 +143,19 @@ class IdMap:
         """The decoded answer in the version that was sent; None if it cannot be decoded. It is
         shared: do not change it."""
         return decoded(response, "response", step.exchange.api_key, self.api_version(step))
+
+
+class TargetTopics(TopicNames):
+    """The captured names of topics in the target's messages."""
+
+    def __init__(self, ids: IdMap) -> None:
+        self._ids = ids
+
+    def name(self, name: str | None, topic_id: UUID | None) -> str:
+        ids = self._ids
+        if not name and topic_id is not None and topic_id not in ids.target.names:
+            return ids.names.name("", ids.captured_topic_id(topic_id))
+        return ids.captured_topic_name(name or ids.target.names.get(topic_id, ""))
 
 
 class TargetCluster:
@@ -220,6 +225,12 @@ class TargetCluster:
     def is_known(self, name: str) -> bool:
         """Return whether a leader of the topic is known, or that it is not there."""
         return name in self.missing or any((name, number) in self.leaders for number in (0, 1))
+
+
+def resource_word(number: int, *, is_acl: bool) -> str:
+    """``topic`` for the type of a config's or an ACL's resource."""
+    words = _ACL_RESOURCES if is_acl else _CONFIG_RESOURCES
+    return words.get(number, f"type {number}")
 
 
 class Producer(NamedTuple):

@@ -1,8 +1,8 @@
-"""Fetch sessions (KIP-227) and share sessions (KIP-932): the capture's, and the target's for them.
+"""Captured fetch sessions (KIP-227), and share sessions (KIP-932) of both sides.
 
 An incremental Fetch names only the partitions that change; for all others, the broker uses the
-session's earlier requests. The target may not have the session, or may have dropped it. So kdissect
-remembers all partitions of each captured session, and opens it again with a full Fetch of them.
+session's earlier requests. The target may drop a session at any time, and a session belongs to one
+node. So a replay has none there: it sends each Fetch for all partitions of its captured session.
 
 A member of a share group has a session with each broker. Its epoch counts the requests that the
 broker has taken, and the broker remembers its partitions. The target may give a member records in
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from kdissect.replay.model import Untranslatable
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.workload.messages import SESSION_LOST, Body, entries, partitions
+from kdissect.replay.workload.messages import Body, entries, partitions
 
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0
 _EPOCH_MAX = 0x7FFFFFFF
@@ -28,133 +28,49 @@ _EPOCH_MAX = 0x7FFFFFFF
 Broker = tuple[str, int]  # the captured address
 
 
-@dataclass(slots=True)
-class _TargetSession:
-    """A captured fetch session, as the target has it.
+class FetchSessions:
+    """The partitions of captured sessions, by broker and session id: a client may go on with one
+    over another connection."""
 
-    target_id: its id at the target, 0 if the target has none now. node: the target's node that has
-    it. epoch: of the next request to the target. partitions: (topic or its id, partition) -> entry
-    of a Fetch request.
-    """
+    def __init__(self) -> None:
+        # (topic or its id, partition) -> entry of a Fetch request
+        self._sessions: dict[tuple[Broker, int], dict[tuple[Any, int], Body]] = {}
 
-    target_id: int = 0
-    node: int | None = None
-    epoch: int = 1
-    partitions: dict[tuple[Any, int], Body] = field(default_factory=dict)
-
-    def add(self, body: Body) -> None:
-        """Add the partitions that a request names, and remove those that it forgets."""
+    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> dict[tuple[Any, int], Body]:
+        """(topic or its id, partition) -> entry of all partitions that a captured request fetches:
+        those that it names, and those that its session already has."""
+        key, is_incremental = (broker, body["session_id"]), body["session_epoch"] > INITIAL_EPOCH
+        found = dict(self._sessions.get(key, {})) if is_incremental else {}
         for topic in entries(body.get("forgotten_topics_data")):
-            for partition in topic["partitions"]:
-                self.partitions.pop((_key(topic), partition), None)
+            for number in topic["partitions"]:
+                found.pop((_key(topic), number), None)
         for topic, number, partition in partitions(body):
-            # a copy: the request's own is changed to the target's terms
-            self.partitions[_key(topic), number] = dict(partition)
+            found[_key(topic), number] = partition
+        return found
 
-    def full(self, body: Body, epoch: int) -> Body:
-        """A request for all partitions, in a new session or (`FINAL_EPOCH`) without one."""
+    def whole(self, broker: Broker, body: Body, captured: Body) -> Body:
+        """The body to send for a captured Fetch: without a session, for all its partitions. Topic
+        ids in it are still the capture's.
+
+        captured: body of the captured response, which has the id of a new session.
+        Raises Untranslatable for a session whose partitions are unknown.
+        """
+        if body["session_epoch"] == FINAL_EPOCH:
+            return {**body, "session_id": 0}
+        found = self.partitions(broker, body)
+        if not found and body["session_epoch"] > INITIAL_EPOCH:
+            raise Untranslatable("its fetch session began before the capture")
         topics: dict[Any, Body] = {}
-        for (key, _), partition in self.partitions.items():
+        for (key, _), partition in found.items():
             name = "topic" if isinstance(key, str) else "topic_id"
             topic = topics.setdefault(key, {name: key, "partitions": []})
             topic["partitions"].append(dict(partition))
+        if session_id := captured.get("session_id", 0):
+            self._sessions[broker, session_id] = found
         return {
-            **body, "session_id": 0, "session_epoch": epoch, "topics": list(topics.values()),
+            **body, "session_id": 0, "session_epoch": FINAL_EPOCH, "topics": list(topics.values()),
             "forgotten_topics_data": [],
         }  # fmt: skip
-
-
-class FetchSessions:
-    """Sessions by captured broker and id: a client may go on with one over another connection."""
-
-    def __init__(self) -> None:
-        self._sessions: dict[tuple[Broker, int], _TargetSession] = {}
-        # step number -> session of a request in flight; its answer has the session's id
-        self._asked: dict[int, _TargetSession] = {}
-
-    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> list[tuple[Any, int]]:
-        """(topic or its id, partition) of all partitions that a request fetches: those that it
-        names, and those that its session already has."""
-        session = self._sessions.get((broker, body["session_id"]))
-        asked = _TargetSession()
-        if session is not None and body["session_epoch"] not in (FINAL_EPOCH, INITIAL_EPOCH):
-            asked.partitions = dict(session.partitions)
-        asked.add(dict(body))
-        return list(asked.partitions)
-
-    def request(
-        self,
-        broker: Broker,
-        number: int,
-        body: Body,
-        captured_code: int = 0,
-        nodes: Sequence[int | None] = (None,),
-    ) -> Body:
-        """The body to send for a Fetch, with the target's session id and epoch. Topic ids in it are
-        still the capture's.
-
-        number: of the step. captured_code: the error code of the captured response. If it says that
-        the broker had lost the session, the body is sent as captured: the target does not know the
-        session either. nodes: those that lead the partitions. A session belongs to one node: for
-        several the body is a full Fetch without a session.
-        Raises Untranslatable for a session whose partitions are unknown.
-        """
-        captured_id, epoch = body["session_id"], body["session_epoch"]
-        if (captured_id == 0 and epoch == FINAL_EPOCH) or captured_code in SESSION_LOST:
-            return body
-        session = self._sessions.get((broker, captured_id))
-        if epoch == FINAL_EPOCH:
-            return {**body, "session_id": session.target_id if session else 0}
-        if epoch == INITIAL_EPOCH:
-            before, session = session, _TargetSession(node=nodes[0])
-            session.add(body)
-            made = {**body, "session_id": before.target_id if before else 0}
-        else:
-            if session is None:
-                session = self._sessions[broker, captured_id] = _TargetSession(node=nodes[0])
-            if number not in self._asked:
-                session.add(body)
-            if not session.partitions:
-                raise Untranslatable("its fetch session began before the capture")
-            if session.target_id and session.node == nodes[0]:
-                ours = {"session_id": session.target_id, "session_epoch": session.epoch}
-                made = {**body, **ours}
-            else:
-                session.target_id, session.node = 0, nodes[0]
-                made = session.full(body, INITIAL_EPOCH)
-        self._asked[number] = session
-        if len(nodes) > 1:
-            session.target_id = 0
-            return session.full(body, FINAL_EPOCH)
-        return made
-
-    def answered(
-        self, broker: Broker, number: int, answer: Body, captured_id: int | None = None
-    ) -> None:
-        """Note the session of the target's answer to a step.
-
-        captured_id: session id in the captured response; 0 if there is none, or no response. None:
-        the step is sent again.
-        """
-        session = self._asked.get(number)
-        if session is None:
-            return
-        if answer.get("error_code", 0) in SESSION_LOST:
-            session.target_id = 0
-        elif answer.get("session_id", 0) != session.target_id:
-            session.target_id, session.epoch = answer.get("session_id", 0), 1
-        else:
-            session.epoch = _after(session.epoch)
-        if captured_id is not None:
-            del self._asked[number]
-        if captured_id:
-            self._sessions[broker, captured_id] = session
-
-    def failed(self, number: int) -> None:
-        """Drop the target's session of a step without answer, since its epoch is now unknown."""
-        session = self._asked.pop(number, None)
-        if session is not None:
-            session.target_id = 0
 
 
 def _key(topic: Body) -> Any:

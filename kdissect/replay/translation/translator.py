@@ -18,10 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from kdissect.codec import message_codec
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.errors import DecodeError, EncodeError
-from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.batch_headers import headers, is_sealed, patch_producer
@@ -36,12 +34,14 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.answers import Place
-from kdissect.replay.translation.id_map import IdMap, Producer
+from kdissect.replay.translation.groups import with_topics
+from kdissect.replay.translation.id_map import IdMap, Producer, resource_word
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.workload.messages import (
     DELETING_APIS,
     GROUP_KEY,
+    SESSION_LOST,
     TRANSACTION_KEY,
     Body,
     entries,
@@ -51,10 +51,6 @@ from kdissect.replay.workload.messages import (
     response_body,
 )
 
-# Types of resources with names that the target may call otherwise (ResourceType and
-# ConfigResource.Type of Kafka's clients).
-_ACL_NAMES = {2: "topic", 3: "group", 5: "txn"}
-_CONFIG_NAMES = {2: "topic", 4: "broker", 8: "broker", 32: "group"}  # 8: a broker's loggers
 _MAY_FORBID_CREATION = 4  # Metadata v0 to v3 always let the broker create a topic
 _ACL_APIS = frozenset({ApiKey.DESCRIBE_ACLS, ApiKey.CREATE_ACLS, ApiKey.DELETE_ACLS})
 
@@ -330,34 +326,17 @@ def _protocol(ids: IdMap, step: Step, ref: FieldRef, value: bytes) -> bytes:
     if of not in (None, "consumer") or not ids.renames["topic"]:
         return value
     what = "Subscription" if step.exchange.api_key == ApiKey.JOIN_GROUP else "Assignment"
-    definition = catalog.definition(f"ConsumerProtocol{what}")
-    try:
-        format_version, pos = message_codec.read_int16(value, 0)
-        version = min(format_version, definition.versions.last)
-        values, pos = message_codec.decode(definition, version, value, pos)
-    except (DecodeError, ValueError):
-        return value
-    if "topics" in values:
-        values["topics"] = [ids.topic(each) for each in entries(values["topics"])]
-    for holder in ("owned_partitions", "assigned_partitions"):
-        for each in entries(values.get(holder)):
-            each["topic"] = ids.topic(each["topic"])
-    try:
-        return value[:2] + message_codec.encode(definition, version, values) + value[pos:]
-    except EncodeError:
-        return value
+    return with_topics(value, what, ids.topic)
 
 
 def _resource(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     """The target's name of the resource of an ACL or a config: of a topic, a group and so on."""
     number = ref.holder.get("resource_type", ref.holder.get("resource_type_filter", 0))
     is_acl = step.exchange.api_key in _ACL_APIS
-    named = (_ACL_NAMES if is_acl else _CONFIG_NAMES).get(number)
-    if named is None or not value:
-        return value
-    if named == "broker":
-        return str(ids.node(int(value))) if value.isascii() and value.isdigit() else value
-    return ids.name(named, value)
+    word = resource_word(number, is_acl=is_acl)
+    if word.startswith("broker") and value.isascii() and value.isdigit():
+        return str(ids.node(int(value)))
+    return ids.renames.get(word.replace(" ", "-"), {}).get(value, value)
 
 
 def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
@@ -390,10 +369,12 @@ _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
 
 
 def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
-    if "session_id" not in body:
+    """A Fetch of a session that the captured broker had lost goes out as it is: the target does not
+    know the session either."""
+    captured = response_body(step.exchange)
+    if "session_id" not in body or captured.get("error_code") in SESSION_LOST:
         return body
-    code = response_body(step.exchange).get("error_code", 0)
-    return ids.sessions.request(ids.broker(step), step.number, body, code, nodes_of(ids, step))
+    return ids.sessions.whole(ids.broker(step), body, captured)
 
 
 def _produce(ids: IdMap, step: Step, body: Body) -> Body:

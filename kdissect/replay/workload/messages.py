@@ -158,19 +158,13 @@ def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
             yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
 
 
-class CapturedTopics(dict[UUID, str]):
-    """The captured names of topics, by their captured ids."""
-
-    def __init__(self, facts: WorkloadFacts) -> None:
-        topics = facts.topics.values()
-        super().__init__((UUID(each), topic.name) for topic in topics for each in topic.topic_ids)
+class TopicNames:
+    """The captured names of topics in the messages of one side."""
 
     def name(self, name: str | None, topic_id: UUID | None) -> str:
-        """The name of a topic that a captured message names or identifies; an unknown id as
+        """The captured name of a topic that a message names or identifies; an unknown id as
         text."""
-        if name or topic_id is None or topic_id.int == 0:
-            return name or ""
-        return self.get(topic_id, str(topic_id))
+        raise NotImplementedError
 
     def of(self, topic: Body) -> str:
         """The name of a topic's struct."""
@@ -180,6 +174,19 @@ class CapturedTopics(dict[UUID, str]):
         """(the topic's name, number) of each of `partitions`, and its struct."""
         for topic, number, partition in partitions(body):
             yield (self.of(topic), number), partition
+
+
+class CapturedTopics(TopicNames, dict[UUID, str]):
+    """In captured messages: the names of topics by their ids."""
+
+    def __init__(self, facts: WorkloadFacts) -> None:
+        topics = facts.topics.values()
+        super().__init__((UUID(each), topic.name) for topic in topics for each in topic.topic_ids)
+
+    def name(self, name: str | None, topic_id: UUID | None) -> str:
+        if name or topic_id is None or topic_id.int == 0:
+            return name or ""
+        return self.get(topic_id, str(topic_id))
 
 
 def errors(body: Body, *around: Body) -> Iterator[tuple[tuple[Body, ...], str, int]]:
@@ -203,7 +210,6 @@ def error_codes(body: Body) -> list[int]:
 # broker refused so, since the client has sent it again, and the run, which sends a request again if
 # the target refuses it so.
 
-_FETCHES = frozenset({ApiKey.FETCH})
 _COMMITS = frozenset({ApiKey.OFFSET_COMMIT})
 # a member joins again before, or gets another epoch with a heartbeat (KIP-848)
 REJOINING_APIS = frozenset({ApiKey.SYNC_GROUP, ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH})
@@ -242,10 +248,6 @@ TRANSIENT: dict[int, Transient] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: _NEVER_LEFT_OUT,
     ErrorCode.UNKNOWN_TOPIC_ID: _NEVER_LEFT_OUT,
     ErrorCode.INCONSISTENT_TOPIC_ID: _NEVER_LEFT_OUT,
-    # a client opens another fetch session (KIP-227)
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: Transient(_FETCHES, _NONE),
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH: Transient(_FETCHES, _NONE),
-    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR: Transient(_FETCHES, _NONE),
     # a group has another generation by now, or will have one
     ErrorCode.REBALANCE_IN_PROGRESS: Transient(REJOINING_APIS, _COMMITS),
     ErrorCode.ILLEGAL_GENERATION: Transient(REJOINING_APIS, _NONE),
@@ -263,7 +265,13 @@ NO_TOPIC = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )  # fmt: skip
-SESSION_LOST = frozenset(code for code, row in TRANSIENT.items() if row.apis == _FETCHES)
+# The client of a Fetch opens another session (KIP-227).
+SESSION_LOST = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)  # fmt: skip
 
 
 def is_transient(api_key: int, code: int) -> bool:

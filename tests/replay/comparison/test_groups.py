@@ -70,16 +70,6 @@ def test_the_leader_gets_all_members() -> None:
     assert right.said() == []
 
 
-@pytest.mark.parametrize(("answered", "is_wrong"), [(b"y", False), (b"x", True), (b"", True)])
-def test_a_member_gets_the_assignment_that_its_leader_sent(answered: bytes, is_wrong: bool) -> None:
-    run = Classic()
-    run.join(1, "a", members="ab")
-    run.join(1, "b")
-    run.sync(1.1, "a", b"x", a=b"x", b=b"y")
-    number = run.sync(1.1, "b", answered)
-    assert [each[0] for each in run.said()] == [number] * is_wrong
-
-
 class Assigned(Run):
     """Members of group g, whose topic t has two partitions."""
 

@@ -14,7 +14,6 @@ ABORT, COMMIT = b"\0\0\0\0", b"\0\0\0\1"
 RECORDS = "responses[t].partitions[0].records"
 HIGH = "responses[t].partitions[0].high_watermark"
 STABLE = "responses[t].partitions[0].last_stable_offset"
-BASE = "responses[t].partition_responses[0].base_offset"
 
 
 def marker(offset: int, key: bytes) -> bytes:
@@ -93,16 +92,6 @@ def test_records_that_were_produced_come_back() -> None:
     ]
 
 
-def test_offsets_of_produce_responses() -> None:
-    """Each is given once, but to a batch that is repeated."""
-    run = Run()
-    run.produce(1, 0, batch(0))
-    run.produce(2, 2, batch(2))
-    assert run.said() == []
-    number = run.produce(3, 2, other(2))
-    assert run.said() == [(number, BASE, "2")]
-
-
 def test_log_ends_do_not_fall() -> None:
     """At a node that has answered more at once, at others seconds later."""
     run = Run()
@@ -147,17 +136,6 @@ def test_a_topic_that_the_run_deletes_says_nothing() -> None:
     run.add(2, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
     run.fetch(3, 0, b"", 0)
     assert run.said() == []
-
-
-def test_records_are_before_the_watermarks_of_their_answer() -> None:
-    """The broker reads the watermarks first: a batch that is appended meanwhile may follow."""
-    run = Run()
-    number = run.fetch(1, 0, batch(0, 4), 2)
-    assert (number, HIGH, "2") in run.said()
-    run.produce(0.9999, 2, batch(2))
-    assert (number, HIGH, "2") not in run.said()
-    above = run.fetch(3, 4, b"", 4, last_stable_offset=5)
-    assert (above, STABLE, "5") in run.said()
 
 
 @pytest.mark.parametrize(("key", "is_wrong"), [(ABORT, True), (COMMIT, False)])

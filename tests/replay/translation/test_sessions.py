@@ -1,4 +1,4 @@
-"""Fetch sessions that the target lost, and what members of share groups hold there."""
+"""Captured fetch sessions, and what members of share groups hold there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import Step
+from kdissect.replay.model import Skipped, Step
 from kdissect.replay.translation.sessions import AcquiredOffsets, stand_in
 from kdissect.replay.translation.translator import Translator
-from tests.builders.messages import numbered_batch
 from tests.builders.workloads import a_request, a_response, exchange
 from tests.replay.made import sent_again, translated
 
@@ -29,20 +28,20 @@ def sent(translator: Translator, step: Step) -> dict[str, Any]:
     return decode_message(frame, side="request").body
 
 
-def test_a_lost_fetch_session_is_opened_again_once() -> None:
-    """Also if the request was sent again before, for records that were missing then."""
-    fetched = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 9}
-    topics = [{"topic": "t", "partitions": [fetched]}]
+def test_a_fetch_session_that_was_lost_is_asked_for_again() -> None:
+    """The captured broker did not know it, and the target does not either."""
     session = {"session_id": 9, "session_epoch": 3}
-    request = a_request(ApiKey.FETCH, 12, max_wait_ms=5, min_bytes=1, **session, topics=topics)
-    told = [{"topic": "t", "partitions": [{"partition_index": 0, "records": numbered_batch(0, 1)}]}]
-    captured = a_response(ApiKey.FETCH, 12, session_id=9, responses=told)
+    request = a_request(ApiKey.FETCH, 12, max_wait_ms=5, min_bytes=1, **session, topics=[])
+    captured = a_response(ApiKey.FETCH, 12, error_code=70, responses=[])
     translator, (step,) = translated(exchange(0, request, 0, 1, captured))
-    sent(translator, step)
-    assert sent_again(translator, step, a_response(ApiKey.FETCH, 12, session_id=77))
-    assert sent_again(translator, step, a_response(ApiKey.FETCH, 12, error_code=70))
     body = sent(translator, step)
-    assert (body["session_id"], body["session_epoch"]) == (0, 0)
+    assert (body["session_id"], body["session_epoch"]) == (9, 3)
+
+
+def test_a_fetch_session_that_began_before_the_capture_is_not_known() -> None:
+    request = a_request(ApiKey.FETCH, 12, session_id=9, session_epoch=3, topics=[])
+    translator, (step,) = translated(exchange(0, request, 0, 1, a_response(ApiKey.FETCH, 12)))
+    assert isinstance(translator.request(step), Skipped)
 
 
 def test_acquired_ranges_of_a_share_session_are_merged_and_split() -> None:
