@@ -8,6 +8,7 @@ is never another difference from the captured response.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from kdissect.replay.translation.groups import assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.offsets import Log
-from kdissect.replay.translation.sessions import AcquiredOffsets
+from kdissect.replay.translation.sessions import ShareSession
 from kdissect.replay.workload.messages import (
     EARLIEST,
     GROUP_KEY,
@@ -28,6 +29,7 @@ from kdissect.replay.workload.messages import (
     NOT_MADE_YET,
     SHARE_APIS,
     Body,
+    TopicNames,
     bodies,
     entries,
     error_codes,
@@ -35,6 +37,7 @@ from kdissect.replay.workload.messages import (
     is_transient,
     member_of,
     partitions,
+    request_body,
 )
 
 _INITIALISING = frozenset({ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.INVALID_RECORD_STATE})
@@ -166,45 +169,35 @@ def _producer(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body)
 
 
 def _share(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
-    if not asked:
-        return
+    if asked:
+        session = _share_taken(ids, step, asked, answer)
+        session.due.update(acquired(ids.names, captured))
+        ids.share.acknowledged.discard(step.number)
+
+
+def _share_taken(ids: IdMap, step: Step, asked: Body, answer: Body) -> ShareSession:
     session = ids.share.answered(ids.broker(step), nodes_of(ids, step)[0], asked, answer)
-    if step.number not in ids.share.acknowledged:
-        _acknowledge(ids, session.held, asked)
-    if step.exchange.api_key == ApiKey.SHARE_FETCH:
-        for log, first, last in acquired(ids, answer, is_captured=False):
-            session.held.add(log, first, last)
-    ids.share.acknowledged.discard(step.number)
+    session.got.update(acquired(ids.target_topics, answer))
+    return session
 
 
-def _acknowledge(ids: IdMap, held: AcquiredOffsets, asked: Body) -> None:
-    """Remove the acknowledged offsets of a captured request from `held`."""
-    for log, entry in ids.names.logs(asked):
-        for batch in entries(entry["acknowledgement_batches"]):
-            first, last = (
-                ids.offsets.to_target(log, batch[name]) for name in ("first_offset", "last_offset")
-            )
-            held.remove(log, first, last)
-
-
-def held_after(ids: IdMap, step: Step, asked: Body) -> AcquiredOffsets:
-    """The offsets that a member of a share group holds after the acknowledgements of a captured
-    request."""
-    held = ids.share.of(ids.broker(step), asked).held.copy()
-    _acknowledge(ids, held, asked)
-    return held
-
-
-def acquired(ids: IdMap, response: Body, *, is_captured: bool) -> Iterator[tuple[Log, int, int]]:
-    """(log by the capture's name, the target's first and last offset) of records that a ShareFetch
-    got."""
-    topics = ids.names if is_captured else ids.target_topics
+def acquired(topics: TopicNames, response: Body) -> Counter[Log]:
+    """The number of records of each log that a ShareFetch got; none of other APIs."""
+    found: Counter[Log] = Counter()
     for log, partition in topics.logs(response):
-        for batch in entries(partition["acquired_records"]):
-            first, last = batch["first_offset"], batch["last_offset"]
-            if is_captured:
-                first, last = (ids.offsets.to_target(log, each) for each in (first, last))
-            yield log, first, last
+        for batch in entries(partition.get("acquired_records")):
+            found[log] += batch["last_offset"] - batch["first_offset"] + 1
+    return found
+
+
+def lacks_records(
+    ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body | None = None
+) -> list[Log]:
+    """Logs of which a member of a share group has fewer records than the captured one has with this
+    response. answer: of the target, if there is one."""
+    session, wanted = ids.share.of(ids.broker(step), asked), acquired(ids.names, captured)
+    got = session.got + acquired(ids.target_topics, answer or {})
+    return [log for log in wanted if got[log] < session.due[log] + wanted[log]]
 
 
 def _opaque(*names: str) -> Any:
@@ -352,14 +345,10 @@ def _without_share_records(
     were produced, or before another member released them."""
     if not asked or set(error_codes(answer)) != set(error_codes(captured)):
         return {}
-    held = held_after(ids, step, asked)
-    for log, first, last in acquired(ids, answer, is_captured=False):
-        held.add(log, first, last)
     owner = (("group", asked["group_id"]),)
     return {
         Place(owner, *log, "records"): "it does not get all records yet"
-        for log, first, last in acquired(ids, captured, is_captured=True)
-        if not held.covers(log, first, last)
+        for log in lacks_records(ids, step, asked, captured, answer)
     }
 
 
@@ -382,7 +371,7 @@ def note_not_final(ids: IdMap, step: Step, answer: Body) -> None:
     """Note what the target has done of a request that is sent again."""
     api_key = step.exchange.api_key
     if api_key in SHARE_APIS and answer["error_code"] == 0:
-        _share(ids, step, *bodies(step.exchange), answer)
+        _share_taken(ids, step, request_body(step.exchange), answer)
         ids.share.acknowledged.add(step.number)
     elif api_key in MEMBER_HEARTBEATS and answer["error_code"] == 0:
         epoch = bodies(step.exchange)[0]["member_epoch"]

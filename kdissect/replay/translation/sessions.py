@@ -6,13 +6,14 @@ node. So a replay has none there: it sends each Fetch for all partitions of its 
 
 A member of a share group has a session with each broker. Its epoch counts the requests that the
 broker has taken, and the broker remembers its partitions. The target may give a member records in
-one answer that the captured broker gave it in several, so what a session holds is known here.
+one answer that the captured broker gave it in several, so the records of both are counted.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,53 +83,19 @@ def _after(epoch: int) -> int:
     return epoch + 1 if epoch < _EPOCH_MAX else 1
 
 
-class AcquiredOffsets:
-    """Offsets that a member has got and not acknowledged: ranges by log, disjoint."""
-
-    def __init__(self) -> None:
-        self._ranges: dict[Log, list[tuple[int, int]]] = {}
-
-    def copy(self) -> AcquiredOffsets:
-        made = AcquiredOffsets()
-        made._ranges = {log: list(ranges) for log, ranges in self._ranges.items()}
-        return made
-
-    def add(self, log: Log, first: int, last: int) -> None:
-        """Both ends included; ranges that touch become one."""
-        if first > last:
-            return
-        kept = []
-        for low, high in self._ranges.get(log, ()):
-            if high + 1 < first or last + 1 < low:
-                kept.append((low, high))
-            else:
-                first, last = min(first, low), max(last, high)
-        self._ranges[log] = [*kept, (first, last)]
-
-    def remove(self, log: Log, first: int, last: int) -> None:
-        self._ranges[log] = [
-            part
-            for low, high in self._ranges.get(log, ())
-            for part in {(low, min(high, first - 1)), (max(low, last + 1), high)}
-            if part[0] <= part[1]
-        ]
-
-    def covers(self, log: Log, first: int, last: int) -> bool:
-        """Return whether one range holds all of it."""
-        return any(low <= first and last <= high for low, high in self._ranges.get(log, ()))
-
-
 @dataclass(slots=True)
 class ShareSession:
     """A captured share session, as the target has it.
 
     partitions: (captured topic id, partition). epochs: by node of the target, of the next request.
-    held: what the member has got at the target and not acknowledged.
+    due, got: how many records of each log the captured member has got so far, and that at the
+    target.
     """
 
     partitions: set[tuple[UUID, int]] = field(default_factory=set)
     epochs: dict[int | None, int] = field(default_factory=dict)
-    held: AcquiredOffsets = field(default_factory=AcquiredOffsets)
+    due: Counter[Log] = field(default_factory=Counter)
+    got: Counter[Log] = field(default_factory=Counter)
 
 
 class ShareSessions:
@@ -181,7 +148,7 @@ class ShareSessions:
         session, epoch = self.of(broker, body), int(body["share_session_epoch"])
         if answer["error_code"] != 0 or epoch < 0:
             session.epochs.pop(node, None)
-            session.held = AcquiredOffsets()
+            session.due, session.got = Counter(), Counter()
         else:
             session.epochs[node] = _after(session.epochs.get(node, epoch) if epoch else 0)
         self.ready.update(

@@ -461,12 +461,11 @@ def _share(ids: IdMap, step: Step, body: Body) -> Body:
     several. A request for records that the member holds already waits no longer than the captured
     one: the locks of the others would time out meanwhile."""
     captured = response_body(step.exchange)
-    if captured and "max_wait_ms" in body:
-        held = answers.held_after(ids, step, body)
-        wanted = list(answers.acquired(ids, captured, is_captured=True))
-        if wanted and all(held.covers(log, first, last) for log, first, last in wanted):
-            latency_ms = -(-step.exchange.latency_ns // 1_000_000)
-            body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
+    if answers.acquired(ids.names, captured) and not answers.lacks_records(
+        ids, step, body, captured
+    ):
+        latency_ms = -(-step.exchange.latency_ns // 1_000_000)
+        body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
     member = ids.groups.member(body["group_id"], body["member_id"])
     ids.share.request(ids.broker(step), step.number, nodes_of(ids, step)[0], body, member)
     return body
