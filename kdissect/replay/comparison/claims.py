@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -22,7 +21,7 @@ from kdissect.replay.comparison.groups import CLASSIC_APIS, Groups
 from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, deleted_topics
 from kdissect.replay.comparison.records import Contradiction, RecordCount, content_digest
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import END_STATE, Difference, Outcome, RunFinding
+from kdissect.replay.model import END_STATE, FOREVER_NS, Difference, Outcome, RunFinding
 from kdissect.replay.target.state import LogContent, State
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.workload.messages import TOPIC_RESOURCE, decoded, entries
@@ -34,36 +33,19 @@ _MARKER_NS = 5_000_000_000  # until offsets of a committed transaction are visib
 _SHRINKING = ("cleanup.policy", "retention.bytes", "retention.ms", "local.retention.")
 _SET = 0  # operation of IncrementalAlterConfigs
 _ENDED = ("Empty", "CompleteCommit", "CompleteAbort")
+_GONE, _A_TOPIC = "none", "a topic"  # values: there is none; of an unknown number of partitions
 
 Body = dict[str, Any]
-Commit = tuple[str, str, int]  # group, topic, partition
+Commit = tuple[str, str, str, int]  # "commit", group, topic, partition
 
 
-@dataclass(slots=True)
-class _Topic:
-    """A topic: exists, partition count (-1 unknown), configs (None for an unknown value)."""
+class _Claim(NamedTuple):
+    """A value that a request has left of a subject; None if nobody knows which. last_ns: the last
+    time at which it took effect. owner: the transactional id of a committed offset, "" none."""
 
-    exists: bool
-    partitions: int = -1
-    configs: dict[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Transaction:
-    """A transactional id. state: "" unknown, as answered at `ended_ns`. commits: offsets of the
-    open transaction."""
-
-    state: str = ""
-    ended_ns: int = 1 << 62
-    commits: list[tuple[Commit, int]] = field(default_factory=list)
-
-
-class _Committed(NamedTuple):
-    """last_ns: the last time at which it took effect. owner: a transactional id, "" none."""
-
-    sent_ns: int
-    last_ns: int
-    offset: int
+    value: str | None
+    sent_ns: int = -1
+    last_ns: int = -1
     owner: str = ""
 
 
@@ -80,11 +62,12 @@ class Claims:
         self.groups = Groups(Terms.of_capture(ids), self._terms)
         self.contradictions: list[Contradiction] = []
         self.shown_configs: dict[int, set[tuple[str, ...]]] = defaultdict(set)
-        self._topics: dict[str, _Topic] = {}
-        self._commits: dict[Commit, list[_Committed]] = defaultdict(list)
-        self._open_groups: set[str] = set()  # with commits whose effect is unknown
-        self._deleted_groups: set[str] = set()
-        self._transactions: dict[str, _Transaction] = defaultdict(_Transaction)
+        # The claims that later ones leave, one but for commits that overlap; by subject: a topic, a
+        # config of a topic, a group, a transactional id, or a commit.
+        self._claims: dict[tuple[Any, ...], list[_Claim]] = {}
+        self._pending: dict[str, list[tuple[Commit, str]]] = defaultdict(
+            list
+        )  # by transactional id
         readers: dict[int, Callable[[Outcome, Body, Body | None], None]] = {
             ApiKey.PRODUCE: self._begin,
             ApiKey.METADATA: self._metadata,
@@ -119,20 +102,27 @@ class Claims:
                     if request is not None and reader is not None:
                         reader(each, request.body, None if answer is None else answer.body)
 
+    def _value(self, *subject: Any) -> str | None:
+        claims = self._claims.get(subject)
+        return claims[-1].value if claims else None
+
+    def _named(self, kind: str) -> Iterator[tuple[Any, ...]]:
+        return (subject for subject in list(self._claims) if subject[0] == kind)
+
     @property
     def gone(self) -> set[str]:
         """Topics that the run deleted at last."""
-        return {name for name, claim in self._topics.items() if not claim.exists}
+        return {name for _, name in self._named("topic") if self._value("topic", name) == _GONE}
 
     @property
     def committed_groups(self) -> set[str]:
         """Groups with committed offsets."""
-        return {commit[0] for commit in self._commits}
+        return {subject[1] for subject in self._named("commit")}
 
     @property
     def transactional_ids(self) -> set[str]:
         """Transactional ids whose state the answers decide."""
-        return {name for name, each in self._transactions.items() if each.state}
+        return {name for _, name in self._named("transaction") if self._value("transaction", name)}
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -140,8 +130,8 @@ class Claims:
         """A request that creates topics may bring back one that was deleted."""
         if request.get("allow_auto_topic_creation", True):
             for name in [self._terms.topics.of(each) for each in entries(request["topics"])]:
-                if name in self._topics and not self._topics[name].exists:
-                    del self._topics[name]
+                if self._value("topic", name) == _GONE:
+                    del self._claims["topic", name]
 
     def _created(
         self, request: Body, answer: Body | None, results: str
@@ -154,33 +144,35 @@ class Claims:
 
     def _create_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for name, topic, code in self._created(request, answer, "topics"):
-            if code is None:
-                self._topics.pop(name, None)
-            elif code == 0:
+            if not code:
+                self._forget_configs(name)
                 count = len(entries(topic["assignments"])) or topic["num_partitions"]
-                configs = {each["name"]: each["value"] for each in entries(topic["configs"])}
-                self._topics[name] = _Topic(True, count, configs)
+                text = plural(count, "partition") if count > 0 else _A_TOPIC
+                self._claims["topic", name] = [_Claim(None if code is None else text)]
+            for each in entries(topic["configs"]) if code == 0 else ():
+                self._claims["config", name, each["name"]] = [_Claim(each["value"])]
 
     def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        if answer is None:
-            for name in deleted_topics(self._terms, request):
-                self._topics.pop(name, None)
-                self._forget_topic(name)
-        for result in entries((answer or {}).get("responses")):
-            name = self._terms.topics.of(result)
-            if result["error_code"] == 0 and name:
-                self._topics[name] = _Topic(False)
-                self._forget_topic(name)
+        results = entries((answer or {}).get("responses"))
+        done = [self._terms.topics.of(each) for each in results if not each["error_code"]]
+        for name in done if answer is not None else deleted_topics(self._terms, request):
+            self._claims["topic", name] = [_Claim(None if answer is None else _GONE)]
+            self._forget_configs(name)
+            self.logs.forget_topic(name)
+            for subject in self._named("commit"):
+                if subject[2] == name:
+                    del self._claims[subject]  # the group's offsets go with the topic
 
-    def _forget_topic(self, name: str) -> None:
-        self.logs.forget_topic(name)
-        for commit in [commit for commit in self._commits if commit[1] == name]:
-            del self._commits[commit]  # the group's offsets go with the topic
+    def _forget_configs(self, name: str) -> None:
+        for subject in self._named("config"):
+            if subject[1] == name:
+                del self._claims[subject]
 
     def _create_partitions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for name, topic, code in self._created(request, answer, "results"):
-            if name in self._topics and not code:
-                self._topics[name].partitions = -1 if code is None else topic["count"]
+            if ("topic", name) in self._claims and not code:
+                text = _A_TOPIC if code is None else plural(topic["count"], "partition")
+                self._claims["topic", name] = [_Claim(text)]
 
     def _alter_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         if request["validate_only"]:
@@ -195,99 +187,104 @@ class Claims:
             name = resource["resource_name"]
             if resource["resource_type"] != TOPIC_RESOURCE or name in refused:
                 continue
-            claim = self._topics.setdefault(self._terms.topic(name), _Topic(True))
+            name = self._terms.topic(name)
             if not is_incremental:
-                claim.configs = dict.fromkeys(claim.configs)
+                self._forget_configs(name)
             for each in entries(resource["configs"]):
                 is_set = each.get("config_operation", _SET) == _SET and answer is not None
-                claim.configs[each["name"]] = each["value"] if is_set else None
+                claim = _Claim(each["value"] if is_set else None)
+                self._claims["config", name, each["name"]] = [claim]
 
     def _describe_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for result in entries((answer or {}).get("results")):
             name = self._terms.topic(result["resource_name"])
-            is_topic = result["resource_type"] == TOPIC_RESOURCE
-            known = self._topics[name].configs if is_topic and name in self._topics else {}
-            self.shown_configs[outcome.step.number].update(
-                (f"topic {name}", each["name"])
-                for each in entries(result["configs"])
-                if known.get(each["name"]) == each["value"] is not None
-            )
+            for each in entries(result["configs"]):
+                known = self._value("config", name, each["name"])
+                is_topic = result["resource_type"] == TOPIC_RESOURCE
+                if is_topic and known == each["value"] is not None:
+                    shown = f"topic {name}", each["name"]
+                    self.shown_configs[outcome.step.number].add(shown)
 
     # -- groups and transactions ----------------------------------------------------------------
 
-    def _committed(self, request: Body, answer: Body | None) -> Iterator[tuple[Commit, int]]:
-        """Offsets that a response accepted."""
+    def _committed(self, request: Body, answer: Body | None) -> Iterator[tuple[Commit, str]]:
+        """Offsets that a response accepted; others are unknown if there is none."""
         group = self._terms.group(request["group_id"])
-        self._deleted_groups.discard(group)
+        self._claims.pop(("group", group), None)
         results = dict(self._terms.logs(answer))
         for log, partition in self._terms.logs(request):
             if log not in results:
-                self._open_groups.add(group)
+                self._claims["commit", group, *log] = [_Claim(None, last_ns=FOREVER_NS)]
             elif results[log]["error_code"] == 0:
-                yield (group, *log), partition["committed_offset"]
+                yield ("commit", group, *log), str(partition["committed_offset"])
+
+    def _commit(self, commit: Commit, claim: _Claim) -> None:
+        """Transactions of one id follow each other: the markers of earlier ones are written."""
+        kept = [
+            each
+            for each in self._claims.get(commit, ())
+            if each.last_ns > claim.sent_ns and not (each.owner and each.owner == claim.owner)
+        ]
+        self._claims[commit] = [*kept, claim]
 
     def _offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for commit, offset in self._committed(request, answer):
-            committed = _Committed(outcome.sent_ns, outcome.answered_ns, offset)
-            self._commits[commit].append(committed)
+            self._commit(commit, _Claim(offset, outcome.sent_ns, outcome.answered_ns))
 
     def _forget_group(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         named = set(entries(request.get("groups_names"))) or {request.get("group_id")}
         groups = set(map(self._terms.group, named))
-        for commit in [commit for commit in self._commits if commit[0] in groups]:
-            del self._commits[commit]
+        for subject in self._named("commit"):
+            if subject[1] in groups:
+                del self._claims[subject]
         for each in entries((answer or {}).get("results")):  # of DeleteGroups
             if not each["error_code"]:
-                self._deleted_groups.add(self._terms.group(each["group_id"]))
+                self._claims["group", self._terms.group(each["group_id"])] = [_Claim(_GONE)]
 
     def _begin(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         """A request that is part of a transaction."""
         name = request.get("transactional_id") or request.get("v3_and_below_transactional_id")
         several = [one["transactional_id"] for one in entries(request.get("transactions"))]
         for each in filter(None, (name, *several)):
-            self._transaction(each).state = ""
-
-    def _transaction(self, name: str) -> _Transaction:
-        return self._transactions[self._terms.transactional_id(name)]
+            self._claims["transaction", self._terms.transactional_id(each)] = [_Claim(None)]
 
     def _txn_offset_commit(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         self._begin(outcome, request, answer)
-        transaction = self._transaction(request["transactional_id"])
-        transaction.commits += self._committed(request, answer)
+        self._pending[request["transactional_id"]] += self._committed(request, answer)
 
     def _init_producer_id(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         if request["transactional_id"]:
             is_done = answer is not None and answer["error_code"] == 0
-            self._end(outcome, request["transactional_id"], "Empty" if is_done else "")
+            self._end(outcome, request["transactional_id"], "Empty" if is_done else None)
 
     def _end_txn(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         name, is_commit = request["transactional_id"], request["committed"]
-        commits = self._transaction(name).commits
-        if answer is None or answer["error_code"]:
-            self._open_groups.update(commit[0] for commit, _ in commits)
-            self._end(outcome, name, "")
-            return
-        for commit, offset in commits if is_commit else ():
-            last_ns = outcome.answered_ns + _MARKER_NS
-            self._commits[commit].append(_Committed(outcome.sent_ns, last_ns, offset, name))
-        self._end(outcome, name, "CompleteCommit" if is_commit else "CompleteAbort")
+        is_done = answer is not None and answer["error_code"] == 0
+        for commit, offset in self._pending[name] if is_commit or not is_done else ():
+            last_ns = outcome.answered_ns + _MARKER_NS if is_done else FOREVER_NS
+            claim = _Claim(offset if is_done else None, outcome.sent_ns, last_ns, name)
+            self._commit(commit, claim)
+        state = "CompleteCommit" if is_commit else "CompleteAbort"
+        self._end(outcome, name, state if is_done else None)
 
-    def _end(self, outcome: Outcome, name: str, state: str) -> None:
-        """Note the end of a transaction; "" if it is not known how it ends."""
-        is_aborted = None if not state else state != "CompleteCommit"
+    def _end(self, outcome: Outcome, name: str, state: str | None) -> None:
+        """Note the end of a transaction; None if it is not known how it ends."""
+        is_aborted = None if state is None else state != "CompleteCommit"
         self.logs.end_transaction(name, is_aborted=is_aborted)
-        key = self._terms.transactional_id(name)
-        self._transactions[key] = _Transaction(state, outcome.answered_ns)
+        self._pending.pop(name, None)
+        claim = _Claim(state, last_ns=outcome.answered_ns)
+        self._claims["transaction", self._terms.transactional_id(name)] = [claim]
 
     def _describe_transactions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         """A transaction that the run has ended before is not Ongoing."""
         for each in entries((answer or {}).get("transaction_states")):
             name, state = each["transactional_id"], each["transaction_state"]
-            known = self._transaction(name)
-            is_over = known.state in _ENDED and known.ended_ns < outcome.sent_ns
+            subject = "transaction", self._terms.transactional_id(name)
+            [known] = self._claims.get(subject, [_Claim(None)])
+            is_over = known.value in _ENDED and known.last_ns < outcome.sent_ns
             if not each["error_code"] and is_over and state == "Ongoing":
                 place, note = "transaction_states[].transaction_state", "the run has ended it"
-                difference = Difference(place, (name,), known.state, state, note=note)
+                difference = Difference(place, (name,), known.value, state, note=note)
                 self.contradictions.append((outcome.step.number, difference))
 
     # -- the check ------------------------------------------------------------------------------
@@ -316,38 +313,24 @@ class Claims:
 
     def _expected(self, state: State) -> Iterator[tuple[str, list[Fact]]]:
         """What is claimed but for logs, by subject; parts that could not be read are left out."""
-        for commit, commits in self._commits.items():
-            if commit[0] not in self._open_groups and f"group {commit[0]}" not in state.unread:
-                yield _committed_offset(commit), [Fact(str(each)) for each in _last(commits)]
-        for name in self._deleted_groups:
-            yield f"group {name}", [_NONE]
-        for name in self.transactional_ids:
-            if (subject := f"transactional id {name}") not in state.unread:
-                yield subject, [Fact(self._transactions[name].state)]
-        for name, claim in self._topics.items() if "topics" not in state.unread else ():
-            if not claim.exists:
-                yield f"topic {name}", [_NONE]
-            elif claim.partitions > 0:
-                yield f"topic {name}", [Fact(plural(claim.partitions, "partition"))]
-            elif name not in state.topics:
-                yield f"topic {name}", [Fact("a topic")]
-            for config, value in claim.configs.items() if name in state.configs else ():
-                if value is not None:
-                    yield f"config {config} of {name}", [Fact(value)]
-
-
-def _last(commits: list[_Committed]) -> list[int]:
-    """The offsets that may be the last one of these commits."""
-    newest_ns = max(each.sent_ns for each in commits)
-    # Transactions of one id follow each other: the markers of earlier ones are written.
-    newest_of: dict[str, int] = {}
-    for each in commits:
-        newest_of[each.owner] = max(each.sent_ns, newest_of.get(each.owner, each.sent_ns))
-    return [
-        each.offset
-        for each in commits
-        if newest_ns < each.last_ns and (not each.owner or newest_of[each.owner] == each.sent_ns)
-    ]
+        for (kind, name, *more), claims in self._claims.items():
+            values = [each.value for each in claims]
+            facts = [Fact(each) for each in values if each is not None]
+            is_read = {
+                "topic": "topics" not in state.unread,
+                "config": name in state.configs,
+                "group": True,
+                "commit": f"group {name}" not in state.unread,
+                "transaction": f"transactional id {name}" not in state.unread,
+            }[kind]
+            if None in values or not is_read or (_A_TOPIC in values and name in state.topics):
+                continue
+            if kind == "commit":
+                yield _committed_offset((name, *more)), facts
+            elif kind == "config":
+                yield f"config {more[0]} of {name}", facts
+            else:
+                yield f"{'transactional id' if kind == 'transaction' else kind} {name}", facts
 
 
 def _completed_ns(outcome: Outcome) -> int:
@@ -405,7 +388,7 @@ class Fact(NamedTuple):
     content: Any = None
 
 
-_NONE = Fact("none")
+_NONE = Fact(_GONE)
 
 
 def compare_states(state: State, references: Sequence[State]) -> list[RunFinding]:
@@ -440,7 +423,7 @@ def facts_of(state: State, like: State | None = None) -> dict[str, Fact]:
     return facts
 
 
-def _committed_offset(commit: Commit) -> str:
+def _committed_offset(commit: tuple[Any, ...]) -> str:
     group, topic, partition = commit
     return f"committed offset of {group} in {topic}-{partition}"
 
