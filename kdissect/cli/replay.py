@@ -187,8 +187,7 @@ def _run(
 
 
 def _write(results: Results, output: opt.OutputOptions) -> None:
-    from kdissect.replay.output.html import write_html
-    from kdissect.replay.output.junit import write_junit
+    from kdissect.replay.output.files import write_html, write_junit
     from kdissect.replay.output.rows import write_json_lines
     from kdissect.replay.output.traffic import write_tables
 

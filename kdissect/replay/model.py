@@ -18,6 +18,8 @@ DELETE_EXISTING = "delete-existing"  # allowed beside classes: delete what the r
 
 
 FOREVER_NS = 1 << 62  # later than any moment of a run
+Log = tuple[str, int]  # the capture's name of a topic, partition
+Broker = tuple[str, int]  # its captured address
 ANONYMOUS_PRINCIPAL = "User:ANONYMOUS"  # Kafka's principal of a client without TLS and SASL
 
 

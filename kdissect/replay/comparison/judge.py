@@ -1,7 +1,7 @@
 """Judges the answers of a run: each beside what it should be, then all of them together.
 
 An answer should be the captured response, or with `--against` the answer of the reference to the
-same request: both become trees in the same vocabulary, and `diff` compares them. Records are
+same request: both become trees in the same vocabulary, which are compared. Records are
 compared in whichever answer they come. Then the answers are compared with what the target itself
 has shown (`claims`, `logs`, `groups`): such a contradiction counts whatever the capture has.
 """
@@ -19,13 +19,20 @@ from kdissect.codec.message import Message, decode_message
 from kdissect.errors import DecodeError
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.claims import Claims
-from kdissect.replay.comparison.diff import Found, compare
-from kdissect.replay.comparison.normal_form import Normaliser, RequestNames
+from kdissect.replay.comparison.normal_form import Found, Normaliser, RequestNames, compare
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.fields import FieldKind, FieldRule, FieldTable, told
-from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, SkipCode, Step, Verdict
+from kdissect.replay.model import (
+    ABSENT,
+    Difference,
+    Judgement,
+    Log,
+    Outcome,
+    SkipCode,
+    Step,
+    Verdict,
+)
 from kdissect.replay.translation.id_map import IdMap, Producer
-from kdissect.replay.translation.offsets import Log
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules

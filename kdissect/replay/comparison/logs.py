@@ -38,8 +38,7 @@ from kdissect.replay.comparison.records import (
     in_log,
 )
 from kdissect.replay.comparison.terms import Terms
-from kdissect.replay.model import Outcome
-from kdissect.replay.translation.offsets import Log
+from kdissect.replay.model import Log, Outcome
 from kdissect.replay.workload.messages import entries, response_of
 
 LAG_NS = 5_000_000_000  # until every broker shows a change

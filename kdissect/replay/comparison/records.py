@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from kdissect.codec.compression import CODEC_NAMES, Codec, DecompressionLimits, decompressed
 from kdissect.codec.record_batches import CONTROL_TYPES, decode_record_set
 from kdissect.replay.batch_headers import BATCH_HEADER_SIZE, BatchHeader, headers
-from kdissect.replay.model import Difference
-from kdissect.replay.translation.offsets import Log
+from kdissect.replay.model import Difference, Log
 from kdissect.status import Status
 from kdissect.text import plural
 

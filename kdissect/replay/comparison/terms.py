@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from kdissect.replay.model import Log
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, resource_word
-from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import TopicNames
 
 A_BROKER = "a broker"

@@ -18,7 +18,7 @@ from typing import Any
 
 from kdissect.atomic_file import atomic_write
 from kdissect.errors import CaptureError, Error
-from kdissect.replay.comparison.causes import RULE as RELEASE_RULE
+from kdissect.replay.comparison.findings import RULE as RELEASE_RULE
 from kdissect.replay.comparison.findings import Finding, group
 from kdissect.replay.model import LATENCY, Difference, Outcome, ReplayPlan, RunFinding, Verdict
 from kdissect.replay.output.text import (

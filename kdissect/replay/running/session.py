@@ -16,9 +16,15 @@ from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.releases import taken
-from kdissect.replay.comparison.causes import Releases, allow_changes, captured_ranges
 from kdissect.replay.comparison.claims import Claims, compare_states
-from kdissect.replay.comparison.findings import Explainer, Settings, find
+from kdissect.replay.comparison.findings import (
+    Explainer,
+    Releases,
+    Settings,
+    allow_changes,
+    captured_ranges,
+    find,
+)
 from kdissect.replay.comparison.judge import Judge, Noise, ReferenceRun, is_evidence, unanswered
 from kdissect.replay.comparison.latency import (
     captured_latencies,

@@ -23,12 +23,11 @@ from kdissect.replay.comparison.records import (
     content_digest,
     has_append_time,
 )
-from kdissect.replay.model import ReplayPlan
+from kdissect.replay.model import Log, ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import topics_to_make
 from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states
-from kdissect.replay.translation.offsets import Log
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,

@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.replay.batch_headers import headers, last_data
-from kdissect.replay.model import Resource, Step
-from kdissect.replay.translation.groups import assignment_in, is_assigned
+from kdissect.replay.model import Log, Resource, Step
+from kdissect.replay.translation.groups import ShareSession, assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
 from kdissect.replay.translation.nodes import nodes_of
-from kdissect.replay.translation.offsets import Log
-from kdissect.replay.translation.sessions import ShareSession
 from kdissect.replay.workload.messages import (
     EARLIEST,
     GROUP_KEY,

@@ -1,24 +1,41 @@
 """What a run knows of its target: the ids that it has there for those of the capture.
 
-This module has only data and lookups. `answers` fills it during a run; `requests` and the
+This module has only data and lookups. `answers` fills it during a run; `translator` and the
 comparison read it. Keys are always the capture's, with names before `--rename`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from kdissect.codec.message import Message
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import ADMIN, Exchange, ReplayPlan, Step, TranslateOptions
-from kdissect.replay.translation.groups import Groups
-from kdissect.replay.translation.offsets import Log, OffsetMap
-from kdissect.replay.translation.sessions import FetchSessions, ShareSessions
-from kdissect.replay.workload.messages import CapturedTopics, TopicNames, bodies, decoded, entries
+from kdissect.replay.model import (
+    ADMIN,
+    Broker,
+    Exchange,
+    Log,
+    ReplayPlan,
+    Step,
+    TranslateOptions,
+    Untranslatable,
+)
+from kdissect.replay.translation.groups import Groups, ShareSessions
+from kdissect.replay.workload.messages import (
+    Body,
+    CapturedTopics,
+    TopicNames,
+    bodies,
+    decoded,
+    entries,
+    partitions,
+)
 
 RENAME_KINDS = ("topic", "group", "transactional-id")
 # Types of the resources of ACLs and of configs (ResourceType and ConfigResource.Type of Kafka's
@@ -29,6 +46,12 @@ _CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client me
                      32: "group"}  # fmt: skip
 ZERO_UUID = UUID(int=0)
 _SEQUENCES = 1 << 31  # they wrap to 0
+FINAL_EPOCH, INITIAL_EPOCH = -1, 0  # of fetch sessions (KIP-227)
+_CAPTURED, EARLIEST, RELATIVE = "captured", "earliest", "relative"
+MODES = (_CAPTURED, EARLIEST, RELATIVE)
+
+FOREVER_OFFSET = 1 << 63  # beyond any offset
+_UNKNOWN_OFFSET = FOREVER_OFFSET - 1  # the high watermark of a Fetch that knows none (KIP-1166)
 
 
 class IdMap:
@@ -292,3 +315,171 @@ class Producers:
     def lost(self, captured: Producer, log: Log, record_count: int) -> None:
         """The capture's broker took a batch that the target did not: later ones move up."""
         self._lost[captured, log] += record_count
+
+
+# -- fetch sessions (KIP-227) --------------------------------------------------------------------
+#
+# An incremental Fetch names only the partitions that change; for all others, the broker uses the
+# session's earlier requests. A target may drop a session at any time, and a session belongs to one
+# node. So a replay has none there: it sends each Fetch for all partitions of its captured session.
+
+
+class FetchSessions:
+    """The partitions of captured sessions, by broker and session id: a client may go on with one
+    over another connection."""
+
+    def __init__(self) -> None:
+        # (topic or its id, partition) -> entry of a Fetch request
+        self._sessions: dict[tuple[Broker, int], dict[tuple[Any, int], Body]] = {}
+
+    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> dict[tuple[Any, int], Body]:
+        """(topic or its id, partition) -> entry of all partitions that a captured request fetches:
+        those that it names, and those that its session already has."""
+        key, is_incremental = (broker, body["session_id"]), body["session_epoch"] > INITIAL_EPOCH
+        found = dict(self._sessions.get(key, {})) if is_incremental else {}
+        for topic in entries(body.get("forgotten_topics_data")):
+            for number in topic["partitions"]:
+                found.pop((_key(topic), number), None)
+        for topic, number, partition in partitions(body):
+            found[_key(topic), number] = partition
+        return found
+
+    def whole(self, broker: Broker, body: Body, captured: Body) -> Body:
+        """The body to send for a captured Fetch: without a session, for all its partitions. Topic
+        ids in it are still the capture's.
+
+        captured: body of the captured response, which has the id of a new session.
+        Raises Untranslatable for a session whose partitions are unknown.
+        """
+        if body["session_epoch"] == FINAL_EPOCH:
+            return {**body, "session_id": 0}
+        found = self.partitions(broker, body)
+        if not found and body["session_epoch"] > INITIAL_EPOCH:
+            raise Untranslatable("its fetch session began before the capture")
+        topics: dict[Any, Body] = {}
+        for (key, _), partition in found.items():
+            name = "topic" if isinstance(key, str) else "topic_id"
+            topic = topics.setdefault(key, {name: key, "partitions": []})
+            topic["partitions"].append(dict(partition))
+        if session_id := captured.get("session_id", 0):
+            self._sessions[broker, session_id] = found
+        return {
+            **body, "session_id": 0, "session_epoch": FINAL_EPOCH, "topics": list(topics.values()),
+            "forgotten_topics_data": [],
+        }  # fmt: skip
+
+
+def _key(topic: Body) -> Any:
+    return topic["topic_id"] if "topic_id" in topic else topic["topic"]
+
+
+# -- offsets --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _LogOffsets:
+    captured_start: int = -1  # first log start offset in the capture
+    first_fetched: int = -1  # smallest offset that the capture fetched
+    target_start: int = -1
+    batches: list[tuple[int, int]] = field(default_factory=list)  # captured, target base, ascending
+    by_target: list[tuple[int, int]] = field(default_factory=list)  # target, captured base
+    is_fresh: bool = False  # nothing was in it when the replay began to write
+    is_unsure: bool = False  # a Produce with acks 0 came since: no answer says what became of it
+
+    def distance(self, mode: str) -> int:
+        """Target's offsets minus captured ones, by the start of the log; 0 if it is unknown."""
+        start = self.first_fetched if mode == EARLIEST else self.captured_start
+        return 0 if self.target_start < 0 or start < 0 else self.target_start - start
+
+
+class OffsetMap:
+    """Maps offsets by one of three modes.
+
+    captured: offsets stay as they are.
+    earliest: the first offset that the capture fetched from a partition becomes the target's
+    earliest.
+    relative: an offset keeps its distance to the last batch before it that the replay produced (or
+    to the first one). If there is no such batch, it keeps its distance to the start of the log.
+    """
+
+    def __init__(self, mode: str) -> None:
+        if mode not in MODES:
+            raise ValueError(f"offsets: {mode!r} is none of {', '.join(MODES)}")
+        self.mode = mode
+        self._logs: defaultdict[Log, _LogOffsets] = defaultdict(_LogOffsets)
+
+    def add_captured(self, log: Log, *, start: int = -1, fetched: int = -1) -> None:
+        """Add captured offsets, before the run: the first log start and the lowest fetch offset."""
+        entry = self._logs[log]
+        if entry.captured_start < 0:
+            entry.captured_start = start
+        if fetched >= 0 and (entry.first_fetched < 0 or fetched < entry.first_fetched):
+            entry.first_fetched = fetched
+
+    def target_starts(self, log: Log, start: int) -> None:
+        """Set the target's earliest offset of a log, unless an earlier call did."""
+        entry = self._logs[log]
+        if entry.target_start < 0:
+            entry.target_start = start
+
+    def created(self, topic: str) -> None:
+        """Note that the replay created this topic, so its logs are empty and begin at offset 0."""
+        for log, entry in self._logs.items():
+            if log[0] == topic:
+                self._logs[log] = _LogOffsets(
+                    entry.captured_start, entry.first_fetched, target_start=0, is_fresh=True
+                )
+
+    def produced(self, log: Log, captured: int, target: int) -> None:
+        """The same batch has these base offsets in the capture and at the target."""
+        if captured < 0 or target < 0:
+            return
+        entry = self._logs[log]
+        place = bisect_left(entry.batches, (captured,))
+        known = entry.batches[place : place + 1]
+        is_known = bool(known) and known[0][0] == captured
+        entry.batches[place : place + is_known] = [(captured, target)]
+        entry.by_target.clear()
+        entry.is_unsure = False
+
+    def written_silently(self, log: Log) -> None:
+        """A Produce with acks 0 was sent: the captured broker may have lost it, and the target not.
+        The next Produce that both brokers acknowledge tells."""
+        self._logs[log].is_unsure = True
+
+    def expect(self, log: Log, captured: int) -> int | None:
+        """The target's base offset for a batch with this captured base offset; None if unknown."""
+        entry = self._logs[log]
+        if captured < 0 or entry.is_unsure:
+            return None
+        if entry.batches:
+            return _moved(entry.batches, captured)
+        if entry.is_fresh and entry.captured_start >= 0:
+            return captured - entry.captured_start
+        return captured if self.mode == _CAPTURED else None
+
+    def to_target(self, log: Log, offset: int) -> int:
+        """The target's offset of a captured one; negative ones have a meaning of their own."""
+        if offset < 0 or offset == _UNKNOWN_OFFSET or self.mode == _CAPTURED:
+            return offset
+        entry = self._logs[log]
+        if entry.batches and self.mode == RELATIVE:
+            return max(0, _moved(entry.batches, offset))
+        return max(0, offset + entry.distance(self.mode))
+
+    def to_capture(self, log: Log, offset: int) -> int:
+        """The captured offset of one of the target's: by the last batch before it there."""
+        if offset < 0 or self.mode == _CAPTURED:
+            return offset
+        entry = self._logs[log]
+        if self.mode == EARLIEST or not entry.batches:
+            return max(0, offset - entry.distance(self.mode))
+        if not entry.by_target:
+            entry.by_target = sorted((target, captured) for captured, target in entry.batches)
+        return max(0, _moved(entry.by_target, offset))
+
+
+def _moved(bases: list[tuple[int, int]], offset: int) -> int:
+    """The offset on the other side. bases: base offsets of batches, on this side and the other."""
+    here, there = bases[max(0, bisect_right(bases, (offset, FOREVER_OFFSET)) - 1)]
+    return there + offset - here

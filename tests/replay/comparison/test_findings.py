@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from kdissect.replay.comparison.causes import Releases
-from kdissect.replay.comparison.findings import Explainer, Finding, find, find_roots, group
+from kdissect.replay.comparison.findings import (
+    Explainer,
+    Finding,
+    Releases,
+    find,
+    find_roots,
+    group,
+)
 from kdissect.replay.model import Difference, Judgement, Outcome, ReplayPlan, Verdict
 from tests.builders.workloads import (
     exchange,

@@ -30,8 +30,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.id_map import IdMap, Producer
-from kdissect.replay.translation.offsets import OffsetMap
+from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer
 from kdissect.replay.workload.messages import response_of
 from kdissect.replay.workload.source import load_workload
 from tests.builders.workloads import exchange, workload

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kdissect.errors import CaptureError
-from kdissect.replay.comparison.causes import RULE
-from kdissect.replay.comparison.diff import compare
-from kdissect.replay.comparison.findings import group
-from kdissect.replay.comparison.normal_form import Keyed
+from kdissect.replay.comparison.findings import RULE, group
+from kdissect.replay.comparison.normal_form import Keyed, compare
 from kdissect.replay.model import (
     ABSENT,
     Difference,
@@ -38,8 +36,7 @@ from kdissect.replay.output.console import (
     print_results,
     wide_console,
 )
-from kdissect.replay.output.html import write_html
-from kdissect.replay.output.junit import write_junit
+from kdissect.replay.output.files import write_html, write_junit
 from kdissect.replay.output.rows import (
     FailOnError,
     Results,

@@ -11,7 +11,7 @@ import pytest
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Skipped, Step
-from kdissect.replay.translation.sessions import stand_in
+from kdissect.replay.translation.groups import stand_in
 from kdissect.replay.translation.translator import Translator
 from tests.builders.workloads import a_request, a_response, exchange
 from tests.replay.made import sent_again, translated

@@ -22,8 +22,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.translation.id_map import IdMap, Producer, Producers
-from kdissect.replay.translation.offsets import OffsetMap
+from kdissect.replay.translation.id_map import IdMap, OffsetMap, Producer, Producers
 from kdissect.replay.translation.translator import Translator
 from kdissect.replay.workload.messages import request_of, response_of
 from kdissect.replay.workload.source import load_workload

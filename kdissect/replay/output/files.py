@@ -1,8 +1,10 @@
-"""JUnit XML of a replay: a test suite per API, a test case per exchange.
+"""Files of a replay for others: JUnit XML, and one self-contained HTML page.
 
-The dialect is what GitHub's reporters and Jenkins read alike: testsuites > testsuite > testcase
-with failure, error, skipped, system-out. A verdict that --fail-on does not name passes, and says
-what it saw in system-out.
+In the XML an API is a test suite, and an exchange a test case. The dialect is what GitHub's
+reporters and Jenkins read alike: testsuites > testsuite > testcase with failure, error, skipped,
+system-out. A verdict that --fail-on does not name passes, and says what it saw in system-out.
+
+The page has no script and loads nothing. `templates/replay.html.j2` escapes every text.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from kdissect.atomic_file import atomic_write
 from kdissect.replay.model import Verdict
-from kdissect.replay.output.rows import Results, Row, rows
-from kdissect.replay.output.text import finding_text, release_lines
+from kdissect.replay.output.rows import Results, Row, rows, summary_row, timestamp
+from kdissect.replay.output.text import finding_text, followers_text, release_lines, show_us
+from kdissect.text import visible
 
 # Characters that XML 1.0 cannot hold, escaped or not.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -141,3 +146,29 @@ def _details(row: Row) -> str:
 
 def _text(text: str) -> str:
     return _NOT_XML.sub("\ufffd", text)
+
+
+def write_html(results: Results, path: Path) -> None:
+    """Write the page whole, or not at all."""
+    with atomic_write(path) as partial:
+        Path(partial).write_text(_page(results) + "\n", "utf-8", "backslashreplace")
+
+
+def _page(results: Results) -> str:
+    environment = Environment(
+        loader=PackageLoader("kdissect.replay.output"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "visible": visible, "time": show_us, "timestamp": timestamp, "followers": followers_text,
+    }  # fmt: skip
+    summary = summary_row(results)
+    spans = [each[name] for each in summary["apis"] for name in ("captured_latency", "latency")]
+    return environment.get_template("replay.html.j2").render(
+        results=results,
+        summary=summary,
+        verdicts=[verdict.value for verdict in Verdict],
+        changes=release_lines(summary["release_changes"]),
+        findings=[finding_text(each) for each in results.findings],
+        widest=max((span["p99_us"] for span in spans if span["count"]), default=0),
+    )
