@@ -32,7 +32,7 @@ from kdissect.replay.model import (
     Step,
     Verdict,
 )
-from kdissect.replay.translation.id_map import IdMap, Producer
+from kdissect.replay.translation.id_map import IdMap
 
 FETCH_APIS = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 OTHER_VERSION, AS_SET, NOISE = "other-api-version", "as-set", "control-runs"  # rules
@@ -73,7 +73,7 @@ class Judge:
         self._reference = reference
         captured, self._target_terms = Terms.of_capture(ids), Terms.of_target(ids)
         self._expected_terms = Terms.of_target(reference.ids) if reference is not None else captured
-        names, has_reference = RequestNames(ids.plan, captured), reference is not None
+        names, has_reference = RequestNames(ids.plan), reference is not None
         self._theirs = Normaliser(table, self._target_terms, names, keeps_served=has_reference)
         self._ours = Normaliser(table, self._expected_terms, names, keeps_served=has_reference)
         self._table, self.used = table, Counter[str]()
@@ -85,10 +85,6 @@ class Judge:
         if self._reference is not None:
             offset = self._reference.ids.offsets.to_capture(log, offset)
         return self.ids.offsets.to_target(log, offset)
-
-    def _producer(self, producer_id: int, epoch: int) -> tuple[int, int] | None:
-        captured = Producer(*self._expected_terms.producer(producer_id, epoch))
-        return self.ids.producers.target(captured)
 
     def _expected(self, step: Step) -> Message | str:
         """The decoded message that an answer should be; or why there is nothing to compare with."""
@@ -115,7 +111,7 @@ class Judge:
         found: dict[int, list[Difference]] = defaultdict(list)
         for number, difference in chain(
             claims.contradictions,
-            claims.logs.compare(self._expected_records, self._to_target, self._producer),
+            claims.logs.compare(self._expected_records, self._to_target),
             claims.logs.contradictions(),
             claims.groups.contradictions(),
         ):

@@ -258,18 +258,17 @@ class Logs(dict[Log, LogFacts]):
         self,
         expected: Iterable[tuple[int, Log, bytes]],
         to_target: Callable[[Log, int], int],
-        producer: Callable[[int, int], tuple[int, int] | None],
     ) -> Iterator[Contradiction]:
         """Compare captured records with the delivered ones, in whichever answer these came.
 
         expected: steps whose answers should bring these record sets of a log. to_target: an offset
-        of the other side; producer: its producer ids.
+        of the other side.
         """
         comparisons: dict[Log, RecordComparison] = {}
         for step, log, captured in expected:
             if log not in comparisons:
                 delivered = self[log].delivered
-                comparisons[log] = RecordComparison(log, delivered, to_target, producer)
+                comparisons[log] = RecordComparison(log, delivered, to_target)
             comparisons[log].compare(step, captured)
         for log, comparison in comparisons.items():
             comparison.allow_reordered(self[log].silent)

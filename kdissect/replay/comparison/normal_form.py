@@ -1,8 +1,9 @@
 """Messages as trees in the vocabulary of the capture, and the differences of two trees.
 
-`Normaliser` turns a captured response, a target's answer and a reference's answer into trees that
-`compare` compares without knowing any id, API or rule: ids have become names and positions, sets are keyed by the
-names of their elements, and what the table of fields leaves to the server is gone.
+`Normaliser` turns a captured response, a target's answer and a reference's answer into trees, and
+`compare` compares two trees without knowing any id, API or rule: ids have become names and
+positions, sets are keyed by the names of their elements, and what the table of fields leaves to the
+server is gone.
 
     struct             dict: field -> tree
     array with keys    Keyed: text of the key -> tree of the element
@@ -36,7 +37,7 @@ from kdissect.replay.fields import (
 )
 from kdissect.replay.model import ABSENT, Difference, Log, ReplayPlan, Step
 from kdissect.replay.translation.id_map import resource_word
-from kdissect.replay.workload.messages import api_name, request_fields, request_of
+from kdissect.replay.workload.messages import api_name, request_of
 
 SURPLUS = "surplus"  # bytes after the end of a message
 _NONE = (None, "", b"", -1)
@@ -79,18 +80,15 @@ AGAIN = " again"
 class RequestNames:
     """Topics, groups and transactional ids that the requests of a plan name; others are foreign."""
 
-    def __init__(self, plan: ReplayPlan, terms: Terms) -> None:
-        self._named: dict[FieldKind, set[str]] = {
-            kind: set() for kind in (FieldKind.TOPIC, FieldKind.GROUP, FieldKind.TRANSACTIONAL_ID)
-        }
-        for step in plan.steps:
-            if step.skipped is not None:
-                continue
-            for ref in request_fields(step.exchange, *self._named):
-                self._named[ref.kind].update(ref.values)
-            for ref in request_fields(step.exchange, FieldKind.TOPIC_ID):
-                named = (terms.topics.name("", each) for each in ref.values)
-                self._named[FieldKind.TOPIC].update(named)
+    def __init__(self, plan: ReplayPlan) -> None:
+        sent = [step for step in plan.steps if step.skipped is None]
+        self._named = {
+            kind: {name for step in sent for name in step.named(word)}
+            for kind, word in (
+                (FieldKind.TOPIC, "topic"), (FieldKind.GROUP, "group"),
+                (FieldKind.TRANSACTIONAL_ID, "txn"),
+            )
+        }  # fmt: skip
 
     def is_foreign(self, kind: FieldKind, name: str) -> bool:
         if kind is FieldKind.TOPIC and name.startswith("__"):

@@ -25,18 +25,12 @@ def batch(first: int, values: list[bytes], codec: str = "none", **more: object) 
     return encode_batch(records, codec=codec, **more)  # type: ignore[arg-type]
 
 
-def found(
-    *answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"", added: int | None = None
-) -> list[Difference]:
-    """The differences of (captured, answered) records of log t-0. shift: of its offsets; added:
-    to producer ids, None where the target gave none."""
+def found(*answers: tuple[bytes, bytes], shift: int = 0, silent: bytes = b"") -> list[Difference]:
+    """The differences of (captured, answered) records of log t-0. shift: of its offsets."""
     delivered = Delivered()
     for each in [one for _, answered in answers for one in batches_of(answered)]:
         delivered.add(each)
-    comparison = RecordComparison(
-        LOG, delivered, lambda _, offset: offset + shift,
-        lambda number, epoch: None if added is None else (number + added, epoch),
-    )  # fmt: skip
+    comparison = RecordComparison(LOG, delivered, lambda _, offset: offset + shift)
     for step, (captured, _) in enumerate(answers):
         comparison.compare(step, captured)
     comparison.allow_reordered([silent])
@@ -88,25 +82,3 @@ def test_records_without_an_order(
     both = batch(0, [b"a", b"b", b"c"]), batch(0, answered)
     rules = {each.rule for each in found(both, silent=batch(0, known))}
     assert rules == {"unacknowledged-order" if is_allowed else ""}
-
-
-def test_another_producer_is_a_difference() -> None:
-    """Unless it is the one that the target has given."""
-    data = batch(0, [b"a"], producer_id=5, producer_epoch=0)
-
-    [one] = found((data, data), added=90)
-    assert (one.captured, one.answered) == ((95, 0), (5, 0))
-    assert found((data, batch(0, [b"a"], producer_id=95, producer_epoch=0)), added=90) == []
-
-
-@pytest.mark.parametrize(("producer_id", "count"), [(95, 1), (96, 0)])
-def test_markers_of_two_producers_may_change_their_order(producer_id: int, count: int) -> None:
-    """A marker is compared with one of the same producer."""
-    commit, abort = (
-        encode_batch(
-            [{"offset": 0, "timestamp_ms": 5, "key": key, "value": b"\0" * 6, "headers": []}],
-            producer_id=of, producer_epoch=0, is_transactional=True, is_control=True,
-        )
-        for key, of in ((b"\0\0\0\1", 5), (b"\0\0\0\0", producer_id))
-    )  # fmt: skip
-    assert len(found((commit, abort), added=90)) == count
