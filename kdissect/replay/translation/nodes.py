@@ -8,7 +8,7 @@ merged into one before anything reads them. A frame is cut after its ids have be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from kdissect.codec.message import Message, decode_message, encode_message
@@ -25,29 +25,27 @@ from kdissect.replay.workload.messages import (
     request_body,
 )
 
-# Requests to leaders -> the array of topics, of partitions in these, and the partition's number (""
-# a plain number). Those of share sessions are not cut: a session belongs to one node.
-_PARTITIONS: dict[int, tuple[str, str, str]] = {
+# Requests that several nodes may answer -> their array, the array of partitions in its elements,
+# and the partition's number ("" a plain number). Without partitions, the elements are groups or
+# transactions, which have coordinators, with their name ("" a plain name).
+_ARRAYS: dict[int, tuple[str, str, str]] = {
     ApiKey.PRODUCE: ("topic_data", "partition_data", "index"),
     ApiKey.FETCH: ("topics", "partitions", "partition"),
     ApiKey.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
     ApiKey.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
     ApiKey.DESCRIBE_PRODUCERS: ("topics", "partition_indexes", ""),
+    ApiKey.DESCRIBE_GROUPS: ("groups", "", ""),
+    ApiKey.DELETE_GROUPS: ("groups_names", "", ""),
+    ApiKey.OFFSET_FETCH: ("groups", "", "group_id"),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", "", ""),
+    ApiKey.SHARE_GROUP_DESCRIBE: ("group_ids", "", ""),
+    ApiKey.STREAMS_GROUP_DESCRIBE: ("group_ids", "", ""),
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "", "group_id"),
+    ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", "", ""),
 }
-_BY_LEADER = frozenset(_PARTITIONS) | SHARE_APIS
-# Requests to the coordinators of several groups or transactions -> their array, and the name in an
-# element ("" a plain name).
-_NAMES: dict[int, tuple[str, str]] = {
-    ApiKey.DESCRIBE_GROUPS: ("groups", ""),
-    ApiKey.DELETE_GROUPS: ("groups_names", ""),
-    ApiKey.OFFSET_FETCH: ("groups", "group_id"),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: ("group_ids", ""),
-    ApiKey.SHARE_GROUP_DESCRIBE: ("group_ids", ""),
-    ApiKey.STREAMS_GROUP_DESCRIBE: ("group_ids", ""),
-    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "group_id"),
-    ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", ""),
-}
+# Requests to leaders. Those of share sessions are not cut: a session belongs to one node.
+_BY_LEADER = SHARE_APIS | {api_key for api_key, (_, inner, _) in _ARRAYS.items() if inner}
 # Requests whose translation needs leaders and ids of topics on the target.
 _NEEDS_TOPICS = _BY_LEADER | {
     ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
@@ -93,9 +91,8 @@ def nodes_of(ids: IdMap, step: Step) -> list[int | None]:
 
 def _is_cut(step: Step) -> bool:
     """Return whether each node may get a part of the request."""
-    api_key = step.exchange.api_key
-    arrays: tuple[str, ...] = _PARTITIONS.get(api_key) or _NAMES.get(api_key) or ()
-    return bool(arrays) and arrays[0] in request_body(step.exchange)
+    arrays = _ARRAYS.get(step.exchange.api_key)
+    return arrays is not None and arrays[0] in request_body(step.exchange)
 
 
 def _spread(ids: IdMap, step: Step) -> Counter[int]:
@@ -138,12 +135,11 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
         return [(nodes[0], frame)]
     whole = decode_message(frame, side="request")
     api_key = step.exchange.api_key
-    array = (_PARTITIONS.get(api_key) or _NAMES[api_key])[0]
+    array = _ARRAYS[api_key][0]
     bodies: dict[int | None, Body] = {node: {**whole.body, array: []} for node in nodes}
-    if api_key in _PARTITIONS:
-        _cut_partitions(ids, whole, bodies)
-    else:
-        _cut_names(ids, whole, bodies)
+    for element in entries(whole.body[array]):
+        for node, part in _cut(ids, api_key, element, nodes).items():
+            bodies[node][array].append(part)
     if api_key == ApiKey.FETCH:
         # A node without records would hold its part until the end of the wait; now it does so no
         # longer than the captured broker held the request.
@@ -157,28 +153,19 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
     ]
 
 
-def _cut_partitions(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> None:
-    topics, partitions, number = _PARTITIONS[whole.api_key]
-    first = next(iter(bodies))
-    for topic in entries(whole.body[topics]):
-        name = ids.target.topic_name(topic)
-        parts: dict[int | None, list[Any]] = {}
-        for each in entries(topic[partitions]):
-            log = name, each[number] if number else each
-            leader = ids.target.leaders.get(log, (first, -1))[0]
-            parts.setdefault(leader if leader in bodies else first, []).append(each)
-        for node, chosen in (parts or {first: []}).items():
-            bodies[node][topics].append({**topic, partitions: chosen})
-
-
-def _cut_names(ids: IdMap, whole: Message, bodies: Mapping[int | None, Body]) -> None:
-    is_of_groups = whole.api_key != ApiKey.DESCRIBE_TRANSACTIONS
-    key_type = GROUP_KEY if is_of_groups else TRANSACTION_KEY
-    array, name = _NAMES[whole.api_key]
-    first = next(iter(bodies))
-    for each in entries(whole.body[array]):
-        node = ids.target.coordinators.get((key_type, each[name] if name else each), first)
-        bodies[node if node in bodies else first][array].append(each)
+def _cut(ids: IdMap, api_key: int, element: Any, nodes: list[int | None]) -> dict[int | None, Any]:
+    """The element of a request's array for each node, with the node's own partitions."""
+    _, inner, name = _ARRAYS[api_key]
+    if not inner:
+        key_type = TRANSACTION_KEY if api_key == ApiKey.DESCRIBE_TRANSACTIONS else GROUP_KEY
+        node = ids.target.coordinators.get((key_type, element[name] if name else element))
+        return {node if node in nodes else nodes[0]: element}
+    topic = ids.target.topic_name(element)
+    parts: dict[int | None, list[Any]] = {}
+    for each in entries(element[inner]):
+        leader, _ = ids.target.leaders.get((topic, each[name] if name else each), (None, -1))
+        parts.setdefault(leader if leader in nodes else nodes[0], []).append(each)
+    return {node: {**element, inner: part} for node, part in (parts or {nodes[0]: []}).items()}
 
 
 def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
@@ -197,31 +184,28 @@ def merged(ids: IdMap, step: Step, answers: list[bytes]) -> bytes:
         messages.append(message)
     whole = messages[0]
     for other in messages[1:]:
-        for name, value in other.body.items():
-            if isinstance(value, list):
-                whole.body[name] = _joined(entries(whole.body.get(name)), value)
-            elif name == "error_code":
-                whole.body[name] = whole.body[name] or value
-            elif name == "throttle_time_ms":
-                whole.body[name] = max(whole.body[name], value)
+        _join(whole.body, other.body)
     try:
         return encode_message(whole)
     except EncodeError:
         return answers[0]
 
 
-def _joined(elements: list[Any], others: list[Any]) -> list[Any]:
-    """Elements of both; of a topic that both have, its partitions."""
-    by_topic = {_topic(element): element for element in elements}
-    for element in others:
-        same = by_topic.get(_topic(element))
-        if same is None or _topic(element) is None:
-            elements.append(element)
-            continue
-        for name in ("partitions", "partition_responses"):
-            if name in same:
-                same[name] = [*entries(same[name]), *entries(element[name])]
-    return elements
+def _join(body: Body, other: Body) -> None:
+    """Add the elements of another body's arrays; of a topic that both have, its partitions."""
+    for name, value in other.items():
+        if isinstance(value, list):
+            body[name] = entries(body.get(name))
+            by_topic = {_topic(element): element for element in body[name]}
+            for element in value:
+                if (topic := _topic(element)) is not None and topic in by_topic:
+                    _join(by_topic[topic], element)
+                else:
+                    body[name].append(element)
+        elif name == "error_code":
+            body[name] = body[name] or value
+        elif name == "throttle_time_ms":
+            body[name] = max(body[name], value)
 
 
 def _topic(element: Any) -> Any:

@@ -14,7 +14,6 @@ from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode
-from kdissect.replay.fields import FieldKind, FieldRef, iter_fields
 from kdissect.replay.model import Exchange, WorkloadFacts
 
 Body = dict[str, Any]
@@ -89,13 +88,6 @@ def request_body(exchange: Exchange) -> Body:
 def response_body(exchange: Exchange) -> Body:
     response = response_of(exchange)
     return {} if response is None else response.body
-
-
-def request_fields(exchange: Exchange, *kinds: FieldKind) -> Iterator[FieldRef]:
-    """The ids of these kinds in a captured request, in wire order."""
-    request = request_of(exchange)
-    if request is not None:
-        yield from (field for field in iter_fields(request) if field.kind in kinds)
 
 
 def member_of(exchange: Exchange) -> tuple[str, str]:
