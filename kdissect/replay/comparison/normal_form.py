@@ -17,13 +17,12 @@ state is a difference.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.redaction import is_secret
-from kdissect.replay.comparison.terms import Position, Terms
+from kdissect.replay.comparison.terms import Chosen, Position, Terms, plain
 from kdissect.replay.fields import (
     FieldContext,
     FieldKind,
@@ -40,7 +39,6 @@ from kdissect.replay.translation.id_map import resource_word
 from kdissect.replay.workload.messages import api_name, request_of
 
 SURPLUS = "surplus"  # bytes after the end of a message
-_NONE = (None, "", b"", -1)
 _CHOSEN = frozenset(
     {
         FieldKind.GENERATION, FieldKind.LEADER_EPOCH, FieldKind.COUNTER, FieldKind.TIME,
@@ -50,24 +48,6 @@ _CHOSEN = frozenset(
 
 Tree = Any
 Body = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A value that the cluster chooses: only whether it is set is compared with a capture."""
-
-    value: Any
-
-    @property
-    def is_set(self) -> bool:
-        return self.value not in _NONE
-
-
-def plain(value: Tree) -> Any:
-    """The value that stands in a message, to show it."""
-    if isinstance(value, Chosen):
-        return value.value
-    return value.shown if isinstance(value, Position) else value
 
 
 class Keyed(dict[str, Tree]):
@@ -231,7 +211,7 @@ class Normaliser:
         holder: Body,
         around: FieldContext,
     ) -> Tree:
-        if kind in (None, FieldKind.EXACT):
+        if kind is None or kind is FieldKind.EXACT:
             return value
         if kind in _CHOSEN:
             return Chosen(value)
@@ -240,45 +220,11 @@ class Normaliser:
             return found if kind is FieldKind.OFFSET else sorted(found, key=_order)
         if value == 0 and holder.get("error_code"):
             return value  # Kafka's default, and no id: the struct only says what is wrong
-        terms, is_acl = self._terms, "principal" in holder or "acls" in holder
-        match kind:
-            case FieldKind.PARTITION:
-                return value
-            case FieldKind.TOPIC:
-                return terms.topic(value)
-            case FieldKind.TOPIC_ID:
-                topic = terms.topics.name("", value)
-                return Chosen(value) if topic == str(value) else topic  # its name is unknown
-            case FieldKind.GROUP:
-                return terms.group(value)
-            case FieldKind.TRANSACTIONAL_ID:
-                return terms.transactional_id(value)
-            case FieldKind.MEMBER:
-                return terms.member(around.group, value)
-            case FieldKind.NODE:
-                return terms.node(value)
-            case FieldKind.OFFSET | FieldKind.STORED_OFFSET:
-                return self._offset(step, value, around, kind)
-            case FieldKind.PRODUCED_OFFSET:
-                return self._produced(step, value, around)
-            case FieldKind.PRODUCER_ID:
-                epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
-                return value if value < 0 else terms.producer(value, epoch)[0]
-            case FieldKind.PRODUCER_EPOCH:
-                number = holder.get(name.removesuffix("_epoch") + "_id", -1)
-                return value if value < 0 or number < 0 else terms.producer(number, value)[1]
-            case FieldKind.OPAQUE:
-                known = terms.opaque(name, value)
-                return Chosen(value) if known is None else known
-            case FieldKind.REPLICAS:
-                return terms.replicas(value)
-            case FieldKind.RESOURCE:
-                return terms.resource(holder.get("resource_type", 0), value, is_acl=is_acl)
-            case FieldKind.COORDINATOR:
-                group = terms.group(value)
-                return group if group != value else terms.transactional_id(value)
-        assert kind is FieldKind.PROTOCOL, kind
-        return terms.protocol(name, value)
+        if kind in (FieldKind.OFFSET, FieldKind.STORED_OFFSET):
+            return self._offset(step, value, around, kind)
+        if kind is FieldKind.PRODUCED_OFFSET:
+            return self._produced(step, value, around)
+        return self._terms.word(kind, name, value, holder, around)
 
     def _offset(self, step: Step, value: int, around: FieldContext, kind: FieldKind) -> Tree:
         """Where an offset is in the captured log. While another request writes, and next to

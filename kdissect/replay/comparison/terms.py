@@ -9,8 +9,10 @@ all that the answers tell.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kdissect.replay.fields import FieldContext, FieldKind
 from kdissect.replay.model import Log
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IdMap, Producer, Producers, resource_word
@@ -19,12 +21,33 @@ from kdissect.replay.workload.messages import TopicNames
 A_BROKER = "a broker"
 
 
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A value that the cluster chooses: only whether it is set is compared with a capture."""
+
+    value: Any
+
+    @property
+    def is_set(self) -> bool:
+        return self.value not in (None, "", b"", -1)
+
+
 class Position(NamedTuple):
     """An offset of the capture: `position` counts in the captured log as the target's terms do, so
     that it may differ from the offset `shown` next to transaction markers and log starts."""
 
     position: int
     shown: int
+
+
+def plain(value: Any) -> Any:
+    """The value that stands in a message, to show it."""
+    if isinstance(value, Chosen):
+        return value.value
+    return value.shown if isinstance(value, Position) else value
 
 
 class Terms:
@@ -79,13 +102,6 @@ class Terms:
     def transactional_id(self, name: str) -> str:
         return self._names["transactional-id"].get(name, name)
 
-    def member(self, group: str, member_id: str) -> str:
-        return self._members.get((self.group(group), member_id), member_id)
-
-    def node(self, node: int) -> Any:
-        is_known = node in self._nodes or (not self._nodes and node >= 0)
-        return A_BROKER if is_known else node
-
     def offset(self, log: Log, offset: int) -> Position | int:
         """Its position in the captured log."""
         offsets = self.ids.offsets
@@ -101,32 +117,51 @@ class Terms:
         shift = self.ids.shifts.get((step, log))
         return None if shift is None else base_offset - shift
 
-    def producer(self, producer_id: int, epoch: int) -> Producer:
+    def word(
+        self, kind: FieldKind, name: str, value: Any, holder: Body, around: FieldContext
+    ) -> Any:
+        """The word for an id in a field of a struct, by the kind of the field."""
+        match kind:
+            case FieldKind.TOPIC:
+                return self.topic(value)
+            case FieldKind.TOPIC_ID:
+                topic = self.topics.name("", value)
+                return Chosen(value) if topic == str(value) else topic  # its name is unknown
+            case FieldKind.GROUP:
+                return self.group(value)
+            case FieldKind.TRANSACTIONAL_ID:
+                return self.transactional_id(value)
+            case FieldKind.COORDINATOR:
+                group = self.group(value)
+                return group if group != value else self.transactional_id(value)
+            case FieldKind.MEMBER:
+                return self._members.get((self.group(around.group), value), value)
+            case FieldKind.NODE:
+                is_known = value in self._nodes or (not self._nodes and value >= 0)
+                return A_BROKER if is_known else value
+            case FieldKind.PRODUCER_ID:
+                epoch = holder.get(name.removesuffix("_id") + "_epoch", -1)
+                return value if value < 0 else self._producer(value, epoch).producer_id
+            case FieldKind.PRODUCER_EPOCH:
+                number = holder.get(name.removesuffix("_epoch") + "_id", -1)
+                return value if value < 0 or number < 0 else self._producer(number, value).epoch
+            case FieldKind.OPAQUE:
+                return self._opaque.get((name, value), Chosen(value))
+            case FieldKind.REPLICAS:  # as many as the target can have
+                count, text = len(self.ids.target.nodes), str(value)
+                is_number = not self._is_target and text.isascii() and text.isdigit()
+                return type(value)(count) if is_number and 0 < count < int(text) else value
+            case FieldKind.RESOURCE:
+                is_acl = "principal" in holder or "acls" in holder
+                word = resource_word(holder.get("resource_type", 0), is_acl=is_acl)
+                if word.startswith("broker"):
+                    return self._brokers.get(value, value)
+                return self._names.get(word.replace(" ", "-"), {}).get(value, value)
+            case FieldKind.PROTOCOL if self._names["topic"]:
+                what = "Assignment" if "assignment" in name else "Subscription"
+                return with_topics(value, what, self.topic)
+        return value
+
+    def _producer(self, producer_id: int, epoch: int) -> Producer:
         producer = Producer(producer_id, epoch)
         return self._producers.target(producer) or producer
-
-    def opaque(self, name: str, value: Any) -> Any:
-        """None if the value has no counterpart."""
-        return self._opaque.get((name, value))
-
-    def replicas(self, value: Any) -> Any:
-        """A captured number of replicas as the target can have it."""
-        count, text = len(self.ids.target.nodes), str(value)
-        is_number = not self._is_target and text.isascii() and text.isdigit()
-        return type(value)(count) if is_number and 0 < count < int(text) else value
-
-    def resource(self, number: int, name: str, *, is_acl: bool) -> str:
-        """The name of a config's or an ACL's resource: their types have different numbers."""
-        word = resource_word(number, is_acl=is_acl)
-        if word.startswith("broker"):
-            return self._brokers.get(name, name)
-        return self._names.get(word.replace(" ", "-"), {}).get(name, name)
-
-    def protocol(self, name: str, data: bytes) -> bytes:
-        """A consumer's subscription or assignment, by the name of its field, with the captured
-        names of topics."""
-        if not self._names["topic"]:
-            return data
-        return with_topics(
-            data, "Assignment" if "assignment" in name else "Subscription", self.topic
-        )

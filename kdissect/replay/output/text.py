@@ -14,8 +14,9 @@ from uuid import UUID
 from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.model import RESPONSE
-from kdissect.replay.comparison.normal_form import SURPLUS, plain
+from kdissect.replay.comparison.normal_form import SURPLUS
 from kdissect.replay.comparison.records import PLACE
+from kdissect.replay.comparison.terms import plain
 from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
 from kdissect.text import plural
 

@@ -176,9 +176,11 @@ class TargetTopics(TopicNames):
 
     def name(self, name: str | None, topic_id: UUID | None) -> str:
         ids = self._ids
-        if not name and topic_id is not None and topic_id not in ids.target.names:
-            return ids.names.name("", ids.captured_topic_id(topic_id))
-        return ids.captured_topic_name(name or ids.target.names.get(topic_id, ""))
+        if name or topic_id is None:
+            return ids.captured_topic_name(name or "")
+        if topic_id in ids.target.names:
+            return ids.captured_topic_name(ids.target.names[topic_id])
+        return ids.names.name("", ids.captured_topic_id(topic_id))
 
 
 class TargetCluster:
