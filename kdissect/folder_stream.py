@@ -45,7 +45,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from kdissect.capture.inputs import listed
-from kdissect.capture.mapped_files import Sources
+from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import (
     ENDPOINTS,
     OPTIONS_MASK,
@@ -57,7 +57,7 @@ from kdissect.capture.windows import Window, WindowReader
 from kdissect.codec.redaction import secret_apis
 from kdissect.datasource import schema_of
 from kdissect.errors import CaptureError
-from kdissect.kafka.assembly import CARRIED, Anomaly
+from kdissect.kafka.assembly import Anomaly
 from kdissect.packing import pack, unpack
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.assemble import anomaly_tables
@@ -85,8 +85,7 @@ from kdissect.pipeline.step_rows import (
 )
 from kdissect.pipeline.unrequested_responses import infer
 from kdissect.resume.carry import CompletedExchanges, ConnectionCarry, Counts
-from kdissect.resume.continued import Patience
-from kdissect.resume.next_window import payload as payload_of
+from kdissect.resume.next_state import payload
 from kdissect.resume.open_connection import (
     NEVER,
     OpenConnection,
@@ -95,6 +94,7 @@ from kdissect.resume.open_connection import (
     to_table,
     with_sources,
 )
+from kdissect.resume.progress import Patience
 from kdissect.stories.events import Collector
 from kdissect.tables.anomalies import AnomalyRow, anomalies_table
 from kdissect.tables.arrow_arrays import plain, unpacked
@@ -243,14 +243,11 @@ def _scanned(path: str, options: Options, is_final: bool) -> Batches:
 def _bucket_rows(window: Window, path: str, options: Options) -> Batches:
     batch = of_hosts(window.batch, options.hosts)
     bucket = bucket_of(batch, BUCKETS)[batch.segments["endpoints"]]
-    sources = window.sources([path])
     for number in np.unique(bucket).tolist():
         segments = batch.segments[bucket == number]
         # options of SYNs, which are before the payload, are not needed
         segments["ip_id"] &= ~np.uint32(OPTIONS_MASK << OPTIONS_SHIFT)
-        data = payload_of(segments, sources)
-        captured = segments["captured"].astype(np.int64)
-        segments["pos"] = np.cumsum(captured) - captured
+        data = payload(segments, window.sources)
         time_ns = int(segments["time_ns"].max())
         yield _row(number, time_ns, path, batch.endpoints, segments, data)
 
@@ -295,7 +292,7 @@ class _Connections(StatefulProcessor):
     def _advance(self, bucket: int, parts: list[bytes], watermark_ms: int) -> Iterator[Row]:
         saved, options, late_ns = self.state.get(), self.options, self.late_ms * 10**6
         captures = np.frombuffer(saved[1], CAPTURE) if saved else NO_CAPTURES
-        window, captures, faults = _window(parts, captures)
+        batch, data, captures, faults = _new_packets(parts, captures)
         carry = ConnectionCarry(
             options.stream_options,
             read_key_logs(options.keylog),
@@ -305,9 +302,8 @@ class _Connections(StatefulProcessor):
             secret_apis=frozenset() if options.reveal_secrets else secret_apis(),
         )
         now = watermark_ms * 10**6 + late_ns
-        found = carry.add(window, [os.devnull] * len(captures), now)
-        if found is not None:
-            yield from self._parts(bucket, found, captures["capture_id"])
+        found = carry.add(batch, Sources([os.devnull] * len(captures), carried=data), now)
+        yield from self._parts(bucket, found, captures["capture_id"])
         yield from self._notes(bucket, carry.counts, faults)
         connections, used = with_sources(carry.connections(), len(captures), CAPTURES_KEPT)
         self.state.update(
@@ -330,8 +326,7 @@ class _Connections(StatefulProcessor):
             overlaps = connections_within(assembly.connections, *times)
             stays = anomalies_within(anomalies, np.isin(anomalies["exchange_id"], ids), overlaps)
             some = replace(assembly, anomalies=anomalies[stays])
-            sources = found.sources.carrying(assembly.carried.data)
-            for table in anomaly_tables(some, sources, capture_ids.tolist(), options):
+            for table in anomaly_tables(some, found.sources, capture_ids.tolist(), options):
                 yield _part(bucket, RowKind.TABLE, packed_table(self.table, table))
         chosen = exchange_index.take(assembly, rows)
         sources = found.sources.carrying(chosen.carried.data)
@@ -339,8 +334,6 @@ class _Connections(StatefulProcessor):
         topics = learn_topics(chosen, sources, options.chunk_bytes)
         for other in range(BUCKETS) if topics.first else ():
             yield _part(other, RowKind.FACTS, Cluster(topics).to_bytes())
-        is_read = (chosen.extents["source"] >= 0) & (chosen.extents["transform"] != CARRIED)
-        chosen = exchange_index.carrying(chosen, sources, np.flatnonzero(is_read), 0)
         for _, data in exchange_index.packed_parts(
             chosen, np.zeros(len(rows), np.int64), ROW_BYTES_MAX
         ):
@@ -368,10 +361,11 @@ def _unpacked(data: bytes) -> list[OpenConnection]:
         raise CaptureError(f"{reason} ({error})") from error
 
 
-def _window(
+def _new_packets(
     parts: list[bytes], captures: npt.NDArray[np.void]
-) -> tuple[Window, npt.NDArray[np.void], list[AnomalyRow]]:
-    """(the new packets of all parts, the captures with their last packets, new faults of files).
+) -> tuple[SegmentBatch, Bytes, npt.NDArray[np.void], list[AnomalyRow]]:
+    """(the new packets of all parts, their bytes, the captures with their last packets, new faults
+    of files).
 
     A capture may have been read twice, so a part leaves out packets up to the last known one.
     """
@@ -399,15 +393,15 @@ def _window(
         last = captures["last_packet"][source]
         new = segments[segments["packet"] > last]
         captures["last_packet"][source] = new["packet"].max(initial=last)
-        new["pos"] += size
+        new["pos"] += CARRIED_FROM + size
         size += len(data)
         pairs.append(endpoints)
         counts.append(len(new))
         rows.append(new)
     pairs, counts = [np.zeros(0, ENDPOINTS), *pairs], [0, *counts]
     batch = SegmentBatch.numbered(pairs, counts, np.concatenate(rows))
-    buffer = np.concatenate([np.zeros(0, np.uint8), *(one[-1] for one in read)])
-    return Window(batch, buffer, size, []), captures, faults
+    data = np.concatenate([np.zeros(0, np.uint8), *(one[-1] for one in read)])
+    return batch, data, captures, faults
 
 
 def _plain_name(path: str) -> str:

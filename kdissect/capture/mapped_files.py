@@ -35,6 +35,7 @@ WHOLE_RECORD_MAX = 16 << 20  # largest record that is tested completely
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
+CARRIED_FROM = 1 << 62  # positions from here on are those of `Sources.carried`
 _OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
 _FAULTS = {
     _BAD_SOURCE: "names no file of the run",
@@ -44,25 +45,31 @@ _FAULTS = {
 
 
 @kernel
-def _locate(pos: Any, length: Any, source: Any, bases: Any, sizes: Any, out: Any) -> Any:
+def _locate(
+    pos: Any, length: Any, source: Any, bases: Any, sizes: Any, carried: Any, out: Any
+) -> Any:
     """Fill `out` with the address of each extent, 0 for missing bytes.
 
+    carried: uint64[2], address and size of the carried bytes.
     Returns (_OK, total bytes), or (fault, row) of the first extent outside its source.
     """
     total = 0
     for row in range(len(pos)):
         index = np.int64(source[row])
         out[row] = np.uint64(0)
-        if index < -1 or index >= len(sizes):
+        is_carried = pos[row] >= CARRIED_FROM
+        if index < -1 or (index >= len(sizes) and not is_carried):
             return _BAD_SOURCE, row
         if length[row] < 0:
             return _BAD_LENGTH, row
-        # an empty extent may lie anywhere, because nothing is read
-        if index >= 0 and length[row] > 0:
-            if pos[row] < 0 or pos[row] > sizes[index] - length[row]:
-                return _BAD_POS, row
         if index >= 0:
-            out[row] = bases[index] + np.uint64(pos[row])
+            base, size, at = carried[0], np.int64(carried[1]), pos[row] - CARRIED_FROM
+            if not is_carried:
+                base, size, at = bases[index], sizes[index], pos[row]
+            # an empty extent may lie anywhere, because nothing is read
+            if length[row] > 0 and (at < 0 or at > size - length[row]):
+                return _BAD_POS, row
+            out[row] = base + np.uint64(at)
         total += length[row]
     return _OK, total
 
@@ -135,12 +142,14 @@ class Sources:
 
     files: a path, or a description of the capture, for each number. folder: for copies of captures
     that cannot be mapped (`copies`). arrays: the bytes of each source that was needed so far, and
-    of sources that are in no file.
+    of sources that are in no file. carried: bytes of any source that no file has as they are, such
+    as decrypted ones; their positions begin at CARRIED_FROM.
     """
 
     files: Sequence[str | InputFile]
     folder: str = ""
     arrays: dict[int, Bytes] = field(default_factory=dict)
+    carried: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
     _bases: npt.NDArray[np.uint64] = field(init=False, repr=False)
     _sizes: npt.NDArray[np.int64] = field(init=False, repr=False)
     _buffer: Bytes = field(init=False, repr=False)
@@ -150,8 +159,7 @@ class Sources:
         self._buffer = np.zeros(0, np.uint8)
 
     def __len__(self) -> int:
-        """The number of sources: those of `files`, and one for carried bytes behind them."""
-        return len(self.files) + (len(self.files) in self.arrays)
+        return len(self.files)
 
     def name(self, source: int) -> str:
         """The path of a source, as the user knows it."""
@@ -167,7 +175,7 @@ class Sources:
             if source not in self.arrays:
                 file = self.files[source]
                 path = file if isinstance(file, str) else local_path(file, self.folder)
-                self.arrays.setdefault(source, _map(path))  # another thread may have been faster
+                self.arrays[source] = _map(path)
             data = self.arrays[source]
             self._bases[source] = data.ctypes.data if len(data) else 0
             self._sizes[source] = len(data)
@@ -215,16 +223,8 @@ class Sources:
                 )
 
     def carrying(self, carried: Bytes) -> Sources:
-        """These sources and one more, after them, for bytes that are in no file."""
-        return replace(self, arrays={**self.arrays, len(self.files): carried})
-
-    def standing_in(self, count: int, data: Bytes) -> Sources:
-        """These sources, with `data` in place of each of the first `count`."""
-        return replace(self, arrays={**self.arrays, **dict.fromkeys(range(count), data)})
-
-    def beside(self) -> Sources:
-        """A handle for another thread on the same bytes: `gather` uses a buffer per handle."""
-        return replace(self)
+        """These sources with other carried bytes."""
+        return replace(self, carried=carried)
 
     def addresses(
         self, source: npt.NDArray[np.int32], pos: Ints, length: Ints
@@ -239,13 +239,15 @@ class Sources:
     def _located(self, source: Any, pos: Any, length: Any) -> tuple[npt.NDArray[np.uint64], int]:
         """(addresses of extents, total of their bytes)."""
         is_used = np.zeros(len(self) + 1, np.bool_)  # the last one is that of source -1
-        is_used[source.clip(-1, len(self) - 1)] = True
+        in_files = source[(pos < CARRIED_FROM) & (length > 0)]
+        is_used[in_files.clip(-1, len(self) - 1)] = True
         for number in np.flatnonzero(is_used[:-1] & (self._sizes < 0)).tolist():
             self.data(number)
         located = np.empty(len(pos), np.uint64)
+        carried = np.array([self.carried.ctypes.data, len(self.carried)], np.uint64)
         fault, row = _locate(
             np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
-            np.ascontiguousarray(source), self._bases, self._sizes, located,
+            np.ascontiguousarray(source, np.int64), self._bases, self._sizes, carried, located,
         )  # fmt: skip
         if fault != _OK:
             place = (int(source[row]), int(pos[row]), int(length[row]))

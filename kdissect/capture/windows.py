@@ -49,39 +49,17 @@ def buffer_as_sources(paths: Sequence[str], buffer: npt.NDArray[np.uint8]) -> So
     return Sources(paths, arrays=dict.fromkeys(range(len(paths)), buffer))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Window:
-    """Packets of a window, and free space after them for bytes of earlier windows.
+    """Packets of a window.
 
-    batch: their segments, with positions in `buffer`, of which `used` bytes are taken. secrets: key
-    logs that a pcapng contains among these packets.
+    batch: their segments. sources: their bytes, until the next window is read. secrets: key logs
+    that a pcapng contains among these packets.
     """
 
     batch: SegmentBatch
-    buffer: npt.NDArray[np.uint8]
-    used: int
+    sources: Sources
     secrets: list[bytes]
-
-    def reserve(self, size: int) -> int:
-        """Reserve `size` bytes of the buffer; returns their position. The buffer may be
-        replaced."""
-        start = self.used
-        self.used += size
-        if self.used > len(self.buffer):
-            larger = np.empty(self.used + self.used // 4, np.uint8)
-            larger[:start] = self.buffer[:start]
-            self.buffer = larger
-        return start
-
-    def hold(self, data: bytes) -> int:
-        """Copy bytes of earlier windows into the buffer; returns their position."""
-        start = self.reserve(len(data))
-        self.buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
-        return start
-
-    def sources(self, paths: list[str]) -> Sources:
-        """The buffer as the sources of the captures `paths`."""
-        return buffer_as_sources(paths, self.buffer[: self.used])
 
 
 def _enlarge_pipe(descriptor: int) -> None:
@@ -185,8 +163,6 @@ class WindowReader:
                 break
             size = min(2 * size, WINDOW_BYTES_MAX)
             yield window
-            if len(window.buffer) > len(self._buffer):
-                self._buffer = window.buffer
         self.error = "; ".join(text for text in (self._bytes.error, self.error) if text) or None
         self._bytes.close()
 
@@ -220,7 +196,7 @@ class WindowReader:
         texts = [
             data[pos : pos + size].tobytes() for kind, pos, size in rows if kind == TLS_KEY_LOG
         ]
-        return Window(batch, buffer, filled, texts)
+        return Window(batch, sources, texts)
 
     def _joined(self, sources: Sources) -> Joined | None:
         """The joined IP fragments of the window."""

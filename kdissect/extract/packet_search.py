@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kdissect.capture.mapped_files import CARRIED_FROM
 from kdissect.capture.segments import SegmentBatch
-from kdissect.kafka.assembly import AS_CAPTURED, Assembly
+from kdissect.kafka.assembly import Assembly
 from kdissect.protocol.model import REQUEST, RESPONSE
 
 Ints = npt.NDArray[np.int64]
@@ -40,7 +41,7 @@ def is_carried(assembly: Assembly, exchange: int) -> bool:
     for _, side in _SIDES:
         column = assembly.exchanges[side][exchange]
         start, count = int(column["extent_start"]), int(column["extent_count"])
-        if (assembly.extents["transform"][start : start + count] != AS_CAPTURED).any():
+        if (assembly.extents["pos"][start : start + count] >= CARRIED_FROM).any():
             return True
     return False
 

@@ -19,7 +19,7 @@ from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
 from kdissect.kafka import framing, pairing
 from kdissect.kafka.anomalies import found_anomalies
-from kdissect.kafka.assembly import CARRIED, CONNECTION, EXTENT, Assembly, Protocol
+from kdissect.kafka.assembly import CONNECTION, EXTENT, Assembly, Protocol
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Ints, Pairs
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka
@@ -174,7 +174,7 @@ def _assembled(
     _detect(detection, streams, kafka, scratch)
     client_side, protocol = detection.client_side, detection.protocol
     tls, is_tls = _read_tls(detection, streams, connections, key_logs)
-    plain = plain_streams(streams, tls, len(sources), scratch)
+    plain = plain_streams(streams, tls, sources.carried, scratch)
     recognise_plain(
         plain, streams.connections, detection.has_syn, detection.is_likely, kafka, client_side,
         protocol,
@@ -192,8 +192,6 @@ def _assembled(
         table["connection_id"], streams.segments, detection.last_response, scratch
     )
     extents = written.array()
-    if plain.opened:
-        extents["transform"][extents["source"] == plain.carried.source] = CARRIED
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
     assembly = Assembly(

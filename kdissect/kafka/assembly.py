@@ -80,12 +80,10 @@ class Anomaly(IntEnum):
     PROXY_HEADER = 33
 
 
-AS_CAPTURED, CARRIED = 0, 1  # EXTENT.transform
-
-# Where bytes of a stream lie. source -1: `length` bytes are missing (a gap or a cut). transform
-# AS_CAPTURED: the bytes are in the capture file. transform CARRIED: `pos` is a position in the
-# assembly's carried bytes, and `source` is the number after those of the captures.
-EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4"), ("transform", "<i4")])
+# Where bytes of a stream lie. source: the capture that they came from, or -1: `length` bytes are
+# missing (a gap or a cut). pos: in the capture file, or from CARRIED_FROM on in the assembly's
+# carried bytes.
+EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i8")])
 
 # Counters of one direction; "Accounts" in docs/tables.md defines each.
 DIRECTION = np.dtype(
@@ -174,22 +172,16 @@ ANOMALY = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that no capture contains as they are, such as decrypted ones; they travel with the
-    rows.
+    """Bytes that no capture of this run contains as they are: decrypted ones, and those of open
+    connections that an earlier run or window read. They travel with the rows.
 
-    source: number by which extents refer to them. data: uint8, the bytes. start: int64[n],
-    ascending; from start[i] on the bytes came from the packet at file_pos[i] (int64) of capture
-    file_source[i] (int32).
+    data: uint8, the bytes. start: int64[n], ascending; from start[i] on the bytes were decrypted
+    from the packet at file_pos[i] (int64) of their capture.
     """
 
-    source: int
-    data: npt.NDArray[np.uint8]
-    start: npt.NDArray[np.int64]
-    file_source: npt.NDArray[np.int32]
-    file_pos: npt.NDArray[np.int64]
-
-
-NO_CARRIED = Carried(-2, np.zeros(0, "u1"), np.zeros(0, "i8"), np.zeros(0, "i4"), np.zeros(0, "i8"))
+    data: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    start: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    file_pos: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,5 +200,5 @@ class Assembly:
     anomalies: npt.NDArray[np.void]  # ANOMALY
     duplicate_packets: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tls: dict[int, TlsFacts] = field(default_factory=dict)
-    carried: Carried = NO_CARRIED
+    carried: Carried = field(default_factory=Carried)
     tcp: TcpFacts = field(default_factory=lambda: no_facts(0))

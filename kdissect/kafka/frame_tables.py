@@ -97,7 +97,6 @@ def _put_extents(
         while index < stop and pieces[index]["end"] <= here:
             index += 1
         extent = extents[used[EXTENTS]]
-        extent["transform"] = 0
         if index >= stop or pieces[index]["pos"] > here:
             until = end if index >= stop else min(end, pieces[index]["pos"])
             extent["pos"] = 0

@@ -1,9 +1,9 @@
 """Decrypted streams among the others: pieces for the framing kernels, and their real positions.
 
-A decrypted record is a piece of a *virtual* segment, numbered after the real segments. Its source
-is numbered after the captures. So the kernels do not know about TLS; `PlainStreams.settle` replaces
-virtual segments and plaintext positions in their results by packets and positions of the TCP
-stream.
+A decrypted record is a piece of a *virtual* segment, numbered after the real segments. Its bytes
+are carried (`kafka.assembly.Carried`). So the kernels do not know about TLS;
+`PlainStreams.settle` replaces virtual segments and plaintext positions in their results by packets
+and positions of the TCP stream.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import Bytes, Rows, joined
+from kdissect.capture.mapped_files import CARRIED_FROM
 from kdissect.capture.scratch import MEMORY, Scratch
-from kdissect.kafka.assembly import ANOMALY, NO_CARRIED, Anomaly, Carried, Protocol
+from kdissect.kafka.assembly import ANOMALY, Anomaly, Carried, Protocol
 from kdissect.kafka.detection import recognise
 from kdissect.kafka.frame_search import Kafka, Stream
 from kdissect.kafka.frame_tables import FAULT, FAULTS, NOT_DECRYPTED, put_gaps
@@ -60,15 +61,18 @@ class PlainStreams:
 
 
 def plain_streams(
-    streams: Streams, tls: TlsConnections, source_count: int, scratch: Scratch = MEMORY
+    streams: Streams, tls: TlsConnections, carried: Bytes, scratch: Scratch = MEMORY
 ) -> PlainStreams:
-    """All streams, with the decrypted records of `tls` after the pieces of the captures."""
+    """All streams, with the decrypted records of `tls` after the pieces of the captures.
+
+    carried: bytes that the segments brought along; decrypted ones come after them.
+    """
     times = scratch.copied(streams.segments["time_ns"])
     source = scratch.copied(streams.segments["source"])
     if not tls.opened:
         none = np.zeros(0, OPENED)
         return PlainStreams(
-            streams.pieces, streams.sides, times, source, NO_CARRIED, none, len(times), {}
+            streams.pieces, streams.sides, times, source, Carried(carried), none, len(times), {}
         )
     sides = streams.sides.copy()
     tables = []
@@ -83,28 +87,23 @@ def plain_streams(
             own["end"] = opened[side].end
             tables.append(table)
     records = np.concatenate(tables)
-    data = tls.spool.array()
+    data, base = tls.spool.array(), len(carried)
+    data = np.concatenate([carried, data]) if base else data
     pieces = np.zeros(len(records), PIECE)
     pieces["pos"] = records["pos"]
     pieces["end"] = records["pos"] + records["length"]
-    pieces["address"] = records["spool_pos"] + data.ctypes.data
-    pieces["file_pos"] = records["spool_pos"]
+    pieces["address"] = records["spool_pos"] + base + data.ctypes.data
+    pieces["file_pos"] = records["spool_pos"] + base + CARRIED_FROM
     pieces["segment"] = len(times) + np.arange(len(records))
     first = records["first_segment"]
     order = np.argsort(records["spool_pos"])
-    carried = Carried(
-        source_count,
-        data,
-        records["spool_pos"][order],
-        source[first[order]],
-        streams.segments["pos"][first[order]],
-    )
+    start, file_pos = records["spool_pos"][order] + base, streams.segments["pos"][first[order]]
     return PlainStreams(
         joined([streams.pieces, pieces]),
         sides,
         np.concatenate([times, times[first]]),
-        np.concatenate([source, np.full(len(records), source_count, np.int32)]),
-        carried,
+        np.concatenate([source, source[first]]),
+        Carried(data, start, file_pos),
         records,
         len(times),
         tls.opened,

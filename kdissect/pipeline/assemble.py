@@ -1,8 +1,8 @@
 """Assemble: turn the segments of one bucket into exchanges, keyed by the slot that decodes them.
 
 A run that keeps state treats a bucket as one window of `resume.carry`: only complete exchanges
-become rows. Both kinds of runs give the assembly of these exchanges and an `AssembledBucket`, from
-which `assemble` makes rows part by part.
+become rows. Both kinds of runs give an `AssembledBucket`, from which `assemble` makes rows part by
+part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import assemble_bucket
-from kdissect.kafka.assembly import EXCHANGE, Anomaly, Assembly
+from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.filters import (
     NOT_FOLLOWED,
@@ -34,12 +34,12 @@ from kdissect.pipeline.filters import (
     exchanges_within,
     follow,
 )
-from kdissect.pipeline.learn import Learnt
+from kdissect.pipeline.learn import Learnt, learn
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.run_tables import RunStats
 from kdissect.pipeline.saved_state import count_anomalies
-from kdissect.pipeline.segment_buffer import ExchangePart, Gathered, parts
+from kdissect.pipeline.segment_buffer import Gathered
 from kdissect.pipeline.step_rows import (
     ENDED_CONNECTIONS,
     OPEN_CONNECTIONS,
@@ -52,8 +52,7 @@ from kdissect.pipeline.step_rows import (
     sliced,
 )
 from kdissect.pipeline.unrequested_responses import infer
-from kdissect.resume.carry import CarriedBytes, CompletedExchanges, ConnectionCarry
-from kdissect.resume.next_window import CarryLimits
+from kdissect.resume.carry import CarryLimits, ConnectionCarry
 from kdissect.resume.open_connection import OpenConnection, from_table, rows_of, to_table
 from kdissect.tables.anomalies import (
     AnomalyRow,
@@ -65,14 +64,15 @@ from kdissect.tables.arrow_arrays import binaries, unpacked
 from kdissect.tables.connections import connections_table
 from kdissect.tcp.columns import CloseReason
 
+PART_ROWS = 1 << 15  # exchanges packed at a time
 SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembled in memory
 
 
 @dataclass(frozen=True, slots=True)
 class AssembledBucket:
-    """Everything that the segments of a bucket give, except its exchanges.
+    """Everything that the segments of a bucket give.
 
-    assembly: without exchanges. sources: where the bytes are.
+    assembly: its exchanges are the complete ones. sources: where the bytes are.
     is_open, is_earlier: by connection, whether a later run may continue it, and whether an earlier
     one had connections of its endpoints. notes: anomalies that belong to no single connection.
     given_up: packets of connections beyond the limit, by source number. states: of connections, for
@@ -107,25 +107,27 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     byte_count = int(batch.segments["captured"].sum())
     is_small = len(batch.endpoints) <= plan.options.limits.connections
     is_small &= len(batch.segments) <= SEGMENTS_MAX
-    is_continued = plan.keeps and (is_small or len(states) > 0)
     batches = [batch]  # a list, so that the callee can drop the batch early
     del gathered, batch
-    if is_continued:
-        complete, bucket = _continued_bucket(plan, sources, batches.pop(), states)
+    if plan.keeps and (is_small or states):
+        bucket = _bucket_with_state(plan, sources, batches.pop(), states)
     else:
-        complete, bucket = _plain_bucket(plan, sources, batches, scratch)
-    learnt = Learnt()
-    has_times = (plan.options.time_from_ns, plan.options.time_to_ns) != (None, None)
+        bucket = _bucket_without_state(plan, sources, batches, scratch)
+    options, learnt = plan.options, Learnt()
+    has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
     has_exchange = np.full(len(bucket.assembly.anomalies), not has_times)
     order: Counter[int] = Counter()
-    for part in _packed(plan, complete, bucket):
-        learnt.add(part.learnt)
+    for first in range(0, len(bucket.assembly.exchanges), PART_ROWS):
+        part = exchange_index.part(bucket.assembly, slice(first, first + PART_ROWS))
+        learnt.add(learn(part, bucket.sources, options.chunk_bytes))
         if has_times:
-            has_exchange |= np.isin(bucket.assembly.anomalies["exchange_id"], part.kept)
-        for slot, data in part.packed:
+            chosen = exchanges_within(part.exchanges, options.time_from_ns, options.time_to_ns)
+            part = replace(part, exchanges=part.exchanges[chosen])
+            ids = part.exchanges["exchange_id"]
+            has_exchange |= np.isin(bucket.assembly.anomalies["exchange_id"], ids)
+        for slot, data in exchange_index.packed_parts(part, _slots(plan, part), ROW_BYTES_MAX):
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
-    del complete  # deletes the temporary file of its exchanges
     learnt.finish(bucket.assembly)
     for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
         for some in sliced(table):
@@ -144,9 +146,9 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
 # -- the two ways ---------------------------------------------------------------------------
 
 
-def _plain_bucket(
+def _bucket_without_state(
     plan: RunPlan, sources: Sources, batches: list[SegmentBatch], scratch: Scratch
-) -> tuple[Assembly, AssembledBucket]:
+) -> AssembledBucket:
     """A bucket without state. batches: a list of one batch, which is removed early."""
     limit = plan.options.limits.connections
     followed = follow(batches.pop(), limit)
@@ -165,14 +167,7 @@ def _plain_bucket(
         counts["carry_limits"] = int(goes_on.sum())
     notes += count_anomalies(counts)
     nothing = np.zeros(len(assembly.connections), np.bool_)
-    bucket = AssembledBucket(
-        _without_exchanges(assembly), sources, nothing, nothing, notes, given_up, counts=counts
-    )
-    return assembly, bucket
-
-
-def _without_exchanges(assembly: Assembly) -> Assembly:
-    return replace(assembly, exchanges=np.zeros(0, EXCHANGE))
+    return AssembledBucket(assembly, sources, nothing, nothing, notes, given_up, counts=counts)
 
 
 def _assembled(
@@ -192,11 +187,11 @@ def assembled(
     return batch, *_assembled(plan, sources, [batch], MEMORY)
 
 
-def _continued_bucket(
+def _bucket_with_state(
     plan: RunPlan, sources: Sources, batch: SegmentBatch, states: list[OpenConnection]
-) -> tuple[Assembly, AssembledBucket]:
-    """The complete exchanges of a bucket whose connections go on from run to run."""
-    options, earlier = plan.options, plan.earlier_count
+) -> AssembledBucket:
+    """A bucket whose connections go on from run to run."""
+    options = plan.options
     carry = ConnectionCarry(
         options.stream_options,
         plan.key_logs(sources),
@@ -206,15 +201,9 @@ def _continued_bucket(
     )
     pair_type = f"V{ENDPOINTS.itemsize}"
     known = rows_of(states)["endpoints"].copy().view(pair_type)
-    found = carry.add(CarriedBytes(batch, sources, earlier), [], plan.end_ns)
-    if found is None:
-        none = np.zeros(0, np.int64)
-        found = CompletedExchanges(exchange_index.concat([]), sources, none, none != 0)
-    assembly, source = found.assembly, found.assembly.extents["source"]
-    # later tasks cannot read the bytes of earlier captures
-    unread = np.flatnonzero((source >= 0) & (source < earlier))
-    if len(unread):
-        assembly = exchange_index.carrying(assembly, found.sources, unread, len(found.sources))
+    found = carry.add(batch, sources, plan.end_ns)
+    assembly = found.assembly
+    infer(assembly, found.sources)
     states = carry.connections()
     counts = {
         "late_packets": carry.counts.late,
@@ -222,34 +211,18 @@ def _continued_bucket(
         "open_exchanges": int(rows_of(states)["exchange_count"].sum()),
     }
     pairs = assembly.endpoints[assembly.connections["endpoints"]].view(pair_type)
-    bucket = AssembledBucket(
-        _without_exchanges(assembly),
-        found.sources.carrying(assembly.carried.data),
+    return AssembledBucket(
+        replace(assembly, exchanges=assembly.exchanges[found.rows]),
+        found.sources,
         found.is_open,
         np.isin(pairs, known),
         count_anomalies(counts),
         states=states,
         counts=counts,
     )
-    infer(assembly, bucket.sources)
-    return replace(assembly, exchanges=assembly.exchanges[found.rows]), bucket
 
 
 # -- rows -----------------------------------------------------------------------------------
-
-
-def _packed(plan: RunPlan, complete: Assembly, bucket: AssembledBucket) -> Iterator[ExchangePart]:
-    """The exchanges packed by slot, with the facts learnt from them."""
-    options = plan.options
-
-    def pack(assembly: Assembly, learnt: Learnt) -> ExchangePart:
-        chosen = exchanges_within(assembly.exchanges, options.time_from_ns, options.time_to_ns)
-        if not chosen.all():
-            assembly = replace(assembly, exchanges=assembly.exchanges[chosen])
-        packed = list(exchange_index.packed_parts(assembly, _slots(plan, assembly), ROW_BYTES_MAX))
-        return ExchangePart(learnt, assembly.exchanges["exchange_id"], packed)
-
-    return parts(complete, bucket.sources, options.chunk_bytes, pack)
 
 
 def _slots(plan: RunPlan, assembly: Assembly) -> npt.NDArray[np.int64]:

@@ -10,15 +10,13 @@ import numpy.typing as npt
 
 from kdissect.arrays import copied, gather_ranges, joined, renumbered
 from kdissect.arrays import take as rows_of
-from kdissect.capture.mapped_files import Sources
+from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import (
     ANOMALY,
-    CARRIED,
     CONNECTION,
     EXCHANGE,
     EXTENT,
-    NO_CARRIED,
     Assembly,
     Carried,
 )
@@ -46,7 +44,7 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
         exchanges,
         chosen,
         np.zeros(0, ANOMALY),
-        carried=_take_carried(assembly.carried, chosen),
+        carried=Carried(_take_carried(assembly.carried.data, chosen)),
     )
 
 
@@ -73,42 +71,15 @@ def _taken_extents(
     return joined(parts)
 
 
-def _take_carried(carried: Carried, extents: npt.NDArray[np.void]) -> Carried:
+def _take_carried(
+    data: npt.NDArray[np.uint8], extents: npt.NDArray[np.void]
+) -> npt.NDArray[np.uint8]:
     """The carried bytes of these extents; the extents are changed to their new positions."""
-    rows = np.flatnonzero(extents["transform"] == CARRIED)
-    if not len(rows):
-        return NO_CARRIED
-    pos, length = extents["pos"][rows], extents["length"][rows]
-    parts = [
-        carried.data[at : at + size] for at, size in zip(pos.tolist(), length.tolist(), strict=True)
-    ]
-    extents["pos"][rows] = np.cumsum(length) - length
-    return _carrying(carried.source, np.concatenate(parts))
-
-
-def _carrying(source: int, data: npt.NDArray[np.uint8]) -> Carried:
-    """Carried bytes without the positions that they were captured at."""
-    return Carried(source, data, NO_CARRIED.start, NO_CARRIED.file_source, NO_CARRIED.file_pos)
-
-
-def carrying(
-    assembly: Assembly, sources: Sources, rows: npt.NDArray[np.int64], source: int
-) -> Assembly:
-    """An assembly that carries the bytes of the extents `rows` as well, for tasks that cannot read
-    them. source: number by which extents refer to carried bytes."""
-    extents, carried = copied(assembly.extents), assembly.carried
-    length, before = extents["length"][rows], len(carried.data)
-    extents["pos"][rows] = before + np.cumsum(length) - length
-    extents["transform"][rows] = CARRIED
-    extents["source"][extents["transform"] == CARRIED] = source
-    carried = Carried(
-        source,
-        np.concatenate([carried.data, sources.gather(assembly.extents[rows])]),
-        np.append(carried.start, before),
-        np.append(carried.file_source, np.int32(0)),  # as if they came from the first capture
-        np.append(carried.file_pos, 0),
-    )
-    return replace(assembly, extents=extents, carried=carried)
+    rows = np.flatnonzero(extents["pos"] >= CARRIED_FROM)
+    taken = Sources([]).carrying(data).gather(extents[rows])
+    length = extents["length"][rows]
+    extents["pos"][rows] = CARRIED_FROM + np.cumsum(length) - length
+    return taken
 
 
 def concat(parts: list[Assembly]) -> Assembly:
@@ -118,7 +89,6 @@ def concat(parts: list[Assembly]) -> Assembly:
         return Assembly(empty[0], empty[1], empty[2], empty[3], empty[4])
     endpoints, connections, exchanges, extents = [], [], [], []
     endpoint_base = connection_base = extent_base = carried_base = 0
-    source = max(part.carried.source for part in parts)
     for part in parts:
         connection = copied(part.connections)
         connection["endpoints"] += endpoint_base
@@ -132,7 +102,7 @@ def concat(parts: list[Assembly]) -> Assembly:
         moved = part.extents
         if len(part.carried.data):
             moved = copied(moved)
-            moved["pos"][moved["transform"] == CARRIED] += carried_base
+            moved["pos"][moved["pos"] >= CARRIED_FROM] += carried_base
         extents.append(moved)
         carried_base += len(part.carried.data)
         endpoint_base += len(part.endpoints)
@@ -144,15 +114,14 @@ def concat(parts: list[Assembly]) -> Assembly:
         joined(exchanges),
         joined(extents),
         np.zeros(0, ANOMALY),
-        carried=_carrying(source, np.concatenate([part.carried.data for part in parts])),
+        carried=Carried(np.concatenate([part.carried.data for part in parts])),
     )
 
 
 def to_bytes(assembly: Assembly) -> bytes:
     """Pack an assembly, without its anomalies, for a shuffle."""
-    carried = assembly.carried
     arrays = (assembly.endpoints, assembly.connections, assembly.exchanges, assembly.extents)
-    return pack([*arrays, carried.data, np.array([carried.source])])
+    return pack([*arrays, assembly.carried.data])
 
 
 def packed_parts(
@@ -162,7 +131,7 @@ def packed_parts(
     exchanges, extents = assembly.exchanges, assembly.extents
     if not len(exchanges):
         return
-    carried = np.where(extents["transform"] == CARRIED, extents["length"], 0)
+    carried = np.where(extents["pos"] >= CARRIED_FROM, extents["length"], 0)
     before = np.append(0, np.cumsum(carried + extents.itemsize))
     cost = np.full(len(exchanges), exchanges.itemsize)
     for side in SIDES:
@@ -178,24 +147,25 @@ def packed_parts(
 
 def from_bytes(data: bytes) -> Assembly:
     """Unpack the assembly that `to_bytes` packed."""
-    arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8), np.dtype(np.int64)))
-    endpoints, connections, exchanges, extents, carried, source = arrays
+    arrays = unpack(data, (*_KINDS[:4], np.dtype(np.uint8)))
+    endpoints, connections, exchanges, extents, carried = arrays
     return Assembly(
         endpoints,
         connections,
         exchanges,
         extents,
         np.zeros(0, ANOMALY),
-        carried=_carrying(int(source[0]), carried),
+        carried=Carried(carried),
     )
 
 
 def places(
-    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void], carried: Carried = NO_CARRIED
+    exchanges: npt.NDArray[np.void], extents: npt.NDArray[np.void], carried: Carried
 ) -> npt.NDArray[np.void]:
     """EXTENT[n]: the extent of each exchange's first captured byte; source -1 if it has none.
 
-    For carried bytes it is the extent in the file that they came from.
+    For decrypted bytes it is the extent in the file that they came from, for other carried ones
+    position 0.
     """
     has_request = exchanges["request"]["size"] >= 0
     start = np.where(
@@ -208,9 +178,7 @@ def places(
     first["source"] = -1
     has_bytes = np.flatnonzero(count > 0)
     first[has_bytes] = rows_of(extents, start[has_bytes])
-    rows = np.flatnonzero(first["transform"] == CARRIED)
-    if len(rows):
-        record = np.searchsorted(carried.start, first["pos"][rows], "right") - 1
-        first["source"][rows] = carried.file_source[record]
-        first["pos"][rows] = carried.file_pos[record]
+    rows = np.flatnonzero(first["pos"] >= CARRIED_FROM)
+    record = np.searchsorted(carried.start, first["pos"][rows] - CARRIED_FROM, "right") - 1
+    first["pos"][rows] = np.append(carried.file_pos, 0)[record]
     return first

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kdissect.arrays import joined
 from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assemble import EARLIER, EarlierState
 from kdissect.kafka.assembly import CONNECTION, Protocol
@@ -35,8 +36,7 @@ class Phase(IntEnum):
 
     LOOKING = 0  # not recognised yet: all of it is carried
     KAFKA = 1  # in clear, or decrypted: it is carried from the first open frame on
-    OTHER = 2  # not Kafka: its segments are counted, for `connections`
-    OVER = 3  # closed: nothing is carried, a SYN begins anew
+    OTHER = 2  # not Kafka, or over: its segments are counted, for `connections`
 
 
 # Pairs are by side. A connection that is KAFKA or OTHER is *resumed*: a made SYN marks its first
@@ -44,7 +44,6 @@ class Phase(IntEnum):
 OPEN = np.dtype([
     ("endpoints", ENDPOINTS),
     ("phase", "u1"),
-    ("is_closed", "u1"),  # by FINs of both sides, or an RST
     ("incarnation", "<i4"),  # its number among the connections of these endpoints
     ("exchange_count", "<i8"),  # open exchanges
     ("may_begin_until", "<i8"),  # ns since 1970 until when a late capture may bring its first bytes
@@ -79,15 +78,13 @@ def new_rows(endpoints: npt.NDArray[np.void]) -> Rows:
 class OpenConnection:
     """row: OPEN[1]. segments: the carried ones (packed SEGMENT); `pos` is a position in `data`,
     their bytes. rtt: counts of round-trip times. tls: state that decrypts the carried bytes of
-    Kafka over TLS, which begin at a record. enough: by side, new bytes that must come before
-    something can be complete; it is not saved."""
+    Kafka over TLS, which begin at a record."""
 
     row: Rows
-    segments: bytearray = field(default_factory=bytearray)
-    data: bytearray = field(default_factory=bytearray)
+    segments: bytes = b""
+    data: bytes = b""
     rtt: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RTT_COUNT))
     tls: TlsState | None = None
-    enough: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> int:
@@ -99,16 +96,14 @@ class OpenConnection:
         return Phase(int(self.row["phase"][0]))
 
 
-def new_connection(endpoints: bytes, incarnation: int = 0) -> OpenConnection:
+def new_connection(endpoints: bytes) -> OpenConnection:
     """A connection before its first segment."""
-    row = new_rows(np.frombuffer(endpoints, ENDPOINTS))
-    row["incarnation"] = incarnation
-    return OpenConnection(row)
+    return OpenConnection(new_rows(np.frombuffer(endpoints, ENDPOINTS)))
 
 
 def rows_of(connections: Sequence[OpenConnection]) -> Rows:
     """OPEN[n], a copy."""
-    return np.concatenate([np.zeros(0, OPEN), *(one.row for one in connections)])
+    return joined([np.zeros(0, OPEN), *(one.row for one in connections)])
 
 
 def is_resumed(rows: Rows) -> npt.NDArray[np.bool_]:
@@ -120,7 +115,7 @@ def is_resumed(rows: Rows) -> npt.NDArray[np.bool_]:
 def earlier_state(connections: Sequence[OpenConnection]) -> EarlierState:
     """The connections as the kernels continue them."""
     rows = rows_of(connections)
-    rtt = np.concatenate([np.zeros(0, RTT_COUNT), *(one.rtt for one in connections)])
+    rtt = joined([np.zeros(0, RTT_COUNT), *(one.rtt for one in connections)])
     rtt["stream"] += 2 * np.repeat(np.arange(len(rows)), [len(one.rtt) for one in connections])
     earlier = rows["earlier"].copy()
     earlier["protocol"][~is_resumed(rows)] = Protocol.NONE
@@ -146,7 +141,7 @@ def with_sources(
     for one in connections:
         rows = np.frombuffer(one.segments, SEGMENT).copy()
         rows["source"] = number[rows["source"]]
-        renumbered.append(replace(one, segments=bytearray(rows.tobytes())))
+        renumbered.append(replace(one, segments=rows.tobytes()))
     return renumbered, np.flatnonzero(is_used)
 
 
@@ -165,8 +160,8 @@ def to_table(connections: Sequence[OpenConnection]) -> pa.Table:
     """A row for each connection, for `from_table`."""
     columns = (
         [one.row.tobytes() for one in connections],
-        [bytes(one.segments) for one in connections],
-        [bytes(one.data) for one in connections],
+        [one.segments for one in connections],
+        [one.data for one in connections],
         [one.rtt.tobytes() for one in connections],
         [one.tls and json.dumps(one.tls.to_json()) for one in connections],
     )
@@ -187,8 +182,8 @@ def from_table(table: pa.Table) -> list[OpenConnection]:
     return [
         OpenConnection(
             np.frombuffer(row, OPEN).copy(),
-            bytearray(segments),
-            bytearray(data),
+            segments,
+            data,
             np.frombuffer(rtt, RTT_COUNT),
             None if tls is None else TlsState.from_json(json.loads(tls)),
         )

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from kdissect.capture.inputs import InputFile, find_captures
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.packet_reader import STEP_BAD
 from kdissect.capture.splits import RecordWalk
-from kdissect.capture.windows import RECORD_BYTES_MAX, Window, WindowReader, open_bytes
+from kdissect.capture.windows import RECORD_BYTES_MAX, WindowReader, open_bytes
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
-from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
-from kdissect.resume.next_window import CarryLimits
+from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 
 FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
 NO_TIME_YET = 2**63 - 1  # time of the first packet of a capture without packets
@@ -60,20 +60,18 @@ class CaptureReading:
     def __iter__(self) -> Iterator[CompletedExchanges]:
         """Yields exchanges as soon as they are complete. Use each result before taking the next:
         its payload stays readable only until then."""
-        last: Window | None = None
         for source, path in enumerate(self.paths):
             reader = WindowReader(path, source, self.paths)
             for window in reader.windows():
                 self.resumed.key_logs += window.secrets
-                found = self.resumed.add(window, self.paths)
-                if found is not None and len(found.rows):
+                found = self.resumed.add(window.batch, window.sources)
+                if len(found.rows):
                     self.exchange_count += len(found.rows)
                     yield found
-                last = window
             self.packet_count += reader.packet_count
             if reader.error:
                 self.note(f"{path}: {reader.error}")
-        for found in () if last is None else self.resumed.finish(last, self.paths):
+        for found in self.resumed.finish(Sources(self.paths)):
             self.exchange_count += len(found.rows)
             yield found
         if given_up := self.resumed.counts.given_up:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly
 from kdissect.tls.key_log import expand_label
@@ -146,8 +147,7 @@ def frame_bytes(assembly: Assembly, side: Any) -> bytes:
     """The decrypted bytes of one side of an exchange, without its size."""
     extents = assembly.extents[side["extent_start"] :][: side["extent_count"]]
     rows = extents[extents["source"] >= 0]
-    parts = (assembly.carried.data[row["pos"] :][: row["length"]] for row in rows)
-    return b"".join(part.tobytes() for part in parts)
+    return Sources([]).carrying(assembly.carried.data).gather(rows).tobytes()
 
 
 class Sealer:

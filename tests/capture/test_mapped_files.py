@@ -9,11 +9,11 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.errors import CaptureError
 
 # The layout of stream.index.EXTENT, which is a layer above.
-EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i4"), ("transform", "<i4")])
+EXTENT = np.dtype([("pos", "<i8"), ("length", "<i8"), ("source", "<i8")])
 
 
 def extents(*rows: tuple[int, int, int]) -> np.ndarray:
-    return np.array([(*row, 0) for row in rows], EXTENT)
+    return np.array(list(rows), EXTENT)
 
 
 @pytest.fixture

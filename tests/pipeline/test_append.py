@@ -157,8 +157,8 @@ def _append_made(tmp_path: Path, *files: list[Packet]) -> kdissect.Tables:
     return tables
 
 
-def test_a_packet_after_its_connection_was_over_is_counted(tmp_path, in_process):
-    """It is a late packet, with a note: its rows were complete."""
+def test_a_packet_after_its_connection_was_over_counts_in_its_row(tmp_path, in_process):
+    """The row of `connections` is that of one run."""
     talk, other = Talk(), Talk(40001, 3_000_000)
     talk.ask(request(1))
     talk.answer(response(1))
@@ -170,9 +170,9 @@ def test_a_packet_after_its_connection_was_over_is_counted(tmp_path, in_process)
     talk.packets.clear()
     talk.acknowledge(0)
     tables = _append_made(tmp_path, first, talk.packets)
-    assert counted(tables) == {"late_packets": 1}
-    assert tables.notes == ["1 packets came when the rows that they belong to were complete"]
-    assert tables.exchanges.to_arrow().num_rows == 2
+    assert not counted(tables)
+    assert tables.exchanges.num_rows == 2
+    check(tables, [str(tmp_path / "0.pcap"), str(tmp_path / "1.pcap")])
 
 
 def test_bytes_of_a_hole_that_was_given_up_are_counted(tmp_path, in_process):

@@ -12,7 +12,7 @@ from bench.synthesise import connections_of, crowd, heartbeat
 from kdissect.capture import scratch
 from kdissect.capture.segments import ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import exchanges
-from kdissect.pipeline import segment_buffer
+from kdissect.pipeline import assemble, segment_buffer
 from tests.builders.captures import split_capture
 from tests.conftest import CAPTURES
 
@@ -22,8 +22,7 @@ SOME = ("librdkafka.pcap", "tls13.pcap.gz")  # plain and decrypted
 def divide(patch: pytest.MonkeyPatch, large_bytes: int) -> None:
     """Every limit so small that all is done in pieces."""
     patch.setattr(segment_buffer, "LARGE_BYTES", large_bytes)
-    patch.setattr(segment_buffer, "PART_ROWS", 7)
-    patch.setattr(segment_buffer, "_ROWS_AT_ONCE", 5)
+    patch.setattr(assemble, "PART_ROWS", 7)
     patch.setattr(exchanges, "FRAMES_AT_ONCE", 3)
     patch.setattr(scratch, "FILE_BYTES_MIN", 1)
 
@@ -32,8 +31,6 @@ def same_tables(expected: kdissect.Tables, found: kdissect.Tables) -> None:
     assert found.names == expected.names
     for table in expected.names:
         one, two = found[table].to_arrow(), expected[table].to_arrow()
-        if table == "connections":  # the giant's pair comes first
-            one, two = (rows.sort_by("connection_id") for rows in (one, two))
         assert one.num_rows == two.num_rows, table
         if table == "anomalies":
             assert sorted(map(repr, one.to_pylist())) == sorted(map(repr, two.to_pylist()))

@@ -12,7 +12,7 @@ import pytest
 
 import kdissect
 from kdissect import folder_stream
-from kdissect.resume.next_window import CarryLimits
+from kdissect.resume.carry import CarryLimits
 from kdissect.resume.open_connection import from_table
 from kdissect.tables.arrow_arrays import unpacked
 from tests.builders.captures import Blocks, pcap_bytes, split_capture
@@ -267,15 +267,16 @@ def test_a_closed_connection_leaves_no_state(folder):
     """Its bytes go when it is complete, and it is forgotten a minute later."""
     query = Query(folder, late="1s")
     for number in range(3):
-        talk = Talk(40000 + number, number * 100_000_000)
+        talk = Talk(40000 + number, number * 40_000_000)
         talk.ask(request(1))
         talk.answer(response(1))
         talk.close()
         (folder / f"{number}.pcap").write_bytes(pcap_bytes(talk.packets))
         query.batch()
     saved = [from_table(unpacked(state.value[0])[1]) for state in query.connections.values()]
-    ports = [int(one.row["endpoints"]["port_a"][0]) for some in saved for one in some]
-    assert sorted(ports) == [40001, 40002]
+    sizes = {int(one.row["endpoints"]["port_a"][0]): one.size for some in saved for one in some}
+    assert sizes.keys() == {40001, 40002}
+    assert sizes[40001] == 0
 
 
 # -- options --------------------------------------------------------------------------------

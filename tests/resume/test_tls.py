@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 import kdissect
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.capture.windows import WindowReader
 from kdissect.kafka.options import StreamOptions
 from kdissect.pipeline.step_rows import STATE_OPEN, packed_table
+from kdissect.resume.assembled_window import LOOKED_AT_MAX
 from kdissect.resume.carry import ConnectionCarry
-from kdissect.resume.continued import LOOKED_AT_MAX
-from kdissect.resume.next_window import TLS_HANDSHAKE_BYTES
 from kdissect.resume.open_connection import (
     OpenConnection,
     Phase,
@@ -26,6 +26,7 @@ from kdissect.resume.open_connection import (
     new_connection,
     to_table,
 )
+from kdissect.resume.progress import TLS_HANDSHAKE_BYTES
 from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
 from tests.builders.captures import lose_packets, pcap
@@ -132,10 +133,10 @@ class Run:
     def rows(self) -> Iterator[tuple[int, list[tuple[int, ...]], OpenConnection | None, bytes]]:
         """After each window: packets so far, complete exchanges, the state, and it as bytes."""
         reader = WindowReader(self.paths[0], 0, self.paths)
-        last, count = None, 0
-        for last in reader.windows():
-            found = self.resumed.add(last, self.paths)
-            rows = [] if found is None else _rows(found.assembly.exchanges[found.rows])
+        count = 0
+        for window in reader.windows():
+            found = self.resumed.add(window.batch, window.sources)
+            rows = _rows(found.assembly.exchanges[found.rows])
             state = next(iter(self.resumed.connections()), None)
             packed = b""
             if state is not None and state.phase is Phase.KAFKA:
@@ -143,10 +144,9 @@ class Run:
                 (again,) = from_table(unpacked(packed)[1])
                 assert (again.tls, again.segments) == (state.tls, state.segments)
                 assert again.data == state.data
-            count = max(count, int(last.batch.segments["packet"].max(initial=0)))
+            count = max(count, int(window.batch.segments["packet"].max(initial=0)))
             yield count, rows, state, packed
-        assert last is not None
-        for found in self.resumed.finish(last, self.paths):
+        for found in self.resumed.finish(Sources(self.paths)):
             yield 0, _rows(found.assembly.exchanges[found.rows]), None, b""
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from kdissect.capture.mapped_files import Sources
 from kdissect.capture.windows import WindowReader
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.options import StreamOptions
-from kdissect.resume.carry import CompletedExchanges, ConnectionCarry
-from kdissect.resume.next_window import CarryLimits
+from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 from tests.builders.captures import Packet, pcap_bytes
 
 
@@ -24,14 +24,10 @@ class Run:
         self.path.write_bytes(pcap_bytes(packets))
         paths = [str(self.path)]
         reader = WindowReader(paths[0], 0, paths)
-        last = None
-        for last in reader.windows():
-            finished = self.resumed.add(last, paths)
-            self.found.append(self.rows(finished) if finished else [])
-        if last is not None:
-            self.found.append(
-                [row for some in self.resumed.finish(last, paths) for row in self.rows(some)]
-            )
+        for window in reader.windows():
+            self.found.append(self.rows(self.resumed.add(window.batch, window.sources)))
+        finished = self.resumed.finish(Sources(paths))
+        self.found.append([row for some in finished for row in self.rows(some)])
         return self.found
 
     def rows(self, finished: CompletedExchanges) -> list[tuple[int, str]]:

@@ -1,0 +1,259 @@
+"""What a window leaves: its final anomalies, the state of its connections, and what they carry.
+
+See `carry` for the terms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kdissect.arrays import gather_ranges
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import ACK, COUNTED_BEFORE, FIN, RST, SYN
+from kdissect.kafka.assembly import EXTENT, Anomaly, Protocol
+from kdissect.kafka.exchanges import NO_RESPONSE
+from kdissect.kafka.frame_search import RESERVED, RESERVED_COUNT
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
+from kdissect.resume.assembled_window import AssembledWindow, Bools
+from kdissect.resume.open_connection import (
+    NO_NUMBER,
+    Ints,
+    OpenConnection,
+    Phase,
+    Rows,
+    is_resumed,
+)
+from kdissect.resume.progress import Progress
+from kdissect.tcp.columns import DUPLICATE
+from kdissect.tls.session import TlsState
+
+RESERVED_IDS = np.arange(RESERVED, RESERVED + RESERVED_COUNT)
+
+
+def final_anomalies(w: AssembledWindow, progress: Progress) -> Rows:
+    """The anomalies that come with this window, with positions and ids of whole connections.
+
+    Those of an exchange come with it, others when the bytes of their place are carried no more.
+    """
+    anomalies = w.assembly.anomalies.copy()
+    of, direction = anomalies["connection"].astype(np.int64), anomalies["direction"]
+    has_place = (direction <= RESPONSE) & (anomalies["pos"] >= 0)
+    stream = 2 * of + (w.client[of] ^ (direction.astype(np.int64) & 1))
+    left = progress.carried[stream] - anomalies["pos"]
+    anomalies["pos"] += np.where(has_place, w.before["base"].reshape(-1)[stream], 0)
+    is_open = has_place & ~progress.is_over[of]
+    is_final = (progress.phase[of] != Phase.LOOKING) & (~is_open | (left > 0))
+    rows = np.flatnonzero(anomalies["exchange_id"] != 0)
+    order = np.argsort(w.id_here)
+    exchange = order[np.searchsorted(w.id_here[order], anomalies["exchange_id"][rows])]
+    anomalies["exchange_id"][rows] = w.assembly.exchanges["exchange_id"][exchange]
+    is_final[rows] = progress.is_done[exchange]
+    is_run = np.isin(anomalies["kind"], (Anomaly.GAP, Anomaly.UNFRAMED_BYTES))
+    size = anomalies["byte_count"]
+    is_part = is_open & is_run & is_final
+    anomalies["byte_count"] = np.where(is_part, np.minimum(size, left), size)
+    return anomalies[is_final]
+
+
+# -- state ----------------------------------------------------------------------------------
+
+
+def next_rows(w: AssembledWindow, progress: Progress) -> Rows:
+    """OPEN[connections] after this window."""
+    rows = w.before.copy()
+    rows["phase"] = progress.phase
+    is_looking = progress.phase == Phase.LOOKING
+    passed = progress.carried.reshape(-1, 2).copy()
+    passed[is_looking] = 0
+    rows["base"] += passed
+    seq = w.seq_of_start.reshape(-1, 2)
+    rows["seq"] = np.where(seq != NO_NUMBER, (seq + passed) & 0xFFFFFFFF, rows["seq"])
+    rows["exchange_count"] = np.bincount(w.of[~progress.is_done], minlength=len(w))
+    rows["connection"] = w.assembly.connections
+    for name, again in _carried_counts(w, progress).items():
+        for way in (REQUEST, RESPONSE):
+            counts = rows["connection"]["direction"][name][:, way]
+            counts -= again[w.streams_of(way)]
+            counts[is_looking] = 0  # all of it is carried
+    facts = w.streams.facts
+    rows["tcp"], rows["tcp_sides"] = facts.connections, facts.sides.reshape(-1, 2)
+    rows["earlier"] = _earlier(w, progress)
+    rows["may_begin_until"], rows["due"] = progress.begin_until, progress.due
+    return rows
+
+
+def _earlier(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
+    """EARLIER[connections], for the kernels."""
+    earlier, connections = w.before["earlier"].copy(), w.assembly.connections
+    spoken = connections["protocol"]
+    # of TLS that is not read the position of the next record is unknown
+    is_unread = np.isin(spoken, (Protocol.NONE, Protocol.KAFKA, Protocol.TLS))
+    spoken = np.where(is_unread, Protocol.OTHER, spoken)
+    spoken = np.where(progress.phase == Phase.KAFKA, Protocol.KAFKA, spoken)
+    earlier["protocol"] = np.where(progress.phase == Phase.LOOKING, Protocol.NONE, spoken)
+    earlier["client_side"] = w.client
+    stream = w.streams_of(RESPONSE)
+    lacks = w.sides["end"][stream] > w.sides["byte_count"][stream]
+    earlier["has_loss"] = lacks | (is_resumed(w.before) & (earlier["has_loss"] != 0))
+    has_end = earlier["response_end"] != NO_RESPONSE
+    earlier["response_end"] -= np.where(has_end, progress.carried[stream], 0)
+    frames = w.frames[RESPONSE]
+    rows = _in_order(frames.pos, progress.is_done & frames.has)
+    end_time = w.assembly.exchanges["response"]["end_time_ns"]
+    earlier["response_end"][w.of[rows]] = frames.end[rows] - progress.pos[frames.stream[rows]]
+    earlier["response_time"][w.of[rows]] = end_time[rows]
+    earlier["streams"] = _streams(w, progress).reshape(-1, 2)
+    return earlier
+
+
+def _streams(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
+    """STREAM[streams] after the complete exchanges."""
+    streams = w.before["earlier"]["streams"].reshape(-1).copy()
+    exchanges = w.assembly.exchanges
+    key, version = exchanges["api_key"], exchanges["api_version"]
+    ids = exchanges["correlation_id"].astype(np.int64) & 0xFFFFFFFF
+    is_token = exchanges["is_sasl_token"] != 0
+    has_id = ~is_token & ~np.isin(ids, RESERVED_IDS)
+    is_handshake = key == ApiKey.SASL_HANDSHAKE
+    is_early = is_token | is_handshake | (key == ApiKey.API_VERSIONS)
+    for frames in w.frames:
+        rows = _in_order(frames.pos, progress.is_done & frames.has)  # so the last frame stays
+        stream = frames.stream[rows]
+        streams["was_framed"][stream] = 1
+        streams["in_tokens"][stream] = (is_token | (is_handshake & (version == 0)))[rows]
+        streams["is_young"][stream[~is_early[rows]]] = 0
+        named = has_id[rows]
+        streams["last_id"][stream[named]] = ids[rows[named]]
+    streams["is_boundary"] = progress.is_boundary
+    return streams
+
+
+def _in_order(pos: Ints, chosen: Bools) -> Ints:
+    """The chosen rows, ordered by position."""
+    rows = np.flatnonzero(chosen)
+    return rows[np.argsort(pos[rows], kind="stable")]
+
+
+def _carried_counts(w: AssembledWindow, progress: Progress) -> dict[str, Ints]:
+    """By stream: counts of the bytes from the position on where it resumes."""
+    sides, count, start = w.sides, 2 * len(w), progress.carried
+    piece_count = sides["piece_stop"] - sides["piece_start"]
+    index, first = gather_ranges(sides["piece_start"], piece_count)
+    pieces, stream = w.streams.pieces[index], np.repeat(np.arange(count), piece_count)
+    end_before = np.append(0, pieces["end"])[:-1]
+    end_before[first[piece_count > 0]] = 0
+    is_hole = pieces["pos"] > np.maximum(end_before, start[stream])
+    byte_count, framed, last = np.zeros((3, count), np.int64)
+    size = np.maximum(pieces["end"] - np.maximum(pieces["pos"], start[stream]), 0)
+    np.add.at(byte_count, stream, size)
+    np.maximum.at(last, stream, pieces["end"])
+    gap_count = np.bincount(stream[is_hole], minlength=count)
+    gap_count += sides["end"] > np.maximum(last, start)
+    extents = w.assembly.extents
+    is_here = extents["source"] >= 0
+    before = np.append(0, np.cumsum(np.where(is_here, extents["length"], 0)))
+    for way, frames in enumerate(w.frames):
+        rows = np.flatnonzero(frames.has & ~progress.is_done)
+        column = w.assembly.exchanges[SIDES[way]][rows]
+        first = column["extent_start"]
+        captured = before[first + column["extent_count"]] - before[first] + 4
+        np.add.at(framed, frames.stream[rows], captured)
+    unframed = byte_count - framed
+    for number, opened in w.opened_streams():
+        text, pos = opened.table, int(progress.pos[number])
+        inside = text["pos"] + text["length"] - np.maximum(text["pos"], pos)
+        lost = sum(size for place, size, _ in opened.lost if place >= start[number])
+        unframed[number] = np.maximum(inside, 0).sum() - framed[number] + lost
+    return {
+        "byte_count": byte_count,
+        "framed_byte_count": byte_count - unframed,
+        "unframed_byte_count": unframed,
+        "missing_byte_count": np.maximum(sides["end"] - start, 0) - byte_count,
+        "gap_count": gap_count,
+    }
+
+
+# -- carried segments -----------------------------------------------------------------------
+
+
+def carried_segments(w: AssembledWindow, progress: Progress) -> Rows:
+    """SEGMENT rows to carry, cut where the carried bytes begin, by connection.
+
+    `endpoints` is the row of their connection.
+    """
+    segments, connection = w.streams.segments, w.streams.connection.astype(np.int64)
+    mark, flags, length = w.streams.mark, segments["flags"], segments["length"].astype(np.int64)
+    goes_on = (w.is_last & ~progress.is_gone)[connection] & (mark != DUPLICATE)
+    is_looking = (progress.phase == Phase.LOOKING)[connection]
+    is_whole = goes_on & is_looking
+    is_whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
+    resumes = goes_on & ~is_looking & (segments["packet"] > 0)  # no SYN of ours
+    is_known = w.seq_of_start[w.stream] != NO_NUMBER
+    wanted = (w.seq_of_start + progress.carried) & 0xFFFFFFFF
+    number = segments["seq"].astype(np.int64) + ((flags & SYN) != 0)
+    ahead = ((number - wanted[w.stream] + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    has_bytes = resumes & (mark == 0) & is_known & (length > 0) & (ahead + length > 0)
+    is_end = resumes & ((flags & (FIN | RST)) != 0)  # as a segment without bytes
+    # and the last acknowledgement of bytes that are missing
+    lacks = progress.has_hole | (w.sides["end"] > w.ends)
+    acks = np.flatnonzero(resumes & ((flags & ACK) != 0) & lacks[w.stream ^ 1])
+    last_ack = np.full(2 * len(w), -1)
+    np.maximum.at(last_ack, w.stream[acks], acks)
+    is_end[last_ack[last_ack >= 0]] = True
+    rows = np.flatnonzero(is_whole | has_bytes | is_end)
+    cut = np.where(is_known, np.clip(-ahead, 0, length), 0)
+    cut = np.where(is_end & ~has_bytes, length, cut)
+    cut[is_whole] = 0
+    cut, keeps_bytes, is_cut = cut[rows], (is_whole | has_bytes)[rows], ~is_whole[rows]
+    kept = segments[rows]
+    kept["seq"] = np.where(is_cut, number[rows] + cut, kept["seq"]) & 0xFFFFFFFF
+    kept["flags"] = np.where(is_cut, kept["flags"] & (0xFF ^ SYN), kept["flags"])
+    captured = kept["captured"].astype(np.int64)
+    kept["captured"] = np.where(keeps_bytes, np.maximum(captured - cut, 0), 0)
+    kept["length"] -= cut.astype(np.int32)
+    kept["endpoints"] = connection[rows]
+    kept["ip_id"] |= COUNTED_BEFORE
+    kept["pos"] += np.minimum(cut, captured)
+    return kept
+
+
+def payload(segments: Rows, sources: Sources) -> npt.NDArray[np.uint8]:
+    """The captured bytes of SEGMENT rows, one after the other; valid until the next call. Their
+    `pos` becomes the position there."""
+    captured = segments["captured"].astype(np.int64)
+    extents = np.zeros(len(segments), EXTENT)
+    extents["pos"], extents["length"], extents["source"] = (
+        segments["pos"], captured, segments["source"]
+    )  # fmt: skip
+    segments["pos"] = np.cumsum(captured) - captured
+    return sources.gather(extents)
+
+
+def next_connections(
+    w: AssembledWindow, progress: Progress, sources: Sources
+) -> dict[int, OpenConnection]:
+    """By pair of endpoints, its last connection with the segments that it carries."""
+    rows, segments = next_rows(w, progress), carried_segments(w, progress)
+    data = payload(segments, sources).tobytes()
+    bounds = np.searchsorted(segments["endpoints"], np.arange(len(w) + 1))
+    first_byte = np.append(0, np.cumsum(segments["captured"], dtype=np.int64))[bounds]
+    segments["pos"] -= first_byte[segments["endpoints"]]
+    rtt, points = w.streams.facts.rtt, progress.points
+    rtt_bounds = np.searchsorted(rtt["stream"], 2 * np.arange(len(w) + 1))
+    found = {}
+    for row in np.flatnonzero(w.is_last & ~progress.is_gone).tolist():
+        counts = rtt[rtt_bounds[row] : rtt_bounds[row + 1]].copy()
+        counts["stream"] -= 2 * row
+        tls = None
+        if row in w.tls.sessions and 2 * row in points and 2 * row + 1 in points:
+            tls = TlsState(w.tls.sessions[row], (points[2 * row], points[2 * row + 1]))
+        found[int(w.pair[row])] = OpenConnection(
+            rows[row : row + 1].copy(),
+            segments[bounds[row] : bounds[row + 1]].tobytes(),
+            data[first_byte[row] : first_byte[row + 1]],
+            counts,
+            tls,
+        )
+    return found

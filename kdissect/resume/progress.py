@@ -1,0 +1,239 @@
+"""How far a window brings its connections: what is settled, what is complete, where each resumes.
+
+See `carry` for the terms. A byte of a stream is *settled* if no later packet can change what lies
+up to it: all bytes up to the first hole that a retransmission, or a late capture, may still fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from kdissect.kafka.assembly import PairStatus, Protocol
+from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.resume.assembled_window import LOOKED_AT_MAX, AssembledWindow, Bools
+from kdissect.resume.open_connection import NEVER, Ints, Phase, is_resumed
+from kdissect.tcp.columns import NO_ACK
+from kdissect.tls.session import RecordPoint
+
+_SECOND_NS = 1_000_000_000
+FORGOTTEN_NS = 60 * _SECOND_NS  # a closed connection is forgotten: half of MSL (RFC 9293, 3.4.1)
+CONFIRMING_BYTES = 8  # bytes that must follow a response whose request was not seen
+CONFIRMED_BY = 3  # exchanges without an answer that make a connection Kafka's
+PASSED_MAX = 64  # later requests with an answer, after which a request is complete without one
+NO_POSITION = 1 << 62
+TLS_HANDSHAKE_BYTES = 64 << 10  # in which both sides have said hello and shown certificates
+TAIL_MAX, TAIL_KEPT = 1 << 20, 64 << 10  # bytes in no frame; of these, searched again
+# Protocols that the first bytes of a connection decide, whatever comes later.
+_DECIDED_AT_ONCE = np.array([Protocol.HTTP, Protocol.HTTP2, Protocol.ZOOKEEPER])
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for packets that may still come.
+
+    A hole is given up `hole_ns` after the packet behind it, or if `hole_bytes` lie behind it. If
+    the peer acknowledged its bytes, the capture lost them: then `acked_ns` or `acked_bytes` are
+    enough. closed_ns: after the last packet of a closed connection. begin_ns: for the first bytes
+    of a connection whose SYN was not captured.
+    """
+
+    hole_ns: int = 3 * _SECOND_NS  # a lost segment comes again within a few round trips, or seldom
+    hole_bytes: int = 4 << 20  # a window that large is hardly ever open
+    acked_ns: int = 10_000_000  # packets may be captured a little after their acknowledgement
+    acked_bytes: int = 64 << 10
+    closed_ns: int = _SECOND_NS
+    begin_ns: int = 0
+
+    @staticmethod
+    def until(late_ns: int, begin_ns: int) -> Patience:
+        """Wait so long for a late capture, however many bytes follow a hole."""
+        return Patience(late_ns, NO_POSITION, late_ns, NO_POSITION, late_ns, begin_ns)
+
+
+class Progress:
+    """How far a window brings its connections.
+
+    is_done: bool[exchanges], the complete ones; of a connection, they come before all others, and
+    so do their frames in both streams.
+
+    By stream: limit, the position up to which bytes are settled. has_hole: one that may still be
+    filled. pos: where the next window begins, after the last complete frame; in plaintext, if the
+    stream is decrypted. carried: the same in the TCP stream, which may begin with a part of a TLS
+    record before. is_boundary: a frame begins there. points: of decrypted streams, where decryption
+    resumes.
+
+    By connection: phase after the window. is_over: no more packets come that change its exchanges.
+    is_gone: nothing is kept of it. has_secret: its open exchanges have a message that must not be
+    carried. is_limited: a limit ends the search for Kafka. begin_until: a late capture may bring
+    its first bytes until then (ns). due: when it changes without new packets (ns), or NEVER.
+    """
+
+    def __init__(
+        self,
+        w: AssembledWindow,
+        patience: Patience,
+        now: int,
+        is_forced: Bools,
+        secret_apis: Set[int] = frozenset(),
+        has_key_logs: bool = False,
+    ) -> None:
+        """now: time in ns up to which packets have come. is_forced: bool[connections], it ends
+        here. secret_apis: keys of APIs whose messages must not be carried; with any, SASL tokens
+        must not either. has_key_logs: secrets of TLS may come a little later than its records."""
+        self._settle(w, patience, now)
+        is_closed = w.is_closed & (w.last_time + patience.closed_ns <= now)
+        self.is_over = ~w.is_last | is_forced | is_closed
+        self._complete(w)
+        exchanges = w.assembly.exchanges
+        is_secret = np.isin(exchanges["api_key"], list(secret_apis))
+        is_secret |= (exchanges["is_sasl_token"] != 0) & bool(secret_apis)
+        self.has_secret = np.zeros(len(w), np.bool_)
+        self.has_secret[w.of[is_secret & ~self.is_done & ~w.is_tls[w.of]]] = True
+        if self.has_secret.any():
+            self.is_over |= self.has_secret
+            self._complete(w)
+        self._decide(w, has_key_logs)
+        self._resume(w)
+        forgotten = w.last_time + max(FORGOTTEN_NS, patience.closed_ns)
+        self.is_gone = is_forced | self.has_secret | (self.is_over & (forgotten <= now))
+        due = np.where(w.is_closed, w.last_time + patience.closed_ns, self._until)
+        self.due = np.where(self.is_over, forgotten, np.minimum(due, self._until))
+
+    def _settle(self, w: AssembledWindow, patience: Patience, now: int) -> None:
+        """Find what may still come at the time `now`."""
+        self.begin_until = w.before["may_begin_until"].copy()
+        is_new = self.begin_until == NEVER
+        first_time = w.assembly.connections["first_time_ns"]
+        self.begin_until[is_new] = first_time[is_new] + patience.begin_ns
+        has_syn = (w.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
+        is_looking = w.before["phase"] == Phase.LOOKING
+        self._may_begin = (self.begin_until > now) & ~has_syn & is_looking
+        self._until = np.where(self._may_begin, self.begin_until, NEVER)
+        self.limit = w.ends.copy()
+        is_searched = (w.sides["gap_count"] > 0) & np.repeat(w.is_kafka, 2)
+        for stream in np.flatnonzero(is_searched).tolist():
+            self.limit[stream], when = _first_hole(w, stream, patience, now)
+            self._until[stream >> 1] = min(self._until[stream >> 1], when)
+        self.has_hole = self.limit < w.ends
+        for stream, opened in w.opened_streams():
+            is_whole = not self.has_hole[stream]
+            settled = opened.end if is_whole else opened.settled(int(self.limit[stream]))
+            self.limit[stream] = settled
+
+    def _complete(self, w: AssembledWindow) -> None:
+        """Find the complete exchanges, and the connections that are Kafka's beyond doubt."""
+        exchanges, of, (requests, responses) = w.assembly.exchanges, w.of, w.frames
+        ends_here = (self.is_over | w.is_given_up)[of]
+        is_settled = [
+            ~frames.has | (frames.end <= self.limit[frames.stream]) | ends_here
+            for frames in w.frames
+        ]
+        is_silent = (exchanges["status"] == PairStatus.NO_RESPONSE_EXPECTED) & ~responses.has
+        is_answered = requests.has & responses.has & is_settled[REQUEST] & is_settled[RESPONSE]
+        done = ends_here | is_answered | (is_silent & is_settled[REQUEST])
+        # without a request: the next frame confirms it, and no hole may still bring the request
+        is_followed = responses.end + CONFIRMING_BYTES <= self.limit[responses.stream]
+        is_alone = ~requests.has & is_settled[RESPONSE]
+        done |= is_alone & is_followed & ~self.has_hole[requests.stream]
+        # without a response: it is lost, or too many later requests were answered
+        waiting = requests.has & ~responses.has & ~is_silent & is_settled[REQUEST]
+        last, index = np.full(len(w), -1), np.arange(len(of))
+        np.maximum.at(last, of[is_answered], index[is_answered])
+        done |= waiting & w.lost & (index < last[of])
+        # of a connection without captured responses, all requests count
+        was_framed = w.before["earlier"]["streams"]["was_framed"].reshape(-1) != 0
+        has_response = was_framed | (w.sides["has_data"] != 0)
+        is_one_way = ~has_response[responses.stream]
+        np.maximum.at(last, of[is_one_way], index[is_one_way])
+        done |= waiting & (index + PASSED_MAX <= last[of])
+
+        confirmed = (w.before["phase"] != Phase.LOOKING) | self.is_over
+        confirmed[of[is_answered]] = True
+        confirmed |= np.bincount(of[done], minlength=len(w)) >= CONFIRMED_BY
+        confirmed &= (~w.is_stuck | w.is_given_up) & ~self._may_begin | self.is_over
+        self._is_confirmed = confirmed
+        self.is_done, self._open_from = _before_open_ones(w, done & confirmed[of])
+
+    def _decide(self, w: AssembledWindow, has_key_logs: bool) -> None:
+        """Find the phase of each connection."""
+        before = w.before["phase"]
+        is_decided = np.isin(w.assembly.connections["protocol"], _DECIDED_AT_ONCE)
+        most = np.where(w.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
+        ends = is_decided | (w.captured > most) | (before == Phase.OTHER)
+        self.phase: Ints = np.where(ends, Phase.OTHER, Phase.LOOKING)
+        is_kafka = np.where(self._is_confirmed, Phase.KAFKA, Phase.LOOKING)
+        self.phase[w.is_kafka] = is_kafka[w.is_kafka]
+        self.phase[w.is_given_up | self.is_over] = Phase.OTHER
+        self.is_limited = (self.phase == Phase.OTHER) & (before != Phase.OTHER) & ~self.is_over
+        self.is_limited &= ~is_decided & ~(w.is_unread_tls & (before != Phase.KAFKA))
+
+    def _resume(self, w: AssembledWindow) -> None:
+        """Find where each stream resumes: after its complete frames."""
+        self.pos = np.zeros(2 * len(w), np.int64)
+        for frames in w.frames:
+            rows = frames.has & self.is_done
+            np.maximum.at(self.pos, frames.stream[rows], frames.end[rows])
+        was_boundary = w.before["earlier"]["streams"]["is_boundary"].reshape(-1) != 0
+        begins = np.repeat(is_resumed(w.before), 2)
+        self.is_boundary = np.where(begins, was_boundary, w.sides["has_syn"] != 0) | (self.pos > 0)
+        # a search that finds nothing does not go over all of it again
+        is_lost = (self._open_from == NO_POSITION) & (self.limit - self.pos > TAIL_MAX)
+        is_lost &= np.repeat(w.is_kafka, 2)
+        self.pos[is_lost] = self.limit[is_lost] - TAIL_KEPT
+        self.is_boundary[is_lost] = False
+        # of other connections no byte is read any more
+        is_unread = np.repeat(self.phase == Phase.OTHER, 2)
+        self.pos[is_unread] = w.ends[is_unread]
+        self.carried = self.pos.copy()
+        self.points: dict[int, RecordPoint] = {}
+        for stream, opened in w.opened_streams():
+            if opened.can_resume and not is_unread[stream]:
+                self.carried[stream], self.points[stream] = opened.point(int(self.pos[stream]))
+
+
+def _first_hole(w: AssembledWindow, stream: int, patience: Patience, now: int) -> tuple[int, int]:
+    """(position of a stream's first hole that may still be filled, when it is given up); without
+    one, the end of the stream and NEVER."""
+    side, segments = w.sides[stream], w.streams.segments
+    pieces = w.streams.pieces[side["piece_start"] : side["piece_stop"]]
+    begin, end, owner = pieces["pos"], pieces["end"], pieces["segment"]
+    before = np.append(0, end)[:-1]
+    is_hole = begin > before
+    # bytes that a snap length cut do not come
+    cut = (segments["length"][owner] - segments["captured"][owner]).astype(np.int64)
+    is_hole[1:] &= begin[1:] > end[:-1] + cut[:-1]
+    waited = now - segments["time_ns"][owner]
+    behind = end[-1:] - begin
+    acked = side["ack_high"] - side["origin"] if side["ack_high"] != NO_ACK else -1
+    is_lost = (waited >= patience.acked_ns) | (behind >= patience.acked_bytes)
+    is_given_up = (waited >= patience.hole_ns) | (behind >= patience.hole_bytes)
+    is_given_up |= is_lost & (acked >= begin)
+    holes = np.flatnonzero(is_hole & ~is_given_up)
+    if not len(holes):
+        return int(w.ends[stream]), NEVER
+    when = int(segments["time_ns"][owner[holes[0]]]) + patience.hole_ns
+    return int(before[holes[0]]), when
+
+
+def _before_open_ones(w: AssembledWindow, done: Bools) -> tuple[Bools, Ints]:
+    """(the exchanges `done` before the first other one, without those whose frame comes after one
+    of an open exchange; int64[streams], where the first frame of any other exchange begins, or
+    NO_POSITION)."""
+    index = np.arange(len(done))
+    first = np.full(len(w), len(done))
+    np.minimum.at(first, w.of[~done], index[~done])
+    while True:
+        is_done: Bools = index < first[w.of]
+        open_from = np.full(2 * len(w), NO_POSITION)
+        clash = np.zeros(len(done), np.bool_)
+        for frames in w.frames:
+            rows = frames.has & ~is_done
+            np.minimum.at(open_from, frames.stream[rows], frames.pos[rows])
+        for frames in w.frames:
+            clash |= is_done & frames.has & (frames.pos > open_from[frames.stream])
+        if not clash.any():
+            return is_done, open_from
+        np.minimum.at(first, w.of[clash], index[clash])
