@@ -44,11 +44,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import FIXED_SIZE, Layout, Slot, layout
 from kdissect.protocol.model import Api, Definition, Field, Type
@@ -427,19 +429,11 @@ def compile_plan(api: Api, side: str, header: Definition) -> ColumnPlan:
     )
 
 
-_PLANS: dict[tuple[int, str], ColumnPlan] = {}
-
-
+@cache
 def plan(api_key: int, side: str) -> ColumnPlan:
     """The plan of one side of an API of the catalog, compiled on first use in a process.
 
     Raises ValueError for an unknown api_key or side.
     """
-    compiled = _PLANS.get((api_key, side))
-    if compiled is None:
-        from kdissect.protocol import catalog
-
-        api = catalog.api(api_key)
-        header = catalog.REQUEST_HEADER if side == "request" else catalog.RESPONSE_HEADER
-        compiled = _PLANS.setdefault((api_key, side), compile_plan(api, side, header))
-    return compiled
+    header = catalog.REQUEST_HEADER if side == "request" else catalog.RESPONSE_HEADER
+    return compile_plan(catalog.api(api_key), side, header)

@@ -97,7 +97,7 @@ def api_text(name_or_key: int | str, api_version: int | None = None) -> str:
     }
     for side in SIDES:
         lines += ["", f"{side}, header {headers[side]}"]
-        lines += _version_lines(api.side(side).fields, api_version, 2) or ["  (empty)"]
+        lines += _version_lines(api.side(side).fields, api_version) or ["  (empty)"]
     return "\n".join(lines) + "\n"
 
 
@@ -123,10 +123,6 @@ def check_version(api: Api, api_version: int) -> None:
         raise ValueError(f"{api.name} has no version {api_version}; known are {known}")
 
 
-def _of_version(fields: tuple[Field, ...], api_version: int) -> Iterator[Field]:
-    return (field for field in fields if api_version in field.versions)
-
-
 def field_words(field: Field, api_version: int) -> str:
     """A field in one version: ``rack: string? tag 1 = null``."""
     name = field.struct_name if field.type is Type.STRUCT else field.type.value
@@ -143,12 +139,21 @@ def field_words(field: Field, api_version: int) -> str:
     return " ".join(words)
 
 
-def _version_lines(fields: tuple[Field, ...], api_version: int, indent: int) -> list[str]:
-    lines = []
-    for field in _of_version(fields, api_version):
-        lines.append(" " * indent + field_words(field, api_version))
-        lines += _version_lines(field.fields, api_version, indent + 2)
-    return lines
+def _walk(
+    fields: tuple[Field, ...], api_version: int | None = None, path: str = ""
+) -> Iterator[tuple[str, Field]]:
+    """(path, field) at any depth, each before those inside it; of one version, or of all."""
+    for field in fields:
+        if api_version is None or api_version in field.versions:
+            yield path + field.name, field
+            yield from _walk(field.fields, api_version, f"{path}{field.name}.")
+
+
+def _version_lines(fields: tuple[Field, ...], api_version: int) -> list[str]:
+    return [
+        "  " * (path.count(".") + 1) + field_words(field, api_version)
+        for path, field in _walk(fields, api_version)
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -163,7 +168,9 @@ def _plain(value: Any) -> Any:
 
 def _fields_json(fields: tuple[Field, ...], api_version: int | None) -> list[dict[str, Any]]:
     described_fields = []
-    for field in fields if api_version is None else _of_version(fields, api_version):
+    for field in fields:
+        if api_version is not None and api_version not in field.versions:
+            continue
         described: dict[str, Any] = {
             "name": field.name,
             "type": field.type.value,
@@ -207,32 +214,17 @@ def compare_versions(name_or_key: int | str, before: int, after: int) -> list[Ch
 
 
 def _compare(side: str, definition: Definition, before: int, after: int) -> Iterator[Change]:
-    old = dict(_flat(definition.fields, before, ""))
-    new = dict(_flat(definition.fields, after, ""))
-    for path, _ in _every(definition.fields, ""):
+    old, new = (
+        {path: field_words(field, version) for path, field in _walk(definition.fields, version)}
+        for version in (before, after)
+    )
+    for path in dict(_walk(definition.fields)):
         was, now = old.get(path, ""), new.get(path, "")
         parent = path.rpartition(".")[0]
         whole = parent and not (was and now) and (parent not in old or parent not in new)
         if was != now and not whole:  # a struct that is added or removed is one change
             what = "added" if not was else "removed" if not now else "changed"
             yield Change(side, path, what, was, now)
-
-
-def _every(fields: tuple[Field, ...], path: str) -> Iterator[tuple[str, Field]]:
-    seen = set()
-    for field in fields:
-        place = f"{path}{field.name}"
-        if place not in seen:
-            seen.add(place)
-            yield place, field
-        yield from _every(field.fields, f"{place}.")
-
-
-def _flat(fields: tuple[Field, ...], api_version: int, path: str) -> Iterator[tuple[str, str]]:
-    for field in _of_version(fields, api_version):
-        place = f"{path}{field.name}"
-        yield place, field_words(field, api_version)
-        yield from _flat(field.fields, api_version, f"{place}.")
 
 
 def comparison_text(name_or_key: int | str, before: int, after: int) -> str:

@@ -41,9 +41,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import PurePath
-from typing import NamedTuple
 from uuid import UUID
 
 from kdissect.errors import DefinitionError
@@ -107,251 +108,199 @@ def implied_default(kind: Type, is_array: bool = False) -> Default | tuple[()]:
 # Text to definitions
 
 
-class _Line(NamedTuple):
-    """A line that is not empty: its number, indentation in spaces, and text."""
+@dataclass(slots=True)
+class _Line:
+    """A line that is not empty, and the lines that are indented below it."""
 
     number: int
-    indent: int
+    depth: int
     text: str
+    inner: list[_Line] = field(default_factory=list)
+
+    @property
+    def is_note(self) -> bool:
+        return self.text.startswith("#")
 
 
-class _LineReader:
-    """Parses the lines of one file, front to back."""
+class _Parser:
+    """Parses the text of one file. structs: declarations of the current definition."""
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, source: str) -> None:
         self.source = source
-        self.lines: list[_Line] = []
-        for number, raw in enumerate(text.splitlines(), 1):
-            text = raw.rstrip()
-            if text:
-                stripped = text.lstrip(" ")
-                self.lines.append(_Line(number, len(text) - len(stripped), stripped))
-        self.at = 0
-        self.structs: dict[str, tuple[Field, ...]] = {}
-        self.struct_lines: dict[str, int] = {}
-        self.open_structs: set[str] = set()
-        self.ranges: dict[str, VersionRange] = {}
+        self.structs: dict[str, _Line] = {}
+        self.open_structs: list[str] = []
 
-    def fail(self, reason: str, line: _Line | int | None = None) -> DefinitionError:
-        if line is None:
-            line = self.lines[min(self.at, len(self.lines) - 1)] if self.lines else 1
-        number = line if isinstance(line, int) else line.number
+    def fail(self, reason: str, number: int) -> DefinitionError:
         return DefinitionError(reason, f"{self.source}:{number}")
 
-    def range(self, text: str, line: _Line) -> VersionRange:
-        known = self.ranges.get(text)
-        if known is not None:
-            return known
-        if text.endswith("+"):
-            parsed = VersionRange(int(text[:-1]), NO_LIMIT)
-        else:
-            first, _, last = text.partition("-")
-            parsed = VersionRange(int(first), int(last or first))
-        if parsed.is_empty or parsed.last > NO_LIMIT:
-            raise self.fail(f"{text} is no range of versions", line)
-        self.ranges[text] = parsed
-        return parsed
-
-    def parse(self) -> Iterator[Parsed]:
-        if not self.lines:
-            raise self.fail("the file is empty")
-        while self.at < len(self.lines):
-            yield self.block()
-
-    def block(self) -> Parsed:
-        notes: list[str] = []
-        while self.at < len(self.lines) and self.lines[self.at].text.startswith("#"):
-            notes.append(self.lines[self.at].text[1:].strip())
-            self.at += 1
-        if self.at == len(self.lines):
-            raise self.fail("notes are followed by no head")
-        line = self.lines[self.at]
-        head = _HEAD.match(line.text)
-        if head is None or line.indent:
-            raise self.fail("expected a head: 'api KEY Name', 'data Name', ...", line)
-        self.at += 1
-        kind = head["keyed"] or head["kind"]
-        key = int(head["key"] or -1)
-        common = self.version_ranges(head["ranges"], line) if head["ranges"] else None
-        begin = self.at
-        self.structs, self.struct_lines = {}, {}
-        for position in range(begin, len(self.lines)):
-            text = self.lines[position].text
-            if self.lines[position].indent == 0:
-                if _HEAD.match(text) or text.startswith("#"):
-                    break
-                if text.startswith("struct "):
-                    name = text[7:]
-                    if name in self.struct_lines:
-                        raise self.fail(f"struct {name} is declared twice", self.lines[position])
-                    self.struct_lines[name] = position
-        parts: dict[str, tuple[dict[str, VersionRange], tuple[Field, ...]]] = {}
-        while self.at < len(self.lines):
-            line = self.lines[self.at]
-            if line.indent == 0 and (_HEAD.match(line.text) or line.text.startswith("#")):
-                break
-            part = _PART.match(line.text)
-            if part is None or line.indent:
-                raise self.fail(f"expected a part ({', '.join(PARTS[kind])} or struct Name)", line)
-            name = part[1]
-            if name.startswith("struct "):
-                self.struct(name[7:])
-                self.at += 1
-                self.skip_fields()
+    def lines(self, text: str) -> list[_Line]:
+        """The lines without indentation."""
+        root = _Line(0, -1, "")
+        around = [root]  # the lines around the next one, the innermost last
+        for number, raw in enumerate(text.splitlines(), 1):
+            if not raw.strip():
                 continue
-            if name not in PARTS[kind] or name in parts:
-                raise self.fail(f"part {name} is not expected here", line)
-            ranges = self.version_ranges(part[2], line) if part[2] else common
-            if ranges is None:
-                raise self.fail(f"the versions of {name} are not said", line)
-            self.at += 1
-            parts[name] = (ranges, self.fields(2))
-        missing = [name for name in PARTS[kind] if name not in parts]
-        if missing:
-            raise self.fail(f"part {missing[0]} is missing", line)
-        return self.result(kind, key, head["name"], tuple(notes), parts)
+            depth, rest = divmod(len(raw) - len(raw.lstrip(" ")), 2)
+            if rest or depth >= len(around):
+                spaces = 2 * (len(around) - 1)
+                raise self.fail(f"expected an indentation of {spaces} spaces", number)
+            line = _Line(number, depth, raw.strip())
+            around[depth].inner.append(line)
+            around[depth + 1 :] = [line]
+        return root.inner
 
-    def result(
-        self,
-        kind: str,
-        key: int,
-        name: str,
-        notes: tuple[str, ...],
-        parts: dict[str, tuple[dict[str, VersionRange], tuple[Field, ...]]],
-    ) -> Parsed:
-        definitions = []
+    def definitions(self, text: str) -> Iterator[Parsed]:
+        lines = self.lines(text)
+        if not lines:
+            raise self.fail("the file is empty", 1)
+        while lines:
+            notes = list(takewhile(lambda line: line.is_note, lines))
+            if len(notes) == len(lines):
+                raise self.fail("notes are followed by no head", lines[-1].number)
+            head, *lines = lines[len(notes) :]
+            ends = (at for at, one in enumerate(lines) if one.is_note or _HEAD.match(one.text))
+            end = next(ends, len(lines))
+            yield self.definition(head, lines[:end], tuple(line.text[1:].strip() for line in notes))
+            lines = lines[end:]
+
+    def definition(self, line: _Line, body: list[_Line], notes: tuple[str, ...]) -> Parsed:
+        head = _HEAD.match(line.text)
+        if head is None:
+            raise self.fail("expected a head: 'api KEY Name', 'data Name', ...", line.number)
+        kind, key, name = head["keyed"] or head["kind"], int(head["key"] or -1), head["name"]
+        common = self.version_ranges(head["ranges"], line) if head["ranges"] else None
+        self.structs = {}
+        parts: dict[str, tuple[dict[str, VersionRange], list[_Line]]] = {}
+        for line in body:
+            match = _PART.match(line.text)
+            if match is None:
+                expected = ", ".join(PARTS[kind])
+                raise self.fail(f"expected a part ({expected} or struct Name)", line.number)
+            part = match[1]
+            if part.startswith("struct "):
+                if part[7:] in self.structs:
+                    raise self.fail(f"{part} is declared twice", line.number)
+                self.structs[part[7:]] = line
+                continue
+            if part not in PARTS[kind] or part in parts:
+                raise self.fail(f"part {part} is not expected here", line.number)
+            ranges = self.version_ranges(match[2], line) if match[2] else common
+            if ranges is None:
+                raise self.fail(f"the versions of {part} are not said", line.number)
+            parts[part] = ranges, line.inner
+        made = []
         for part in PARTS[kind]:
-            ranges, fields = parts[part]
-            definitions.append(
+            if part not in parts:
+                raise self.fail(f"part {part} is missing", line.number)
+            ranges, inner = parts[part]
+            made.append(
                 Definition(
                     name=name if part == "fields" else name + part.capitalize(),
-                    versions=ranges["versions"],
-                    flexible=ranges["flexible"],
-                    unstable=ranges["unstable"],
-                    fields=fields,
-                    kind="message" if kind == "api" or kind in COORDINATOR_KINDS else kind,
+                    **ranges,
+                    fields=self.fields(inner),
+                    kind="message" if kind == "api" else kind,
                     record_key=key if kind in RECORD_KINDS else -1,
                     notes=() if kind == "api" else notes,
                 )
             )
-        if kind in COORDINATOR_KINDS:
-            definitions = [replace(each, kind=kind) for each in definitions]
-        if len(definitions) == 1:
-            return definitions[0]
-        return Api(key, name, definitions[0], definitions[1], notes)
+        return made[0] if len(made) == 1 else Api(key, name, *made, notes)
 
     def version_ranges(self, text: str, line: _Line) -> dict[str, VersionRange]:
         match = _RANGES.match(text)
         if match is None:
-            raise self.fail("expected 'versions R, flexible R, unstable R'", line)
+            raise self.fail("expected 'versions R, flexible R, unstable R'", line.number)
         return {
             name: self.range(match[name], line) if match[name] else NEVER
             for name in ("versions", "flexible", "unstable")
         }
 
-    def skip_fields(self) -> None:
-        while self.at < len(self.lines) and self.lines[self.at].indent:
-            self.at += 1
+    def range(self, text: str, line: _Line) -> VersionRange:
+        first, _, last = text.rstrip("+").partition("-")
+        parsed = VersionRange(int(first), NO_LIMIT if text.endswith("+") else int(last or first))
+        if parsed.is_empty or parsed.last > NO_LIMIT:
+            raise self.fail(f"{text} is no range of versions", line.number)
+        return parsed
 
-    def struct(self, name: str) -> tuple[Field, ...]:
-        """The fields of a declared struct, parsed at its declaration on first use."""
-        if name in self.structs:
-            return self.structs[name]
-        if name in self.open_structs:
-            raise self.fail(f"struct {name} contains itself")
-        resume, self.at = self.at, self.struct_lines[name] + 1
-        self.open_structs.add(name)
-        self.structs[name] = self.fields(2)
-        self.open_structs.discard(name)
-        self.at = resume
-        return self.structs[name]
-
-    def fields(self, indent: int) -> tuple[Field, ...]:
+    def fields(self, lines: list[_Line]) -> tuple[Field, ...]:
         parsed: list[Field] = []
-        names: set[str] = set()
-        lines = self.lines
-        while self.at < len(lines):
-            line = lines[self.at]
-            if line.indent < indent or line.text.startswith("#"):
-                break
-            if line.indent != indent:
-                raise self.fail(f"expected an indentation of {indent} spaces", line)
-            self.at += 1
+        for line in lines:
             made = self.field(line)
-            if made.name in names and any(
+            if any(
                 each.name == made.name and _overlap(each.versions, made.versions) for each in parsed
             ):
-                raise self.fail(f"field {made.name} is there twice", line)
-            names.add(made.name)
+                raise self.fail(f"field {made.name} is there twice", line.number)
             parsed.append(made)
         return tuple(parsed)
 
     def field(self, line: _Line) -> Field:
         match = _FIELD.match(line.text)
         if match is None:
-            raise self.fail("expected a field: 'name: type R ...'", line)
-        (
-            name, array, type_name, always_null, versions_text,
-            null_text, tag_text, tagged_text, default_text, entity, key, plain,
-        ) = match.groups()  # fmt: skip
-        versions = self.range(versions_text, line)
-        nullable = versions if always_null else NEVER
-        if null_text:
-            nullable = self.range(null_text, line)
+            raise self.fail("expected a field: 'name: type R ...'", line.number)
+        words = match.groupdict()
+        versions = self.range(words["versions"], line)
+        nullable = versions if words["nullable"] else NEVER
+        if words["null"]:
+            nullable = self.range(words["null"], line)
         tagged = NEVER
-        if tag_text:
-            tagged = self.range(tagged_text, line) if tagged_text else versions
-        is_array = array is not None
-        kind = _TYPES.get(type_name, Type.STRUCT)
-        fields: tuple[Field, ...] = ()
-        if kind is Type.STRUCT:
-            if not type_name[0].isupper():
-                raise self.fail(f"{type_name} is no type", line)
-            if self.at < len(self.lines) and self.lines[self.at].indent > line.indent:
-                fields = self.fields(line.indent + 2)
-            elif type_name in self.struct_lines:
-                fields = self.struct(type_name)
-            else:
-                raise self.fail(f"struct {type_name} is not declared in this file", line)
+        if words["tag"]:
+            tagged = self.range(words["tagged"], line) if words["tagged"] else versions
+        is_array = words["array"] is not None
+        kind = _TYPES.get(words["type"], Type.STRUCT)
+        if kind is not Type.STRUCT and line.inner:
+            spaces = 2 * line.depth
+            raise self.fail(f"expected an indentation of {spaces} spaces", line.inner[0].number)
         default = implied_default(kind, is_array)
-        if default_text:
-            default = self.default(default_text, kind, is_array, nullable, line)
+        if words["default"]:
+            default = self.default(words["default"], kind, is_array, nullable, line)
         return Field(
-            name,
+            words["name"],
             kind,
             versions,
             is_array,
             nullable,
             tagged,
-            int(tag_text) if tag_text else -1,
+            int(words["tag"] or -1),
             default,
-            plain is not None,
-            entity or "",
-            key is not None,
-            fields,
-            type_name if kind is Type.STRUCT else "",
+            words["plain"] is not None,
+            words["entity"] or "",
+            words["key"] is not None,
+            self.struct(words["type"], line) if kind is Type.STRUCT else (),
+            words["type"] if kind is Type.STRUCT else "",
         )
+
+    def struct(self, name: str, line: _Line) -> tuple[Field, ...]:
+        """The fields of a struct, from below its field's line or from its declaration."""
+        if not name[0].isupper():
+            raise self.fail(f"{name} is no type", line.number)
+        if line.inner:
+            return self.fields(line.inner)
+        if name not in self.structs:
+            raise self.fail(f"struct {name} is not declared in this file", line.number)
+        if name in self.open_structs:
+            raise self.fail(f"struct {name} contains itself", line.number)
+        self.open_structs.append(name)
+        fields = self.fields(self.structs[name].inner)
+        self.open_structs.pop()
+        return fields
 
     def default(
         self, text: str, kind: Type, is_array: bool, nullable: VersionRange, line: _Line
     ) -> Default | tuple[()]:
         if text == "null":
             if nullable.is_empty:
-                raise self.fail("the default is null, but no version allows null", line)
+                raise self.fail("the default is null, but no version allows null", line.number)
             return None
         if not is_array:
             if kind is Type.BOOL and text in ("true", "false"):
                 return text == "true"
             if kind is Type.STRING and text.startswith('"'):
                 return text[1:-1]
-            try:
+            with suppress(ValueError):
                 if kind in _INTEGERS:
                     return int(text, 0)
                 if kind is Type.FLOAT64:
                     return float(text)
-            except ValueError:
-                pass
-        raise self.fail(f"{text} is no default of this type", line)
+        raise self.fail(f"{text} is no default of this type", line.number)
 
 
 def _overlap(one: VersionRange, other: VersionRange) -> bool:
@@ -365,7 +314,7 @@ def parse(text: str, source: str = "definition") -> list[Parsed]:
     key, its ``response`` the value), is an `Api`; others are `Definition`. Raises DefinitionError
     with ``source:line``.
     """
-    return list(_LineReader(text, PurePath(source).name).parse())
+    return list(_Parser(PurePath(source).name).definitions(text))
 
 
 # Ranges and defaults in the notation

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
+from xxhash import xxh3_64_hexdigest
 
 from kdissect.codec.embedded_structs import Places
 from kdissect.codec.nested_columns import with_fields, with_values
 from kdissect.tables.schemas import decoded_fields
 
 FULL, KEYS, HASH, _NONE = "full", "keys", "hash", "none"
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _MAGIC_BYTE = 0  # of the Schema Registry's wire format: 0, schema id int32, data
 
 
@@ -56,21 +55,8 @@ def hashes(column: pa.Array) -> pa.Array:
 
     The library hashes one value per call, so only this mode takes a Python step per record.
     """
-    places = Places.of(column)
-    data = memoryview(places.buf.data)
-    digest = np.zeros(len(column), np.uint64)
-    intdigest = xxhash.xxh3_64_intdigest
-    bounds = zip(places.start.tolist(), (places.start + places.length).tolist(), strict=True)
-    for row, (start, end) in enumerate(bounds):
-        if end >= start:
-            digest[row] = intdigest(data[start:end])
-    digits = digest.astype(">u8").view(np.uint8).reshape(-1, 8)
-    text = _HEX[np.stack([digits >> 4, digits & 15], axis=2).reshape(-1)]
-    valid = places.length >= 0
-    offsets = np.arange(len(column) + 1, dtype=np.int32) * 16
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text))]
-    return pa.Array.from_buffers(pa.binary(), len(column), buffers)
+    texts = [None if value is None else xxh3_64_hexdigest(value) for value in column.to_pylist()]
+    return pa.array(texts, pa.string()).cast(pa.binary())
 
 
 # -- values read for people -----------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Ids, Ints, Rows
+from kdissect.arrays import Ids, Indices, Ints, Rows
 from kdissect.tables.arrow_arrays import labels, times_from_ms
 from kdissect.tables.schemas import RECORD_BATCHES, RECORDS, table_of
 from kdissect.tables.topics import ChunkTopics
@@ -74,7 +72,7 @@ class RecordRows:
         Only their size is known. Call it after `add` has seen all chunks.
         """
         chosen = np.flatnonzero(self._lead > 0)
-        columns = self._common(pa.array(chosen), chosen)
+        columns = self._common(chosen)
         columns["batch_index"] = self._batch_base()[chosen]
         columns["is_partial"] = np.ones(len(chosen), np.bool_)
         columns["size"] = self._lead[chosen]
@@ -82,67 +80,45 @@ class RecordRows:
             columns.setdefault(field.name, pa.nulls(len(chosen), field.type))
         return table_of(RECORD_BATCHES, columns)
 
-    def _common(self, via: pa.Array, set_index: Any, repeats: Any = None) -> dict[str, Any]:
-        """Columns that a row has from its set.
-
-        via: the set's index per row. set_index: the same per run of `repeats` rows.
-        """
-
-        def each(values: Any) -> Any:
-            return values if repeats is None else np.repeat(values, repeats)
-
+    def _common(self, set_index: Indices) -> dict[str, Any]:
+        """Columns that a row has from its set."""
+        via = pa.array(set_index)
         return {
-            "exchange_id": each(self._exchange_id[set_index]),
-            "source": labels(each(self._source[set_index]), SOURCES),
+            "exchange_id": self._exchange_id[set_index],
+            "source": labels(self._source[set_index], SOURCES),
             "topic": self._topic.take(via),
             "topic_id": self._topic_id.take(via),
-            "partition": each(self._sets["partition"][set_index]),
+            "partition": self._sets["partition"][set_index],
         }
 
     def _batch_rows(self, batches: pa.Table, set_index: Any, within: Any, base: Any) -> pa.Table:
-        columns = self._common(pa.array(set_index), set_index)
+        columns = self._common(set_index)
         columns["batch_index"] = within + base[set_index]
         for name in ("base_timestamp", "max_timestamp"):
             columns[name] = _times(batches[f"{name}_ms"])
         return _with_rest(RECORD_BATCHES, columns, batches)
 
     def _record_rows(self, records: pa.Table, base: Any) -> pa.Table:
-        set_index = records["set_index"].to_numpy()
-        # rows of a set are consecutive, so values of the set are computed once per run
-        first = np.flatnonzero(np.diff(set_index, prepend=-1))
-        runs = _Runs(set_index[first], first, np.diff(first, append=len(set_index)))
-        via = pa.array(np.repeat(runs.sets, runs.length))
-        columns = self._common(via, runs.sets, runs.length)
-        base = base + (self._lead > 0)
+        set_index = records["set_index"].to_numpy().astype(np.int64)
+        columns = self._common(set_index)
         batch_index = records["batch_index"].to_numpy()
-        columns["batch_index"] = batch_index + np.repeat(base[runs.sets], runs.length)
-        columns["offset"] = self._offsets(records["offset"], runs)
+        columns["batch_index"] = batch_index + (base + (self._lead > 0))[set_index]
+        columns["offset"] = self._offsets(records["offset"], set_index)
         columns["timestamp"] = _times(records["timestamp_ms"])
         return _with_rest(RECORDS, columns, records)
 
-    def _offsets(self, offsets: pa.ChunkedArray, runs: _Runs) -> Any:
+    def _offsets(self, offsets: pa.ChunkedArray, set_index: Indices) -> Any:
         """Offsets from the wire; for produced records from the response, or null."""
-        produced = self._source[runs.sets] == FROM_PRODUCE
+        produced = self._source[set_index] == FROM_PRODUCE
         if not produced.any():
             return offsets
-        given = self._produced_offset[runs.sets]
-        # the index of a record within its set is its row, counted from the run's first
-        shift = np.where(produced, given + self._records[runs.sets] - runs.first, 0)
-        self._records[runs.sets] += runs.length
-        valid = ~produced | (given != NO_OFFSET)
-        is_produced = np.repeat(produced, runs.length)
-        offset = np.where(is_produced, np.arange(len(is_produced)), offsets.to_numpy())
-        offset += np.repeat(shift, runs.length)
-        return offset if valid.all() else (offset, np.repeat(valid, runs.length))
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Runs of rows of one set: the set, the first row and the number of rows."""
-
-    sets: npt.NDArray[np.int64]
-    first: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
+        given = self._produced_offset[set_index]
+        # rows of a set are consecutive, also over chunks
+        index = np.arange(len(set_index)) - np.searchsorted(set_index, set_index)
+        index += self._records[set_index]
+        self._records += np.bincount(set_index, minlength=len(self._records))
+        offset = np.where(produced, given + index, offsets.to_numpy())
+        return offset, ~produced | (given != NO_OFFSET)
 
 
 def _with_rest(schema: pa.Schema, columns: dict[str, Any], decoded: pa.Table) -> pa.Table:
