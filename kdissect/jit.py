@@ -5,9 +5,9 @@
 arrays of exact dtypes, so that each compiles once; `kernel_cache` keeps the machine code on disk.
 
 The ``load_*`` functions read unaligned big-endian integers from an address, and ``read_*`` from an
-array at a position. ``store_*`` write an integer to an address in the machine's byte order,
-``load_word`` reads an int64 back, and ``copy_bytes`` copies between addresses. None checks bounds:
-the caller must compare lengths first. ``fetch_ahead`` prefetches an address that will be read soon.
+array at a position. ``store_*`` write an integer to an address in the machine's byte order, and
+``copy_bytes`` copies between addresses. None checks bounds: the caller must compare lengths first.
+``fetch_ahead`` prefetches an address that will be read soon.
 """
 
 from __future__ import annotations
@@ -129,15 +129,6 @@ def _address_load(bits: int, result: Any) -> Any:
     return intrinsic(typed)
 
 
-def _word_load(typingctx: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        value = builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
-        value.align = 1
-        return value
-
-    return types.int64(types.int64), codegen
-
-
 def _address_store(bits: int) -> Any:
     def typed(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -199,7 +190,6 @@ if JIT_ENABLED:
     load_u8 = _address_load(8, types.int64)
     load_u16 = _address_load(16, types.int64)
     load_u32 = _address_load(32, types.int64)
-    load_word = intrinsic(_word_load)
     store_8 = _address_store(8)
     store_16 = _address_store(16)
     store_32 = _address_store(32)
@@ -232,9 +222,6 @@ else:
     store_8, store_16, store_32, store_64 = (_plain_store(size) for size in (1, 2, 4, 8))
     read_i8, read_i16, read_i32, read_i64 = (_plain_read(size, True) for size in (1, 2, 4, 8))
     read_u8, read_u16, read_u32 = (_plain_read(size, False) for size in (1, 2, 4))
-
-    def load_word(address: int) -> int:
-        return int.from_bytes(ctypes.string_at(int(address), 8), sys.byteorder, signed=True)
 
     def copy_bytes(target: int, source: int, size: int) -> None:
         ctypes.memmove(int(target), int(source), int(size))

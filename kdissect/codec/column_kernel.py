@@ -30,8 +30,6 @@ from kdissect.jit import (
     copy_bytes,
     inlined,
     kernel,
-    load_u8,
-    load_word,
     part,
     read_i8,
     read_i16,
@@ -88,7 +86,6 @@ _MISMATCH = int(Status.TAG_SIZE_MISMATCH)
 _VERSION = int(Status.UNKNOWN_VERSION)
 _ROOM = int(Status.ROOM_NEEDED)
 _ERROR_CODE = int(Role.ERROR_CODE)
-_BOUND_NAME, _BOUND_ID = int(Role.BOUND_NAME), int(Role.BOUND_ID)
 _UNKNOWN_TAG, _UNKNOWN_DATA = int(Role.UNKNOWN_TAG), int(Role.UNKNOWN_DATA)
 _UNKNOWN_AT = int(Role.UNKNOWN_AT)
 wide: Any = np.int64  # all numbers of the kernel have this type, so that each variable has one type
@@ -163,40 +160,22 @@ def read_length(buf: Any, pos: int, limit: int, form: int) -> Any:
 
 
 @part
-def _read_size(buf: Any, pos: int, limit: int, form: int) -> Any:
-    """(length, next pos, status) of a string or bytes; -1 means null, if the form allows it."""
+def _read_size(buf: Any, pos: int, limit: int, form: int, unit: int, excess: int) -> Any:
+    """(length, next pos, status) of a string, bytes or an array; -1 means null, if the form allows
+    it.
+
+    unit: fewest bytes of an element. excess: the status if the remaining bytes cannot hold them.
+    """
     length, after, code = read_length(buf, pos, limit, form & 3)
     if code == _OK:
         if length < 0:
             if length < -1 or not form & plan.NULLABLE_FLAG:
                 code = _NEGATIVE
-        elif length > limit - after:
-            code = _TRUNCATED
+        elif length * unit > limit - after:
+            code = excess
     if code != _OK:
         return length, pos, code
     return length, after, code
-
-
-@part
-def _read_count(buf: Any, pos: int, limit: int, form: int, size_min: int, state: Any) -> Any:
-    """(elements, next pos, status) of an array; -1 means null, if the form allows it.
-
-    size_min: fewest bytes per element. A count that the remaining bytes cannot hold is a fault.
-    """
-    number, after, code = read_length(buf, pos, limit, form & 3)
-    if code == _OK:
-        if number < 0:
-            if number < -1 or not form & plan.NULLABLE_FLAG:
-                code = _NEGATIVE
-        elif number * size_min > limit - after:
-            code = _IMPOSSIBLE
-        else:
-            state["elements"] += number
-            if state["elements"] > state["elements_max"]:
-                code = _LIMIT
-    if code != _OK:
-        return number, pos, code
-    return number, after, code
 
 
 # ---- room ----
@@ -293,7 +272,7 @@ def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: 
 @part
 def _store_bytes(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> Any:
     """BYTES: store the place of a string or bytes; returns (next pos, status)."""
-    length, after, code = _read_size(buf, pos, limit, step["form"])
+    length, after, code = _read_size(buf, pos, limit, step["form"], wide(1), _TRUNCATED)
     if code != _OK:
         return pos, code
     if step["at"] >= 0:
@@ -315,7 +294,11 @@ def _open_array(
 
     `top` becomes the open array and the row of its first element is reserved, unless it is empty.
     """
-    number, after, code = _read_count(buf, pos, limit, step["form"], step["size"], state)
+    number, after, code = _read_size(buf, pos, limit, step["form"], step["size"], _IMPOSSIBLE)
+    if code == _OK:
+        state["elements"] += max(number, 0)
+        if state["elements"] > state["elements_max"]:
+            code = _LIMIT
     if code != _OK:
         return number, pos, code
     at = levels[step["level"]]["row_at"] + step["at"]
@@ -344,21 +327,6 @@ def _read_presence(step: Any, buf: Any, pos: int, limit: int, levels: Any) -> An
         return presence, pos, code
     store_8(levels[step["level"]]["row_at"] + step["at"], wide(presence >= 0))
     return presence, after, code
-
-
-@part
-def _bind_topic(step: Any, levels: Any, state: Any, i: int) -> int:
-    """BIND: mark a topic's name together with its id; returns a status."""
-    row_at = levels[step["level"]]["row_at"]
-    if not load_u8(row_at + step["at"]):
-        return _OK
-    code = _check_marks(state, 2)
-    if code == _OK:
-        name = load_word(row_at + step["at"] + 1)
-        ident = load_word(row_at + step["id_at"] + 1)
-        _put_mark(state, i, wide(_BOUND_NAME), name >> 31, name & 0x7FFFFFFF)
-        _put_mark(state, i, wide(_BOUND_ID), ident, wide(16))
-    return code
 
 
 # ---- tagged fields (KIP-482) ----
@@ -545,9 +513,6 @@ def run_plan(
                     break
                 limit = stack[depth - 1]["limit"]
                 in_tags = True
-            elif op == plan.BIND:
-                code = _bind_topic(step, levels, state, i)
-                pc += 1
             elif op == plan.NULLABLE:
                 presence, pos, code = _read_presence(step, buf, pos, limit, levels)
                 if code != _OK:

@@ -103,8 +103,7 @@ def decode_columns(
     data, an error code (`column_plan.Role`). Marks of a row are in wire order, those of tagged
     fields too. So a partition's PARTITION mark precedes its RECORDS mark, and a topic's TOPIC_NAME
     or TOPIC_ID mark precedes those of its partitions. The first error code of a message is marked
-    in any case, others if they are not 0. Empty names in arrays of names are not marked. A
-    pair of BOUND_NAME and BOUND_ID follows the fields of each struct with a topic's name and id.
+    in any case, others if they are not 0. Empty names in arrays of names are not marked.
     """
     return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
 

@@ -24,7 +24,7 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.arrow_arrays import strings
 from kdissect.tables.exchanges import DecodeStatus, VersionSource
-from kdissect.tables.message_marks import ChunkMarks, message_marks
+from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import TopicNames
 
 CHUNK_ROWS = 1 << 16
@@ -240,8 +240,7 @@ def decode_messages(
                 decoded[api_key, side] = DecodedMessages(rows, columns)
                 status[rows[np.flatnonzero(columns.status)], side] = DecodeStatus.MALFORMED
     parts = [
-        message_marks(messages.rows, side, messages.columns.marks)
-        for (_, side), messages in decoded.items()
+        (messages.rows, side, messages.columns.marks) for (_, side), messages in decoded.items()
     ]
     marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), topic_names)
     return MessageChunk(frames, status, version_source, decoded, marks, client_ids(frames))

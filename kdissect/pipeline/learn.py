@@ -36,9 +36,8 @@ from kdissect.pipeline.topic_messages import (
     add_from_envelopes,
     add_from_metadata_log,
     add_named,
-    binding_messages,
+    binding_structs,
 )
-from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.connections import ConnectionClients
@@ -114,7 +113,7 @@ def _messages() -> frozenset[tuple[int, int]]:
     requests = ROLE_REQUESTS | CLIENT_REQUESTS
     responses = ROLE_RESPONSES | TOKEN_RESPONSES
     return (
-        binding_messages()
+        frozenset(binding_structs())
         | {(key, REQUEST) for key in requests}
         | {(key, RESPONSE) for key in responses}
     )
@@ -132,7 +131,7 @@ def learn(assembly: Assembly, sources: Sources, chunk_bytes: int) -> Learnt:
 def learn_topics(assembly: Assembly, sources: Sources, chunk_bytes: int) -> SeenTopics:
     """Collect topic names and ids only, as `learn` does."""
     learnt = Learnt()
-    _read_all(learnt, assembly, sources, chunk_bytes, binding_messages())
+    _read_all(learnt, assembly, sources, chunk_bytes, frozenset(binding_structs()))
     return learnt.cluster.topics
 
 
@@ -165,9 +164,8 @@ def _read(learnt: Learnt, frames: FrameBuffer, api_key: int, side: int) -> None:
     exchanges = take(frames.exchanges, chosen)
     time_ns = exchanges[SIDES[side]]["time_ns"]
     cluster = learnt.cluster
-    if (api_key, side) in binding_messages():
-        name = catalog.api(api_key).name
-        add_bound(cluster.topics, frames.buf, decoded, time_ns, name)
+    if (api_key, side) in binding_structs():
+        add_bound(cluster.topics, api_key, side, decoded.body, time_ns)
     if (api_key, side) == (ApiKey.METADATA, RESPONSE):
         add_named(cluster.topics, decoded.body, time_ns)
     if api_key in (ROLE_REQUESTS, ROLE_RESPONSES)[side]:

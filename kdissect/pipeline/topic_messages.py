@@ -9,27 +9,26 @@ batch. A batch that is split between two responses of a snapshot is not read.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.arrays import Bytes, Indices, TimesNs
+from kdissect.arrays import Indices, TimesNs
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.embedded_structs import Places
 from kdissect.codec.internal_records import METADATA, decode_internal
-from kdissect.codec.message_columns import MessageColumns, decode_columns
+from kdissect.codec.message_columns import decode_columns
 from kdissect.codec.record_batches import DecompressionLimits, RecordChunk, iter_record_chunks
-from kdissect.codec.strings import uuids
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, role_of
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Definition, Field
-from kdissect.tables.arrow_arrays import strings
-from kdissect.tables.message_marks import ChunkMarks, message_marks
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
+from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT, SeenTopics
 
 _SMALLEST_BATCH = 61
@@ -37,45 +36,51 @@ _LOG_MARKS = (base64.urlsafe_b64decode(METADATA_TOPIC_ID + "=="), METADATA_TOPIC
 
 
 @cache
-def binding_messages() -> frozenset[tuple[int, int]]:
-    """(api key, side) of messages that hold a topic's name beside its id, in any version."""
-    return frozenset(
-        (key, side)
-        for key, api in catalog.apis().items()
-        for side, definition in enumerate((api.request, api.response))
-        if _binds(definition)
-    )
+def binding_structs() -> dict[tuple[int, int], frozenset[tuple[tuple[str, ...], str, str]]]:
+    """By (api key, side): the structs that hold a topic's name beside its id in some version, as
+    (their path, field of the name, field of the id)."""
+    found = {}
+    for key, api in catalog.apis().items():
+        for side, definition in enumerate((api.request, api.response)):
+            versions = range(definition.versions.first, definition.versions.last + 1)
+            structs = frozenset(
+                each for version in versions for each in _binding(definition.fields, version)
+            )
+            if structs:
+                found[key, side] = structs
+    return found
 
 
-def _binds(definition: Definition) -> bool:
-    def has_both(fields: tuple[Field, ...], version: int) -> bool:
-        here = [one for one in fields if version in one.versions]
-        roles = {role_of(-1, one) for one in here if not one.is_array}
-        if {Role.TOPIC_NAME, Role.TOPIC_ID} <= roles:
-            return True
-        return any(has_both(one.fields, version) for one in here)
-
-    versions = range(definition.versions.first, definition.versions.last + 1)
-    return any(has_both(definition.fields, version) for version in versions)
+def _binding(
+    fields: tuple[Field, ...], version: int, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    here = [one for one in fields if version in one.versions]
+    roles = {role_of(-1, one): one.name for one in here if not one.is_array}
+    if Role.TOPIC_NAME in roles and Role.TOPIC_ID in roles:
+        yield path, roles[Role.TOPIC_NAME], roles[Role.TOPIC_ID]
+    for one in here:
+        yield from _binding(one.fields, version, (*path, one.name))
 
 
 def add_bound(
-    topics: SeenTopics, buf: Bytes, decoded: MessageColumns, time_ns: TimesNs, api_name: str
+    topics: SeenTopics, api_key: int, side: int, body: pa.StructArray, time_ns: TimesNs
 ) -> None:
     """Add the topics that messages name beside an id. time_ns: of each message."""
-    marks = decoded.marks
-    names, ids = (marks[marks["role"] == role] for role in (Role.BOUND_NAME, Role.BOUND_ID))
-    named = names["length"] > 0  # a request may name a topic by its id alone, with an empty name
-    names, ids = names[named], ids[named]
-    if not len(names):
-        return
-    texts = strings(buf, names["value"], names["length"])
-    id_texts = uuids(buf, ids["value"], np.ones(len(ids), np.bool_))
-    bound = pa.table({"name": texts, "id": id_texts, "time_ns": time_ns[names["row"]]})
-    grouped = bound.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
-    for row in grouped.to_pylist():
-        if row["id"] != ZERO_UUID_TEXT:
-            topics.add(row["name"], row["id"], row["time_ns_min"], api_name)
+    for path, name, topic_id in binding_structs()[api_key, side]:
+        structs, times = body, time_ns
+        for step in path:
+            structs = structs.field(step)
+            if pa.types.is_list(structs.type):
+                times = times[pc.list_parent_indices(structs).to_numpy()]
+                structs = structs.flatten()
+        rows = pa.table(
+            {"name": structs.field(name), "id": structs.field(topic_id), "time_ns": times}
+        )
+        # a request may name a topic by its id alone, with an empty name
+        is_named = pc.and_(pc.not_equal(rows["name"], ""), pc.not_equal(rows["id"], ZERO_UUID_TEXT))
+        grouped = rows.filter(is_named).group_by(["name", "id"], use_threads=False)
+        for row in grouped.aggregate([("time_ns", "min")]).to_pylist():
+            topics.add(row["name"], row["id"], row["time_ns_min"], catalog.api(api_key).name)
 
 
 def add_named(topics: SeenTopics, body: pa.StructArray, time_ns: TimesNs) -> None:
@@ -113,14 +118,14 @@ def add_from_envelopes(
             for side, name in enumerate(SIDES)
         ]
         keys, versions = inner[REQUEST].int16()[0], inner[REQUEST].int16(2)[0].astype(np.int16)
-        for key, side in binding_messages():
+        for key, side in binding_structs():
             some = np.flatnonzero((keys == key) & (inner[side].length > 0))
             if len(some):
                 places, name = inner[side].take(some), SIDES[side]
                 end = places.start + places.length
                 decoded = decode_columns(key, name, places.buf, places.start, end, versions[some])
                 time_ns = frames.exchanges[name]["time_ns"][chosen[some]]
-                add_bound(topics, places.buf, decoded, time_ns, catalog.api(key).name)
+                add_bound(topics, key, side, decoded.body, time_ns)
 
 
 # -- the metadata log -----------------------------------------------------------------------
@@ -167,7 +172,7 @@ def _add_records(topics: SeenTopics, frames: FrameBuffer, api_key: int) -> None:
     if not len(chosen):
         return
     decoded = frames.decode(api_key, RESPONSE, chosen)
-    parts = [message_marks(chosen, RESPONSE, decoded.marks)]
+    parts = [(chosen, RESPONSE, decoded.marks)]
     marks = ChunkMarks(parts, frames.buf, len(frames.exchanges), SeenTopics().names())
     sets, lead = marks.record_sets(frames.api_key)
     start = np.ascontiguousarray(sets["value"] + lead)

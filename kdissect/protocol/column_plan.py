@@ -32,7 +32,6 @@ a row of `level`:
     TAGS      count, jump                     `count` entries (tag, jump) follow: a tagged section;
                                               jump: after its end
     TAG_END                                   ends a tagged field
-    BIND      at, level, id_at                marks a topic's name together with its id
 
 A form is `FORM_INT16`, `FORM_INT32` or `FORM_COMPACT`, plus `NULLABLE_FLAG`.
 """
@@ -55,9 +54,9 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.layout import FIXED_SIZE, Layout, Slot, layout
 from kdissect.protocol.model import Api, Definition, Field, Type
 
-END, VALUE, BYTES, ARRAY, NEXT, NULLABLE, TAGS, TAG_END, BIND = range(9)
+END, VALUE, BYTES, ARRAY, NEXT, NULLABLE, TAGS, TAG_END = range(8)
 _WORDS = (
-    *("op", "at", "level", "child_level", "id_at", "form", "size", "role", "jump"),
+    *("op", "at", "level", "child_level", "form", "size", "role", "jump"),
     *("tag", "count"),
 )
 INSTRUCTION = np.dtype([(word, "i8") for word in _WORDS])
@@ -81,20 +80,18 @@ class Role(IntEnum):
     THROTTLE_TIME_MS = 2  # milliseconds
     TOPIC_NAME = 3  # place of the name
     TOPIC_ID = 4  # start of the 16 bytes
-    BOUND_NAME = 5  # place of a name; the next mark is BOUND_ID
-    BOUND_ID = 6  # start of the id of the topic with that name
-    PARTITION = 7  # partition number
-    GROUP_ID = 8  # place
-    TRANSACTIONAL_ID = 9  # place
-    RECORDS = 10  # place of the record data
-    BASE_OFFSET = 11  # offset of the first produced record
-    REPLICA_ID = 12  # node id of a fetching broker, -1: a consumer
-    SNAPSHOT_POSITION = 13  # position in the snapshot of the following bytes
-    MAX_WAIT_MS = 14  # longest time in ms that the broker may hold a Fetch
-    MIN_BYTES = 15  # record bytes that end the wait
-    UNKNOWN_TAG = 16  # a tag, and the pc of its TAGS; UNKNOWN_DATA and UNKNOWN_AT marks follow
-    UNKNOWN_DATA = 17  # place of its data
-    UNKNOWN_AT = 18  # index in an array around it, from the outermost on
+    PARTITION = 5  # partition number
+    GROUP_ID = 6  # place
+    TRANSACTIONAL_ID = 7  # place
+    RECORDS = 8  # place of the record data
+    BASE_OFFSET = 9  # offset of the first produced record
+    REPLICA_ID = 10  # node id of a fetching broker, -1: a consumer
+    SNAPSHOT_POSITION = 11  # position in the snapshot of the following bytes
+    MAX_WAIT_MS = 12  # longest time in ms that the broker may hold a Fetch
+    MIN_BYTES = 13  # record bytes that end the wait
+    UNKNOWN_TAG = 14  # a tag, and the pc of its TAGS; UNKNOWN_DATA and UNKNOWN_AT marks follow
+    UNKNOWN_DATA = 15  # place of its data
+    UNKNOWN_AT = 16  # index in an array around it, from the outermost on
 
 
 class RoleRule(NamedTuple):
@@ -264,15 +261,8 @@ class _Compiler:
 
     def struct(self, of: Layout, nodes: dict[str, Node], prefix: str) -> None:
         """Read a struct, then its tagged section."""
-        topic = {Role.TOPIC_NAME: -1, Role.TOPIC_ID: -1}
         for slot in of.plain:
-            node = nodes.get(slot.name)
-            role = self.value(slot, node, prefix)
-            if role in topic and node is not None and node.element is None:
-                topic[role] = node.at
-        if min(topic.values()) >= 0:
-            name, ident = topic.values()
-            self.emit(prefix, BIND, at=name, id_at=ident, level=self.level)
+            self.value(slot, nodes.get(slot.name), prefix)
         if of.flexible:
             self.section(of, nodes, prefix)
 
@@ -294,8 +284,8 @@ class _Compiler:
         self.depth += 1
         self.deepest = max(self.deepest, self.depth)
 
-    def value(self, slot: Slot, node: Node | None, prefix: str) -> Role:
-        """Read a field; returns its role. Record data has no node."""
+    def value(self, slot: Slot, node: Node | None, prefix: str) -> None:
+        """Read a field. Record data has no node."""
         path = prefix + slot.name
         role = role_of(self.api_key, slot.field)
         if slot.field.is_array:
@@ -308,12 +298,11 @@ class _Compiler:
             if not slot.nullable:
                 self.preset(node)
                 self.struct(slot.inner, node.children, path + ".")
-                return role
+                return
             form = FORM_COMPACT if slot.is_tagged else 0
             opened = self.emit(path, NULLABLE, at=node.at, level=self.level, form=form)
             self.struct(slot.inner, node.children, path + ".")
             opened["jump"] = self.here
-        return role
 
     def leaf(self, slot: Slot, node: Node | None, path: str, role: Role) -> None:
         """Read a value that is no struct: a field, or an element of an array."""

@@ -14,17 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, by_value
+from kdissect.codec.column_kernel import MARK
 from kdissect.codec.record_batches import first_batch
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role
 from kdissect.protocol.model import RESPONSE
 from kdissect.tables.arrow_arrays import lists, strings
 from kdissect.tables.topics import NO_TOPIC, ChunkTopics, TopicNames
-
-# A mark of an exchange: `row` in its chunk. `Role` has the meaning of value and length.
-_MARK = np.dtype(
-    [("row", "<i8"), ("side", "<i8"), ("role", "<i2"), ("value", "<i8"), ("length", "<i8")]
-)
 
 # A mark with the topic and the partition that precede it in its message. topic, topic_id: codes
 # of `ChunkTopics`; partition: -1 if there is none.
@@ -43,22 +39,21 @@ PARTITION_MARK = np.dtype(
 _NONE = np.zeros(0, np.int64)
 
 
-def message_marks(rows: Indices, side: int, given: Rows) -> Rows:
-    """Marks of the messages `rows` of a chunk, from the column kernel's MARK rows."""
-    marks = np.zeros(len(given), _MARK)
-    marks["row"], marks["side"] = rows[given["row"]], side
-    for name in ("role", "value", "length"):
-        marks[name] = given[name]
-    return marks
-
-
 class ChunkMarks:
     """All marks of a chunk, ordered by (row, side, wire order)."""
 
-    def __init__(self, parts: list[Rows], buf: Bytes, row_count: int, known: TopicNames) -> None:
-        """parts: of `message_marks`. known: names of topic ids, of the whole input."""
-        joined = np.concatenate(parts) if parts else np.zeros(0, _MARK)
-        message = joined["row"] * 2 + joined["side"]
+    def __init__(
+        self,
+        parts: list[tuple[Indices, int, Rows]],
+        buf: Bytes,
+        row_count: int,
+        known: TopicNames,
+    ) -> None:
+        """parts: (rows of messages in the chunk, their side, their MARK rows of the column kernel).
+        known: names of topic ids, of the whole input."""
+        joined = np.concatenate([np.zeros(0, MARK), *(marks for _, _, marks in parts)])
+        messages = [rows[marks["row"]] * 2 + side for rows, side, marks in parts]
+        message = np.concatenate([_NONE, *messages])
         order = np.argsort(message, kind="stable")
         self._message = message[order]
         self._value, self._length = joined["value"][order], joined["length"][order]

@@ -226,24 +226,6 @@ def test_error_codes_and_throttle_times() -> None:
                 assert throttle[at] == vector["body"]["throttle_time_ms"]
 
 
-def test_topic_bindings() -> None:
-    """Structs with a topic's name and id are marked with both."""
-    vectors, columns = vector_columns(3, "response")
-    raw = b"".join(one["frame"] for one in vectors)
-    got: dict[int, list[tuple[str, bytes]]] = {}
-    names, ids = (marks_of(columns, role) for role in (Role.BOUND_NAME, Role.BOUND_ID))
-    for (row, start, length), (_, ident, _) in zip(names, ids, strict=True):
-        name = raw[start : start + length].decode()
-        got.setdefault(row, []).append((name, raw[ident : ident + 16]))
-    for at, vector in enumerate(vectors):
-        expected = [
-            (topic["name"], bytes.fromhex(topic["topic_id"]["$uuid"].replace("-", "")))
-            for topic in vector["body"]["topics"]
-            if topic["name"] is not None and "topic_id" in topic
-        ]
-        assert got.get(at, []) == expected
-
-
 def test_types_are_what_spark_reads() -> None:
     """No unsigned integer, no struct without a field, in any body."""
 

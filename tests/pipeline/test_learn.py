@@ -1,12 +1,18 @@
 """What messages tell of a cluster: addresses of brokers, roles of nodes, owners of tokens."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import kdissect
+from kdissect.codec.message_columns import body_type
 from kdissect.pipeline.brokers import BROKER, CONTROLLER, ListedBroker, NodeRole, SeenBrokers
 from kdissect.pipeline.clients import with_owners
 from kdissect.pipeline.learn import Cluster
+from kdissect.pipeline.topic_messages import add_bound, binding_structs
+from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.model import RESPONSE
+from kdissect.tables.topics import ZERO_UUID_TEXT, SeenTopics
 from tests.material import needs_material
 from tests.truth.material import Capture
 
@@ -97,3 +103,21 @@ def test_topics_named_in_envelopes_only(name: str) -> None:
     )
     assert {topic for topic in told.values() if topic.startswith("tls-")}
     assert told.items() <= {row["topic_id"]: row["topic"] for row in with_keys}.items()
+
+
+def test_topics_are_learnt_by_name_and_id() -> None:
+    """Each Metadata response tells its topics that have both, none without an id."""
+    body = {
+        "topics": [
+            {"name": "orders", "topic_id": "AAAAAAAAAAAAAAAAAAAAAg", "partitions": []},
+            {"name": None, "topic_id": "AAAAAAAAAAAAAAAAAAAAAw", "partitions": []},
+            {"name": "old", "topic_id": ZERO_UUID_TEXT, "partitions": []},
+            {"name": "older", "partitions": []},
+            {"name": "", "topic_id": "AAAAAAAAAAAAAAAAAAAABA", "partitions": None},
+        ]
+    }
+    bodies = pa.array([body, None, body], body_type(ApiKey.METADATA, "response"))
+    topics = SeenTopics()
+    add_bound(topics, ApiKey.METADATA, RESPONSE, bodies, np.array([9, 8, 7]))
+    assert topics.first == {("orders", "AAAAAAAAAAAAAAAAAAAAAg"): (7, "Metadata")}
+    assert (ApiKey.FETCH, RESPONSE) not in binding_structs()
