@@ -203,7 +203,7 @@ class _Parser:
                     notes=() if kind == "api" else notes,
                 )
             )
-        return made[0] if len(made) == 1 else Api(key, name, *made, notes)
+        return made[0] if len(made) == 1 else Api(key, name, made[0], made[1], notes)
 
     def version_ranges(self, text: str, line: _Line) -> dict[str, VersionRange]:
         match = _RANGES.match(text)
