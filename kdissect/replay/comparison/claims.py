@@ -52,8 +52,8 @@ class _Claim(NamedTuple):
 class Claims:
     """Claims of a run's answers about the state after it, by the capture's names.
 
-    By step: answers that contradict earlier claims; and (resource, config) of the configs that
-    answers show as the run has set them.
+    contradictions: answers that contradict earlier claims. set_configs: (resource, config) -> the
+    values that the run has set.
     """
 
     def __init__(self, ids: IdMap, outcomes: Iterable[Outcome]) -> None:
@@ -61,7 +61,7 @@ class Claims:
         self.logs = Logs(self._terms)
         self.groups = Groups(Terms.of_capture(ids), self._terms)
         self.contradictions: list[Contradiction] = []
-        self.shown_configs: dict[int, set[tuple[str, ...]]] = defaultdict(set)
+        self.set_configs: dict[tuple[str, ...], set[str]] = defaultdict(set)
         # The claims that later ones leave, one but for commits that overlap; by subject: a topic, a
         # config of a topic, a group, a transactional id, or a commit.
         self._claims: dict[tuple[Any, ...], list[_Claim]] = {}
@@ -76,7 +76,6 @@ class Claims:
             ApiKey.CREATE_PARTITIONS: self._create_partitions,
             ApiKey.ALTER_CONFIGS: self._alter_configs,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: self._alter_configs,
-            ApiKey.DESCRIBE_CONFIGS: self._describe_configs,
             ApiKey.OFFSET_COMMIT: self._offset_commit,
             ApiKey.TXN_OFFSET_COMMIT: self._txn_offset_commit,
             ApiKey.OFFSET_DELETE: self._forget_group,
@@ -150,7 +149,7 @@ class Claims:
                 text = plural(count, "partition") if count > 0 else _A_TOPIC
                 self._claims["topic", name] = [_Claim(None if code is None else text)]
             for each in entries(topic["configs"]) if code == 0 else ():
-                self._claims["config", name, each["name"]] = [_Claim(each["value"])]
+                self._set_config(name, each["name"], each["value"])
 
     def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         results = entries((answer or {}).get("responses"))
@@ -192,18 +191,12 @@ class Claims:
                 self._forget_configs(name)
             for each in entries(resource["configs"]):
                 is_set = each.get("config_operation", _SET) == _SET and answer is not None
-                claim = _Claim(each["value"] if is_set else None)
-                self._claims["config", name, each["name"]] = [claim]
+                self._set_config(name, each["name"], each["value"] if is_set else None)
 
-    def _describe_configs(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        for result in entries((answer or {}).get("results")):
-            name = self._terms.topic(result["resource_name"])
-            for each in entries(result["configs"]):
-                known = self._value("config", name, each["name"])
-                is_topic = result["resource_type"] == TOPIC_RESOURCE
-                if is_topic and known == each["value"] is not None:
-                    shown = f"topic {name}", each["name"]
-                    self.shown_configs[outcome.step.number].add(shown)
+    def _set_config(self, topic: str, config: str, value: str | None) -> None:
+        self._claims["config", topic, config] = [_Claim(value)]
+        if value is not None:
+            self.set_configs[f"topic {topic}", config].add(value)
 
     # -- groups and transactions ----------------------------------------------------------------
 

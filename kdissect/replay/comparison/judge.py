@@ -9,7 +9,7 @@ has shown (`claims`, `logs`, `groups`): such a contradiction counts whatever the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -116,10 +116,9 @@ class Judge:
             claims.groups.contradictions(),
         ):
             found[number].append(difference)
-        for number, configs in claims.shown_configs.items():
-            judgements[number] = judgements[number].allowing(partial(_as_set, configs))
+        as_set = partial(_as_set, claims.set_configs)
         for outcome in ordered:
-            judgement = judgements[outcome.step.number]
+            judgement = judgements[outcome.step.number].allowing(as_set)
             more = found.get(outcome.step.number)
             outcome.judgement = judgement if more is None else _with(judgement, more)
 
@@ -225,9 +224,11 @@ def _with(judgement: Judgement, more: list[Difference]) -> Judgement:
     return judgement.with_differences([*judgement.differences, *new])
 
 
-def _as_set(configs: set[tuple[str, ...]], one: Difference) -> Difference:
+def _as_set(configs: Mapping[tuple[str, ...], set[str]], one: Difference) -> Difference:
     """The difference, tolerated where the target shows a config as the run has set it."""
-    return replace(one, rule=AS_SET) if one.keys in configs else one
+    values = configs.get(one.keys, ())
+    is_set = one.answered in values if one.place.endswith(".value") else bool(values)
+    return replace(one, rule=AS_SET) if is_set else one
 
 
 def _decoded(frame: bytes, api_key: int, api_version: int) -> Message | str:

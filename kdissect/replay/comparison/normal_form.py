@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from kdissect.codec.message import Message
 from kdissect.codec.message_codec import UNKNOWN_TAGS
 from kdissect.codec.redaction import is_secret
-from kdissect.replay.comparison.terms import Chosen, Position, Terms, plain
+from kdissect.replay.comparison.terms import Chosen, Terms, plain
 from kdissect.replay.fields import (
     FieldContext,
     FieldKind,
@@ -161,8 +161,6 @@ class Normaliser:
             if kind is not None and self._names.is_foreign(kind, key):
                 continue
             tree = self._struct(step, inner, each, around)
-            if _says_nothing(tree, of.key):
-                continue
             known = elements.get(key)
             if known is not None and _merges(known, tree, of.key):
                 continue
@@ -260,13 +258,6 @@ def _request_context(step: Step) -> FieldContext:
         group=body.get("group_id") or "",
         transactional_id=body.get("transactional_id") or "",
     )
-
-
-def _says_nothing(tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
-    """Return whether an element has nothing beside its key but empty sets."""
-    names = {name for alternatives in key for name in alternatives}
-    others = [value for name, value in tree.items() if name not in names]
-    return bool(others) and all(isinstance(each, Keyed) and not each for each in others)
 
 
 def _merges(known: Body, tree: Body, key: tuple[tuple[str, ...], ...]) -> bool:
@@ -389,8 +380,7 @@ def _are_equal(c: Tree, a: Tree) -> bool:
         return len(c) == len(a) and all(map(_are_equal, c, a))
     if isinstance(c, Chosen) or isinstance(a, Chosen):
         return _is_set(c) == _is_set(a)
-    mine, theirs = (each.position if isinstance(each, Position) else each for each in (c, a))
-    return type(mine) is type(theirs) and bool(mine == theirs)
+    return type(c) is type(a) and bool(c == a)
 
 
 def _without(element: Tree) -> Tree:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from kdissect.replay.fields import FieldContext, FieldKind
 from kdissect.replay.model import Log
@@ -35,19 +35,9 @@ class Chosen:
         return self.value not in (None, "", b"", -1)
 
 
-class Position(NamedTuple):
-    """An offset of the capture: `position` counts in the captured log as the target's terms do, so
-    that it may differ from the offset `shown` next to transaction markers and log starts."""
-
-    position: int
-    shown: int
-
-
 def plain(value: Any) -> Any:
     """The value that stands in a message, to show it."""
-    if isinstance(value, Chosen):
-        return value.value
-    return value.shown if isinstance(value, Position) else value
+    return value.value if isinstance(value, Chosen) else value
 
 
 class Terms:
@@ -102,13 +92,12 @@ class Terms:
     def transactional_id(self, name: str) -> str:
         return self._names["transactional-id"].get(name, name)
 
-    def offset(self, log: Log, offset: int) -> Position | int:
-        """Its position in the captured log."""
+    def offset(self, log: Log, offset: int) -> int:
+        """Its position in the captured log. One of the capture counts as the target's do: next to
+        transaction markers and log starts the numbers may differ."""
         offsets = self.ids.offsets
-        if self._is_target:
-            return offsets.to_capture(log, offset)
-        position = offsets.to_capture(log, offsets.to_target(log, offset))
-        return offset if position == offset else Position(position, offset)
+        there = offset if self._is_target else offsets.to_target(log, offset)
+        return offsets.to_capture(log, there)
 
     def produced(self, step: int, log: Log, base_offset: int) -> int | None:
         """By the batches before this one; None for the first of the target's log."""
