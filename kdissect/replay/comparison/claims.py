@@ -13,7 +13,7 @@ the captured broker showed it later.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
@@ -108,6 +108,12 @@ class Claims:
     def _named(self, kind: str) -> Iterator[tuple[Any, ...]]:
         return (subject for subject in list(self._claims) if subject[0] == kind)
 
+    def _forget(self, kind: str, place: int, names: Collection[str]) -> None:
+        """Forget the claims of a kind about these names, which stand at a place of the subject."""
+        for subject in self._named(kind):
+            if subject[place] in names:
+                del self._claims[subject]
+
     @property
     def gone(self) -> set[str]:
         """Topics that the run deleted at last."""
@@ -144,7 +150,7 @@ class Claims:
     def _create_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for name, topic, code in self._created(request, answer, "topics"):
             if not code:
-                self._forget_configs(name)
+                self._forget("config", 1, {name})
                 count = len(entries(topic["assignments"])) or topic["num_partitions"]
                 text = plural(count, "partition") if count > 0 else _A_TOPIC
                 self._claims["topic", name] = [_Claim(None if code is None else text)]
@@ -156,16 +162,9 @@ class Claims:
         done = [self._terms.topics.of(each) for each in results if not each["error_code"]]
         for name in done if answer is not None else deleted_topics(self._terms, request):
             self._claims["topic", name] = [_Claim(None if answer is None else _GONE)]
-            self._forget_configs(name)
             self.logs.forget_topic(name)
-            for subject in self._named("commit"):
-                if subject[2] == name:
-                    del self._claims[subject]  # the group's offsets go with the topic
-
-    def _forget_configs(self, name: str) -> None:
-        for subject in self._named("config"):
-            if subject[1] == name:
-                del self._claims[subject]
+            self._forget("config", 1, {name})
+            self._forget("commit", 2, {name})  # the groups' offsets go with the topic
 
     def _create_partitions(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         for name, topic, code in self._created(request, answer, "results"):
@@ -188,7 +187,7 @@ class Claims:
                 continue
             name = self._terms.topic(name)
             if not is_incremental:
-                self._forget_configs(name)
+                self._forget("config", 1, {name})
             for each in entries(resource["configs"]):
                 is_set = each.get("config_operation", _SET) == _SET and answer is not None
                 self._set_config(name, each["name"], each["value"] if is_set else None)
@@ -226,10 +225,7 @@ class Claims:
 
     def _forget_group(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         named = set(entries(request.get("groups_names"))) or {request.get("group_id")}
-        groups = set(map(self._terms.group, named))
-        for subject in self._named("commit"):
-            if subject[1] in groups:
-                del self._claims[subject]
+        self._forget("commit", 1, set(map(self._terms.group, named)))
         for each in entries((answer or {}).get("results")):  # of DeleteGroups
             if not each["error_code"]:
                 self._claims["group", self._terms.group(each["group_id"])] = [_Claim(_GONE)]

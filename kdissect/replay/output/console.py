@@ -22,7 +22,7 @@ from kdissect.replay.output.text import (
     followers_text,
     kind_line,
     release_lines,
-    show_us,
+    time_text,
 )
 from kdissect.replay.planning.plan import Pace, duration_ns
 from kdissect.replay.running.runner import Runner
@@ -186,7 +186,7 @@ def print_results(results: Results, console: Console) -> None:
         ]
         spans = api["captured_latency"], api["latency"]
         times = [span[name] for name in ("p50_us", "p99_us") for span in spans]
-        table.add_row(api["api_name"], *counts, *map(show_us, times))
+        table.add_row(api["api_name"], *counts, *map(time_text, times))
     console.print(table)
     for topic in results.run.prepared:
         _line(console, f"topic {topic.name}: {topic.note}")
@@ -248,11 +248,9 @@ def _print_run(results: Results, summary: Row, console: Console) -> None:
     )
     lag, own = summary["lag"], summary["own_lag"]
     if lag["count"]:
-        line += (
-            f"; behind schedule p50 {show_us(lag['p50_us'])}, p99 {show_us(lag['p99_us'])}, max "
-            f"{show_us(lag['max_us'])} (of this not waiting for answers: "
-            f"p99 {show_us(own['p99_us'])})"
-        )
+        median, tail, most = (time_text(lag[name]) for name in ("p50_us", "p99_us", "max_us"))
+        line += f"; behind schedule p50 {median}, p99 {tail}, max {most} (of this not waiting for "
+        line += f"answers: p99 {time_text(own['p99_us'])})"
     if summary["reconnects"]:
         line += f"; {summary['reconnects']} connections ended early"
     _line(console, line)

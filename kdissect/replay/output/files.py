@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kdissect.atomic_file import atomic_write
 from kdissect.replay.model import Verdict
 from kdissect.replay.output.rows import Results, Row, rows, summary_row, timestamp
-from kdissect.replay.output.text import finding_text, followers_text, release_lines, show_us
+from kdissect.replay.output.text import finding_text, followers_text, release_lines, time_text
 from kdissect.text import visible
 
 # Characters that XML 1.0 cannot hold, escaped or not.
@@ -160,7 +160,7 @@ def _page(results: Results) -> str:
         trim_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "visible": visible, "time": show_us, "timestamp": timestamp, "followers": followers_text,
+        "visible": visible, "time": time_text, "timestamp": timestamp, "followers": followers_text,
     }  # fmt: skip
     summary = summary_row(results)
     spans = [each[name] for each in summary["apis"] for name in ("captured_latency", "latency")]

@@ -18,7 +18,7 @@ from kdissect.replay.comparison.normal_form import SURPLUS
 from kdissect.replay.comparison.records import PLACE
 from kdissect.replay.comparison.terms import plain
 from kdissect.replay.model import ABSENT, Difference, DroppedField, Outcome, RunFinding
-from kdissect.text import plural
+from kdissect.text import duration, plural
 
 _TEXT_MAX = 200
 _SHOWN_BYTES, _SHOWN_ELEMENTS, _SHOWN_VALUES = 60, 20, 5
@@ -110,15 +110,9 @@ def _code_names(one: Difference) -> tuple[str, str] | None:
     return (error_name(one.captured), error_name(one.answered)) if is_code else None
 
 
-def show_us(us: float | None) -> str:
-    """Microseconds for people: 3 digits and a unit; whole seconds from 1000 s on."""
-    if us is None:
-        return "-"
-    for unit, size in (("ns", 1e-3), ("µs", 1), ("ms", 1e3), ("s", 1e6)):
-        text = f"{us / size:.3g}"
-        if float(text) < 1000:  # as rounded: 999.6 µs are 1 ms
-            return f"{text} {unit}"
-    return f"{us / 1e6:.0f} s"
+def time_text(us: float | None) -> str:
+    """A time in microseconds for people."""
+    return duration(None if us is None else us / 1000)
 
 
 # -- findings -------------------------------------------------------------------------------------

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from kdissect.errors import CaptureError
@@ -45,7 +43,7 @@ from kdissect.replay.output.rows import (
     summary_row,
     write_json_lines,
 )
-from kdissect.replay.output.text import dropped_notes, show_us, texts_of
+from kdissect.replay.output.text import dropped_notes, texts_of
 from kdissect.replay.planning.plan import Pace
 from kdissect.replay.running.runner import LinkRecord, RunResult
 from kdissect.replay.target.cluster import Target
@@ -272,27 +270,6 @@ def test_percentiles_of_latencies() -> None:
     assert tuple(api["latency"][name] for name in names) == (3, 2000, 3000, 3000, 3000)
     lag = summary_row(results)["own_lag"]
     assert tuple(lag[name] for name in names) == (0, None, None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("us", "text"),
-    [(None, "-"), (0.005, "5 ns"), (1.5, "1.5 µs"), (2500, "2.5 ms"), (3e6, "3 s"),
-     (999.499, "999 µs"), (999.5, "1 ms"), (999.999, "1 ms"), (999999.999, "1 s"),
-     (0.9997, "1 µs"), (12_345_678_900, "12346 s")],
-)  # fmt: skip
-def test_a_time_that_rounds_up_has_the_next_unit(us: float | None, text: str) -> None:
-    """999.5 µs are 1 ms, not 1000 µs."""
-    assert show_us(us) == text
-
-
-@given(st.integers(0, 10**16))
-def test_times_are_plain_numbers(ns: int) -> None:
-    """Below 1000 but in seconds, and as near as three digits are."""
-    number, unit = show_us(ns / 1000).split()
-    assert set(number) <= set("0123456789.")
-    assert float(number) < 1000 or unit == "s"
-    size = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
-    assert float(number) * size == pytest.approx(ns, rel=0.00501)
 
 
 def test_dropped_fields_are_in_every_output(tmp_path: Path) -> None:
