@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import kdissect as package
-from kdissect.accounts import accounts, check
+from kdissect.accounts import accounts, check, prepared
 from kdissect.api import Tables
-from kdissect.sql.database import Database
 from tests.builders.captures import lose_packets
 from tests.builders.tables import Change, changed, with_column
 from tests.processes import Run
@@ -162,14 +161,8 @@ def test_sets_of_some_times_and_hosts_add_up(selected: dict[str, str], captures:
 def test_each_account_fails(damaged: Tables, name: str, change: Change, account: str) -> None:
     """A set broken on purpose. The account has no row before."""
     for tables, is_broken in ((damaged, False), (changed(damaged, name, change), True)):
-        datasets = {each: tables[each].dataset for each in tables.names}
-        with Database(datasets) as database:
-            faults = [
-                row
-                for each in accounts(tables)
-                if each.name == account
-                for row in database.rows(each.sql)
-            ]
+        with prepared(tables) as database:
+            faults = database.rows(accounts(tables)[account])
         assert bool(faults) == is_broken
 
 
@@ -200,7 +193,7 @@ def test_a_table_with_fewer_rows_than_the_manifest_says(damaged: Tables) -> None
 
 def test_every_account_has_a_broken_set(damaged: Tables) -> None:
     """None is left out above."""
-    names = {account for _, _, account in BROKEN} | {MANIFEST}
+    names = {account for _, _, account in BROKEN} | {MANIFEST, EPOCHS, STABLE_EPOCHS}
     assert set(check(damaged)["accounts"]) == names
 
 

@@ -13,6 +13,8 @@ returns the milliseconds between two times.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from kdissect.codec.message_columns import body_type
@@ -53,10 +55,7 @@ _QUERIED = (
 
 def make_requests(database: Database, prefix: str = "") -> None:
     """Create the tables. prefix: of the views that they read, and of their own names."""
-    queried = {"records": RECORDS} | {f"apis/{api}": schema_of_api(api) for api in _QUERIED}
-    for name, schema in queried.items():
-        if not database.has(prefix + view_name(name)):
-            database.create(prefix + view_name(name), schema.empty_table())
+    create_missing(database, _QUERIED, prefix)
     database.run(
         # DuckDB subtracts times with time zones in a calendar, which takes ten times as long
         "CREATE OR REPLACE TEMP MACRO ms_between(earlier, later) AS "
@@ -97,6 +96,14 @@ def make_requests(database: Database, prefix: str = "") -> None:
         LEFT JOIN ({unanswered(prefix)}) u USING (exchange_id)
         """
     )
+
+
+def create_missing(database: Database, apis: Iterable[str], prefix: str = "") -> None:
+    """Create an empty table for `records` and each of the APIs that the set lacks."""
+    queried = {"records": RECORDS} | {f"apis/{api}": schema_of_api(api) for api in apis}
+    for name, schema in queried.items():
+        if not database.has(prefix + view_name(name)):
+            database.create(prefix + view_name(name), schema.empty_table())
 
 
 def _client_id() -> str:
