@@ -6,29 +6,24 @@ succeeded.
 
 from __future__ import annotations
 
-import base64
 import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.step_rows import OPEN_CONNECTIONS, STATE, STATE_KNOWN, STATE_OPEN, TABLE_OF
 from kdissect.tables.arrow_arrays import owned, plain, plain_schema
-from kdissect.tables.schemas import DICTIONARY_COLUMNS, FIXED_TABLES
+from kdissect.tables.schemas import FIXED_TABLES
 
 ROW_GROUP_BYTES = 64 << 20
 ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
-# Bytes of a page before compression. zstd looks back further than the default of 1 MB, and each
-# page starts with an empty window.
-PAGE_BYTES = 4 << 20
 # written anew by every run that adds to a set
 REWRITTEN = ("topics", "brokers", OPEN_CONNECTIONS, STATE_OPEN, STATE_KNOWN)
 # the rows of other tables arrive in the order of their exchanges' times
@@ -90,6 +85,7 @@ class _Writer:
     def add(self, table: pa.Table) -> None:
         if not table.num_rows:
             return
+        table = plain(table, plain_schema(table.schema))
         self._pending.append(table)
         self._pending_rows += table.num_rows
         self._pending_bytes += table.nbytes
@@ -97,7 +93,7 @@ class _Writer:
             self._flush()
 
     def _flush(self) -> None:
-        table = pa.concat_tables(_aligned(self._pending)).unify_dictionaries()
+        table = pa.concat_tables(self._pending)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
         order = ORDERED_BY.get(TABLE_OF.get(self.name, self.name))
         if order is not None:
@@ -109,15 +105,9 @@ class _Writer:
                 table.schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=_dictionary_columns(table),
+                use_dictionary=False,
                 column_encoding=_delta_columns(table.schema),
-                write_statistics=_statistics_columns(table.schema),
-                data_page_size=PAGE_BYTES,
-                # rows between two checks of the page size; many large rows would exceed it by far
-                write_batch_size=4096 if table.nbytes < 4096 * table.num_rows else 1024,
-                store_schema=False,  # it has dictionaries; `_arrow_schema` has plain types
             )
-        table = plain(table, self._writer.schema)
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         self.row_count += table.num_rows
 
@@ -126,62 +116,18 @@ class _Writer:
             self._flush()
         if self._writer is None:
             return
-        if TABLE_OF.get(self.name, self.name) in FIXED_TABLES:
-            self._writer.add_key_value_metadata(_arrow_schema(self._writer.schema))
         self._writer.close()
         self._stream.close()
 
 
-def _aligned(tables: list[pa.Table]) -> list[pa.Table]:
-    """Tables of one name with one schema: a column may be a dictionary in some of them only."""
-    if all(table.schema.equals(tables[0].schema) for table in tables):
-        return tables
-    schema = plain_schema(tables[0].schema)
-    return [plain(table, schema) for table in tables]
-
-
-def _arrow_schema(schema: pa.Schema) -> dict[str, str]:
-    """The Arrow schema as a file's metadata: plain types, with the columns' meanings and units.
-
-    Parquet's own schema has no place for them. Arrow's readers find them under this key.
-    """
-    data = plain_schema(schema).serialize().to_pybytes()
-    return {"ARROW:schema": base64.b64encode(data).decode()}
-
-
-def _dictionary_columns(table: pa.Table) -> list[str]:
-    """Paths of columns that get a Parquet dictionary; none inside struct bodies of apis/."""
-    return [
-        path
-        for field in table.schema
-        for path in (field.name, f"{field.name}.list.element")
-        if path in DICTIONARY_COLUMNS and not (path == "exchange_id" and _hardly_repeats(table))
-    ]
-
-
-def _hardly_repeats(table: pa.Table) -> bool:
-    """Return whether a dictionary of exchange ids would be larger than the ids themselves."""
-    ids = table["exchange_id"].fill_null(0).to_numpy()
-    return bool(2 * np.count_nonzero(ids[1:] != ids[:-1]) > len(ids))
-
-
 def _delta_columns(schema: pa.Schema) -> dict[str, str]:
-    """Delta encoding for integers without a dictionary: counters and times have small
-    differences."""
+    """Delta encoding for times, positions and counts, whose differences are small; ids are none."""
     return {
         field.name: "DELTA_BINARY_PACKED"
         for field in schema
-        if field.name not in DICTIONARY_COLUMNS
-        and (pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type))
+        if pa.types.is_timestamp(field.type)
+        or (pa.types.is_int64(field.type) and not field.name.endswith("_id"))
     }
-
-
-def _statistics_columns(schema: pa.Schema) -> bool | list[str]:
-    """Columns with statistics: not the bytes of records, whose minimum and maximum serve no
-    query."""
-    if "value" not in schema.names or not pa.types.is_binary(schema.field("value").type):
-        return True
-    return [field.name for field in schema if field.name not in ("value", "headers")]
 
 
 class ParquetSink:

@@ -39,7 +39,6 @@ _TYPES: dict[str, pa.DataType] = {
     "unknown tags": UNKNOWN_TAGS,
     "body": pa.null(),  # differs between APIs, and between records
 }
-_REPEATS = "repeats"
 _SENDERS = dict(zip(SIDES, ("client", "broker"), strict=True))
 
 
@@ -54,7 +53,7 @@ def _columns(declared: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _field(name: str, words: list[str]) -> pa.Field:
-    kind, *unit, meaning = (word for word in words if word != _REPEATS)
+    kind, *unit, meaning = words
     metadata = {"meaning": meaning, "unit": "".join(unit)}
     return pa.field(name, _TYPES[kind], metadata=metadata)
 
@@ -81,14 +80,6 @@ RECORD_BATCHES, RECORDS = FIXED_TABLES["record_batches"], FIXED_TABLES["records"
 GROUP_EVENTS, TRANSACTIONS = FIXED_TABLES["group_events"], FIXED_TABLES["transactions"]
 FETCH_SESSIONS, ANOMALIES = FIXED_TABLES["fetch_sessions"], FIXED_TABLES["anomalies"]
 CAPTURES, TOPICS, BROKERS = (FIXED_TABLES[name] for name in ("captures", "topics", "brokers"))
-
-# Parquet's paths of the columns that repeat, in any table.
-DICTIONARY_COLUMNS = frozenset(
-    f"{name}.list.element" if words[0].startswith("list") else name
-    for declared in _DECLARED.values()
-    for name, words in _columns(declared).items()
-    if _REPEATS in words
-)
 
 
 def meaning_of(field: pa.Field) -> str:
