@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from kdissect.arrays import Indices, Ints
+from kdissect.arrays import Indices
 from kdissect.capture.mapped_files import Sources
 from kdissect.codec.sasl_tokens import read_token
-from kdissect.jit import kernel, load_u8, load_u16
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer, client_ids
 from kdissect.protocol.api_keys import ApiKey
@@ -26,6 +24,8 @@ CLIENT_REQUESTS = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.
 TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN))
 TOKENS_READ = 8  # per connection; one of the first two holds the user name
 _TOKEN_MAX = 1 << 16  # bytes of a SASL token without Kafka header
+# bytes of a request header up to the end of its client id: of nearly all, and the most
+_SHORT_HEADER, _LONG_HEADER = 10 + 64, 10 + 32767
 
 
 def add_clients(
@@ -109,89 +109,22 @@ def with_owners(connections: pa.Table, owners: dict[str, str]) -> pa.Table:
     return connections.set_column(at, connections.schema.field(at), column)
 
 
-# -- client ids ---------------------------------------------------------------------------
-
-
-@kernel
-def _client_id_kernel(
-    address: npt.NDArray[np.uint64],
-    available: Ints,
-    digest: Ints,
-    length: Ints,
-) -> None:
-    """FNV-1a digest and length of each request's client id; length -1 for null, -2 for unreadable.
-
-    A client id is unreadable here if the header is not within the `available` bytes of the first
-    extent at `address`. This is rare: the header is split between two segments.
-    """
-    for row in range(address.size):
-        length[row] = -2
-        if available[row] < 10:
-            continue
-        # Request header v1: int16 api_key, int16 api_version, int32 correlation_id, then client_id
-        # as int16 length and text. Header v2 keeps that encoding.
-        size = load_u16(address[row] + np.uint64(8))
-        if size > 32767:
-            length[row] = -1
-            continue
-        if available[row] < 10 + size:
-            continue
-        value = np.int64(-3750763034362895579)
-        for k in range(size):
-            byte = load_u8(address[row] + np.uint64(10 + k))
-            value = (value ^ byte) * np.int64(1099511628211)
-        digest[row] = value
-        length[row] = size
-
-
-def _first_of_each(*columns: Ints) -> Ints:
-    """Index of the first row of each distinct combination of column values.
-
-    Most neighbours are equal, so runs are merged before sorting.
-    """
-    differs = np.ones(len(columns[0]), bool)
-    differs[1:] = False
-    for column in columns:
-        differs[1:] |= column[1:] != column[:-1]
-    runs = np.flatnonzero(differs)
-    order = runs[np.lexsort([column[runs] for column in columns])]
-    differs = np.ones(len(order), bool)
-    differs[1:] = False
-    for column in columns:
-        ordered = column[order]
-        differs[1:] |= ordered[1:] != ordered[:-1]
-    return order[differs]
-
-
 def add_client_ids(clients: ConnectionClients, assembly: Assembly, sources: Sources) -> None:
     """Add the distinct client ids of each connection, in order of appearance."""
-    exchanges, extents = assembly.exchanges, assembly.extents
-    request = exchanges["request"]
-    rows = np.flatnonzero(
-        (request["size"] >= 10)
-        & (exchanges["api_key"] >= 0)
-        & (exchanges["is_sasl_token"] == 0)
-        # ControlledShutdown v0 has request header v0, without client id
-        & ~((exchanges["api_key"] == ApiKey.CONTROLLED_SHUTDOWN) & (exchanges["api_version"] == 0))
-    )
-    if not len(rows):
-        return
-    digest = np.zeros(len(rows), np.int64)
-    length = np.zeros(len(rows), np.int64)
-    has_bytes = request["extent_count"][rows] > 0
-    first = extents[request["extent_start"][rows[has_bytes]]]
-    available = np.zeros(len(rows), np.int64)
-    available[has_bytes] = np.where(first["source"] < 0, 0, first["length"])
-    address = np.zeros(len(rows), np.uint64)
-    address[has_bytes] = sources.addresses(first["source"], first["pos"], first["length"])
-    _client_id_kernel(address, available, digest, length)
-    connection = exchanges["connection"][rows]
-    far = length == -2
-    digest[far] = rows[far]  # unreadable ones are all looked at below
-    index = _first_of_each(connection, length, digest)
-    index = np.sort(index[length[index] != -1])
-    frames = FrameBuffer.gather(assembly, sources, rows[index], (REQUEST,), prefix=10 + 32767)
-    texts = client_ids(frames).to_pylist()
-    for row, text in zip(connection[index].tolist(), texts, strict=True):
-        if text is not None and text not in clients.client_ids.setdefault(row, []):
-            clients.client_ids[row].append(text)
+    exchanges = assembly.exchanges
+    rows = np.flatnonzero((exchanges["request"]["size"] >= 10) & (exchanges["api_key"] >= 0))
+    found: list[tuple[int, int, str]] = []
+    for prefix in (_SHORT_HEADER, _LONG_HEADER):
+        if not len(rows):
+            break
+        frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,), prefix)
+        texts = client_ids(frames)
+        table = pa.table({"connection": exchanges["connection"][rows], "id": texts, "row": rows})
+        distinct = table.filter(texts.is_valid()).group_by(["connection", "id"])
+        firsts = distinct.aggregate([("row", "min")])
+        found += zip(
+            *(firsts[name].to_pylist() for name in ("row_min", "connection", "id")), strict=True
+        )
+        rows = rows[texts.is_null().to_numpy(zero_copy_only=False)]
+    for _, connection, text in sorted(found):
+        clients.client_ids.setdefault(connection, []).append(text)
