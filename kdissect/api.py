@@ -452,7 +452,7 @@ class Tables(Mapping[str, Table]):
             for name in self.names:
                 sink(name, self._tables[name].to_arrow())
             document = commit(target, run_id, sink.close(), self.manifest)
-        return _written(target, document)
+        return _opened(target, document)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {self[name].num_rows}" for name in self.names)
@@ -527,14 +527,14 @@ def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
     path: one set, or several that then appear as one, for example one of each day.
     Raises CaptureError if there is no table set of this format, or if a capture is in two of them.
     """
-    sets = [_opened(root) for root in paths_of(path)]
+    sets = [_opened(root, read_manifest(root)) for root in paths_of(path)]
     return sets[0] if len(sets) == 1 else joined_sets(sets)
 
 
-def _opened(root: str) -> Tables:
-    manifest = read_manifest(root)
+def _opened(root: str, manifest: dict[str, Any]) -> Tables:
+    """The set at `root`; its files are opened on first use only."""
     tables = {
-        name: Table(name, dataset(root, entry["files"]))
+        name: Table(name, partial(dataset, absolute(root), entry["files"]))
         for name, entry in manifest["tables"].items()
     }
     return Tables(tables, manifest)
@@ -586,15 +586,6 @@ def _united(tables: Sequence[Table]) -> pads.Dataset:
         raise CaptureError(
             f"{tables[0].name}: different releases of kdissect wrote the sets ({error})"
         ) from error
-
-
-def _written(root: str, manifest: dict[str, Any]) -> Tables:
-    """The set that was just written to `root`; its files are opened on first use only."""
-    tables = {
-        name: Table(name, partial(dataset, root, entry["files"]))
-        for name, entry in manifest["tables"].items()
-    }
-    return Tables(tables, manifest)
 
 
 def dissect(
@@ -663,7 +654,7 @@ def dissect(
             notes = run.over(named, options)
         else:
             notes = run.appending(named, options, read_again)
-    tables = _written(target, run.manifest) if run.manifest else open_tables(target)
+    tables = _opened(target, run.manifest) if run.manifest else open_tables(target)
     tables.notes = notes
     return tables
 

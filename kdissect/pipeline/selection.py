@@ -18,6 +18,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.filters import any_like, bools, fits, host_bytes, is_within, like
 from kdissect.protocol import catalog
 from kdissect.tables.arrow_arrays import ip_text
+from kdissect.tables.connections import endpoint_columns
 from kdissect.tables.exchanges import service_ns
 
 _SASL_TOKEN = "SaslToken"
@@ -157,34 +158,11 @@ class Selection:
             time = np.where(has_request, request["time_ns"], response["time_ns"])
             kept &= is_within(time, self.time_from_ns, self.time_to_ns)
         if self.hosts or self.connections:
-            kept &= self.of_assembled(assembly)[exchanges["connection"]]
+            where = endpoint_columns(assembly.endpoints, assembly.connections)
+            ids = assembly.connections["connection_id"].astype(np.int64)
+            connections = pa.table({"connection_id": ids, **where._asdict()})
+            kept &= self.of_connections(connections)[exchanges["connection"]]
         return np.flatnonzero(kept)
-
-    def of_assembled(self, assembly: Assembly) -> npt.NDArray[np.bool_]:
-        """bool[n]: connections of the assembly that pass `hosts` and `connections`."""
-        connections = assembly.connections
-        pair = assembly.endpoints[connections["endpoints"]]
-
-        def has_end(address: bytes, port: int | None = None) -> Any:
-            at_end = np.zeros(len(connections), np.bool_)
-            for end in ("a", "b"):
-                is_address = (pair[f"ip_{end}"] == np.frombuffer(address, np.uint8)).all(axis=1)
-                at_end |= is_address & (port is None or pair[f"port_{end}"] == port)
-            return at_end
-
-        kept = np.ones(len(connections), np.bool_)
-        if self.hosts:
-            kept &= np.logical_or.reduce([has_end(host_bytes(host)) for host in self.hosts])
-        if self.connections:
-            kept &= np.logical_or.reduce(
-                [
-                    connections["connection_id"] == name.connection_id
-                    if name.address is None
-                    else has_end(name.address, name.port)
-                    for name in self.connections
-                ]
-            )
-        return kept
 
     def of_table(self, table: pa.Table) -> npt.NDArray[np.int64] | None:
         """int64[n]: rows of `exchanges` that pass; None for all. Raises WhereError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +41,7 @@ class ConnectionClients:
         self.principal = later.principal | self.principal
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointColumns:
+class EndpointColumns(NamedTuple):
     """Client and broker addresses of connections, one row each."""
 
     client_ip: pa.Array
