@@ -9,17 +9,17 @@ A produced batch of an idempotent producer makes one row of about 100 bytes.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kdissect.tables.arrow_arrays import mix64, packed, unpacked
+from kdissect.tables.arrow_arrays import packed, unpacked
 
 _ROW_BYTES_MAX = 4 << 20  # bytes of one packed table
 
@@ -101,13 +101,7 @@ FETCH_STEPS = pa.schema(
 )
 
 SCHEMAS = {"groups": GROUP_STEPS, "producers": PRODUCER_STEPS, "fetches": FETCH_STEPS}
-_REPEATED = {
-    "groups": ("group_id", "client_id", "member_id"),
-    "producers": ("transactional_id", "topic"),
-    "fetches": ("broker", "client_id", "topic"),
-}
-
-_KEY = {"producers": "producer_id", "fetches": "session_id"}
+_KEY = {"groups": "group_id", "producers": "producer_id", "fetches": "session_id"}
 
 
 class Packed(NamedTuple):
@@ -170,31 +164,14 @@ class Collector:
                 chosen = table if len(rows) == len(keys) else table.take(pa.array(rows))
                 step = max(1, int(chosen.num_rows * _ROW_BYTES_MAX // max(chosen.nbytes, 1)))
                 for start in range(0, chosen.num_rows, step):
-                    yield Packed(key, number, _pack(name, chosen.slice(start, step)))
+                    yield Packed(key, number, packed(name, chosen.slice(start, step)))
                     number += 1
 
     def _keys(self, name: str, table: pa.Table) -> npt.NDArray[np.int64]:
-        if self.key_count == 1:
-            return np.zeros(table.num_rows, np.int64)
-        if name != "groups":
-            ids = table[_KEY[name]].to_numpy().astype(np.int64).astype(np.uint64)
-            return (mix64(ids) % np.uint64(self.key_count)).astype(np.int64)
-        encoded = table["group_id"].combine_chunks().dictionary_encode()
-        digests = np.array(
-            [_digest(text) % self.key_count for text in encoded.dictionary.to_pylist()], np.int64
-        )
-        return digests[encoded.indices.to_numpy()]
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _pack(name: str, table: pa.Table) -> bytes:
-    for column in _REPEATED[name]:
-        index = table.schema.get_field_index(column)
-        table = table.set_column(index, column, table[column].dictionary_encode())
-    return packed(name, table.combine_chunks())
+        encoded = table[_KEY[name]].combine_chunks().dictionary_encode()
+        hashes = [crc32(str(value).encode()) for value in encoded.dictionary.to_pylist()]
+        keys: npt.NDArray[np.int64] = np.array(hashes, np.int64)[encoded.indices] % self.key_count
+        return keys
 
 
 def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
@@ -202,7 +179,7 @@ def unpack(parts: list[bytes]) -> dict[str, pa.Table]:
     tables_of: dict[str, list[pa.Table]] = {name: [] for name in SCHEMAS}
     for data in parts:
         name, table = unpacked(data)
-        tables_of[name].append(table.cast(SCHEMAS[name]))
+        tables_of[name].append(table)
     return {
         name: pa.concat_tables(tables).combine_chunks() if tables else SCHEMAS[name].empty_table()
         for name, tables in tables_of.items()
