@@ -1,8 +1,8 @@
 """The bytes of a run's captures: mapped files, by source number.
 
-A file is mapped read-only when its bytes are first needed in a process. The maps are made with the
-system's `mmap`, because Python's keeps a file descriptor open per map and a run may have thousands
-of rotated files. Read pages belong to the system's page cache, which keeps as many of them as
+A file is mapped read-only when its bytes are first needed in a process. Arrow makes the maps,
+because Python's `mmap` keeps a file descriptor open per map and a run may have thousands of rotated
+files. Read pages belong to the system's page cache, which keeps as many of them as
 memory allows. A capture that cannot be mapped, such as an object in a store, has a copy on this
 host (`copies`).
 """
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from kdissect import memory_maps
 from kdissect.capture.copies import local_path
@@ -94,17 +95,13 @@ def _map(path: str) -> Bytes:
     Raises CaptureError if the file cannot be opened, EnvironmentFailed if it cannot be mapped.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with pa.memory_map(path) as file:
+            return np.frombuffer(file.read_buffer(), np.uint8)
     except OSError as error:
-        raise CaptureError(f"{path}: {error.strerror}") from None
-    try:
-        size = os.fstat(descriptor).st_size
-        return memory_maps.map_file(descriptor, size) if size else np.zeros(0, np.uint8)
-    except OSError as error:
-        reason = error.strerror
-        raise EnvironmentFailed(f"{path}: cannot be mapped into memory: {reason}") from None
-    finally:
-        os.close(descriptor)
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno == errno.ENOMEM:
+            raise EnvironmentFailed(f"{path}: cannot be mapped into memory: {reason}") from None
+        raise CaptureError(f"{path}: {reason}") from None
 
 
 def fault(address: int, size: int) -> str | None:
