@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 def pack(arrays: Sequence[Array]) -> bytes:
     """Return the arrays as one small value for `unpack`, which needs their dtypes."""
     raw = [np.ascontiguousarray(array).view(np.uint8).reshape(-1) for array in arrays]
-    blocks = [bytes(cramjam.lz4.compress_block(data, store_size=False)) for data in raw]
+    blocks = [bytes(cramjam.lz4.compress_block(data.data, store_size=False)) for data in raw]
     lengths = [(len(data), len(block)) for data, block in zip(raw, blocks, strict=True)]
     return b"".join([np.array(lengths, "<i8").tobytes(), *blocks])
 
@@ -29,7 +29,7 @@ def unpack(data: bytes, dtypes: Sequence[np.dtype[Any]]) -> list[Array]:
     for dtype, (size, block_size) in zip(dtypes, lengths.tolist(), strict=True):
         array: Array = np.empty(size, np.uint8)
         if size:
-            cramjam.lz4.decompress_block_into(view[pos : pos + block_size], array)
+            cramjam.lz4.decompress_block_into(view[pos : pos + block_size], array.data)
         arrays.append(array.view(dtype))
         pos += block_size
     return arrays
