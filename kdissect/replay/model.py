@@ -212,7 +212,6 @@ class Step:
     needs_fence: it expects no response (Produce with acks 0), and other steps wait for what it
         does. Brokers take the requests of a connection in order, so an ApiVersions v0 of the
         runner's own behind it, answered, says that it is done: only then it is complete.
-    creates: it creates partitions, whose leaders the next steps need.
     is_racing: it reads what another request was changing at that moment; either order is right.
     awaits: groups that have to be empty and transactions that have to be over before this is sent,
         because the capture shows that they had run out of time; each with the time that this may
@@ -228,7 +227,6 @@ class Step:
     expects_response: bool
     blocks: bool = False
     needs_fence: bool = False
-    creates: bool = False
     is_racing: bool = False
     awaits: tuple[tuple[Resource, int], ...] = ()
     skipped: Skipped | None = None

@@ -35,7 +35,6 @@ from kdissect.replay.model import (
     READ,
     TRANSACTIONS,
     Exchange,
-    Mode,
     PlanOptions,
     ReplayPlan,
     ResourceAccess,
@@ -43,7 +42,6 @@ from kdissect.replay.model import (
     Skipped,
     Step,
     Workload,
-    WorkloadFacts,
 )
 from kdissect.replay.planning.ordering import order_steps
 from kdissect.replay.planning.resources import ResourceAccesses, class_of
@@ -62,7 +60,6 @@ from kdissect.replay.workload.messages import (
 )
 from kdissect.text import plural
 
-_CREATING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 # The answer may wait for what others send.
 _BLOCKING_APIS = frozenset({ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.SHARE_FETCH})
 # The principal of the client must not do that.
@@ -132,21 +129,9 @@ def _step(
         at_ns=at_ns,
         expects_response=exchange.expects_response,
         blocks=exchange.api_key in _BLOCKING_APIS,
-        creates=skipped is None and _creates(exchange, found, workload.facts),
         skipped=skipped,
         accesses=found,
     )
-
-
-def _creates(
-    exchange: Exchange, accesses: tuple[ResourceAccess, ...], facts: WorkloadFacts
-) -> bool:
-    """Return whether the target has new partitions after a step, as far as the capture shows it."""
-    if exchange.api_key not in _CREATING_APIS:
-        return False
-    changed = [each for each, mode in accesses if mode is Mode.WRITE]
-    topics = [facts.topics.get(each[1]) for each in changed if each[0] == "topic"]
-    return any(topic is not None and topic.first_time_ns >= 0 for topic in topics)
 
 
 # -- requests that are not sent -------------------------------------------------------------------

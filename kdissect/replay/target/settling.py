@@ -27,10 +27,7 @@ from kdissect.replay.translation.nodes import coordinators_of, topics_of
 from kdissect.replay.workload.messages import (
     EARLIEST,
     GROUP_KEY,
-    NOT_MADE_YET,
     TRANSACTION_KEY,
-    decoded,
-    entries,
     partitions,
 )
 
@@ -40,6 +37,7 @@ WAIT_S, SHORT_WAIT_S = 8.0, 0.5
 # own, beside the image that all others use.
 _METADATA = frozenset({"topic", "topics", "config", "acls", "tokens", "quotas", "scram", "cluster"})
 _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
+_MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
@@ -242,11 +240,6 @@ class Settled:
         if step.exchange.api_key == ApiKey.END_TXN:
             for _, name in coordinators_of(self._ids, step):
                 is_settled &= await await_transaction(target, name, limit_s, is_ending=True)
-        if step.creates:
-            if made := made_partitions(outcome):
-                is_settled &= await await_partitions(target, made, limit_s)
-                self._ids.target.learn_metadata(target.metadata)
-            return is_settled
         changed = {
             resource[0]
             for resource, mode in step.accesses
@@ -255,24 +248,19 @@ class Settled:
         if changed & _METADATA:
             all_parts = bool(changed & _APPLIED_LATER)
             is_settled &= await await_metadata(target, limit_s, all_parts=all_parts)
+        if "topic" in changed and step.exchange.api_key in _MAKING_APIS:
+            is_settled &= await self._serves(step, limit_s)
         return is_settled
 
-
-def made_partitions(outcome: Outcome) -> dict[str, int]:
-    """The number of partitions of each topic that a request created: a CreateTopics, a
-    CreatePartitions, or a Metadata request for a topic that was not there."""
-    api_key, version = outcome.step.exchange.api_key, outcome.api_version
-    request = decoded(outcome.sent or b"", "request", api_key, version)
-    answer = decoded(outcome.answer or b"", "response", api_key, version)
-    if request is None or answer is None or request.body.get("validate_only"):
-        return {}
-    if api_key == ApiKey.METADATA and not request.body.get("allow_auto_topic_creation", True):
-        return {}
-    results = entries(answer.body.get("topics")) or entries(answer.body.get("results"))
-    taken_codes = NOT_MADE_YET if api_key == ApiKey.METADATA else {0}
-    taken = {each["name"] for each in results if each["error_code"] in taken_codes}
-    return {
-        each["name"]: max(each.get("count", 1), each.get("num_partitions", 1))
-        for each in entries(request.body["topics"])
-        if each["name"] in taken
-    }
+    async def _serves(self, step: Step, limit_s: float) -> bool:
+        """Wait until the leaders of the topics of a step serve all partitions. A topic that the
+        target is making has to be there, if the captured broker made it."""
+        known, being_made = self._ids.plan.workload.facts.topics, self._ids.target.being_made
+        counts = {
+            self._ids.topic(name): int(self._ids.topic(name) in being_made)
+            for name in step.named("topic")
+            if name in known and known[name].first_time_ns >= 0
+        }
+        is_settled = await await_partitions(self._target, counts, limit_s)
+        self._ids.target.learn_metadata(self._target.metadata)
+        return is_settled
