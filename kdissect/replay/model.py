@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from kdissect.errors import Error
+
 READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN = "read", "produce", "groups", "transactions", "admin"
 CLASSES = (READ, PRODUCE, GROUPS, TRANSACTIONS, ADMIN)
 WRITING_CLASSES = CLASSES[1:]  # each has to be allowed by name
@@ -176,6 +178,10 @@ class Skipped:
     code: SkipCode
     reason: str
     is_finding: bool = False
+
+
+class OptionError(Error, ValueError):
+    """An option cannot be used as given, or another one is missing; the text says which."""
 
 
 class Untranslatable(Exception):

@@ -23,7 +23,6 @@ from itertools import accumulate
 from typing import Any
 
 from kdissect.codec.message import Message, encode_message
-from kdissect.errors import Error
 from kdissect.kafka.assembly import NO_API
 from kdissect.pipeline.filters import fits
 from kdissect.pipeline.selection import duration_ms
@@ -35,6 +34,7 @@ from kdissect.replay.model import (
     READ,
     TRANSACTIONS,
     Exchange,
+    OptionError,
     PlanOptions,
     ReplayPlan,
     ResourceAccess,
@@ -249,10 +249,6 @@ def _topic(topic: Body) -> Any:
 # -- when steps are due ----------------------------------------------------------------------------
 
 
-class PaceError(Error, ValueError):
-    """A pace or a span of time that cannot be read."""
-
-
 @dataclass(frozen=True)
 class Pace:
     """speed: 1 as recorded, 4 four times as fast, inf without waiting.
@@ -275,7 +271,7 @@ class Pace:
 
 
 def parse_pace(text: str, max_gap: str | None = None) -> Pace:
-    """``recorded``, ``max``, ``x4``, ``x0.5``; `max_gap` as in `parse_span`. Raises PaceError."""
+    """``recorded``, ``max``, ``x4``, ``x0.5``; `max_gap` as in `parse_span`. Raises OptionError."""
     gap = None if max_gap is None else parse_span(max_gap)
     if text == "recorded":
         return Pace(1.0, gap)
@@ -283,17 +279,17 @@ def parse_pace(text: str, max_gap: str | None = None) -> Pace:
         return Pace(math.inf, gap)
     found = re.fullmatch(r"x(\d+(?:\.\d+)?)", text)
     if not found or not 0 < float(found[1]) <= 1e6:
-        raise PaceError(f"pace {text!r} is none of recorded, max, x2, x0.5 and the like")
+        raise OptionError(f"pace {text!r} is none of recorded, max, x2, x0.5 and the like")
     return Pace(float(found[1]), gap)
 
 
 def parse_span(text: str) -> float:
-    """Seconds of ``250ms``, ``5s``, ``2m``, ``1.5``. Raises PaceError."""
+    """Seconds of ``250ms``, ``5s``, ``2m``, ``1.5``. Raises OptionError."""
     bare = text.strip()
     try:
         return duration_ms(f"{bare}s" if bare[-1:].isdigit() else bare) / 1000
     except ValueError:
-        raise PaceError(f"{text!r} is no span of time such as 250ms, 5s or 2m") from None
+        raise OptionError(f"{text!r} is no span of time such as 250ms, 5s or 2m") from None
 
 
 def schedule(plan: ReplayPlan, pace: Pace) -> list[int]:

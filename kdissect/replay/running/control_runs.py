@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kdissect.errors import EnvironmentFailed, Error
-from kdissect.replay.model import ReplayPlan, TranslateOptions
+from kdissect.errors import EnvironmentFailed
+from kdissect.replay.model import OptionError, ReplayPlan, TranslateOptions
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.target.guard import Effects, Name, delete_names, effects_of, topics_to_make
 from kdissect.replay.workload.messages import request_body
@@ -24,10 +24,6 @@ from kdissect.text import visible
 TOPIC_NAME_MAX = 249  # Kafka's limit
 FEWEST = 2  # fewer control runs cannot differ from each other
 _REGEX = "subscribed_topic_regex"
-
-
-class ControlRunError(Error, ValueError):
-    """Control runs of a plan cannot be kept apart; the text says which option helps."""
 
 
 @dataclass
@@ -83,7 +79,7 @@ def plan_runs(
     command: str = "",
     makes_topics: bool = False,
 ) -> list[PlannedRun]:
-    """The runs in their order. Raises ControlRunError if they would see each other's data."""
+    """The runs in their order. Raises OptionError if they would see each other's data."""
     reference = against or target
     names = [f"control run {number} of {control_runs}" for number in range(1, control_runs + 1)]
     if against is not None and not names:
@@ -110,7 +106,7 @@ def _keep_apart(plan: ReplayPlan, runs: Sequence[PlannedRun], makes_topics: bool
         for kind, name in effects.all():
             new = f"{renames.get((kind, name), name)}{run.suffix}"
             if kind == "topic" and len(new) > TOPIC_NAME_MAX:
-                raise ControlRunError(
+                raise OptionError(
                     f"topic {visible(name)}: too long for a suffix in each run; give --reset"
                 )
             renames[kind, name] = new
@@ -123,14 +119,14 @@ def _check_names(plan: ReplayPlan, effects: Effects, makes_topics: bool) -> None
     missing = {each.name for each in topics_to_make(plan)}.intersection(effects.names("topic"))
     if missing and not makes_topics:
         shown = ", ".join(map(visible, sorted(missing)[:10]))
-        raise ControlRunError(
+        raise OptionError(
             f"--control-runs writes to topics with a suffix in each run, and the replay does not "
             f"create {shown}: give --create-topics, or --reset"
         )
     for step in plan.steps:
         request = request_body(step.exchange) if step.skipped is None else {}
         if request.get(_REGEX):
-            raise ControlRunError(
+            raise OptionError(
                 f"group {visible(request['group_id'])} subscribes to a pattern, which would "
                 "match the topics of every control run: give --reset"
             )

@@ -101,7 +101,7 @@ async def replay(
     watch: called with each runner when it begins, and with a text before other parts. say: called
     before the first request with each thing that the target lacks.
 
-    Raises GuardError where a target may not be used.
+    Raises OptionError where a target may not be used.
     Troubles with a target are in the results, also where it could not be reached at all: every step
     then says so, and the run has ended early.
     """

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from kdissect.errors import Error
+from kdissect.replay.model import OptionError
 
 PASSWORD_VARIABLE, TOKEN_VARIABLE = "KDISSECT_SASL_PASSWORD", "KDISSECT_SASL_TOKEN"
 KEY_PASSWORD_VARIABLE = "KDISSECT_TLS_KEY_PASSWORD"
@@ -26,10 +26,6 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 SCRAM_ITERATIONS_MAX = 1_000_000  # brokers use 4096 to 16384; more would only stall us
 
 Tokens = Generator[bytes, bytes, None]
-
-
-class OptionError(Error, ValueError):
-    """An option cannot be used as given."""
 
 
 class LoginFailed(Exception):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdissect.codec.message import Message
-from kdissect.errors import EnvironmentFailed, Error
+from kdissect.errors import EnvironmentFailed
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
+from kdissect.replay.model import OptionError
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
 from kdissect.replay.workload.messages import EARLIEST, LATEST, partitions
 
@@ -39,18 +40,14 @@ _LISTS = {
 }  # fmt: skip
 
 
-class TargetError(Error, ValueError):
-    """A target's address that cannot be read."""
-
-
 def parse_address(text: str) -> tuple[str, int]:
-    """``host:port``, ``[::1]:9092``. Raises TargetError."""
+    """``host:port``, ``[::1]:9092``. Raises OptionError."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not host or ("::" in host and not text.startswith("[")) or not port.isdigit():
-        raise TargetError(f"{text!r} is no HOST:PORT ([HOST]:PORT for IPv6)")
+        raise OptionError(f"{text!r} is no HOST:PORT ([HOST]:PORT for IPv6)")
     if not 0 < int(port) < 65536:
-        raise TargetError(f"{text!r}: no such port")
+        raise OptionError(f"{text!r}: no such port")
     return host, int(port)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from kdissect.errors import EnvironmentFailed, Error
+from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
 from kdissect.replay.model import (
@@ -30,6 +30,7 @@ from kdissect.replay.model import (
     READ,
     WRITING_CLASSES,
     Mode,
+    OptionError,
     ReplayPlan,
     SkipCode,
     TopicFacts,
@@ -60,17 +61,13 @@ _ABSENT = frozenset(
 )
 
 
-class GuardError(Error, ValueError):
-    """The replay is refused; the text says which option would allow it."""
-
-
 def parse_allow(values: Iterable[str]) -> frozenset[str]:
-    """Classes of ``produce,groups`` and the like, as often as given. Raises GuardError."""
+    """Classes of ``produce,groups`` and the like, as often as given. Raises OptionError."""
     names = {name.strip().lower() for value in values for name in value.split(",")} - {""}
     for name in sorted(names):
         if name not in (*CLASSES, *_BESIDE):
             known = ", ".join((*WRITING_CLASSES, *_BESIDE))
-            raise GuardError(f"--allow {name}: classes are {known}")
+            raise OptionError(f"--allow {name}: classes are {known}")
     return frozenset(names) & {*WRITING_CLASSES, *_BESIDE}
 
 
@@ -84,7 +81,7 @@ def not_allowed(plan: ReplayPlan) -> dict[str, int]:
 
 
 def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool) -> None:
-    """Refuse an address that the capture shows, before anything is sent. Raises GuardError."""
+    """Refuse an address that the capture shows, before anything is sent. Raises OptionError."""
     if same_cluster:
         return
     captured: set[Address] = set(facts.listeners) | set(facts.brokers.values())
@@ -92,16 +89,16 @@ def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool
     known = {(name.lower(), number) for name, number in captured}
     known |= {(_plain(name), number) for name, number in known}
     if found := sorted(ours & known):
-        raise GuardError(
+        raise OptionError(
             f"{show_address(host, port)} is an address of the captured cluster "
             f"({show_address(*found[0])}); if this is meant, say --allow same-cluster"
         )
 
 
 def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> None:
-    """Refuse the captured cluster's id, before the first replayed request. Raises GuardError."""
+    """Refuse the captured cluster's id, before the first replayed request. Raises OptionError."""
     if not same_cluster and target.cluster_id in facts.cluster_ids:
-        raise GuardError(
+        raise OptionError(
             f"{target} belongs to the captured cluster (id {target.cluster_id}); if this is "
             "meant, say --allow same-cluster"
         )
@@ -220,14 +217,14 @@ async def find_existing(target: Target, effects: Effects) -> dict[Name, str]:
 
 
 def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
-    """Refuse a target that holds data or members under names of the plan. Raises GuardError."""
+    """Refuse a target that holds data or members under names of the plan. Raises OptionError."""
     holding = [
         f"{kind} {visible(name)} ({held})" for (kind, name), held in existing.items() if held
     ]
     if len(holding) > SHOWN_NAMES:
         holding[SHOWN_NAMES:] = [f"{len(holding) - SHOWN_NAMES} more"]
     if holding:
-        raise GuardError(
+        raise OptionError(
             f"{target} has data or members under names that the replay would write to: "
             f"{', '.join(holding)}; if this is meant, say --into-existing"
         )

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kdissect.cli import app
-from kdissect.replay.model import PlanOptions, ReplayPlan, TranslateOptions
+from kdissect.replay.model import OptionError, PlanOptions, ReplayPlan, TranslateOptions
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.running.control_runs import ControlRunError, plan_runs
+from kdissect.replay.running.control_runs import plan_runs
 from kdissect.replay.target.cluster import Target
 from kdissect.replay.workload.source import load_workload
 from tests.conftest import CAPTURES
@@ -62,7 +62,7 @@ def test_each_run_writes_to_names_of_its_own() -> None:
 def test_runs_that_cannot_be_kept_apart_are_refused() -> None:
     """Nothing creates the topics that the plan writes to: the text names both ways out."""
     plan = make_plan(load_workload([str(SOURCE)]), PlanOptions(allow=frozenset({"produce"})))
-    with pytest.raises(ControlRunError, match="--create-topics, or --reset"):
+    with pytest.raises(OptionError, match="--create-topics, or --reset"):
         plan_runs(plan, TARGET, None, TranslateOptions(), control_runs=2)
     assert plan_runs(plan, TARGET, None, TranslateOptions(), control_runs=2, makes_topics=True)
 

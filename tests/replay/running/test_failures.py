@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli import app
 from kdissect.protocol import catalog
+from kdissect.replay.model import OptionError
 from kdissect.replay.running.session import SessionOptions, replay
 from kdissect.replay.target.cluster import Target
-from kdissect.replay.target.guard import GuardError
 from kdissect.replay.workload.saved_file import save
 from tests.builders.workloads import a_request, a_response, exchange, workload
 from tests.conftest import CAPTURES
@@ -140,7 +140,7 @@ def test_the_reference_is_closed_where_the_target_is_no_good(answer: Answer | No
         try:
             results = await replay(plan, other, SessionOptions(), against)
             assert "refused" in results.run.ended
-        except GuardError:
+        except OptionError:
             assert answer is not None
         end = time.monotonic() + 10
         while reference._writers or target._writers:

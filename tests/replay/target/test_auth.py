@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kdissect.replay.model import OptionError
 from kdissect.replay.target import auth
-from kdissect.replay.target.auth import LoginFailed, OptionError, Sasl, TlsOptions, sasl_from
+from kdissect.replay.target.auth import LoginFailed, Sasl, TlsOptions, sasl_from
 
 
 def test_plain_sends_user_and_password() -> None:

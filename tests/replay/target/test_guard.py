@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 
 from kdissect.cli import app
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.replay.model import WRITING_CLASSES, PlanOptions, WorkloadFacts
+from kdissect.replay.model import WRITING_CLASSES, OptionError, PlanOptions, WorkloadFacts
 from kdissect.replay.planning.plan import make_plan
-from kdissect.replay.target.cluster import Target, TargetError, parse_address
+from kdissect.replay.target.cluster import Target, parse_address
 from kdissect.replay.target.guard import (
     Effects,
-    GuardError,
     check_address,
     check_cluster,
     effects_of,
@@ -47,7 +46,7 @@ FACTS = WorkloadFacts(
 )
 def test_addresses_of_the_captured_cluster(host: str, port: int) -> None:
     """As spelled in the capture, as another spelling, as a name of it."""
-    with pytest.raises(GuardError, match="--allow same-cluster"):
+    with pytest.raises(OptionError, match="--allow same-cluster"):
         check_address(FACTS, host, port, same_cluster=False)
     check_address(FACTS, host, port, same_cluster=True)
 
@@ -61,7 +60,7 @@ def test_other_addresses_are_not_the_captured_cluster() -> None:
 def test_the_captured_cluster_id_is_refused() -> None:
     """The captured cluster id is refused without --allow same-cluster."""
     target = Target("127.0.0.1", 9094, cluster_id="captured")
-    with pytest.raises(GuardError, match="captured cluster"):
+    with pytest.raises(OptionError, match="captured cluster"):
         check_cluster(FACTS, target, same_cluster=False)
     check_cluster(FACTS, target, same_cluster=True)
     for other in ("another", None):
@@ -69,21 +68,21 @@ def test_the_captured_cluster_id_is_refused() -> None:
 
 
 def test_classes_are_allowed_by_name() -> None:
-    """Case and spaces do not matter; other names raise GuardError."""
+    """Case and spaces do not matter; other names raise OptionError."""
     assert parse_allow([]) == frozenset()
     assert parse_allow(["produce, groups", "Admin"]) == {"produce", "groups", "admin"}
     assert parse_allow(["read"]) == frozenset()
     for wrong in ("all", "write", "produce,everything"):
-        with pytest.raises(GuardError, match="produce, groups, transactions, admin"):
+        with pytest.raises(OptionError, match="produce, groups, transactions, admin"):
             parse_allow([wrong])
 
 
 def test_a_target_is_host_and_port() -> None:
-    """HOST:PORT, with brackets around IPv6; other text raises TargetError."""
+    """HOST:PORT, with brackets around IPv6; other text raises OptionError."""
     assert parse_address("broker:9092") == ("broker", 9092)
     assert parse_address("[::1]:9092") == ("::1", 9092)
     for wrong in ("broker", "broker:", ":9092", "::1:9092", "b:0", "b:70000", "b:x"):
-        with pytest.raises(TargetError):
+        with pytest.raises(OptionError):
             parse_address(wrong)
 
 
@@ -135,7 +134,7 @@ def test_data_under_names_of_the_plan_ends_the_run() -> None:
     """The error lists each name with its data, and the option."""
     holding = Holding()
     done = run(holding, "--allow", EVERYTHING)
-    assert isinstance(done.exception, GuardError)  # a user's mistake: exit code 2
+    assert isinstance(done.exception, OptionError)  # a user's mistake: exit code 2
     line = str(done.exception)
     for name in ("topic rd-events (500 records)", "group rd-classic (Stable)",
                  "transactional-id rd-tx-1 (Empty)", "--into-existing"):  # fmt: skip
@@ -149,7 +148,7 @@ def test_a_run_that_only_reads_is_not_checked() -> None:
     """Without a write no group is listed."""
     holding = Holding()
     done = run(holding, "--api", "Fetch")
-    assert not isinstance(done.exception, GuardError)
+    assert not isinstance(done.exception, OptionError)
     assert ApiKey.FETCH in holding.asked
     assert ApiKey.LIST_GROUPS not in holding.asked
 
@@ -162,7 +161,7 @@ def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
     allow = f"{EVERYTHING},delete-existing" if is_allowed else EVERYTHING
     options = ("--allow", allow, "--into-existing", "--api", "DeleteTopics", "--json", str(lines))
     done = run(holding, *options)
-    assert not isinstance(done.exception, GuardError)
+    assert not isinstance(done.exception, OptionError)
     rows = [json.loads(line) for line in lines.read_text().splitlines()][1:-1]
     reasons = {row["reason"] for row in rows if row["skipped"] == "not_allowed"}
     if is_allowed:
