@@ -81,10 +81,7 @@ class Connection:
     number: int
     client: tuple[str, int]
     broker: tuple[str, int]
-    start_time_ns: int
-    end_time_ns: int
     node_id: int | None = None
-    is_tls: bool = False
     principal: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
 

@@ -63,7 +63,7 @@ class PlanMaker:
         while len(self.connections) <= connection:
             number = len(self.connections)
             self.connections.append(
-                Connection(number, number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092), 0, 0)
+                Connection(number, number, ("10.0.0.1", 1000 + number), ("10.0.0.2", 9092))
             )
         number, at_ns = len(self.steps), int(at_ms * MS)
         owner = self.connections[connection]
@@ -74,7 +74,6 @@ class PlanMaker:
         one.exchange_id, one.index = 1000 + number, len(owner.exchanges)
         one.expects_response = expects_response
         owner.exchanges.append(one)
-        owner.end_time_ns = at_ns + 2 * MS
         self.steps.append(
             Step(number, connection, one, "Heartbeat", "groups", at_ns, expects_response,
                  skipped=skipped, depends_on=after, follows=follows)

@@ -117,9 +117,6 @@ def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connec
             number=-1,
             client=(client_ips[row], int(where.client_port[row])),
             broker=(broker_ips[row], int(where.broker_port[row])),
-            start_time_ns=int(rows["first_time_ns"][row]),
-            end_time_ns=int(rows["last_time_ns"][row]),
-            is_tls=bool(rows["is_tls"][row]),
         )
     sizes = sum(assembly.exchanges[side]["size"].clip(0) for side in SIDES)
     groups = np.cumsum(sizes) // _GATHER_BYTES if len(assembly.exchanges) else np.zeros(0, int)
@@ -129,12 +126,14 @@ def _connections(plan: RunPlan, assembly: Assembly, sources: Any) -> list[Connec
             frames = FrameBuffer.gather(assembly, sources, chosen)
             _add_exchanges(frames, connections, paths)
     for row, connection in connections.items():
-        connection.principal = _principal(connection, bool(rows["handshake_seen"][row]))
+        is_plain = bool(rows["handshake_seen"][row]) and not rows["is_tls"][row]
+        connection.principal = _principal(connection, is_plain)
     return list(connections.values())
 
 
-def _principal(connection: Connection, is_from_start: bool) -> str:
-    """The principal by the first SASL token. With a delegation token it is unknown: the user is the
+def _principal(connection: Connection, is_plain: bool) -> str:
+    """The principal by the first SASL token; without one the anonymous, if the connection is there
+    from its start, without TLS. With a delegation token it is unknown: the user is the
     token's id (KIP-48)."""
     for exchange in connection.exchanges:
         token = exchange.request if exchange.api_key == NO_API else None
@@ -142,7 +141,7 @@ def _principal(connection: Connection, is_from_start: bool) -> str:
             token = request_body(exchange).get("auth_bytes")
         if token is not None:
             return "" if _DELEGATION_TOKEN in token else principal_of(token) or ""
-    return ANONYMOUS_PRINCIPAL if is_from_start and not connection.is_tls else ""
+    return ANONYMOUS_PRINCIPAL if is_plain else ""
 
 
 def _add_exchanges(

@@ -107,8 +107,8 @@ def test_a_saved_file_is_the_same_workload(captures: Path, tmp_path: Path, name:
         ('{"kdissect": "replay", "format_version": 2}\n{"id": "1"}', ":2: no saved replay"),
         ('{"kdissect": "replay", "format_version": 2}\n[', ":2: no saved replay"),
         (
-            '{"kdissect": "replay", "format_version": 2}\n{"connection": {"start_time_ns": "1"}}',
-            ":2: no saved replay can be read there: no start_time_ns of this kind",
+            '{"kdissect": "replay", "format_version": 2}\n{"connection": {"connection_id": "1"}}',
+            ":2: no saved replay can be read there: no connection_id of this kind",
         ),
         ('{"kdissect": "replay"', ":1: no saved replay"),
     ],
