@@ -17,8 +17,8 @@ from kdissect.replay.fields import (
     path_pattern,
     shape_of,
 )
-from kdissect.replay.workload.captured_cluster import INTERNAL_APIS
 from kdissect.replay.workload.messages import TARGET_OWN_APIS
+from kdissect.replay.workload.source import INTERNAL_APIS
 from tests.conftest import ROOT
 from tests.oracles.message_fields import FIELDS
 

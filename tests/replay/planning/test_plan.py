@@ -20,8 +20,7 @@ from kdissect.replay.model import (
 )
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.workload import messages as api
-from kdissect.replay.workload.captured_cluster import INTERNAL_APIS
-from kdissect.replay.workload.source import load_workload
+from kdissect.replay.workload.source import INTERNAL_APIS, load_workload
 from tests.builders.workloads import (
     ANSWERS,
     a_request,

@@ -12,9 +12,8 @@ from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Exchange, Workload
 from kdissect.replay.planning.plan import make_plan
 from kdissect.replay.target.state import LogContent, State, starting_state
-from kdissect.replay.workload.captured_cluster import gather_facts
 from kdissect.replay.workload.saved_file import save
-from kdissect.replay.workload.source import load_workload
+from kdissect.replay.workload.source import gather_facts, load_workload
 from tests.builders.messages import numbered_batch as batch
 from tests.builders.workloads import (
     call,
