@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kdissect.codec.message import Message, decode_message
-from kdissect.codec.message_codec import read_int16, read_string
+from kdissect.codec.message_codec import read_int16
 from kdissect.errors import DecodeError
 from kdissect.kafka.assembly import NO_API
 from kdissect.protocol import catalog
@@ -19,7 +19,6 @@ from kdissect.replay.model import Exchange, WorkloadFacts
 Body = dict[str, Any]
 
 _SASL_TOKEN = "SaslToken"
-_NO_CLIENT_ID = b"\x00\x07\x00\x00"  # ControlledShutdown v0
 _PARTITION_ARRAYS = ("partitions", "partition_data", "partition_responses")
 _PARTITION_NUMBERS = ("partition_index", "index", "partition")
 
@@ -108,31 +107,9 @@ def decoded(frame: bytes, side: str, api_key: int, api_version: int) -> Message 
         return None
 
 
-def expects_response(api_key: int, frame: bytes | None) -> bool:
-    """False for a Produce with acks 0, whatever its version."""
-    if api_key != ApiKey.PRODUCE or frame is None:
-        return True
-    try:
-        api_version = read_int16(frame, 2)[0]
-        body = decode_message(frame, side="request", api_key=api_key, api_version=api_version).body
-    except (DecodeError, ValueError):
-        return True
-    return bool(body["acks"] != 0)
-
-
 def api_of(frame: bytes) -> tuple[int, int]:
     """(api_key, api_version) of a request's frame. Raises DecodeError."""
     return read_int16(frame, 0)[0], read_int16(frame, 2)[0]
-
-
-def client_id_of(frame: bytes) -> str | None:
-    """The client id of a request's header; None where it is null, or is not there."""
-    if frame[:4] == _NO_CLIENT_ID:
-        return None
-    try:
-        return read_string(frame, 8, True)[0]
-    except DecodeError:
-        return None
 
 
 def entries(value: Any) -> list[Any]:

@@ -46,9 +46,7 @@ _MARK = b'{"kdissect": "replay"'
 _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error)
 _REQUEST_HELD = "it holds secrets, which are redacted"
 # What a workload derives of the other fields.
-_DERIVED = frozenset(
-    {"number", "exchanges", "node_id", "connection", "index", "client_id", "internal_reason"}
-)
+_DERIVED = frozenset({"number", "exchanges", "node_id", "connection", "index", "internal_reason"})
 _HINTS = {Connection: get_type_hints(Connection), Exchange: get_type_hints(Exchange)}
 
 
@@ -202,9 +200,8 @@ def _values(kind: type[Connection | Exchange], row: dict[str, Any]) -> dict[str,
 
 
 def _exchange(values: dict[str, Any]) -> Exchange:
-    exchange = Exchange(connection=-1, index=-1, client_id=None, **values)
+    exchange = Exchange(connection=-1, index=-1, **values)
     if exchange.request is not None:
         if messages.api_of(exchange.request) != (exchange.api_key, exchange.api_version):
             raise ValueError(f"the request of exchange {exchange.exchange_id} is of another API")
-        exchange.client_id = messages.client_id_of(exchange.request)
     return exchange

@@ -19,7 +19,7 @@ from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.pipeline import local
 from kdissect.pipeline.clients import principal_of
-from kdissect.pipeline.frame_buffer import FrameBuffer
+from kdissect.pipeline.frame_buffer import FrameBuffer, client_ids
 from kdissect.pipeline.options import MB, Limits, Options
 from kdissect.pipeline.plan import RunPlan, planned
 from kdissect.pipeline.selection import Selection
@@ -40,9 +40,7 @@ from kdissect.replay.workload.messages import (
     TOPIC_RESOURCE,
     Body,
     bodies,
-    client_id_of,
     entries,
-    expects_response,
     partitions,
     request_body,
 )
@@ -188,11 +186,11 @@ def _add_exchanges(
     rows = frames.exchanges
     data = frames.buf.tobytes()
     names = ("exchange_id", "connection", "api_key", "api_version", "status", "is_sasl_token")
-    columns = [rows[name].tolist() for name in names]
+    columns = [rows[name].tolist() for name in names] + [client_ids(frames).to_pylist()]
     request, response = (rows[side] for side in SIDES)
     whole = [frames.whole(REQUEST).tolist(), frames.whole(RESPONSE).tolist()]
     start, end = frames.start.tolist(), frames.end.tolist()
-    for row, (exchange_id, connection, key, version, status, token) in enumerate(
+    for row, (exchange_id, connection, key, version, status, token, client_id) in enumerate(
         zip(*columns, strict=True)
     ):
         owner = connections.get(connection)
@@ -211,20 +209,19 @@ def _add_exchanges(
             index=-1,
             api_key=NO_API if token else key,
             api_version=version,
-            client_id=None if request_frame is None or token else client_id_of(request_frame),
+            client_id=client_id,
             request=request_frame,
             response=data[start[row][1] : end[row][1]] if is_whole else None,
             request_time_ns=int(first["time_ns"][row]),
             request_end_time_ns=int(request["end_time_ns"][row]) if has_request else -1,
             response_time_ns=int(response["time_ns"][row]) if has_answer else -1,
             response_end_time_ns=int(response["end_time_ns"][row]) if has_answer else -1,
+            expects_response=status != PairStatus.NO_RESPONSE_EXPECTED,
             request_missing=missing if request_frame is None else "",
             request_packet=int(request["packet"][row]) if has_request else -1,
             response_packet=int(response["packet"][row]) if has_answer else -1,
             capture=paths[source] if 0 <= source < len(paths) else "",
         )
-        if exchange.api_key != NO_API:
-            exchange.expects_response = expects_response(key, request_frame)
         if exchange.response is None and exchange.expects_response:
             exchange.response_missing = _no_response(PairStatus(status), has_answer)
         owner.exchanges.append(exchange)
