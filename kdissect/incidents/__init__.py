@@ -16,6 +16,9 @@ import pyarrow as pa
 from kdissect.incidents.causes import without_consequences
 from kdissect.incidents.evidence import Evidence
 from kdissect.incidents.incident import KINDS, SCHEMA, SEVERITIES, incident_table, json_rows
+from kdissect.incidents.leader_changes import make_leaders
+from kdissect.incidents.outages import make_outages
+from kdissect.incidents.produced_records import make_produced
 from kdissect.sql import Database
 
 # Modules with kinds
@@ -33,6 +36,9 @@ __all__ = ["KINDS", "SCHEMA", "SEVERITIES", "find_incidents", "json_rows"]
 def find_incidents(database: Database) -> pa.Table:
     """Return the table `incidents` of a table set. database: with the tables of `make_requests`."""
     evidence = Evidence(database)
+    make_produced(evidence)
+    make_leaders(evidence)
+    make_outages(evidence)
     found = [
         replace(incident, kind=name)
         for name, kind in KINDS.items()

@@ -12,7 +12,6 @@ from typing import Any
 
 from kdissect.incidents.incident import EVIDENCE_MAX, Incident
 from kdissect.sql import Database
-from kdissect.sql.requests import endpoint
 from kdissect.text import shell_word
 
 Row = dict[str, Any]
@@ -62,16 +61,9 @@ class Evidence:
         self.database = database
         self.run, self.rows = database.run, database.rows
         captures = self.rows("SELECT capture_id, path FROM captures ORDER BY first_time, path")
-        self._made: set[str] = set()
         self._paths: dict[int, str] = {row["capture_id"]: row["path"] for row in captures}
         more = f" and {len(captures) - 1:,} more" if captures[1:] else ""
         self.captures: str = f"{captures[0]['path']}{more}" if captures else "CAPTURE"
-
-    def is_new(self, table: str) -> bool:
-        """Return whether nobody has asked before: the caller makes the table."""
-        is_made = table in self._made
-        self._made.add(table)
-        return not is_made
 
     def incident(self, row: Row, severity: str, subject: str, text: str, **fields: Any) -> Incident:
         """Return an incident with the times, counts, ids and brokers of a row.
@@ -95,14 +87,6 @@ class Evidence:
             brokers=frozenset(brokers),
         )
         return replace(incident, **fields)
-
-    def addresses(self, node_id: int) -> frozenset[str]:
-        """Return the addresses that Metadata names for a node."""
-        rows = self.rows(
-            f"SELECT {endpoint('ip', 'port')} AS address FROM brokers "
-            f"WHERE ip IS NOT NULL AND node_id = {node_id:d}"
-        )
-        return frozenset(row["address"] for row in rows)
 
     def command(self, verb: str, *options: str, capture_id: int | None = None) -> str:
         """Return a kdissect command over a capture, quoted for a shell."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from kdissect.incidents.evidence import Evidence, lasted_ms, runs
 from kdissect.incidents.incident import EVIDENCE_MAX, INFO, WARN, Incident, kind
-from kdissect.incidents.produced_records import make_produced
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.sql.partitions import fetch_answers
 from kdissect.sql.requests import endpoint
@@ -19,9 +18,7 @@ from kdissect.text import duration, plural
 
 
 def make_leaders(evidence: Evidence) -> None:
-    """Create the table, once."""
-    if not evidence.is_new("leaders"):
-        return
+    """Create the table."""
     evidence.run(
         """
         CREATE TEMP TABLE leaders AS
@@ -64,20 +61,28 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
     Clients find out by an error of the old leader, and then by Metadata: the first sign is the
     start.
     """
-    make_leaders(evidence)
     codes = ", ".join(f"{code:d}" for code in _SIGNS)
-    _make_refusals(evidence, codes)
+    failed = f"SELECT exchange_id FROM requests WHERE list_has_any(error_codes, [{codes}])"
+    answers = fetch_answers(f"exchange_id IN ({failed})")
     changes = "(SELECT *, coalesce(failed, known) AS time FROM noticed)"
     rows = evidence.rows(
         f"""
-        WITH seen AS (
+        WITH nodes AS (
+          SELECT DISTINCT node_id, {endpoint("ip", "port")} AS broker FROM brokers
+          WHERE ip IS NOT NULL
+        ), refusals AS (
+          -- partitions in responses of brokers that are not their leader any more
+          SELECT topic, partition, response_time AS time, exchange_id, connection_id
+          FROM (
+            SELECT topic, partition, exchange_id, error FROM sent
+            UNION ALL SELECT topic, partition, exchange_id, error FROM ({answers})
+          ) JOIN requests USING (exchange_id) WHERE error IN ({codes})
+        ), seen AS (
           FROM leaders
           -- a broker that refuses was the leader before, if the capture begins after Metadata
           UNION ALL SELECT r.topic, r.partition, b.node_id, -2, r.time, r.exchange_id,
             r.connection_id
-          FROM refusals r JOIN sessions s USING (connection_id)
-          JOIN (SELECT DISTINCT node_id, {endpoint("ip", "port")} AS broker FROM brokers) b
-            USING (broker)
+          FROM refusals r JOIN sessions s USING (connection_id) JOIN nodes b USING (broker)
           QUALIFY row_number() OVER (PARTITION BY r.topic, r.partition ORDER BY r.time) = 1
         ), changes AS (
           SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM seen
@@ -103,7 +108,8 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
           list(DISTINCT leader ORDER BY leader) AS leaders, sum(requests)::BIGINT AS requests,
           list(topic || '-' || partition ORDER BY topic, partition) AS partitions,
           flatten(list(error_ids)) || list(exchange_id) AS exchange_ids,
-          flatten(list(connection_ids)) AS connection_ids
+          flatten(list(connection_ids)) AS connection_ids,
+          (SELECT coalesce(list(broker), []) FROM nodes WHERE node_id = old_leader) AS brokers
         FROM ({runs(changes, "old_leader", TOGETHER_MS)}) GROUP BY ALL ORDER BY start, old_leader
         """
     )
@@ -126,22 +132,4 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
             time_lost_ms=length_ms if row["requests"] else None,
             exchange_ids=list(dict.fromkeys(row["exchange_ids"])),
             connection_ids=list(dict.fromkeys(row["connection_ids"])),
-            brokers=evidence.addresses(row["old_leader"]),
         )
-
-
-def _make_refusals(evidence: Evidence, codes: str) -> None:
-    """Create the table of partitions in responses of brokers that are not their leader any more."""
-    make_produced(evidence)
-    failed = f"SELECT exchange_id FROM requests WHERE list_has_any(error_codes, [{codes}])"
-    evidence.run(
-        f"""
-        CREATE TEMP TABLE refusals AS
-        SELECT topic, partition, response_time AS time, exchange_id, connection_id
-        FROM (
-          SELECT topic, partition, exchange_id, error FROM sent
-          UNION ALL SELECT topic, partition, exchange_id, error
-          FROM ({fetch_answers(f"exchange_id IN ({failed})")})
-        ) JOIN requests USING (exchange_id) WHERE error IN ({codes})
-        """
-    )

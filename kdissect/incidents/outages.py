@@ -15,7 +15,7 @@ the broker, before the first attempt failed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from kdissect.incidents.evidence import CONNECTION_IDS, HELD_APIS, Evidence, Row, lasted_ms
 from kdissect.incidents.incident import (
@@ -27,7 +27,6 @@ from kdissect.incidents.incident import (
     Incident,
     kind,
 )
-from kdissect.incidents.leader_changes import make_leaders
 from kdissect.sql.requests import endpoint
 from kdissect.text import duration, plural
 
@@ -36,7 +35,7 @@ SHUTDOWN_S = 60
 # Clients that get answers to these from another broker go on with their work there.
 _DATA_APIS = "('Produce', 'Fetch', 'ShareFetch')"
 
-_ATTEMPTS = f"""
+_FAILURES = f"""
 CREATE TEMP TABLE failures AS
 WITH attempts AS (
   SELECT *, connection_id IN (
@@ -98,6 +97,16 @@ WITH hits AS (
     AND r.response_time <= o.stop
   JOIN users u ON u.broker = o.broker AND u.client = r.client AND u.since < o.first_failed
   WHERE r.api IN {_DATA_APIS} AND NOT r.failed
+), advertised AS (
+  SELECT DISTINCT {endpoint("address", "port")} AS address
+  FROM (SELECT unnest([ip, host]) AS address, port FROM brokers) WHERE address IS NOT NULL
+), announcements AS (
+  SELECT {endpoint("coalesce(b.ip, b.host)", "b.port")} AS broker, time
+  FROM (
+    SELECT request.broker_id AS node_id, request_time AS time FROM api_controlled_shutdown
+    UNION ALL SELECT request.broker_id, request_time FROM api_broker_heartbeat
+    WHERE request.want_shut_down
+  ) JOIN brokers b USING (node_id)
 ), nodes AS (
   SELECT DISTINCT node_id, {endpoint("ip", "port")} AS broker FROM brokers WHERE ip IS NOT NULL
 ), led AS (
@@ -124,29 +133,8 @@ LEFT JOIN moved m USING (broker, era)
 
 
 def make_outages(evidence: Evidence) -> None:
-    """Create the table, once."""
-    if not evidence.is_new("outages"):
-        return
-    make_leaders(evidence)
-    evidence.run(_ATTEMPTS)
-    evidence.run(
-        f"""
-        CREATE TEMP TABLE advertised AS
-        SELECT DISTINCT {endpoint("address", "port")} AS address
-        FROM (SELECT unnest([ip, host]) AS address, port FROM brokers) WHERE address IS NOT NULL
-        """
-    )
-    evidence.run(
-        f"""
-        CREATE TEMP TABLE announcements AS
-        SELECT {endpoint("coalesce(b.ip, b.host)", "b.port")} AS broker, time
-        FROM (
-          SELECT request.broker_id AS node_id, request_time AS time FROM api_controlled_shutdown
-          UNION ALL SELECT request.broker_id, request_time FROM api_broker_heartbeat
-          WHERE request.want_shut_down
-        ) JOIN brokers b USING (node_id)
-        """
-    )
+    """Create the table, from `leaders`."""
+    evidence.run(_FAILURES)
     evidence.run(_OUTAGES)
 
 
@@ -160,7 +148,6 @@ ONE_NODE = timedelta(milliseconds=250)
 @kind("network")
 def broker_unreachable(evidence: Evidence) -> Iterator[Incident]:
     """Yield the outages, those of one node's listeners together."""
-    make_outages(evidence)
     nodes: list[list[Row]] = []
     for row in evidence.rows(
         "FROM outages WHERE era > 0 OR back IS NOT NULL OR NOT is_advertised ORDER BY start, broker"
@@ -253,7 +240,7 @@ def _ending(row: Row) -> str:
 
 
 # A client connects to the brokers that Metadata named within so long of its own start.
-METADATA_BEFORE = timedelta(seconds=5)
+METADATA_BEFORE_S = 5
 # Java's clients repeat Metadata each retry.backoff.ms; some requests may be of a client's start.
 METADATA_MIN = 3
 # What a client sends to a bootstrap address before it connects to the advertised ones.
@@ -270,11 +257,21 @@ def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
     Clients reach the bootstrap address and nothing else. It is the cluster's mistake, or a name
     that clients cannot resolve.
     """
-    make_outages(evidence)
     rows = evidence.rows(
         f"""
-        FROM outages WHERE era = 0 AND back IS NULL AND is_advertised
-          AND greatest(syns, attempts) >= {ATTEMPTS_MIN} ORDER BY start, broker
+        WITH connected AS (
+          -- when the client that last read Metadata before the first attempt had connected
+          SELECT o.broker, o.era, max_by(s.first_time, r.response_time) AS connected
+          FROM outages o JOIN requests r ON r.api = 'Metadata' AND r.response_time <= o.first_failed
+          JOIN sessions s USING (connection_id) GROUP BY o.broker, o.era
+        )
+        SELECT o.broker, attempts, refusals, failed_ids AS connection_ids, last_failed AS stop,
+          -- a connection that is older had another reason
+          CASE WHEN first_failed - connected <= INTERVAL {METADATA_BEFORE_S} SECONDS THEN connected
+            ELSE first_failed END AS start
+        FROM outages o LEFT JOIN connected USING (broker, era)
+        WHERE era = 0 AND back IS NULL AND is_advertised
+          AND greatest(syns, attempts) >= {ATTEMPTS_MIN} ORDER BY o.start, o.broker
         """
     )
     for row in rows:
@@ -282,33 +279,13 @@ def advertised_address_unreachable(evidence: Evidence) -> Iterator[Incident]:
         address = row["broker"]
         yield _wrong_address(
             evidence,
-            {
-                "start": _connected_at(evidence, row["first_failed"]),
-                "stop": row["last_failed"],
-                "connection_ids": row["failed_ids"],
-            },
+            row,
             address,
             f"Metadata names {address} as the address of a broker. "
             f"{plural(row['attempts'], 'connection attempt')} to it failed ({kind}), and none "
             "worked. Check advertised.listeners of that broker.",
         )
     yield from _unseen(evidence)
-
-
-def _connected_at(evidence: Evidence, first_failed: datetime) -> datetime:
-    """Return when the client that last read Metadata before the first attempt had connected."""
-    (row,) = evidence.rows(
-        f"""
-        SELECT max_by(s.first_time, r.response_time) AS connected
-        FROM requests r JOIN sessions s USING (connection_id)
-        WHERE r.api = 'Metadata' AND r.response_time <= TIMESTAMPTZ '{first_failed.isoformat()}'
-        """
-    )
-    connected: datetime | None = row["connected"]
-    # a connection that is older had another reason
-    if connected is None or first_failed - connected > METADATA_BEFORE:
-        return first_failed
-    return connected
 
 
 def _unseen(evidence: Evidence) -> Iterator[Incident]:

@@ -50,9 +50,7 @@ _CONTENTS = f"""
 
 
 def make_produced(evidence: Evidence) -> None:
-    """Create the table, once."""
-    if not evidence.is_new("produced"):
-        return
+    """Create the table."""
     codes = ", ".join(f"{code:d}" for code in _UNDECIDED)
     evidence.run(
         f"""
@@ -86,7 +84,6 @@ def duplicate_records(evidence: Evidence) -> Iterator[Incident]:
     (KIP-98). Without idempotence, or from a producer with a new id or epoch, the broker takes both.
     Offsets are the proof: those of later batches leave room for the batch without a response.
     """
-    make_produced(evidence)
     rows = evidence.rows(
         f"""
         WITH lost AS (
@@ -152,7 +149,6 @@ def out_of_order_records(evidence: Evidence) -> Iterator[Incident]:
     numbers prevent that (KIP-98), so sequences in another order than the offsets are a fault of the
     broker.
     """
-    make_produced(evidence)
     evidence.run(_sends())
     late = " UNION ALL ".join((_by_sequence(), _by_repetition()))
     rows = evidence.rows(
