@@ -21,7 +21,6 @@ class Send:
     batch: str
     offset: int = -1
     error: int | None = 0
-    sequence: int = -1
     connection: int = 1
     stamp: int = 0
     partition: int = 0
@@ -52,9 +51,6 @@ def _incidents(*sends: Send) -> list[Row]:
                 "record_count": 10,
                 "base_timestamp_ms": stamp,
                 "max_timestamp_ms": stamp,
-                "base_sequence": send.sequence,
-                "producer_id": 5 if send.sequence >= 0 else -1,
-                "producer_epoch": 0,
             }
         )
         records += [
@@ -149,23 +145,7 @@ def test_a_repetition_on_the_connection_to_the_new_leader() -> None:
     assert [row["kind"] for row in _incidents(first, *moved)] == ["out_of_order_records"]
 
 
-def test_sequence_numbers_in_another_order_than_offsets() -> None:
-    """The higher sequence number has the lower offset, and was acknowledged before."""
-    sends = (
-        Send(1, "a", 0, sequence=0),
-        Send(2, "b", 10, sequence=20),
-        Send(3, "c", 20, sequence=10),
-    )
-    (late,) = _incidents(*sends)
-    assert late["kind"] == "out_of_order_records"
-    assert "Sequence number 10 (packet 4) got offset 20, and the later one 20" in late["text"]
-
-
-def test_sequences_in_order() -> None:
-    """A refused duplicate, a wrap to 0, and a log that was cut are in order."""
-    both = [Send(1, "a", 0, sequence=0), Send(2, "b", 10, sequence=10)]
-    duplicate = [*both, Send(3, "a", 0, sequence=0)]
-    refused = [*both, Send(3, "a", error=_DUPLICATE_SEQUENCE, sequence=0)]
-    wrap = [Send(1, "a", 0, sequence=2**31 - 10), Send(2, "b", 10, sequence=0)]
-    cut = [Send(1, "a", 100, sequence=0), Send(2, "b", 50, sequence=10)]
-    assert _subjects(duplicate, refused, wrap, cut) == []
+def test_a_refused_duplicate_is_in_order() -> None:
+    """The broker has the batch from its first attempt."""
+    sends = [Send(1, "a", 0), Send(2, "b", 10), Send(3, "a", error=_DUPLICATE_SEQUENCE)]
+    assert _subjects(sends) == []
