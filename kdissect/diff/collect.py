@@ -71,105 +71,75 @@ def open_both(a: Tables, b: Tables, memory_limit: str | None = None) -> Database
     return Database(sources, memory_limit=memory_limit)
 
 
-def prepare(database: Database) -> None:
-    """Create `numbered`, `x`, `batches`, `round_trips` and `configs`."""
-    for side in COMPARED:
-        make_requests(database, f"{side}_")
-    _make_numbered(database)
-    _make_exchanges(database)
-    _make_batches(database)
-    _make_round_trips(database)
-    _make_configs(database)
-
-
 def of_both(query: str) -> str:
     """SQL of both sides' rows of a query with `{side}`."""
     return " union all ".join(query.format(side=side) for side in COMPARED)
 
 
-def _make_numbered(database: Database) -> None:
-    connections = of_both(
-        "select '{side}' side, connection_id, min(client_id) client_id from {side}_requests "
-        "group by all"
-    )
-    database.run(
-        "create temp table numbered as select *, row_number() over (order by side, connection_id) "
-        "- 1 as connection, dense_rank() over (order by client_id is null, "
-        f"coalesce(client_id, side || connection_id)) - 1 as client from ({connections})"
-    )
+_NUMBERED = """
+    select '{side}' side, connection_id, min(client_id) client_id from {side}_requests group by all
+"""
+_EXCHANGES = """
+    select '{side}' side, exchange_id, connection_id, epoch_us(time) time_us, client_ip,
+        client_id, api_key, api as api_name,
+        case when is_broker and api = 'Fetch' then 'Fetch (replica)' else api end as api,
+        api_version, status, may_be_lost, error_codes, request_size, response_size, upload_ms,
+        download_ms, wait,
+        case when status = 'paired' and wait <> 'undecided' then service_ms end as service_ms
+    from {side}_requests
+"""
+_PRODUCED = """
+    select side, topic, size, connection, block
+    from {side}_record_batches join x using (exchange_id)
+    where source = 'produce' and not is_partial and side = '{side}'
+"""
+# percentiles of each connection's round-trip times, by the side that waits for the acknowledgement
+_ROUND_TRIPS = " union all ".join(
+    f"select '{side}' side, connection_id, client_ids[1] client_id, '{end}' end_point, "
+    f"'{name}' percentile, {direction}_rtt_ms_{name} rtt_ms from {side}_connections"
+    for side in COMPARED
+    for end, direction in (("client", "request"), ("broker", "response"))
+    for name in ("p50", "p99")
+)
+_CONFIGS = " union all ".join(
+    f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
+    for side in COMPARED
+    for api, (view, query) in _CONFIG_SOURCES.items()
+)
+_TABLES = f"""
+    create temp table numbered as
+    select *, row_number() over (order by side, connection_id) - 1 as connection,
+        dense_rank() over (order by client_id is null, coalesce(client_id, side || connection_id))
+            - 1 as client
+    from ({of_both(_NUMBERED)});
+
+    create temp table x as
+    select *, least(floor({BLOCKS} * (time_us - first_us) / (last_us - first_us + 1))::int,
+        {BLOCKS - 1}) + if(side = 'b', {BLOCKS}, 0) as block
+    from (select *, min(time_us) over (partition by side) first_us,
+        max(time_us) over (partition by side) last_us from ({of_both(_EXCHANGES)}))
+    join (select side, connection_id, connection from numbered) using (side, connection_id);
+
+    create temp table batches as {of_both(_PRODUCED)};
+
+    create temp table round_trips as
+    select r.side, n.connection, f.block, r.client_id, r.end_point, r.percentile, r.rtt_ms
+    from ({_ROUND_TRIPS}) r join numbered n using (side, connection_id)
+    join (select connection, min(block) as block from x group by connection) f using (connection);
+
+    -- the values that were last read or written
+    create temp table configs as
+    select side, resource_type::int resource_type, resource_name, config,
+        arg_max_null(value, time) as value, list_sort(list(distinct api)) apis
+    from ({_CONFIGS}) group by all
+"""
 
 
-def _make_exchanges(database: Database) -> None:
-    exchanges = of_both(
-        """
-        select '{side}' side, exchange_id, connection_id, epoch_us(time) time_us, client_ip,
-            client_id, api_key, api as api_name,
-            case when is_broker and api = 'Fetch' then 'Fetch (replica)' else api end as api,
-            api_version, status, may_be_lost, error_codes, request_size, response_size, upload_ms,
-            download_ms, wait,
-            case when status = 'paired' and wait <> 'undecided' then service_ms end as service_ms
-        from {side}_requests
-        """
-    )
-    database.run(
-        f"""
-        create temp table x as
-        select *, least(floor({BLOCKS} * (time_us - first_us) / (last_us - first_us + 1))::int,
-            {BLOCKS - 1}) + if(side = 'b', {BLOCKS}, 0) as block
-        from (select *, min(time_us) over (partition by side) first_us,
-            max(time_us) over (partition by side) last_us from ({exchanges}))
-        join (select side, connection_id, connection from numbered) using (side, connection_id)
-        """
-    )
-
-
-def _make_batches(database: Database) -> None:
-    """Create `batches`: the produced ones."""
-    batches = of_both(
-        "select side, topic, size, connection, block from {side}_record_batches "
-        "join x using (exchange_id) "
-        "where source = 'produce' and not is_partial and side = '{side}'"
-    )
-    database.run(f"create temp table batches as {batches}")
-
-
-def _make_round_trips(database: Database) -> None:
-    """Create `round_trips`: percentiles of each connection's round-trip times, by the side that
-    waits for the acknowledgement."""
-    round_trips = " union all ".join(
-        f"select '{side}' side, connection_id, client_ids[1] client_id, '{end}' end_point, "
-        f"'{name}' percentile, {direction}_rtt_ms_{name} rtt_ms from {side}_connections"
-        for side in COMPARED
-        for end, direction in (("client", "request"), ("broker", "response"))
-        for name in ("p50", "p99")
-    )
-    database.run(
-        f"""
-        create temp table round_trips as
-        select r.side, n.connection, f.block, r.client_id, r.end_point, r.percentile, r.rtt_ms
-        from ({round_trips}) r join numbered n using (side, connection_id)
-        join (select connection, min(block) as block from x group by connection) f
-            using (connection)
-        """
-    )
-
-
-def _make_configs(database: Database) -> None:
-    """Create `configs`: the values that were last read or written."""
-    configs = [
-        f"select '{side}' side, '{api}' api, * from ({query.format(view=f'{side}_{view}')})"
-        for side in COMPARED
-        for api, (view, query) in _CONFIG_SOURCES.items()
-    ]
-    database.run(
-        f"""
-        create temp table configs as
-        select side, resource_type::int resource_type, resource_name, config,
-            arg_max_null(value, time) as value,
-            list_sort(list(distinct api)) apis
-        from ({" union all ".join(configs)}) group by all
-        """
-    )
+def prepare(database: Database) -> None:
+    """Create `numbered`, `x`, `batches` (the produced ones), `round_trips` and `configs`."""
+    for side in COMPARED:
+        make_requests(database, f"{side}_")
+    database.run(_TABLES)
 
 
 class Distributions(NamedTuple):
