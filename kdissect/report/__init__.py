@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -114,7 +113,6 @@ def build(
     if name is None:
         name = name_of(_inputs(tables))
     html = Path(out) if out is not None else Path("reports") / f"{name}.html"
-    library = ThreadPoolExecutor(1).submit(page.vega_script)
     with tables.database(memory_limit=MEMORY_LIMIT) as database:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +122,7 @@ def build(
         report = Report(document, html)
         sections = [_module(name).section(document) for name in _SECTIONS]
         names = {table: f"{html.stem}-{table}.csv" for table in _csv_tables(database)}
-        text = page.render(document, sections, names if csv else {}, library.result())
+        text = page.render(document, sections, names if csv else {})
         if csv:
             for table, file in names.items():
                 report.csv[table] = html.parent / file

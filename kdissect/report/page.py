@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -39,16 +38,15 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters["visible"] = lambda value: visible(value, 1000)
     environment.filters["moment"] = f.moment
     environment.filters["paragraph"] = _paragraph
     return environment
 
 
-def render(
-    document: Document, sections: Sequence[Section], csv_names: dict[str, str], library: str
-) -> str:
-    """The page. csv_names: table -> file. library: the script that sets `window.vegaEmbed`."""
+def render(document: Document, sections: Sequence[Section], csv_names: dict[str, str]) -> str:
+    """The page. csv_names: table -> file."""
     environment = _environment()
     blocks = list(_flat(block for section in sections for block in section.blocks))
     listings = [block for block in blocks if isinstance(block, Listing)]
@@ -57,7 +55,7 @@ def render(
     charts = [block for block in (timeline, *blocks) if isinstance(block, Chart)]
     mark_incidents(charts[1 if timeline else 0 :], document["incidents"])
     views = _views(document, listings, csv_names)
-    style, page_script = _asset("style.css"), _asset("page.js")
+    library, page_script = vega_script(), _asset("page.js")
     return environment.get_template("report.html.j2").render(
         d=document,
         name=visible(document["source"], 300),
@@ -69,10 +67,10 @@ def render(
         level_names=LEVEL_NAMES,
         views=views,
         type_of=lambda block: type(block).__name__,
-        style=Markup(style),
+        style=Markup(_asset("style.css")),
         plain_style=Markup(environment.get_template("plain.css").render(views=views)),
         script_hashes=Markup(" ".join(_hash(script) for script in (library, page_script))),
-        charts_json=json_script({chart.id: chart.to_json() for chart in charts}),
+        charts={chart.id: chart.to_json() for chart in charts},
         vega_script=Markup(_inline(library)),
         page_script=Markup(_inline(page_script)),
     )
@@ -111,14 +109,6 @@ def _views(
 
 def _asset(name: str) -> str:
     return resources.files("kdissect.report").joinpath("templates", name).read_text("utf-8")
-
-
-def json_script(value: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element or begin another."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def _inline(script: str) -> str:
