@@ -139,11 +139,20 @@ class Reader:
         self.invalid_utf8[rows] = True
 
 
-def place_filled(template: str, indices: list[int]) -> str:
-    """Return a path with indices: ``topics[2].partitions[0]`` for 2, 0."""
-    parts = template.split("[]")
-    filled = "".join(f"{part}[{at}]" for part, at in zip(parts[:-1], indices, strict=False))
-    return filled + parts[-1]
+def field_paths(
+    plan: ColumnPlan, pc: NDArray[np.integer[Any]], indices: NDArray[np.integer[Any]]
+) -> pa.StringArray:
+    """The paths of fields, ``topics[2].partitions[0]`` for indices 2, 0; "" if pc is -1.
+
+    pc: int[n]. indices: int[n, INDICES], of the arrays around each, from the outermost on.
+    """
+    places, which = np.unique(np.column_stack([pc, indices]), axis=0, return_inverse=True)
+    texts = []
+    for at, *index in places.tolist():
+        parts = ("" if at < 0 else plan.paths[at]).split("[]")
+        filled = (f"{part}[{each}]" for part, each in zip(parts[:-1], index, strict=False))
+        texts.append("".join(filled) + parts[-1])
+    return pa.array(texts, pa.string()).take(pa.array(which.reshape(-1)))
 
 
 def unknown_tags(
@@ -163,11 +172,8 @@ def unknown_tags(
     places = at[:, None] + 2 + np.arange(INDICES)
     is_index = np.arange(INDICES) < depth[tags["length"]][:, None]
     index = np.where(is_index, marks["value"][np.minimum(places, len(marks) - 1)], 0)
-    keys = np.column_stack([tags["length"], index])
-    distinct, which = np.unique(keys, axis=0, return_inverse=True)
-    texts = [place_filled(plan.paths[pc], where) for pc, *where in distinct.tolist()]
     columns = [
-        pa.array(texts, pa.string()).take(pa.array(which.reshape(-1))),
+        field_paths(plan, tags["length"], index),
         pa.array(tags["value"].astype(np.int32)),
         gathered(address_of(buf) + data["value"], data["length"].copy()),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,6 @@ from kdissect.codec.column_kernel import FULL_MARKS, INDICES, LEVEL, MARK, OPEN,
 from kdissect.protocol.column_plan import ColumnPlan
 
 FIRST_ROOM = 256  # rows
-
-
-def writable(buf: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The same bytes as kernels take them: writable, or they are compiled twice; never empty."""
-    if not len(buf):
-        return np.zeros(1, np.uint8)
-    if buf.flags.writeable:
-        return buf
-    memory: Any = (ctypes.c_uint8 * len(buf)).from_address(address_of(buf))
-    memory.owner = buf  # an alias lives as long as its bytes
-    return np.frombuffer(memory, np.uint8)
 
 
 class Builders:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from kdissect.arrays import Bools, Bytes
-from kdissect.codec.message_columns import MessageColumns, decode_plan
+from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.protocol.column_plan import ColumnPlan, compile_plan
 from kdissect.protocol.model import ALWAYS, NEVER, Api, Definition, Field, Type
 from kdissect.status import REASONS, Status
@@ -153,7 +153,7 @@ def decode_structs(
     is_short = np.zeros(len(is_null), np.bool_) if has_version is None else ~has_version & ~is_null
     last = definition.versions.last
     is_read = ~(is_null | is_long | is_short) & (version >= 0) & (reads_newer | (version <= last))
-    columns = decode_plan(
+    columns = decode_columns(
         definition_plan(definition),
         places.buf,
         np.where(is_read, places.start, 0),

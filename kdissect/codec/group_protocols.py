@@ -16,9 +16,7 @@ layout is chosen if it consumes all bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from kdissect.codec.embedded_structs import DecodedStructs, Places, decode_structs
+from kdissect.codec.nested_columns import with_fields
 from kdissect.protocol import catalog
 from kdissect.protocol.model import Definition
 from kdissect.status import Status
@@ -55,21 +54,17 @@ class Embedded:
     faults: list[FormatFault] = field(default_factory=list)
 
 
-def subscriptions(
-    values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
-) -> Embedded:
+def subscriptions(values: pa.Array, protocol_type: pa.Array, assignor: pa.Array) -> Embedded:
     """Subscriptions of members, decoded.
 
     Per value: struct<protocol, format_version, the fields of a consumer's subscription,
     user_data_decoded, connect>. values: binary. protocol_type, assignor (name of the protocol):
-    strings of the same length, null or empty if unknown; None: all unknown.
+    strings of the same length, null or empty if unknown.
     """
     return _decode("Subscription", "SubscriptionInfoData", values, protocol_type, assignor)
 
 
-def assignments(
-    values: pa.Array, protocol_type: pa.Array | None, assignor: pa.Array | None
-) -> Embedded:
+def assignments(values: pa.Array, protocol_type: pa.Array, assignor: pa.Array) -> Embedded:
     """Assignments of members, decoded; arguments as for `subscriptions`."""
     return _decode("Assignment", "StreamsAssignment", values, protocol_type, assignor)
 
@@ -84,7 +79,7 @@ def _prefixed(definition: Definition, values: pa.Array) -> Embedded:
     places = Places.of(values)
     read = _read(definition, places, 2, places.length > 0, np.ones(len(values), np.bool_))
     version = pa.array(read.version.astype(np.int16), mask=~read.good)
-    columns = [("format_version", version), *_fields(read.body)]
+    columns = {"format_version": version, **_fields(read.body)}
     return Embedded(struct_of(columns, ~read.good), read.faults)
 
 
@@ -105,15 +100,15 @@ def _decode(
     kind: str,
     of_streams: str,
     values: pa.Array,
-    protocol_type: pa.Array | None,
-    assignor: pa.Array | None,
+    protocol_type: pa.Array,
+    assignor: pa.Array,
 ) -> Embedded:
     """kind: Subscription or Assignment. of_streams: the definition that Kafka Streams has of it."""
     places = Places.of(values)
     has_bytes = places.length > 0
-    unknown = _unknown(protocol_type, len(values))
-    is_consumer = _equal(protocol_type, CONSUMER, len(values))
-    is_connect = _equal(protocol_type, CONNECT, len(values))
+    unknown = _unknown(protocol_type)
+    is_consumer = _equal(protocol_type, CONSUMER)
+    is_connect = _equal(protocol_type, CONNECT)
     layout = catalog.definition(f"ConsumerProtocol{kind}")
     wanted = has_bytes & (is_consumer | unknown)
     consumer = _read(layout, places, 2, wanted, is_consumer, reads_newer=True)
@@ -124,33 +119,30 @@ def _decode(
     protocol = pc.if_else(
         pa.array(consumer.good), CONSUMER, pc.if_else(pa.array(connect.good), CONNECT, None)
     )
-    columns: list[tuple[str, pa.Array]] = [
-        ("protocol", protocol.cast(pa.string())),
-        ("format_version", pa.array(consumer.version.astype(np.int16), mask=~good)),
-    ]
-    faults = consumer.faults + connect.faults
-    for name, column in _fields(consumer.body):
-        columns.append((name, column))
-        if name == "user_data":
-            streams = _streams(catalog.definition(of_streams), column, assignor)
-            columns.append((name + DECODED, streams.body))
-            faults += streams.faults
-    inner = []
-    for name, column in _fields(connect.body):
-        inner.append((name, column))
-        if name == "allocation":
-            allocation = _prefixed(catalog.definition("ConnectProtocolAssignment"), column)
-            inner.append((name + DECODED, allocation.column))
-            faults += allocation.faults
-    columns.append((CONNECT, struct_of(inner, ~connect.good)))
+    streams = _streams(catalog.definition(of_streams), consumer.body.field("user_data"), assignor)
+    body = with_fields(consumer.body, {f"user_data{DECODED}": streams.body}, after="user_data")
+    faults = consumer.faults + connect.faults + streams.faults
+    of_connect = connect.body
+    if "allocation" in of_connect.type.names:
+        layout = catalog.definition("ConnectProtocolAssignment")
+        found = _prefixed(layout, of_connect.field("allocation"))
+        columns = {f"allocation{DECODED}": found.column}
+        of_connect = with_fields(of_connect, columns, after="allocation")
+        faults += found.faults
+    columns = {
+        "protocol": protocol.cast(pa.string()),
+        "format_version": pa.array(consumer.version.astype(np.int16), mask=~good),
+        **_fields(body),
+        CONNECT: of_connect,
+    }
     return Embedded(struct_of(columns, ~good), sorted(faults, key=lambda fault: fault.index))
 
 
-def _streams(definition: Definition, values: pa.Array, assignor: pa.Array | None) -> _Read:
+def _streams(definition: Definition, values: pa.Array, assignor: pa.Array) -> _Read:
     """User data of Kafka Streams; that of other assignors stays bytes."""
     places = Places.of(values)
-    is_layout = _equal(assignor, STREAMS_ASSIGNOR, len(values))
-    wanted = (places.length >= 4) & (is_layout | _unknown(assignor, len(values)))
+    is_layout = _equal(assignor, STREAMS_ASSIGNOR)
+    wanted = (places.length >= 4) & (is_layout | _unknown(assignor))
     return _read(definition, places, 0, wanted, is_layout)
 
 
@@ -193,31 +185,20 @@ def _fault(structs: DecodedStructs, row: int) -> tuple[Status, str]:
     return status, structs.detail(row)
 
 
-def _fields(body: pa.StructArray) -> list[tuple[str, pa.Array]]:
-    return [(body.type[i].name, body.field(i)) for i in range(body.type.num_fields)]
+def _fields(body: pa.StructArray) -> dict[str, pa.Array]:
+    return {name: body.field(name) for name in body.type.names}
 
 
-def struct_of(columns: Sequence[tuple[str, pa.Array]], null: Flags) -> pa.StructArray:
+def struct_of(columns: dict[str, pa.Array], null: Flags) -> pa.StructArray:
     """A struct column of named columns, null where `null`."""
-    fields = [pa.field(name, column.type) for name, column in columns]
-    return pa.StructArray.from_arrays(
-        [column for _, column in columns], fields=fields, mask=pa.array(null, pa.bool_())
-    )
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns), mask=pa.array(null))
 
 
-def _equal(texts: pa.Array | None, text: str, count: int) -> Flags:
-    if texts is None:
-        return np.zeros(count, np.bool_)
-    return _flags(pc.equal(texts, text))
-
-
-def _unknown(texts: pa.Array | None, count: int) -> Flags:
-    """bool[n]: texts that are null or empty."""
-    if texts is None:
-        return np.ones(count, np.bool_)
-    return _flags(pc.equal(texts, "")) | _flags(texts.is_null())
-
-
-def _flags(array: Any) -> Flags:
-    flags: Flags = array.fill_null(False).to_numpy(zero_copy_only=False)
+def _equal(texts: pa.Array, text: str) -> Flags:
+    flags: Flags = pc.equal(texts, text).fill_null(False).to_numpy(zero_copy_only=False)
     return flags
+
+
+def _unknown(texts: pa.Array) -> Flags:
+    """bool[n]: texts that are null or empty."""
+    return _equal(texts.fill_null(""), "")

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from kdissect.codec.arrow_columns import Reader, arrow_type, place_filled, unknown_tags
-from kdissect.codec.column_buffers import Builders, writable
+from kdissect.arrays import read_only
+from kdissect.codec.arrow_columns import Reader, arrow_type, field_paths, unknown_tags
+from kdissect.codec.column_buffers import Builders
 from kdissect.codec.column_kernel import (
     INDICES,
     EncodedMessages,
@@ -68,13 +69,7 @@ class MessageColumns:
         """`error_path` of many messages."""
         in_body = ~np.isin(self.status[rows], (Status.OK, Status.UNKNOWN_VERSION))
         pc = np.where(in_body, self._error_pc[rows], -1)
-        places = np.column_stack([pc, np.where(in_body[:, None], self._error_at[rows], 0)])
-        _, first, which = np.unique(places, axis=0, return_index=True, return_inverse=True)
-        paths = [self._path(*places[row].tolist()) for row in first.tolist()]
-        return pa.array(paths, pa.string()).take(pa.array(which.reshape(-1)))
-
-    def _path(self, pc: int, *indices: int) -> str:
-        return "" if pc < 0 else place_filled(self._plan.paths[pc], list(indices))
+        return field_paths(self._plan, pc, self._error_at[rows])
 
 
 def body_type(api_key: int, side: str) -> pa.StructType:
@@ -84,8 +79,7 @@ def body_type(api_key: int, side: str) -> pa.StructType:
 
 
 def decode_columns(
-    api_key: int,
-    side: str,
+    plan: ColumnPlan,
     buf: NDArray[np.uint8],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
@@ -94,9 +88,10 @@ def decode_columns(
 ) -> MessageColumns:
     """Decode the frames buf[start:end] (header and body, without the size prefix).
 
-    buf: uint8[n], below 4 GiB, may be read-only. start, end: int64[m]; all frames together below
-    715 MB. api_version: int16[m]; an unknown one gives Status.UNKNOWN_VERSION. elements_max: limit
-    on the elements of all arrays of a message; more gives Status.LIMIT.
+    plan: of their API and side. buf: uint8[n], below 4 GiB, may be read-only. start, end: int64[m];
+    all frames together below 715 MB. api_version: int16[m]; an unknown one gives
+    Status.UNKNOWN_VERSION. elements_max: limit on the elements of all arrays of a message; more
+    gives Status.LIMIT.
     Raises ValueError if these arrays do not fit each other.
 
     A mark notes where a message has a value that other tables need: a topic, a partition, record
@@ -105,18 +100,6 @@ def decode_columns(
     or TOPIC_ID mark precedes those of its partitions. The first error code of a message is marked
     in any case, others if they are not 0. Empty names in arrays of names are not marked.
     """
-    return decode_plan(plan_of(api_key, side), buf, start, end, api_version, elements_max)
-
-
-def decode_plan(
-    plan: ColumnPlan,
-    buf: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    api_version: NDArray[np.int16],
-    elements_max: int = ELEMENTS_MAX,
-) -> MessageColumns:
-    """`decode_columns` for a given plan."""
     buf, start, end, api_version = _checked(buf, start, end, api_version)
     count = len(start)
     builders, outcome = _run(plan, EncodedMessages(buf, start, end, api_version), elements_max)
@@ -146,13 +129,13 @@ def decode_plan(
 
 
 def _checked(buf: Any, start: Any, end: Any, api_version: Any) -> tuple[NDArray[Any], ...]:
-    """The arrays in the dtypes of the kernel, which is compiled for writable arrays only."""
+    """The arrays as the kernel takes them: in other dtypes it would be compiled again."""
     if buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
         raise ValueError("buf must be a contiguous uint8 array of one dimension")
     if len(buf) >= BUFFER_MAX:
         raise ValueError("buf must be smaller than 4 GiB")
     size = len(buf)
-    buf = writable(buf)
+    buf = read_only(buf)
     start = np.require(start, np.int64, ("C", "W"))
     end = np.require(end, np.int64, ("C", "W"))
     api_version = np.require(api_version, np.int16, ("C", "W"))

@@ -21,7 +21,7 @@ from kdissect.codec.message_columns import decode_columns
 from kdissect.kafka.framing import NO_REQUEST, WalkState
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.column_plan import Role
+from kdissect.protocol.column_plan import Role, plan
 from kdissect.protocol.error_codes import ErrorCode
 from kdissect.tcp.byte_ranges import find, read_bytes
 
@@ -57,7 +57,7 @@ def fits(
 ) -> Bools:
     """bool[m]: whether buf[start:end] can be a response of that API and version."""
     versions = np.full(len(start), version, np.int16)
-    columns = decode_columns(key, "response", buf, start, end, versions)
+    columns = decode_columns(plan(key, "response"), buf, start, end, versions)
     is_fitting = np.asarray(
         (columns.status == 0) & (columns.surplus == 0) & (columns.invalid_utf8 == 0)
     )

@@ -21,6 +21,7 @@ from kdissect.codec.message_columns import ELEMENTS_MAX, MessageColumns, decode_
 from kdissect.kafka.assembly import EXTENT, Assembly
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
+from kdissect.protocol.column_plan import plan
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
 from kdissect.tables.arrow_arrays import strings
 from kdissect.tables.exchanges import DecodeStatus, VersionSource
@@ -156,12 +157,11 @@ class FrameBuffer:
     ) -> MessageColumns:
         """Decode the messages of `rows` (indices into exchanges) into columns."""
         return decode_columns(
-            api_key,
-            SIDES[side],
+            plan(api_key, SIDES[side]),
             self.buf,
-            np.ascontiguousarray(self.start[rows, side]),
-            np.ascontiguousarray(self.end[rows, side]),
-            np.ascontiguousarray(self.versions(side)[rows]),
+            self.start[rows, side],
+            self.end[rows, side],
+            self.versions(side)[rows],
             elements_max,
         )
 

@@ -26,7 +26,7 @@ from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.frame_buffer import FrameBuffer, chunks
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.column_plan import Role, role_of
+from kdissect.protocol.column_plan import Role, plan, role_of
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import METADATA_TOPIC, METADATA_TOPIC_ID, ZERO_UUID_TEXT, SeenTopics
@@ -123,7 +123,9 @@ def add_from_envelopes(
             if len(some):
                 places, name = inner[side].take(some), SIDES[side]
                 end = places.start + places.length
-                decoded = decode_columns(key, name, places.buf, places.start, end, versions[some])
+                decoded = decode_columns(
+                    plan(key, name), places.buf, places.start, end, versions[some]
+                )
                 time_ns = frames.exchanges[name]["time_ns"][chosen[some]]
                 add_bound(topics, key, side, decoded.body, time_ns)
 

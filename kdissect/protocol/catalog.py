@@ -74,7 +74,8 @@ def api(name_or_key: int | str) -> Api:
     """
     if isinstance(name_or_key, int):
         if name_or_key not in _api_files():
-            raise ValueError(f"no API has key {name_or_key}; known are {_key_ranges()}")
+            first, *_, last = _api_files()
+            raise ValueError(f"no API has key {name_or_key}; known are {first} to {last}")
         return _api(name_or_key)
     plain = _plain(name_or_key)
     if plain.isdigit():
@@ -96,12 +97,6 @@ def near_names(name: str) -> list[str]:
 
 def _hint(names: list[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
-
-
-def _key_ranges() -> str:
-    keys = list(_api_files())
-    gaps = sorted(set(range(keys[0], keys[-1] + 1)) - set(keys))
-    return f"{keys[0]} to {keys[-1]}" + (f" without {gaps}" if gaps else "")
 
 
 def apis() -> dict[int, Api]:
@@ -180,13 +175,5 @@ def records(log: str) -> dict[int, tuple[Definition | None, Definition]]:
     return dict(sorted(found.items()))
 
 
-REQUEST_HEADER: Definition
-RESPONSE_HEADER: Definition
-
-
-def __getattr__(name: str) -> Definition:
-    if name == "REQUEST_HEADER":
-        return definition("RequestHeader")
-    if name == "RESPONSE_HEADER":
-        return definition("ResponseHeader")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+REQUEST_HEADER = definition("RequestHeader")
+RESPONSE_HEADER = definition("ResponseHeader")

@@ -153,23 +153,10 @@ def taken(offered: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
     return accepted
 
 
-def first_release_with(api_key: int, api_version: int) -> str | None:
-    """The oldest known release that accepts a version; None if there is none."""
-    return next(
-        (
-            release
-            for release, versions in facts().spoken.get(api_key, {}).items()
-            if versions is not None and versions.first <= api_version <= versions.last
-        ),
-        None,
-    )
-
-
-def last_release_with(api_key: int, api_version: int) -> str | None:
-    """The newest known release that accepts a version; None if there is none."""
-    accepting = [
+def releases_accepting(api_key: int, api_version: int) -> list[str]:
+    """The known releases that accept a version, oldest first."""
+    return [
         release
         for release, versions in facts().spoken.get(api_key, {}).items()
         if versions is not None and versions.first <= api_version <= versions.last
     ]
-    return accepting[-1] if accepting else None

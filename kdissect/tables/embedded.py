@@ -41,77 +41,56 @@ from kdissect.tables.arrow_arrays import TIME_TYPE
 
 Rows = NDArray[np.int64]
 
-_NAMED = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
-_ATTRIBUTES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+_Fields = list[tuple[str, pa.DataType]]
 
+
+def _typed(kind: pa.DataType, *names: str) -> _Fields:
+    return [(name, kind) for name in names]
+
+
+_TEXT, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
+_NAMED = pa.list_(pa.struct(_typed(_TEXT, "name", "value")))
+_ATTRIBUTES = pa.list_(pa.struct(_typed(_TEXT, "key", "value")))
 SASL_TOKEN_TYPE = pa.struct(
     [
-        ("mechanism", pa.string()),
-        ("step", pa.string()),
-        ("authzid", pa.string()),
-        ("authcid", pa.string()),
-        ("password", pa.string()),
-        ("nonce", pa.string()),
-        ("salt", pa.string()),
+        *_typed(_TEXT, "mechanism", "step", "authzid", "authcid", "password", "nonce", "salt"),
         ("iterations", pa.int32()),
-        ("channel_binding", pa.string()),
-        ("proof", pa.string()),
-        ("server_signature", pa.string()),
-        ("error", pa.string()),
-        ("token", pa.string()),
-        ("claims", _NAMED),
-        ("extensions", _NAMED),
+        *_typed(_TEXT, "channel_binding", "proof", "server_signature", "error", "token"),
+        *_typed(_NAMED, "claims", "extensions"),
     ]
 )
-
 INNER_MESSAGE = pa.struct(
     [
         ("api_key", pa.int16()),
-        ("api_name", pa.string()),
+        ("api_name", _TEXT),
         ("api_version", pa.int16()),
         ("correlation_id", pa.int32()),
-        ("client_id", pa.string()),
-        ("body", pa.string()),
+        *_typed(_TEXT, "client_id", "body"),
     ]
 )
-
-_BUCKETS = pa.struct([("offset", pa.int32()), ("bucket_counts", pa.list_(pa.int64()))])
+_BUCKETS = pa.struct([("offset", pa.int32()), ("bucket_counts", pa.list_(_INT))])
 DATA_POINT = pa.struct(
     [
         ("attributes", _ATTRIBUTES),
-        ("start_time", TIME_TYPE),
-        ("time", TIME_TYPE),
-        ("start_time_ns", pa.int64()),
-        ("time_ns", pa.int64()),
-        ("value", pa.float64()),
-        ("int_value", pa.int64()),
-        ("count", pa.int64()),
-        ("sum", pa.float64()),
-        ("min", pa.float64()),
-        ("max", pa.float64()),
-        ("bucket_counts", pa.list_(pa.int64())),
-        ("explicit_bounds", pa.list_(pa.float64())),
+        *_typed(TIME_TYPE, "start_time", "time"),
+        *_typed(_INT, "start_time_ns", "time_ns"),
+        ("value", _FLOAT),
+        *_typed(_INT, "int_value", "count"),
+        *_typed(_FLOAT, "sum", "min", "max"),
+        ("bucket_counts", pa.list_(_INT)),
+        ("explicit_bounds", pa.list_(_FLOAT)),
         ("scale", pa.int32()),
-        ("zero_count", pa.int64()),
-        ("positive", _BUCKETS),
-        ("negative", _BUCKETS),
-        (
-            "quantiles",
-            pa.list_(pa.struct([("quantile", pa.float64()), ("value", pa.float64())])),
-        ),
+        ("zero_count", _INT),
+        *_typed(_BUCKETS, "positive", "negative"),
+        ("quantiles", pa.list_(pa.struct(_typed(_FLOAT, "quantile", "value")))),
     ]
 )
 METRICS = pa.list_(
     pa.struct(
         [
             ("resource_attributes", _ATTRIBUTES),
-            ("scope_name", pa.string()),
-            ("scope_version", pa.string()),
-            ("name", pa.string()),
-            ("description", pa.string()),
-            ("unit", pa.string()),
-            ("type", pa.string()),
-            ("aggregation_temporality", pa.string()),
+            *_typed(_TEXT, "scope_name", "scope_version", "name", "description", "unit", "type"),
+            ("aggregation_temporality", _TEXT),
             ("is_monotonic", pa.bool_()),
             ("data_points", pa.list_(DATA_POINT)),
         ]

@@ -99,7 +99,7 @@ def _decode(
     payload: str,
     reveal_secrets: bool,
 ) -> None:
-    some = _taken(records.select(_COLUMNS), rows)
+    some = records.select(_COLUMNS).take(pa.array(rows))
     keys, values = some["key"].combine_chunks(), some["value"].combine_chunks()
     decoded, faults = decode_internal(log, keys, values)
     for columns in decoded:
@@ -119,11 +119,6 @@ def _decode(
         )
 
 
-def _taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """These rows, ascending; no copy if they are all rows."""
-    return table if len(rows) == table.num_rows else table.take(pa.array(rows))
-
-
 def _table(
     some: pa.Table, columns: InternalColumns, value: Any, tags: Any, payload: str
 ) -> pa.Table:
@@ -133,7 +128,7 @@ def _table(
         if members is not None:
             members = pa.nulls(count, members.type)
         value, tags = pa.nulls(count, value.type), pa.nulls(count, tags.type)
-    place = _taken(some.select(_PLACE), columns.rows)
+    place = some.select(_PLACE).take(pa.array(columns.rows))
     data: dict[str, Any] = {name: place[name] for name in _PLACE}
     data["topic"] = data["topic"].cast(pa.string())
     data["value_version"] = (columns.value_version, columns.has_value)

@@ -90,7 +90,7 @@ def test_streams_assignments_with_their_tasks() -> None:
     user_data = encoded("StreamsAssignment", 11, inner, prefix=False)
     values = {"assigned_partitions": [], "user_data": user_data}
     data = encoded("ConsumerProtocolAssignment", 1, values)
-    found = assignments(blobs([data]), None, texts(STREAMS_ASSIGNOR))
+    found = assignments(blobs([data]), texts(None), texts(STREAMS_ASSIGNOR))
     got = row(found)["user_data_decoded"]
     assert got["active_tasks"][0]["partition"] == 3
     assert (got["standby_tasks"][0]["topic_group_id"], got["next_rebalance_ms"]) == (1, 77)
@@ -113,7 +113,7 @@ def test_connects_workers_eager_and_cooperative(version: int, told: str | None) 
     if version:
         values["allocation"] = encoded("ConnectProtocolAssignment", 1, CONNECT_ASSIGNMENT)
     found = subscriptions(
-        blobs([encoded("ConnectProtocolSubscription", version, values)]), texts(told), None
+        blobs([encoded("ConnectProtocolSubscription", version, values)]), texts(told), texts(None)
     )
     got = row(found)
     assert (got["protocol"], got["format_version"], got["topics"]) == (CONNECT, version, None)
@@ -125,7 +125,7 @@ def test_connects_workers_eager_and_cooperative(version: int, told: str | None) 
     else:
         assert allocation is None
     data = encoded("ConnectProtocolAssignment", version, CONNECT_ASSIGNMENT)
-    got = row(assignments(blobs([data]), texts(told), None))
+    got = row(assignments(blobs([data]), texts(told), texts(None)))
     assert got[CONNECT]["assignment"] == CONNECT_ASSIGNMENT["assignment"]
     assert got[CONNECT]["leader"] == "connect-1-4f"
 
@@ -134,11 +134,11 @@ def test_a_newer_version_is_read_as_the_newest_known() -> None:
     """As clients do: fields are only ever added at the end."""
     data = encoded("ConsumerProtocolSubscription", 3, {"topics": ["a"], "rack_id": "r"})
     data = (9).to_bytes(2, "big") + data[2:] + b"more"
-    found = subscriptions(blobs([data]), texts(CONSUMER), None)
+    found = subscriptions(blobs([data]), texts(CONSUMER), texts(None))
     got = row(found)
     assert (got["format_version"], got["topics"], got["rack_id"]) == (9, ["a"], "r")
     assert not found.faults
-    assert row(subscriptions(blobs([data]), None, None)) is None
+    assert row(subscriptions(blobs([data]), texts(None), texts(None))) is None
 
 
 def test_cut_values_of_a_known_protocol_are_null_with_a_fault() -> None:
@@ -146,7 +146,8 @@ def test_cut_values_of_a_known_protocol_are_null_with_a_fault() -> None:
     whole = encoded("ConsumerProtocolSubscription", 1, {"topics": ["aa", "b"], "user_data": b"x"})
     cuts = [whole[:at] for at in range(len(whole) + 1)]
     kinds = texts(*[CONSUMER] * len(cuts))
-    found = subscriptions(blobs(cuts), kinds, None)
+    unknown = texts(*[None] * len(cuts))
+    found = subscriptions(blobs(cuts), kinds, unknown)
     valid = found.column.is_valid().to_pylist()
     assert valid == [False] * len(whole) + [True]
     assert [fault.index for fault in found.faults] == list(range(1, len(whole)))
@@ -156,14 +157,16 @@ def test_cut_values_of_a_known_protocol_are_null_with_a_fault() -> None:
         Status.COUNT_IMPOSSIBLE,
     }
     assert "ConsumerProtocolSubscription > topics" in found.faults[3].detail
-    untold = subscriptions(blobs(cuts), None, None)
+    untold = subscriptions(blobs(cuts), unknown, unknown)
     assert not untold.faults
     assert untold.column.is_valid().to_pylist()[-1]
 
 
 def test_other_protocol_types_and_empty_values_are_null() -> None:
     """The Schema Registry's members speak JSON; a follower's assignment is empty while it waits."""
-    found = assignments(blobs([b'{"x":1}', b"", None]), texts("sr", CONSUMER, CONSUMER), None)
+    found = assignments(
+        blobs([b'{"x":1}', b"", None]), texts("sr", CONSUMER, CONSUMER), texts(*[None] * 3)
+    )
     assert found.column.null_count == 3
     assert not found.faults
 
@@ -181,7 +184,9 @@ def test_slices_are_read_at_their_places() -> None:
     """Offsets of a sliced Arrow array are respected."""
     data = encoded("ConsumerProtocolSubscription", 0, {"topics": ["t"]})
     array = blobs([b"skip me", data, None]).slice(1)
-    got = subscriptions(array, texts("x", CONSUMER, CONSUMER).slice(1), None).column.to_pylist()
+    got = subscriptions(
+        array, texts("x", CONSUMER, CONSUMER).slice(1), texts(None, None)
+    ).column.to_pylist()
     assert got[0]["topics"] == ["t"]
     assert got[1] is None
 

@@ -15,6 +15,7 @@ from kdissect.codec.message_columns import decode_columns
 from kdissect.codec.record_batches import iter_record_chunks
 from kdissect.codec.record_encoder import encode_batch, encode_messages
 from kdissect.jit import JIT_ENABLED
+from kdissect.protocol.column_plan import plan
 from tests.codec.vectors import batch, message_vectors
 from tests.processes import run
 
@@ -56,7 +57,7 @@ def test_cut_and_damaged_messages_stay_inside(guarded: NDArray[np.uint8]) -> Non
                     data[chance.randrange(len(data))] = chance.choice((0, 1, 127, 128, 255))
                 guarded[ROOM - len(data) :] = data
                 start, end = np.array([ROOM - len(data)]), np.array([ROOM])
-                decode_columns(key, side, guarded, start, end, versions)
+                decode_columns(plan(key, side), guarded, start, end, versions)
 
 
 @linux
@@ -98,7 +99,7 @@ def print_columns() -> None:
         frames = [one["frame"] for one in vectors]
         frames += [frame[: len(frame) // 2] for frame in frames]
         versions = np.array([one["api_version"] for one in vectors] * 2, np.int16)
-        columns = decode_columns(key, side, *batch(frames), versions)
+        columns = decode_columns(plan(key, side), *batch(frames), versions)
         print(columns.body.to_pylist(), columns.status, columns.marks)
         print(columns.unknown_tags.to_pylist(), columns.error_path(2), columns.error_path(3))
 

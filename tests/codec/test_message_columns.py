@@ -10,7 +10,7 @@ import pytest
 
 from kdissect.codec.message_columns import MessageColumns, body_type, decode_columns
 from kdissect.protocol import catalog
-from kdissect.protocol.column_plan import Role
+from kdissect.protocol.column_plan import Role, plan
 from kdissect.protocol.model import SIDES
 from kdissect.status import Status
 from tests.codec.vectors import batch, message_vectors, same, tags_of_message
@@ -19,7 +19,7 @@ from tests.processes import run
 
 def decoded(key: int, side: str, frames: list[bytes], versions: list[int]) -> MessageColumns:
     buf, start, end = batch(frames)
-    return decode_columns(key, side, buf, start, end, np.array(versions, np.int16))
+    return decode_columns(plan(key, side), buf, start, end, np.array(versions, np.int16))
 
 
 def vector_columns(key: int, side: str) -> tuple[list[dict[str, Any]], MessageColumns]:
@@ -124,10 +124,10 @@ def test_read_only_and_writable_buffers_share_a_signature() -> None:
     buf, start, end = batch([array_of_ids(2)])
     versions = np.zeros(1, np.int16)
     assert not buf.flags.writeable
-    decode_columns(42, "request", buf, start, end, versions)
-    decode_columns(42, "request", buf.copy(), start, end, versions)
+    decode_columns(plan(42, "request"), buf, start, end, versions)
+    decode_columns(plan(42, "request"), buf.copy(), start, end, versions)
     start.flags.writeable = False
-    decode_columns(42, "request", buf, start, end.astype(np.int32), versions)
+    decode_columns(plan(42, "request"), buf, start, end.astype(np.int32), versions)
     assert len(getattr(run_plan, "signatures", [0])) == 1
 
 
@@ -145,9 +145,9 @@ def test_caller_faults() -> None:
         (buf[:0], start, np.ones(1, np.int64), versions),
     ):
         with pytest.raises(ValueError, match=r"buf|start"):
-            decode_columns(42, "request", *wrong)
+            decode_columns(plan(42, "request"), *wrong)
     with pytest.raises(ValueError, match="no API has key"):
-        decode_columns(4242, "request", buf, start, end, versions)
+        decode_columns(plan(4242, "request"), buf, start, end, versions)
 
 
 def marks_of(columns: MessageColumns, role: Role) -> list[tuple[int, int, int]]:
@@ -270,12 +270,13 @@ def test_the_first_decode_of_a_process_compiles_nothing() -> None:
         "from numba.core import event\n"
         "with event.install_recorder('numba:compile') as compiled:\n"
         "    from kdissect.codec.message_columns import decode_columns\n"
+        "    from kdissect.protocol.column_plan import plan\n"
         "    frame = np.zeros(40, np.uint8)\n"
         "    place = np.zeros(1, np.int64), np.full(1, 40), np.zeros(1, np.int16)\n"
-        "    decode_columns(3, 'request', frame, *place)\n"
+        "    decode_columns(plan(3, 'request'), frame, *place)\n"
         "print(len(compiled.buffer), *{'pyspark', 'pandas', 'duckdb', 'cryptography'} & "
         "set(sys.modules))\n"
     )
-    decode_columns(3, "request", np.zeros(40, np.uint8), np.zeros(1, np.int64), np.full(1, 40),
-                   np.zeros(1, np.int16))  # fmt: skip
+    place = np.zeros(1, np.int64), np.full(1, 40), np.zeros(1, np.int16)
+    decode_columns(plan(3, "request"), np.zeros(40, np.uint8), *place)
     assert run(sys.executable, "-c", code, check=True).stdout == "0\n"

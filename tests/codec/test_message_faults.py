@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
 from kdissect.codec.embedded_structs import definition_plan
-from kdissect.codec.message_columns import MessageColumns, decode_columns, decode_plan
+from kdissect.codec.message_columns import MessageColumns, decode_columns
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
+from kdissect.protocol.column_plan import plan
 from kdissect.protocol.model import SIDES, Definition, Field
 from kdissect.status import REASONS, Status
 from tests.codec.definitions import SHAPE, of
@@ -83,7 +84,7 @@ def check(
 def compare(key: int, side: str, cases: list[tuple[int, bytes]]) -> Counter[Status]:
     """Decode versions and frames of an API's side both ways."""
     versions = np.array([api_version for api_version, _ in cases], np.int16)
-    columns = decode_columns(key, side, *batch([frame for _, frame in cases]), versions)
+    columns = decode_columns(plan(key, side), *batch([frame for _, frame in cases]), versions)
     expected = [plain_message(key, side, *case) for case in cases]
     fields = catalog.api(key).side(side).fields
     return check(fields, expected, columns, f"{catalog.api(key).name} {side} {cases!r}")
@@ -94,7 +95,7 @@ def compare_structs(
 ) -> tuple[Counter[Status], list[Expected]]:
     """Decode structs of one version both ways; returns also what the plain decoder found."""
     versions = np.full(len(frames), version, np.int16)
-    columns = decode_plan(definition_plan(definition), *batch(frames), versions)
+    columns = decode_columns(definition_plan(definition), *batch(frames), versions)
     expected = [plain(definition, version, frame) for frame in frames]
     where = f"{definition.name} v{version} {frames!r}"
     return check(definition.fields, expected, columns, where), expected
@@ -253,8 +254,8 @@ def test_many_failures_leave_their_neighbours_alone() -> None:
         buf, start, end = batch(frames)
         kept = np.array(good)
         api_version = np.array(versions, np.int16)
-        mixed = decode_columns(key, side, buf, start, end, api_version)
-        alone = decode_columns(key, side, buf, start[kept], end[kept], api_version[kept])
+        mixed = decode_columns(plan(key, side), buf, start, end, api_version)
+        alone = decode_columns(plan(key, side), buf, start[kept], end[kept], api_version[kept])
         assert not mixed.status[kept].any()
         assert mixed.body.take(np.flatnonzero(kept)).equals(alone.body)
         assert mixed.unknown_tags.take(np.flatnonzero(kept)).equals(alone.unknown_tags)
@@ -288,7 +289,7 @@ def test_a_section_full_of_unknown_tags() -> None:
     for tag in range(20, 20 + number):
         section += tagged_field(tag, b"")
     buf, start, end = batch([API_VERSIONS + bytes(section)])
-    columns = decode_columns(18, "response", buf, start, end, np.array([3], np.int16))
+    columns = decode_columns(plan(18, "response"), buf, start, end, np.array([3], np.int16))
     assert not columns.status.any()
     tags = columns.unknown_tags.flatten()
     assert tags.field("tag").to_pylist() == list(range(20, 20 + number))
@@ -302,7 +303,7 @@ def test_names_by_the_million() -> None:
     message_codec.write_uvarint(head, number + 1)
     whole = bytes(head) + b"\1" * number + b"\0"
     buf, start, end = batch([whole, whole[:-2]])
-    columns = decode_columns(42, "request", buf, start, end, np.array([2, 2], np.int16))
+    columns = decode_columns(plan(42, "request"), buf, start, end, np.array([2, 2], np.int16))
     assert columns.status.tolist() == [Status.OK, Status.COUNT_IMPOSSIBLE]
     assert len(columns.body.field("groups_names").flatten()) == number
     assert len(columns.marks) == 0

@@ -168,6 +168,6 @@ def test_releases_are_found_by_their_offers() -> None:
     assert releases.taken({0: (0, 99), 1: (4, 18)}) == {0: (0, 99), 1: (4, 18)}
     assert releases.releases_offering({1: (3, 17)}) == []
     assert releases.releases_offering({}) == []
-    assert releases.first_release_with(1, 18) == "4.1.0"
-    assert releases.last_release_with(1, 3) == "3.9.2"
-    assert releases.first_release_with(1, 99) is releases.last_release_with(999, 0) is None
+    assert releases.releases_accepting(1, 18)[0] == "4.1.0"
+    assert releases.releases_accepting(1, 3)[-1] == "3.9.2"
+    assert releases.releases_accepting(1, 99) == releases.releases_accepting(999, 0) == []

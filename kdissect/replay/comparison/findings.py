@@ -27,9 +27,8 @@ from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import INTER_BROKER_APIS, ApiKey
 from kdissect.protocol.error_codes import error_name
 from kdissect.protocol.releases import (
-    first_release_with,
-    last_release_with,
     release_number,
+    releases_accepting,
     releases_offering,
     spoken_versions,
 )
@@ -172,9 +171,9 @@ class Releases:
     def speaking(self, step: Step) -> Iterator[str]:
         """The releases that speak the version of a request, for people."""
         key, version = step.exchange.api_key, step.exchange.api_version
-        first, last = first_release_with(key, version), last_release_with(key, version)
-        if first is not None and last is not None:
-            minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in (first, last))
+        if accepting := releases_accepting(key, version):
+            ends = accepting[0], accepting[-1]
+            minors = dict.fromkeys(each.rsplit(".", 1)[0] for each in ends)
             yield f"v{version} is spoken by Kafka {' to '.join(minors)}, of those known"
 
 

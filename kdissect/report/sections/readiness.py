@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kdissect import text as f
-from kdissect.protocol.releases import first_release_with, release_number
+from kdissect.protocol.releases import release_number, releases_accepting
 from kdissect.readiness.assessment import BREAKS, OK, assess
 from kdissect.report.document import LISTED_MAX, Block, Document, Listing, Options, Section
 from kdissect.sql import Database
@@ -32,8 +32,8 @@ def _is_outdated(client: dict[str, Any], release: str) -> bool:
         if each["verdict"] == BREAKS:
             if each["taken"] is not None:
                 return True
-            first = first_release_with(each["api_key"], each["api_version"])
-            if first is not None and release_number(first) < release_number(release):
+            accepting = releases_accepting(each["api_key"], each["api_version"])
+            if accepting and release_number(accepting[0]) < release_number(release):
                 return True
     return False
 
