@@ -205,16 +205,14 @@ def translate(ids: IdMap, step: Step, request: Message) -> bool:
     if special is not None:
         request.body = special(ids, step, request.body)
         is_changed = request.body != request_body(step.exchange)
-    # All are found before any is changed, and epochs of members are looked up by the capture's ids.
+    # All are found before any is changed, and epochs are looked up by the capture's ids.
     refs = list(iter_fields(request))
-    refs.sort(key=lambda ref: ref.kind is not FieldKind.GENERATION)
+    refs.sort(key=lambda ref: ref.kind not in (FieldKind.GENERATION, FieldKind.PRODUCER_EPOCH))
     for ref in refs:
         change = _CHANGES.get(ref.kind)
         if change is None:
             continue
         value = ref.holder[ref.slot.name]
-        if ref.kind is FieldKind.PRODUCER_ID:
-            is_changed |= _producer_epoch(ids, ref)
         if isinstance(value, list):
             found = [change(ids, step, ref, each) for each in value]
             if ref.kind is FieldKind.NODE:  # several of the capture's may be one at the target
@@ -261,17 +259,10 @@ def _unknown_producer(ids: IdMap, producer_id: int) -> Untranslatable:
     )
 
 
-def _producer_epoch(ids: IdMap, ref: FieldRef) -> bool:
-    """Translate the epoch beside a producer id, which is the capture's still."""
-    name = ref.slot.name.removesuffix("_id") + "_epoch"
-    producer_id = ref.holder[ref.slot.name]
-    if name not in ref.holder or producer_id < 0:
-        return False
-    found = ids.producers.target(Producer(producer_id, ref.holder[name]))
-    if found is None or found.epoch == ref.holder[name]:
-        return False
-    ref.holder[name] = found.epoch
-    return True
+def _producer_epoch(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
+    number = ref.holder.get(ref.slot.name.removesuffix("_epoch") + "_id", -1)
+    found = ids.producers.target(Producer(number, value))
+    return value if found is None or number < 0 else found.epoch
 
 
 def _generation(ids: IdMap, step: Step, ref: FieldRef, value: int) -> int:
@@ -355,6 +346,7 @@ _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
     FieldKind.OPAQUE: lambda ids, step, ref, value: ids.opaque.get((ref.slot.name, value), value),
     FieldKind.TOPIC_ID: _topic_id,
     FieldKind.PRODUCER_ID: _producer_id,
+    FieldKind.PRODUCER_EPOCH: _producer_epoch,
     FieldKind.GENERATION: _generation,
     FieldKind.LEADER_EPOCH: _leader_epoch,
     FieldKind.OFFSET: _offset,
