@@ -46,11 +46,11 @@ class FieldKind(Enum):
     RESOURCE = "resource"
     COORDINATOR = "coordinator"
     OPAQUE = "opaque"
+    REPLICAS = "replicas"
     RECORDS = "records"
     # what only the comparison uses
     STORED_OFFSET = "stored-offset"
     PRODUCED_OFFSET = "produced-offset"
-    REPLICAS = "replicas"
     COUNTER = "counter"
     TIME = "time"
     TEXT = "text"
@@ -81,7 +81,7 @@ _IDS = frozenset(list(FieldKind)[: list(FieldKind).index(FieldKind.RECORDS) + 1]
 _ALLOWING = frozenset({FieldKind.TOLERANCE, FieldKind.EQUAL_MODULO})
 # A strict comparison allows nothing else.
 _STRICT = _IDS | {
-    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.REPLICAS, FieldKind.UNORDERED,
+    FieldKind.STORED_OFFSET, FieldKind.PRODUCED_OFFSET, FieldKind.UNORDERED,
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from kdissect.replay.fields import FieldContext, FieldKind
 from kdissect.replay.model import Log
 from kdissect.replay.translation.groups import with_topics
-from kdissect.replay.translation.id_map import IdMap, Producer, Producers, resource_word
+from kdissect.replay.translation.id_map import IdMap, Producer, Producers, limited, resource_word
 from kdissect.replay.workload.messages import TopicNames
 
 A_BROKER = "a broker"
@@ -136,10 +136,8 @@ class Terms:
                 return value if value < 0 or number < 0 else self._producer(number, value).epoch
             case FieldKind.OPAQUE:
                 return self._opaque.get((name, value), Chosen(value))
-            case FieldKind.REPLICAS:  # as many as the target can have
-                count, text = len(self.ids.target.nodes), str(value)
-                is_number = not self._is_target and text.isascii() and text.isdigit()
-                return type(value)(count) if is_number and 0 < count < int(text) else value
+            case FieldKind.REPLICAS if not self._is_target:
+                return limited(value, len(self.ids.target.nodes))
             case FieldKind.RESOURCE:
                 is_acl = "principal" in holder or "acls" in holder
                 word = resource_word(holder.get("resource_type", 0), is_acl=is_acl)

@@ -39,7 +39,7 @@ from kdissect.replay.model import (
 from kdissect.replay.target.cluster import Target, show_address
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.settling import await_partitions
-from kdissect.replay.translation.translator import limit_in_sync
+from kdissect.replay.translation.id_map import IN_SYNC, limited
 from kdissect.replay.workload.messages import DELETING_APIS, GROUP_KEY
 from kdissect.text import plural, visible
 
@@ -301,8 +301,10 @@ async def _ask_to_make(
     nodes = max(len(target.nodes), 1)
     topics = []
     for name, topic in wanted.items():
-        configs = [{"name": key, "value": text} for key, text in sorted(topic.configs.items())]
-        limit_in_sync(configs, nodes)
+        configs = [
+            {"name": key, "value": limited(text, nodes) if key == IN_SYNC else text}
+            for key, text in sorted(topic.configs.items())
+        ]
         topics.append(
             {
                 "name": name,

@@ -44,6 +44,7 @@ _ACL_RESOURCES = {2: "topic", 3: "group", 4: "cluster", 5: "transactional id",
                   6: "delegation token", 7: "user"}  # fmt: skip
 _CONFIG_RESOURCES = {2: "topic", 4: "broker", 8: "broker logger", 16: "client metrics",
                      32: "group"}  # fmt: skip
+IN_SYNC = "min.insync.replicas"
 ZERO_UUID = UUID(int=0)
 _SEQUENCES = 1 << 31  # they wrap to 0
 FINAL_EPOCH, INITIAL_EPOCH = -1, 0  # of fetch sessions (KIP-227)
@@ -250,6 +251,13 @@ class TargetCluster:
     def is_known(self, name: str) -> bool:
         """Return whether a leader of the topic is known, or that it is not there."""
         return name in self.missing or any((name, number) in self.leaders for number in (0, 1))
+
+
+def limited(value: Any, count: int) -> Any:
+    """A number of replicas, or its text, that so many brokers can have; 0: nobody knows."""
+    text = str(value)
+    is_more = text.isascii() and text.isdigit() and 0 < count < int(text)
+    return type(value)(count) if is_more else value
 
 
 def resource_word(number: int, *, is_acl: bool) -> str:

@@ -14,7 +14,7 @@ cluster and to another one in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -35,7 +35,7 @@ from kdissect.replay.model import (
 from kdissect.replay.translation import answers
 from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.groups import with_topics
-from kdissect.replay.translation.id_map import IdMap, Producer, resource_word
+from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
 from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.workload.messages import (
@@ -337,6 +337,17 @@ def _coordinator(ids: IdMap, step: Step, ref: FieldRef, value: str) -> str:
     return ids.name(named, value)
 
 
+def _replicas(ids: IdMap, step: Step, ref: FieldRef, value: Any) -> Any:
+    """A number of replicas, or a config's value, as the target's brokers allow it: with a higher
+    min.insync.replicas, requests with acks=all always fail."""
+    created = entries(response_body(step.exchange).get("topics"))
+    refused = {each.get("name") for each in created if each.get("error_code")}
+    is_other = ref.slot.name == "value" and ref.holder["name"] != IN_SYNC
+    if is_other or ref.around.topic in refused:  # whatever was wrong with it stays so
+        return value
+    return limited(value, len(ids.target.nodes))
+
+
 _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
     FieldKind.TOPIC: lambda ids, step, ref, value: ids.topic(value),
     FieldKind.GROUP: lambda ids, step, ref, value: ids.name("group", value),
@@ -354,6 +365,7 @@ _CHANGES: dict[FieldKind, Callable[[IdMap, Step, FieldRef, Any], Any]] = {
     FieldKind.PROTOCOL: _protocol,
     FieldKind.RESOURCE: _resource,
     FieldKind.COORDINATOR: _coordinator,
+    FieldKind.REPLICAS: _replicas,
 }
 
 
@@ -402,33 +414,6 @@ def _unregister(ids: IdMap, step: Step, body: Body) -> Body:
     return body
 
 
-def _create_topics(ids: IdMap, step: Step, body: Body) -> Body:
-    """Cut replica counts to the number of the target's brokers."""
-    created = entries(response_body(step.exchange).get("topics"))
-    refused = {each["name"] for each in created if each["error_code"]}
-    for topic in entries(body["topics"]):
-        if topic["name"] not in refused:  # whatever was wrong with it stays so
-            count = len(ids.target.nodes) or topic["replication_factor"]
-            topic["replication_factor"] = min(topic["replication_factor"], count)
-            limit_in_sync(entries(topic["configs"]), len(ids.target.nodes))
-    return body
-
-
-def _configs(ids: IdMap, step: Step, body: Body) -> Body:
-    for resource in entries(body["resources"]):
-        limit_in_sync(entries(resource["configs"]), len(ids.target.nodes))
-    return body
-
-
-def limit_in_sync(configs: Sequence[Body], count: int) -> None:
-    """Limit min.insync.replicas to the target's brokers, else acks=all requests always fail."""
-    for config in configs:
-        text = config["value"] or ""
-        if config["name"] == "min.insync.replicas" and text.isascii() and text.isdigit():
-            if 0 < count < int(text):
-                config["value"] = str(count)
-
-
 def _sync_group(ids: IdMap, step: Step, body: Body) -> Body:
     group, given = body["group_id"], body["assignments"]
     made = ids.groups.assignments(group, body["generation_id"], body["member_id"], given)
@@ -468,9 +453,6 @@ _SPECIAL: dict[int, Callable[[IdMap, Step, Body], Body]] = {
     ApiKey.FETCH: _fetch,
     ApiKey.METADATA: _metadata,
     ApiKey.UNREGISTER_BROKER: _unregister,
-    ApiKey.CREATE_TOPICS: _create_topics,
-    ApiKey.ALTER_CONFIGS: _configs,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: _configs,
     ApiKey.SYNC_GROUP: _sync_group,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: _heartbeat,
     ApiKey.STREAMS_GROUP_HEARTBEAT: _heartbeat,

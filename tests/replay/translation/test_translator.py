@@ -173,6 +173,29 @@ def test_renames_reach_every_place_of_a_name(captures: Path) -> None:
     assert checked > 150
 
 
+def test_a_topic_has_as_many_replicas_as_the_target_has_brokers() -> None:
+    """And so has min.insync.replicas; what was refused in the capture stays as it was."""
+    configs = [{"name": "min.insync.replicas", "value": "2"}, {"name": "segment.ms", "value": "9"}]
+    asked = [
+        {"name": name, "num_partitions": 9, "replication_factor": 3, "configs": configs}
+        for name in ("t", "refused")
+    ]
+    told = [{"name": "t"}, {"name": "refused", "error_code": 38}]
+    request, response = (
+        a_request(ApiKey.CREATE_TOPICS, 5, topics=asked),
+        a_response(ApiKey.CREATE_TOPICS, 5, topics=told),
+    )
+    translator, [step] = translated(exchange(0, request, 0, 1, response))
+    translator.ids.target.nodes = {1: ("h", 1)}
+    frame = translator.request(step)
+    assert isinstance(frame, bytes)
+    topic, refused = decode_message(frame, side="request").body["topics"]
+    assert (topic["num_partitions"], topic["replication_factor"]) == (9, 1)
+    assert [each["value"] for each in topic["configs"]] == ["1", "9"]
+    assert refused["replication_factor"] == 3
+    assert refused["configs"][0]["value"] == "2"
+
+
 def test_a_version_that_the_target_lacks_is_a_finding() -> None:
     """The step is skipped with the target's versions."""
     translator, [step] = translated(exchange(0, produce(0), 0, 1, produced(0, 0)))
