@@ -187,9 +187,8 @@ def _run(
 
 
 def _write(results: Results, output: opt.OutputOptions) -> None:
-    from kdissect.replay.output.files import write_html, write_junit
+    from kdissect.replay.output.files import write_html, write_junit, write_tables
     from kdissect.replay.output.rows import write_json_lines
-    from kdissect.replay.output.traffic import write_tables
 
     for path, write in (
         (output.junit, write_junit), (output.json, write_json_lines), (output.html, write_html),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import kdissect
 from kdissect.replay.model import Attempt
-from kdissect.replay.output.traffic import write_capture
+from kdissect.replay.output.files import write_capture
 from kdissect.replay.running.runner import LinkRecord, RunResult
 from tests.replay.made import HEARTBEAT, MS, PlanMaker, request, response
 
