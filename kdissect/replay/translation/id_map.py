@@ -89,6 +89,7 @@ class IdMap:
         self.renames: dict[str, dict[str, str]] = {kind: {} for kind in RENAME_KINDS}
         for (kind, old), new in self.options.renames.items():
             self.renames[kind][old] = new
+        self._captured_topics = {new: old for old, new in self.renames["topic"].items()}
         for step in plan.steps:
             if step.skipped is None:
                 self._add_captured(step.exchange)
@@ -124,8 +125,7 @@ class IdMap:
 
     def captured_topic_name(self, name: str) -> str:
         """The capture's name of one of the target's topics."""
-        renamed = (old for old, new in self.renames["topic"].items() if new == name)
-        return next(renamed, name)
+        return self._captured_topics.get(name, name)
 
     def topic_id(self, captured: UUID) -> UUID | None:
         """The target's id of a topic, or None if neither an answer nor its name gives it."""
@@ -200,15 +200,6 @@ class TargetCluster:
         self.missing: set[str] = set()  # topics that the target said it has not
         self.being_made: set[str] = set()  # topics that Metadata requests make
         self.coordinators: dict[tuple[int, str], int] = {}
-
-    def topic_name(self, topic: Mapping[str, Any]) -> str:
-        """The name of a topic's entry in a message of the target; "" if only an unknown id is
-        there."""
-        name = topic.get("name") or topic.get("topic") or topic.get("topic_name")
-        topic_id = topic.get("topic_id")
-        if name or topic_id is None:
-            return str(name or "")
-        return self.names.get(topic_id, "")
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
         """A Metadata or DescribeTopicPartitions response of the target."""

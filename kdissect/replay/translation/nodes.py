@@ -160,7 +160,7 @@ def _cut(ids: IdMap, api_key: int, element: Any, nodes: list[int | None]) -> dic
         key_type = TRANSACTION_KEY if api_key == ApiKey.DESCRIBE_TRANSACTIONS else GROUP_KEY
         node = ids.target.coordinators.get((key_type, element[name] if name else element))
         return {node if node in nodes else nodes[0]: element}
-    topic = ids.target.topic_name(element)
+    topic = ids.topic(ids.target_topics.of(element))
     parts: dict[int | None, list[Any]] = {}
     for each in entries(element[inner]):
         leader, _ = ids.target.leaders.get((topic, each[name] if name else each), (None, -1))
