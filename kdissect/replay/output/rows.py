@@ -184,7 +184,7 @@ def _exchange_row(results: Results, outcome: Outcome) -> Row:
         "error": outcome.error or None,
         "differences": [
             {"path": each.path, "place": each.place,
-             **_pair(texts_of(exchange.api_key, each)),
+             **_pair(texts_of(each)),
              "rule": each.rule or None, "note": note_of(each) or None}
             for each in judgement.differences
         ],
@@ -216,7 +216,7 @@ def summary_row(results: Results) -> Row:
         "tolerated": [_kind_row(results, each, ()) for each in tolerated],
         "release_changes": [
             {"api_name": each.api_name, "path": each.example.path,
-             **_pair(readable_texts_of(-1, each.example)), "what": each.example.note,
+             **_pair(readable_texts_of(each.example)), "what": each.example.note,
              "count": each.count}
             for each in tolerated
             if each.example.rule == RELEASE_RULE
@@ -293,11 +293,10 @@ def _reasons(outcomes: Iterable[Outcome]) -> list[Row]:
 def _kind_row(results: Results, finding: Finding, notes: Sequence[str]) -> Row:
     """A kind of differences. example: its first exchange, with the path and values there."""
     one = finding.example
-    api_key = results.plan.steps[finding.step].exchange.api_key
     return {
         "api_name": finding.api_name,
         "path": one.place,
-        **_pair(readable_texts_of(api_key, one)),
+        **_pair(readable_texts_of(one)),
         "rule": one.rule or None,
         "notes": [*notes] or [each for each in [note_of(one)] if each],
         "count": finding.count,
@@ -342,14 +341,14 @@ class Baseline:
         for outcome in outcomes:
             judgement, name = outcome.judgement, outcome.step.api_name
             if judgement.verdict is Verdict.DIFFERENT and judgement.differences:
-                accepted = partial(self._accepted, name, outcome.step.exchange.api_key)
+                accepted = partial(self._accepted, name)
                 outcome.judgement = judgement.allowing(accepted)
             elif judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR) and judgement.reason:
                 if (name, judgement.verdict.value, judgement.reason) in self.accepted:
                     outcome.judgement = replace(judgement, verdict=Verdict.TOLERATED)
 
-    def _accepted(self, name: str, api_key: int, one: Difference) -> Difference:
-        is_known = (name, one.path, *texts_of(api_key, one)) in self.accepted
+    def _accepted(self, name: str, one: Difference) -> Difference:
+        is_known = (name, one.path, *texts_of(one)) in self.accepted
         return replace(one, rule=_BASELINE) if is_known else one
 
     def new(self, findings: Iterable[RunFinding]) -> list[RunFinding]:

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from kdissect.codec.redaction import TEXT, is_secret, may_hold_secrets
+from kdissect.codec.redaction import TEXT, is_secret
 from kdissect.protocol.error_codes import error_name
-from kdissect.protocol.model import RESPONSE
 from kdissect.replay.comparison.normal_form import SURPLUS
 from kdissect.replay.comparison.records import PLACE
 from kdissect.replay.comparison.terms import plain
@@ -69,15 +68,19 @@ def dropped_text(field: DroppedField) -> str:
     return field_text(field.path.rpartition(".")[2], field.value)
 
 
-def texts_of(api_key: int, one: Difference) -> tuple[str, str]:
+def texts_of(one: Difference) -> tuple[str, str]:
     """The captured and the answered value."""
-    if one.place == SURPLUS and may_hold_secrets(api_key, RESPONSE):
-        return TEXT, TEXT  # nobody knows what these bytes are
     show = _record_text if one.place.startswith(PLACE) else value_text
+    if one.place == SURPLUS:  # nobody knows what these bytes are
+        show = _byte_count
     return tuple(
         TEXT if value is not None and value is not ABSENT and one.is_secret else show(value)
         for value in (one.captured, one.answered)
     )  # type: ignore[return-value]
+
+
+def _byte_count(value: bytes | None) -> str:
+    return plural(len(value or b""), "byte")
 
 
 def _record_text(value: Any) -> str:
@@ -91,9 +94,9 @@ def _record_text(value: Any) -> str:
     return value_text(value)
 
 
-def readable_texts_of(api_key: int, one: Difference) -> tuple[str, str]:
+def readable_texts_of(one: Difference) -> tuple[str, str]:
     """The same, with the names of error codes."""
-    return _code_names(one) or texts_of(api_key, one)
+    return _code_names(one) or texts_of(one)
 
 
 def note_of(one: Difference) -> str:
