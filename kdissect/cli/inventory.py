@@ -11,32 +11,22 @@ from typing import TYPE_CHECKING, Any
 from kdissect.cli.options import InventoryOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kdissect.api import Tables
 
 
 def write_inventory(tables: Tables, options: InventoryOptions) -> Iterator[str]:
     """Write the file of --inventory; yield lines about the file and the changes since a time."""
+    from kdissect.sql.formats import write_csv_file
     from kdissect.text import plural
 
     inventory = tables.inventory(options.since).to_arrow()
     if options.since is not None:
         yield from _changes(inventory.to_pylist(), options.since)
     if options.inventory is not None:
-        write_csv(inventory, options.inventory)
+        write_csv_file(inventory, options.inventory)
         brokers = inventory["role"].to_pylist().count("broker")
         also = f" and {plural(brokers, 'broker')}" if brokers else ""
         yield f"Inventory: {options.inventory} ({plural(len(inventory) - brokers, 'client')}{also})"
-
-
-def write_csv(rows: pa.Table, path: str) -> None:
-    """Write rows as the CSV files of a report have them."""
-    from kdissect.sql import Database
-
-    with Database({}) as database:
-        database.create("listed_rows", rows)
-        database.copy_csv("FROM listed_rows", path)
 
 
 def _changes(rows: list[dict[str, Any]], since: str) -> Iterator[str]:

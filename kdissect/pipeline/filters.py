@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -23,9 +24,6 @@ from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
 
 NOT_FOLLOWED = "connection_limit"  # in captures.ignored_reasons
 
-_RFC3339 = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?)?\s*([Zz]|[+-]\d\d:?\d\d)?"
-)
 _EPOCH = re.compile(r"(\d{1,10})(?:\.(\d{1,9}))?")
 
 
@@ -42,18 +40,12 @@ def time_ns(value: str | float | datetime) -> int:
     text = str(value) if isinstance(value, str) else format(value, ".9f")
     if epoch := _EPOCH.fullmatch(text.strip()):
         return int(epoch[1]) * 10**9 + int((epoch[2] or "").ljust(9, "0"))
-    match = _RFC3339.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(
-            f"{text!r} is no time: give RFC 3339 (2026-11-21T07:30:00Z) or seconds since 1970"
-        )
-    day, minute, second, fraction, zone = match.groups()
-    zone = "+00:00" if zone is None or zone in "Zz" else zone
-    try:
-        moment = datetime.fromisoformat(f"{day}T{minute or '00:00'}{second or ':00'}{zone}")
-    except ValueError as error:
-        raise ValueError(f"{text!r} is no time: {error}") from None
-    return int(moment.timestamp()) * 10**9 + int((fraction or "").ljust(9, "0"))
+    for kind in (pa.timestamp("ns", "UTC"), pa.timestamp("ns")):
+        with suppress(pa.ArrowInvalid):
+            return int(pa.scalar(text.strip().upper()).cast(kind).value)
+    raise ValueError(
+        f"{text!r} is no time: give RFC 3339 (2026-11-21T07:30:00Z) or seconds since 1970"
+    )
 
 
 def host_bytes(host: str) -> bytes:

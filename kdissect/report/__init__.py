@@ -26,6 +26,7 @@ from kdissect.report import page
 from kdissect.report.document import Document, Options
 from kdissect.report.sections import errors, overview, traffic
 from kdissect.sql import Database
+from kdissect.sql.formats import write_csv_file
 from kdissect.sql.requests import make_requests
 from kdissect.step_log import logged_step
 from kdissect.tables.value_text import json_value
@@ -126,7 +127,7 @@ def build(
         if csv:
             for table, file in names.items():
                 report.csv[table] = html.parent / file
-                database.copy_csv(CSV_TABLES[table], report.csv[table])
+                write_csv_file(database.table(CSV_TABLES[table]), report.csv[table])
         with atomic_write(html) as part:
             Path(part).write_text(text, encoding="utf-8")
     document["files"] = {"html": str(html), "csv": {k: str(v) for k, v in report.csv.items()}}

@@ -27,7 +27,6 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
 
-from kdissect.atomic_file import atomic_write
 from kdissect.capture.object_store import repeated
 from kdissect.errors import EnvironmentFailed, Error
 from kdissect.interrupts import interrupts
@@ -194,21 +193,6 @@ class Database:
         (value,) = self.row(query, values).values()
         return value
 
-    def copy_csv(self, query: str, path: str | os.PathLike[str]) -> None:
-        """Write the rows of a query as a CSV file: RFC 3339 times, lists with spaces.
-
-        Text that a spreadsheet would run as a formula gets an apostrophe in front.
-        """
-        self.run(f"create or replace temp view csv_rows as {query}")
-        columns = ", ".join(
-            f'{_csv_value(row["column_name"], row["column_type"])} as "{row["column_name"]}"'
-            for row in self.rows("describe csv_rows")
-        )
-        copy = os.path.join(self._spill, "rows.csv")  # in the only folder that DuckDB may write to
-        self.run(f"copy (select {columns} from csv_rows) to {literal(copy)} (header, format csv)")
-        with atomic_write(path) as part, open(copy, "rb") as rows, open(part, "wb") as out:
-            shutil.copyfileobj(rows, out)
-
     def _check(self, query: str) -> None:
         try:
             statements = duckdb.extract_statements(query)
@@ -252,19 +236,6 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _csv_value(name: str, kind: str) -> str:
-    """Return SQL of a column's value in a CSV file."""
-    column = f'"{name}"'
-    if kind == "TIMESTAMP WITH TIME ZONE":
-        return f"strftime({column} at time zone 'UTC', '%Y-%m-%dT%H:%M:%S.%fZ')"
-    if kind.endswith("[]"):
-        column = f"array_to_string({column}, ' ')"
-    elif kind != "VARCHAR":
-        return column
-    is_formula = f"regexp_matches({column}, '^[-=+@\\t\\r]')"
-    return f"case when {is_formula} then '''' || {column} else {column} end"
 
 
 def _check_tree(tree: Any) -> None:

@@ -8,6 +8,7 @@ others as ``\\x00``). JSON has the values of `tables.value_text`.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kdissect.atomic_file import atomic_write
 from kdissect.tables.value_text import column_text, joined, json_objects, json_value
 from kdissect.text import display_width, visible
 
@@ -121,6 +123,25 @@ def write_csv(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:
     for batch in batches:
         lines = joined([column_text(column, csv_text) for column in batch.columns], ",")
         out.write("".join(f"{line}\n" for line in lines))
+
+
+def write_csv_file(rows: pa.Table, path: str | os.PathLike[str]) -> None:
+    """Write rows as `write_csv` does, for spreadsheets: a list is its values with spaces between.
+
+    Text that a spreadsheet would run as a formula gets an apostrophe in front.
+    """
+    columns = []
+    for column in rows.combine_chunks().columns:
+        if pa.types.is_list(column.type):
+            texts = pa.list_(pa.string())
+            column = pc.binary_join(column.cast(texts).combine_chunks(), " ")
+        if pa.types.is_string(column.type):
+            is_formula = pc.match_substring_regex(column, r"^[-=+@\t\r]")
+            column = pc.if_else(is_formula, pc.binary_join_element_wise("'", column, ""), column)
+        columns.append(column)
+    shown = pa.table(columns, names=rows.column_names)
+    with atomic_write(path) as part, open(part, "w", encoding="utf-8", newline="") as out:
+        write_csv(shown.schema, shown.to_batches(), out)
 
 
 def write_json(schema: pa.Schema, batches: Iterable[Any], out: TextIO) -> None:

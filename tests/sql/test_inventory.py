@@ -9,8 +9,8 @@ import pytest
 
 import kdissect
 from kdissect.api import joined_sets
-from kdissect.cli.inventory import write_csv
 from kdissect.errors import CaptureError
+from kdissect.sql.formats import write_csv_file
 from tests.builders.tables import START_US, Row, at, connection, exchange, tables
 
 SECOND = 1_000_000
@@ -109,7 +109,7 @@ def test_the_file_is_no_formula(tmp_path: Path) -> None:
         connections=[connection(1)],
     )
     path = tmp_path / "clients.csv"
-    write_csv(made.inventory().to_arrow(), str(path))
+    write_csv_file(made.inventory().to_arrow(), str(path))
     with path.open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["client_id"] == "'=cmd()"
