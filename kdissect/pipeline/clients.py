@@ -22,7 +22,6 @@ from kdissect.tables.connections import ConnectionClients
 
 CLIENT_REQUESTS = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.API_VERSIONS, ApiKey.SASL_AUTHENTICATE))
 TOKEN_RESPONSES = frozenset((ApiKey.CREATE_DELEGATION_TOKEN, ApiKey.DESCRIBE_DELEGATION_TOKEN))
-TOKENS_READ = 8  # per connection; one of the first two holds the user name
 _TOKEN_MAX = 1 << 16  # bytes of a SASL token without Kafka header
 # bytes of a request header up to the end of its client id: of nearly all, and the most
 _SHORT_HEADER, _LONG_HEADER = 10 + 64, 10 + 32767
@@ -33,19 +32,13 @@ def add_clients(
 ) -> None:
     """Add client software, SASL mechanism and user of each connection, from its first such
     messages. api_key: of CLIENT_REQUESTS."""
-    rows = np.arange(len(connection))
-    if api_key == ApiKey.API_VERSIONS:
-        rows = np.flatnonzero(body.field("client_software_name").is_valid())
-    order = rows[np.argsort(connection[rows], kind="stable")]
-    rank = np.arange(len(order)) - np.searchsorted(connection[order], connection[order])
-    first = np.sort(order[rank < (TOKENS_READ if api_key == ApiKey.SASL_AUTHENTICATE else 1)])
-    values = body.take(pa.array(first)).to_pylist()
-    for row, value in zip(connection[first].tolist(), values, strict=True):
+    for row, value in zip(connection.tolist(), body.to_pylist(), strict=True):
         if value is None:
             continue
         if api_key == ApiKey.API_VERSIONS:
-            software = (value["client_software_name"], value["client_software_version"])
-            clients.software.setdefault(row, software)
+            if value["client_software_name"] is not None:
+                software = (value["client_software_name"], value["client_software_version"])
+                clients.software.setdefault(row, software)
         elif api_key == ApiKey.SASL_HANDSHAKE:
             clients.mechanism.setdefault(row, value["mechanism"])
         else:

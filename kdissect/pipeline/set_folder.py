@@ -35,7 +35,6 @@ LOCK = f"{STAGING}/lock"
 FOLDERS = frozenset((*FIXED_TABLES, "apis", "internal", STATE, STAGING))
 _BY_A_RUN = re.compile(r".*/part-[\w-]+-[0-9a-f]{12}\.parquet")
 LAST_FILES_S = 10.0  # longest wait for objects that tasks of a failed run were writing
-_RACES_MAX = 1000  # attempts against owners that remove the folder while it is made
 _PAUSE_S, _QUIET_LISTINGS = 0.5, 3
 
 
@@ -230,20 +229,17 @@ def write_lock(out: str) -> Iterator[bool]:
     root = Path(out)
     path, is_new = root / LOCK, not root.exists()
     descriptor = -1
-    is_held: bool | None = None
     try:
-        # until the locked file is the one at its path: its last owner may have removed it
-        while descriptor < 0 or not _is_at(path, descriptor):
-            _close(descriptor)
-            descriptor = _opened(path)
-            is_held = _locked(descriptor)
-            if is_held is None:
-                owner = os.read(descriptor, 1000).decode(errors="replace")
-                who = owner or "it has just begun"
-                raise OutputError(f"{out}: another run is writing there ({who})")
+        descriptor = _opened(path)
+        is_held = _locked(descriptor)
+        # the last owner may have removed the file before it was locked
+        if is_held is None or not _is_at(path, descriptor):
+            owner = os.read(descriptor, 1000).decode(errors="replace")
+            who = owner or "it has just begun"
+            raise OutputError(f"{out}: another run is writing there ({who})")
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        yield bool(is_held)
+        yield is_held
     finally:
         # an interrupt may come before the file is locked
         if descriptor >= 0 and _locked(descriptor) is not None and _is_at(path, descriptor):
@@ -251,21 +247,20 @@ def write_lock(out: str) -> Iterator[bool]:
         for folder in (path.parent, root) if is_new else (path.parent,):
             with suppress(OSError):  # not empty, or not there
                 folder.rmdir()
-        _close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _opened(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     out = path.parent.parent
-    for _ in range(_RACES_MAX):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(path, flags, 0o666)
-        except (FileNotFoundError, FileExistsError):
-            continue  # the last owner has just removed the folder
-        except OSError as error:
-            raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
-    raise OutputError(f"{path.parent}: cannot be made")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o666)
+    except (FileNotFoundError, FileExistsError):  # its last owner has just removed the folder
+        raise OutputError(f"{out}: another run is writing there") from None
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written ({error.strerror})") from error
 
 
 def _locked(descriptor: int) -> bool | None:
@@ -286,8 +281,3 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _close(descriptor: int) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)

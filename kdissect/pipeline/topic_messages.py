@@ -78,9 +78,14 @@ def add_bound(
         )
         # a request may name a topic by its id alone, with an empty name
         is_named = pc.and_(pc.not_equal(rows["name"], ""), pc.not_equal(rows["id"], ZERO_UUID_TEXT))
-        grouped = rows.filter(is_named).group_by(["name", "id"], use_threads=False)
-        for row in grouped.aggregate([("time_ns", "min")]).to_pylist():
-            topics.add(row["name"], row["id"], row["time_ns_min"], catalog.api(api_key).name)
+        _add_distinct(topics, rows.filter(is_named), catalog.api(api_key).name)
+
+
+def _add_distinct(topics: SeenTopics, rows: pa.Table, api_name: str) -> None:
+    """Add each distinct `name` and `id`, with its earliest `time_ns`."""
+    grouped = rows.group_by(["name", "id"], use_threads=False).aggregate([("time_ns", "min")])
+    for row in grouped.to_pylist():
+        topics.add(row["name"], row["id"], row["time_ns_min"], api_name)
 
 
 def add_named(topics: SeenTopics, body: pa.StructArray, time_ns: TimesNs) -> None:
@@ -95,11 +100,8 @@ def add_named(topics: SeenTopics, body: pa.StructArray, time_ns: TimesNs) -> Non
     is_named = pc.fill_null(pc.not_equal(flat.field("name"), ""), False)
     exists = pc.and_(pc.equal(flat.field("error_code"), 0), is_named)
     times = time_ns[pc.list_parent_indices(listed).to_numpy()]
-    rows = pa.table({"name": flat.field("name"), "time_ns": times})
-    rows = rows.filter(pc.and_(without_id, exists))
-    grouped = rows.group_by("name", use_threads=False).aggregate([("time_ns", "min")])
-    for row in grouped.to_pylist():
-        topics.add(row["name"], "", row["time_ns_min"], "Metadata")
+    rows = pa.table({"name": flat.field("name"), "id": [""] * len(flat), "time_ns": times})
+    _add_distinct(topics, rows.filter(pc.and_(without_id, exists)), "Metadata")
 
 
 def add_from_envelopes(
@@ -194,6 +196,7 @@ def _add_topic_records(
     columns, _ = decode_internal(METADATA, records["key"], records["value"])
     for column in columns:
         if column.name == "TopicRecord":
-            times = time_ns[set_index[column.rows]].tolist()
-            for value, time in zip(column.value.to_pylist(), times, strict=True):
-                topics.add(value["name"], value["topic_id"], time, api_name)
+            times = time_ns[set_index[column.rows]]
+            names, ids = column.value.field("name"), column.value.field("topic_id")
+            named = pa.table({"name": names, "id": ids, "time_ns": times})
+            _add_distinct(topics, named, api_name)
