@@ -13,7 +13,6 @@ import argparse
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from kdissect.protocol.model import VersionRange
@@ -24,56 +23,13 @@ _HEAD = """\
 # Written by `python -m tools.release_facts`; what it means is said in `releases.py`.
 """
 
-# Prints key, name, first and last version of what a release takes; its API changed over time.
-_JAVA = """
-import java.lang.reflect.Method;
-public class Versions {
-  static Object ask(Object key, String name, Object otherwise) {
-    try { return key.getClass().getMethod(name).invoke(key); }
-    catch (ReflectiveOperationException error) { return otherwise; }
-  }
-  static Object look(Object key, String name, Object otherwise) {
-    try { return key.getClass().getField(name).get(key); }
-    catch (ReflectiveOperationException error) { return otherwise; }
-  }
-  static Object last(Object key) throws Exception {
-    try { return key.getClass().getMethod("latestVersion", boolean.class).invoke(key, false); }
-    catch (NoSuchMethodException error) { return ask(key, "latestVersion", null); }
-  }
-  // Before 0.11 an API's versions are the schemas that a table has of it.
-  static Object[] schemas(Object key) throws Exception {
-    try {
-      Class<?> protocol = Class.forName("org.apache.kafka.common.protocol.Protocol");
-      Object[][] all = (Object[][]) protocol.getField("REQUESTS").get(null);
-      Object[] found = all[(Short) look(key, "id", null)];
-      return found == null ? new Object[0] : found;
-    } catch (NoSuchFieldException error) { return null; }
-  }
-  public static void main(String[] arguments) throws Exception {
-    Class<?> keys = Class.forName("org.apache.kafka.common.protocol.ApiKeys");
-    for (Object key : keys.getEnumConstants()) {
-      boolean enabled = (Boolean) look(key, "isEnabled", true);
-      Object[] schemas = schemas(key);
-      int first = 0;
-      while (schemas != null && first < schemas.length && schemas[first] == null) first++;
-      System.out.println(look(key, "id", null) + " " + look(key, "name", null) + " "
-          + (schemas != null ? first + " " + (schemas.length - 1)
-              : ask(key, "oldestVersion", null) + " " + (enabled ? last(key) : "-1")));
-    }
-  }
-}
-"""
+_PROGRAM = Path(__file__).with_name("Versions.java")
 
 
 def facts_of_jar(jar: Path, classpath: list[Path]) -> dict[int, tuple[str, VersionRange]]:
     """API key to name and versions, as the code inside a kafka-clients jar says."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "Versions.java")
-        source.write_text(_JAVA)
-        path = ":".join(map(str, (jar, *classpath)))
-        done = subprocess.run(
-            ["java", "-cp", path, str(source)], capture_output=True, text=True, check=True
-        )
+    command = ["java", "-cp", ":".join(map(str, (jar, *classpath))), _PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = {}
     for line in done.stdout.splitlines():
         key, name, first, last = line.split()
