@@ -32,9 +32,7 @@ def _start(path: Path, ports: Sequence[int], program: str) -> subprocess.Popen[b
     path.unlink(missing_ok=True)
     probe = free_ports(1)[0]
     process = subprocess.Popen(
-        _command(path, [*ports, probe], program),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        _command(path, [*ports, probe], program), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     end = time.monotonic() + _READY_S
     while time.monotonic() < end and process.poll() is None:

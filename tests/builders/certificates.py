@@ -35,7 +35,5 @@ def certificate(
 def key_pem(key: CertificateIssuerPrivateKeyTypes) -> bytes:
     """A private key without a password."""
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -141,8 +141,7 @@ def hostile(source: Tables, text: str = HOSTILE) -> Tables:
         ]
         changed[name] = pa.table(columns, schema=table.schema)
     return Tables(
-        {name: Table(name, pads.dataset(table)) for name, table in changed.items()},
-        source.manifest,
+        {name: Table(name, pads.dataset(table)) for name, table in changed.items()}, source.manifest
     )
 
 

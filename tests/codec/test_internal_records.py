@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdissect.codec import message_codec
-from kdissect.codec.embedded_structs import (
-    Places,
-    definition_plan,
-    read_uvarints,
-)
-from kdissect.codec.internal_records import (
-    LOG_OF_TOPIC,
-    decode_internal,
-)
+from kdissect.codec.embedded_structs import Places, definition_plan, read_uvarints
+from kdissect.codec.internal_records import LOG_OF_TOPIC, decode_internal
 from kdissect.protocol import catalog
 from kdissect.status import Status
 from tests.codec.vectors import LOGS, internal_vectors, value_definition

@@ -62,12 +62,7 @@ def batches(draw: Any) -> bytes:
 def message_sets(draw: Any) -> bytes:
     magic = draw(st.integers(0, 1))
     record = st.fixed_dictionaries(
-        {
-            "offset": st.integers(0, 2**62),
-            "timestamp_ms": INT64,
-            "key": MAYBE,
-            "value": MAYBE,
-        }
+        {"offset": st.integers(0, 2**62), "timestamp_ms": INT64, "key": MAYBE, "value": MAYBE}
     )
     return encode_messages(
         draw(st.lists(record, min_size=1, max_size=4)),

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from kdissect.diff.sample_tests import (
-    SPREAD_MIN,
-    compare_clients,
-    paired_p_value,
-    student_p_value,
-)
+from kdissect.diff.sample_tests import SPREAD_MIN, compare_clients, paired_p_value, student_p_value
 from kdissect.diff.statistics import Scores
 
 IS_B = np.arange(12) >= 6

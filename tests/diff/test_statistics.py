@@ -12,11 +12,7 @@ ALPHA = 0.01
 
 
 def samples(
-    generator: np.random.Generator,
-    units: int,
-    shift: float,
-    count: int = 20,
-    share_a: float = 0.5,
+    generator: np.random.Generator, units: int, shift: float, count: int = 20, share_a: float = 0.5
 ) -> Scores:
     """One comparison: values of each unit around a level of its own; b's are `shift` higher."""
     values = generator.normal(size=(units, 1)) + generator.normal(size=(units, count)) / 3

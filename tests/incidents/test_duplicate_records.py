@@ -12,8 +12,7 @@ from tests.conftest import CAPTURES
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["retries_duplicate", pytest.param("retries_duplicate_plain", marks=pytest.mark.heavy)],
+    "name", ["retries_duplicate", pytest.param("retries_duplicate_plain", marks=pytest.mark.heavy)]
 )
 def test_offsets_of_both_copies(name: str) -> None:
     """Ten records lie at offset 30; the copy has the offset that the broker gave the last one."""

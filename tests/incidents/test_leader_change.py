@@ -17,10 +17,7 @@ def _found(leaders: list[Leader], errors: tuple[float, ...] = (), **more: Any) -
     ]
     asked, metadata = leaders_named(leaders)
     made = tables(
-        connections=[connection()],
-        exchanges=[*exchanges, *asked],
-        apis__Metadata=metadata,
-        **more,
+        connections=[connection()], exchanges=[*exchanges, *asked], apis__Metadata=metadata, **more
     )
     return [row for row in made.incidents().to_pylist() if row["kind"] == "leader_change"]
 

@@ -84,10 +84,7 @@ def test_batches_of_single_records() -> None:
             connections=[connection()],
             record_batches=batches,
         )
-        assert (wasteful["kind"], wasteful["subject"]) == (
-            "inefficient_batches",
-            "app @ 10.0.0.1",
-        )
+        assert (wasteful["kind"], wasteful["subject"]) == ("inefficient_batches", "app @ 10.0.0.1")
         assert text in wasteful["text"]
 
 

@@ -21,13 +21,7 @@ from tests.builders.frames import framed, produce, request, response
 from tests.builders.pieces import MadePieces, cuts, lost
 from tests.builders.playbook import BROKER, CLIENT, Playbook
 from tests.builders.segments import in_memory
-from tests.kafka.conversations import (
-    NAMED,
-    Conversation,
-    check_accounts,
-    conversations,
-    frames_of,
-)
+from tests.kafka.conversations import NAMED, Conversation, check_accounts, conversations, frames_of
 from tests.steps import assert_linear
 
 PIECES = st.lists(st.sampled_from((1, 3, 7, 20, 60, 60, 1400)), min_size=1, max_size=6)

@@ -94,13 +94,7 @@ def _read_pcap(data: bytes) -> Reading:
         reading.number += 1
         reading.packets.append(
             Packet(
-                reading.number,
-                reading.pos,
-                time_ns,
-                reading.pos + 16,
-                captured,
-                length,
-                link_type,
+                reading.number, reading.pos, time_ns, reading.pos + 16, captured, length, link_type
             )
         )
         reading.pos += 16 + captured

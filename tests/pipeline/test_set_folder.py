@@ -21,14 +21,7 @@ from kdissect.cli import app
 from kdissect.cli import dissect as dissect_verb
 from kdissect.errors import CaptureError, EnvironmentFailed, OutputError
 from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
-from kdissect.pipeline.table_set import (
-    MANIFEST,
-    check_out,
-    commit,
-    read_manifest,
-    staging,
-    writing,
-)
+from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
 from tests.builders.messages import exchange, write_capture
 from tests.builders.tables import set_files, topics_table, write_topics

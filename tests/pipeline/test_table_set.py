@@ -15,14 +15,7 @@ from kdissect.cli import app
 from kdissect.errors import CaptureError, OutputError
 from kdissect.pipeline import table_set
 from kdissect.pipeline.set_folder import STAGING, SetFolder, write_lock
-from kdissect.pipeline.table_set import (
-    MANIFEST,
-    check_out,
-    commit,
-    read_manifest,
-    staging,
-    writing,
-)
+from kdissect.pipeline.table_set import MANIFEST, check_out, commit, read_manifest, staging, writing
 from kdissect.pipeline.table_writer import ParquetSink
 from kdissect.tables.schemas import FIXED_TABLES
 from tests.builders.tables import set_files, topics_table, write_topics

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from kdissect.protocol import catalog, column_plan
-from kdissect.protocol.column_plan import (
-    ColumnPlan,
-    Node,
-    Role,
-    compile_plan,
-    role_of,
-)
+from kdissect.protocol.column_plan import ColumnPlan, Node, Role, compile_plan, role_of
 from kdissect.protocol.model import ALWAYS, SIDES, Api, Definition, Field, Type, VersionRange
 
 

@@ -91,11 +91,7 @@ def _asked(browser: Any) -> list[str]:
     ],
 )
 def test_quiet_and_whole(
-    browser: Any,
-    which: str,
-    size: tuple[int, int],
-    scheme: str,
-    request: pytest.FixtureRequest,
+    browser: Any, which: str, size: tuple[int, int], scheme: str, request: pytest.FixtureRequest
 ) -> None:
     """All charts drawn; no console line, no request, no sideways scrolling, no script run."""
     page = request.getfixturevalue(which)

@@ -49,7 +49,7 @@ def test_topics_groups_and_versions_of_a_client() -> None:
     assert client["topics_read"] == ["stock"]
     assert client["groups"] == ["billing"]
     assert client["api_versions"] == [
-        *("Fetch v4", "Fetch v12", "OffsetCommit v8", "OffsetFetch v8", "Produce v9"),
+        *("Fetch v4", "Fetch v12", "OffsetCommit v8", "OffsetFetch v8", "Produce v9")
     ]
     assert (client["request_count"], client["connection_count"]) == (6, 1)
 
@@ -96,7 +96,7 @@ def test_clients_before_and_after_a_time() -> None:
     changes = {name: row["change"] for name, row in clients.items()}
     assert changes == {"reader": "changed", "old": "gone", "fresh": "new", "steady": "same"}
     assert clients["reader"]["changes"] == [
-        *("api_versions +Fetch v12", "api_versions -Fetch v4", "topics_read +b"),
+        *("api_versions +Fetch v12", "api_versions -Fetch v4", "topics_read +b")
     ]
     assert clients["old"]["changes"] is None
     assert clients["old"]["topics_written"] == ["a"]

@@ -69,7 +69,7 @@ _WHOLE = {
     ],
     "an id that another cluster gives again": [_INIT, batch(0, 5), _INIT, batch(0, 5)],
     "a client before 2.5 after UNKNOWN_PRODUCER_ID": [
-        *(batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5)),
+        *(batch(0, 5), batch(5, 5, 59), batch(0, 5), batch(5, 5))
     ],
     "requests of one time, by their position": [
         batch(base, 5, pos=pos, time_ns=5) for base, pos in ((10, 200), (5, 90), (0, 10))

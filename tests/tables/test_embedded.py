@@ -171,10 +171,7 @@ def test_an_envelopes_inner_messages() -> None:
         catalog.definition("DefaultPrincipalData"), 0, {"type": "User", "name": "alice"}
     )
     rows = [
-        (
-            {"request_data": asked, "request_principal": principal},
-            {"response_data": answered},
-        ),
+        ({"request_data": asked, "request_principal": principal}, {"response_data": answered}),
         (None, {"response_data": answered}),
         ({"request_data": asked[:-1]}, None),
     ]
