@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lab.incidents.clients import create_topic
 from lab.replay.record import FOLDER
-from lab.replay.runs import Run, cells, run, target
+from lab.replay.runs import cells, findings, run, target
 from tests.broker.kafka_broker import BEFORE
+from tests.broker.replaying import Replayed
 
 HEAD = ("fault", "capture", "exit", "named", "seconds", "clean", "ratio")
 WIDTHS = (28, 24, 4, 6, 7, 7, 5)
@@ -126,8 +127,8 @@ def main(given: argparse.Namespace) -> int:
         if path not in clean:
             clean[path] = _run(path, None, given).seconds
         done = _run(path, fault, given)
-        findings = done.findings()
-        is_named = any(word in line for line in findings[:FIRST] for word in fault.words)
+        found = findings(done)
+        is_named = any(word in line for line in found[:FIRST] for word in fault.words)
         ratio = done.seconds / clean[path]
         failed += not is_named or done.status != 1 or ratio > RATIO_MAX
         row = (
@@ -135,17 +136,17 @@ def main(given: argparse.Namespace) -> int:
             f"{done.seconds:.1f}", f"{clean[path]:.1f}", f"{ratio:.1f}",
         )  # fmt: skip
         print(cells(row, WIDTHS), flush=True)
-        for line in findings[: given.lines] or done.done.errors.splitlines()[-2:]:
+        for line in found[: given.lines] or done.errors.splitlines()[-2:]:
             print(f"    {line[:300]}", flush=True)
     print(f"{failed} faults are not as wanted")
     return failed
 
 
-def _run(path: Path, fault: Fault | None, given: argparse.Namespace) -> Run:
+def _run(path: Path, fault: Fault | None, given: argparse.Namespace) -> Replayed:
     settings = dict(json.loads(path.with_suffix(".json").read_text())["settings"])
     if fault is not None:
         settings |= fault.settings
-    with target(given.to, settings=settings) as fresh:
+    with target(given.to, settings=settings) as (broker,):
         if fault is not None and fault.before is not None:
-            fault.before(fresh.address())
-        return run(path, fresh.address(), "--pace", given.pace)
+            fault.before(broker.address)
+        return run(path, broker.address, "--pace", given.pace)

@@ -3,7 +3,7 @@
 import argparse
 
 from lab.replay.captures import RECORDED
-from lab.replay.runs import VERDICTS, busy, cells, run_recorded, show
+from lab.replay.runs import VERDICTS, busy, cells, found_at_the_end, run_recorded, show
 
 HEAD = ("capture", "nodes", "pace", "exit", *VERDICTS, "at end", "seconds")
 WIDTHS = (20, 5, 8, 4, 6, 9, 9, 5, 7, 6, 7)
@@ -37,7 +37,7 @@ def main(given: argparse.Namespace) -> int:
                         run = run_recorded(
                             recorded, recorded.kafka_version, "--pace", pace, node_count=node_count
                         )
-                    is_bad = bool(run.status or run.at_the_end)
+                    is_bad = bool(run.status or found_at_the_end(run))
                     failed += is_bad
                     lines = 8 if is_bad or given.show else 0
                     show((recorded.name, node_count, pace), run, WIDTHS, lines)

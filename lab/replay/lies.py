@@ -12,9 +12,10 @@ from pathlib import Path
 from kdissect.codec.message import Message
 from lab.replay.captures import RECORDED
 from lab.replay.record import FOLDER
-from lab.replay.runs import Run, Target, run, target
+from lab.replay.runs import findings, run, target
 from tests.broker.kafka_broker import free_ports
 from tests.broker.proxy import Proxy
+from tests.broker.replaying import Replayed
 from tests.replay.lies import Liar, Lie, lies
 
 SHARE_FOUND = 0.97
@@ -51,7 +52,7 @@ def main(given: argparse.Namespace) -> int:
             word = "found " if is_found else f"exit {done.status}" if done.status else "PASSED"
             print(f"{word} {done.seconds:6.1f} s {name}: {lie} ({liar.count})", flush=True)
             if given.show or done.status > 1:
-                lines = done.findings()[:1] or done.done.errors.splitlines()[-1:]
+                lines = findings(done)[:1] or done.errors.splitlines()[-1:]
                 print(*(f"    {line[:300]}" for line in lines), sep="\n", flush=True)
     share = found / max(found + passed, 1)
     print(f"{found} of {found + passed} lies are reported on {given.nodes} nodes ({share:.1%})")
@@ -68,28 +69,28 @@ def _with_room(name: str, told: list[Lie], given: argparse.Namespace) -> list[Li
                 each(copy.deepcopy(message))
         return False
 
-    with _behind_proxies(name, given) as (_, proxies):
+    with _behind_proxies(name, given) as proxies:
         for proxy in proxies:
             proxy.alter = look
         done = _replay(name, f"127.0.0.1:{proxies[0].port}", given)
     if done.status:
-        print(f"the honest run has exit code {done.status}", *done.findings()[:3], sep="\n    ")
+        print(f"the honest run has exit code {done.status}", *findings(done)[:3], sep="\n    ")
     return [each.lie for each in liars if each.count]
 
 
 def _all(
     name: str, chosen: list[Lie], given: argparse.Namespace
-) -> Iterator[tuple[Lie, Liar, Run]]:
+) -> Iterator[tuple[Lie, Liar, Replayed]]:
     """Each lie on a target of its own; the next target starts while a replay runs."""
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        started: Future[tuple[ExitStack, Target, list[Proxy]]] | None = None
+        started: Future[tuple[ExitStack, list[Proxy]]] | None = None
         for number, lie in enumerate(chosen):
             now = started.result() if started else _start(name, given)
             started = None
             if number + 1 < len(chosen):
                 started = pool.submit(_start, name, given)
                 stack.callback(lambda one=started: one.result()[0].close())
-            mine, fresh, proxies = now
+            mine, proxies = now
             liar = Liar(lie)
             for proxy in proxies:
                 proxy.alter = liar
@@ -97,15 +98,15 @@ def _all(
                 yield lie, liar, _replay(name, f"127.0.0.1:{proxies[0].port}", given)
 
 
-def _start(name: str, given: argparse.Namespace) -> tuple[ExitStack, Target, list[Proxy]]:
+def _start(name: str, given: argparse.Namespace) -> tuple[ExitStack, list[Proxy]]:
     with ExitStack() as stack:
-        fresh, proxies = stack.enter_context(_behind_proxies(name, given))
-        return stack.pop_all(), fresh, proxies
+        proxies = stack.enter_context(_behind_proxies(name, given))
+        return stack.pop_all(), proxies
 
 
 @contextmanager
-def _behind_proxies(name: str, given: argparse.Namespace) -> Iterator[tuple[Target, list[Proxy]]]:
-    """A target whose nodes advertise proxies."""
+def _behind_proxies(name: str, given: argparse.Namespace) -> Iterator[list[Proxy]]:
+    """The proxies that the nodes of a fresh target advertise."""
     path = given.folder / f"{name}.pcap"
     if path.exists():
         about = json.loads(path.with_suffix(".json").read_text())
@@ -115,15 +116,14 @@ def _behind_proxies(name: str, given: argparse.Namespace) -> Iterator[tuple[Targ
         version, options = recorded.kafka_version, recorded.broker()
     ports = free_ports(given.nodes)
     with ExitStack() as stack:
-        fresh = stack.enter_context(target(version, given.nodes, advertised=ports, **options))
-        proxies = [
+        nodes = stack.enter_context(target(version, given.nodes, advertised=ports, **options))
+        yield [
             stack.enter_context(Proxy(port, node.ports["PLAINTEXT"]).running())
-            for port, node in zip(ports, fresh.nodes, strict=True)
+            for port, node in zip(ports, nodes, strict=True)
         ]
-        yield fresh, proxies
 
 
-def _replay(name: str, address: str, given: argparse.Namespace) -> Run:
+def _replay(name: str, address: str, given: argparse.Namespace) -> Replayed:
     path = given.folder / f"{name}.pcap"
     options: list[str] = []
     if not path.exists():

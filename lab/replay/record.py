@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.replay.clients.python_session import session as kafka_python
 from lab.replay.runs import target
-from tests.broker.kafka_broker import BEFORE, LATEST, Broker, cache, jars, java
+from tests.broker.kafka_broker import BEFORE, LATEST, cache, jars, java
 from tests.broker.record import recording
 from tests.broker.sessions import read_back, whole_session
 
@@ -99,8 +99,7 @@ def record(name: str, kafka_version: str, folder: Path) -> Path:
     """Record a session on a fresh broker; returns the capture. Its state is in NAME.json."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}_on_{kafka_version.replace('.', '_')}.pcap"
-    with target(kafka_version, settings=SETTINGS) as fresh:
-        broker: Broker = fresh.nodes[0]
+    with target(kafka_version, settings=SETTINGS) as (broker,):
         with recording(path, [broker.ports["PLAINTEXT"]]):
             SESSIONS[name](broker.address)
         held = state(broker.address)

@@ -3,10 +3,8 @@
 import multiprocessing
 import re
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +17,25 @@ VERDICTS = ("same", "tolerated", "different", "error", "skipped")
 _NO_FINDING = re.compile(r"(API|skipped|topic|note:|Verdicts:|Differences |Changes |\d+ requests )")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished replay. seconds: of the whole command."""
+def findings(done: Replayed) -> list[str]:
+    """What the terminal lists as different, best first: a line each, with its indented lines."""
+    found: list[str] = []
+    is_after_table = False
+    for line in done.output.splitlines():
+        # the table of APIs ends at the first line that is not of one
+        is_after_table |= bool(found) or ":" in line or not re.match(r"\S+\s+.*\s\S+$", line)
+        if not is_after_table or not line.strip() or _NO_FINDING.match(line):
+            continue
+        if line.startswith("    ") and found:
+            found[-1] += " | " + line.strip()
+        else:
+            found.append(line.strip())
+    return found
 
-    done: Replayed
-    seconds: float
 
-    @property
-    def status(self) -> int:
-        return self.done.status
-
-    def count(self, verdict: str) -> int:
-        return self.done.verdicts[verdict]
-
-    @property
-    def at_the_end(self) -> int:
-        """Findings about the state after the run: records or commits that are missing, and so on."""
-        return len(self.done.summary.get("findings", ()))
-
-    def findings(self) -> list[str]:
-        """What the terminal lists as different, best first: a line each, with its indented lines."""
-        found: list[str] = []
-        is_after_table = False
-        for line in self.done.output.splitlines():
-            # the table of APIs ends at the first line that is not of one
-            is_after_table |= bool(found) or ":" in line or not re.match(r"\S+\s+.*\s\S+$", line)
-            if not is_after_table or not line.strip() or _NO_FINDING.match(line):
-                continue
-            if line.startswith("    ") and found:
-                found[-1] += " | " + line.strip()
-            else:
-                found.append(line.strip())
-        return found
+def found_at_the_end(done: Replayed) -> int:
+    """Findings about the state after the run: records or commits that are missing, and so on."""
+    return len(done.summary.get("findings", ()))
 
 
 def run(
@@ -60,33 +44,21 @@ def run(
     *options: str,
     env: Mapping[str, str] | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> Run:
+) -> Replayed:
     """Replay a capture with everything allowed, and read what the command wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        began = time.monotonic()
         lines = Path(folder, "replay.jsonl")
         env = {"COLUMNS": "100000", **(env or {})}
-        done = replay(path, address, lines, *EVERYTHING, *options, timeout=timeout_s, env=env)
-        return Run(done, time.monotonic() - began)
-
-
-@dataclass
-class Target:
-    """Nodes of one cluster, fresh. address: of the first node."""
-
-    nodes: list[Broker] = field(default_factory=list)
-
-    def address(self, listener: str = "PLAINTEXT") -> str:
-        return self.nodes[0].address_of(listener)
+        return replay(path, address, lines, *EVERYTHING, *options, timeout=timeout_s, env=env)
 
 
 @contextmanager
-def target(kafka_version: str, node_count: int = 1, **options: Any) -> Iterator[Target]:
-    """A fresh broker, or a cluster; it ends with the block. options: as for `start_cluster`."""
+def target(kafka_version: str, node_count: int = 1, **options: Any) -> Iterator[list[Broker]]:
+    """The nodes of a fresh cluster, which ends with the block. options: as for `start_cluster`."""
     with tempfile.TemporaryDirectory() as folder:
         nodes = start_cluster(Path(folder), node_count, kafka_version=kafka_version, **options)
         try:
-            yield Target(nodes)
+            yield nodes
         finally:
             for node in nodes:
                 node.stop()
@@ -98,14 +70,14 @@ def run_recorded(
     *options: str,
     node_count: int = 1,
     settings: Mapping[str, str] | None = None,
-) -> Run:
+) -> Replayed:
     """A capture of `lab.replay.captures` on a fresh target with the settings of its broker."""
     broker = recorded.broker()
     broker["settings"] = {**broker["settings"], **(settings or {})}
-    with target(kafka_version, node_count, **broker) as fresh:
+    with target(kafka_version, node_count, **broker) as (first, *_):
         return run(
             recorded.path,
-            fresh.address(recorded.listener),
+            first.address_of(recorded.listener),
             *recorded.options(),
             *options,
             env=recorded.login(),
@@ -132,14 +104,14 @@ def busy(count: int) -> Iterator[None]:
 
 
 def show(
-    begin: Sequence[object], done: Run, widths: Sequence[int], lines: int, *end: object
+    begin: Sequence[object], done: Replayed, widths: Sequence[int], lines: int, *end: object
 ) -> None:
     """Print a row of a gate's table, and the first findings below it."""
-    counts = [done.count(verdict) for verdict in VERDICTS]
-    row = (*begin, done.status, *counts, done.at_the_end, f"{done.seconds:.1f}", *end)
+    counts = [done.verdicts[verdict] for verdict in VERDICTS]
+    row = (*begin, done.status, *counts, found_at_the_end(done), f"{done.seconds:.1f}", *end)
     print(cells(row, widths), flush=True)
-    errors = done.done.errors.splitlines()[-2:] if lines else []
-    for line in [*done.findings()[:lines], *errors]:
+    errors = done.errors.splitlines()[-2:] if lines else []
+    for line in [*findings(done)[:lines], *errors]:
         print(f"    {line[:300]}", flush=True)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from lab.replay.captures import RECORDED
 from lab.replay.record import FOLDER, difference, state
-from lab.replay.runs import VERDICTS, Run, cells, run, run_recorded, show, target
+from lab.replay.runs import VERDICTS, cells, run, run_recorded, show, target
 from tests.broker.kafka_broker import BEFORE, LATEST
+from tests.broker.replaying import Replayed
 
 HEAD = ("capture", "to", "exit", *VERDICTS, "at end", "seconds", "state")
 WIDTHS = (24, 6, 4, 6, 9, 9, 5, 7, 6, 7, 8)
@@ -43,15 +44,15 @@ def main(given: argparse.Namespace) -> int:
     return failed
 
 
-def run_recording(path: Path, to: str, *options: str) -> tuple[Run, list[str]]:
+def run_recording(path: Path, to: str, *options: str) -> tuple[Replayed, list[str]]:
     """Replay a recording to a fresh broker, and what that broker holds otherwise than recorded."""
     about = json.loads(path.with_suffix(".json").read_text())
-    with target(to, settings=about["settings"]) as fresh:
-        done = run(path, fresh.address(), *options)
-        return done, difference(about, state(fresh.address()))
+    with target(to, settings=about["settings"]) as (broker,):
+        done = run(path, broker.address, *options)
+        return done, difference(about, state(broker.address))
 
 
-def _differs(name: str, to: str, done: Run, lines: int, held: list[str] | None = None) -> bool:
+def _differs(name: str, to: str, done: Replayed, lines: int, held: list[str] | None = None) -> bool:
     """Print a run; return whether it differs."""
     same = "-" if held is None else f"{len(held)} other" if held else "equal"
     show((name, to), done, WIDTHS, lines, same)

@@ -13,15 +13,16 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from lab.incidents.clients import TOPIC, consumer, create_topic, producer
 from lab.replay.runs import busy
-from lab.truth.recordings import FIRST, FOLDER, PARTITIONS, run_all, run_clients, scheduled
+from lab.truth.recordings import FIRST, FOLDER, PARTITIONS, run_clients, scheduled
 from tests.broker.kafka_broker import Broker
 from tests.broker.record import recording
 
@@ -97,6 +98,15 @@ WORKLOADS: dict[str, Workload] = {
     "pipelines": run_pipelines,
     "transactions": run_transactions,
 }
+
+
+def run_all(runs: Iterable[Callable[[], None]]) -> None:
+    """Run each in a thread of its own until all end."""
+    threads = [Thread(target=run) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _pipeline(address: str, end: float, acks: str) -> None:

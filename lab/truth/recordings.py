@@ -8,9 +8,8 @@ each, with the load average after each. Recording them needs what `tests.broker`
 
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from confluent_kafka.admin import AdminClient
 
 import kdissect
-from lab.incidents.clients import TOPIC, consumer, create_topic, producer
+from lab.incidents.clients import LIBRDKAFKA, create_topic, member, producing, running
 from tests.broker.kafka_broker import Broker
 from tests.broker.record import recording
 
@@ -27,6 +26,12 @@ WARM_S = 5.0
 REAL_TIME_PRIORITY = 10
 FOLDER = Path(__file__).resolve().parents[2] / "out" / "recordings"
 PARTITIONS = 6
+MEMBER = {
+    "auto_offset_reset": "latest",
+    "heartbeat_interval_ms": 300,
+    "enable_auto_commit": False,
+    "fetch_wait_max_ms": 100,
+}
 
 
 class Series(NamedTuple):
@@ -82,66 +87,21 @@ def scheduled(is_real_time: bool = True) -> Iterator[None]:
 
 def run_clients(series: Series, address: str, seconds: float) -> None:
     """Producers, members of a group and administrators, each a client of its own."""
-    end = time.monotonic() + seconds
-    produce = partial(_produce, series.pause_s)
-    run_all(
-        partial(run, address, f"{name}-{number}", end)
-        for run, name, count in (
-            (produce, "producer", series.producers),
-            (_consume, "consumer", series.consumers),
-            (_administer, "admin", series.admins),
-        )
-        for number in range(count)
-    )
+    with ExitStack() as stack:
+        for number in range(series.producers):
+            name = f"producer-{number}"
+            stack.enter_context(producing(LIBRDKAFKA, address, name, 1 / series.pause_s))
+        for number in range(series.consumers):
+            stack.enter_context(member(address, "billing", f"consumer-{number}", **MEMBER))
+        for number in range(series.admins):
+            admin = AdminClient({"bootstrap.servers": address, "client.id": f"admin-{number}"})
+            stack.enter_context(running(partial(_administer, admin), 0.1))
+        time.sleep(seconds)
 
 
-def run_all(runs: Iterable[Callable[[], None]]) -> None:
-    """Run each in a thread of its own until all end."""
-    threads = [threading.Thread(target=run) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def _produce(pause_s: float, address: str, name: str, end: float) -> None:
-    one = producer(address, client_id=name)
-    number = 0
-    while time.monotonic() < end:
-        one.produce(TOPIC, value=f"{name} {number} ".encode() * (1 + number % 7))
-        one.poll(0)
-        time.sleep(pause_s)
-        number += 1
-    one.flush(20)
-
-
-def _consume(address: str, name: str, end: float) -> None:
-    one = consumer(
-        address,
-        client_id=name,
-        group_id="billing",
-        auto_offset_reset="latest",
-        heartbeat_interval_ms=300,
-        enable_auto_commit=False,
-        fetch_wait_max_ms=100,
-    )
-    one.subscribe([TOPIC])
-    count = 0
-    while time.monotonic() < end:
-        message = one.poll(0.1)
-        if message is not None and message.error() is None:
-            count += 1
-            if count % 10 == 0:
-                one.commit(asynchronous=True)
-    one.close()
-
-
-def _administer(address: str, name: str, end: float) -> None:
-    admin = AdminClient({"bootstrap.servers": address, "client.id": name})
-    while time.monotonic() < end:
-        admin.list_topics(timeout=20)
-        admin.list_consumer_groups(request_timeout=20).result(20)
-        time.sleep(0.1)
+def _administer(admin: AdminClient) -> None:
+    admin.list_topics(timeout=20)
+    admin.list_consumer_groups(request_timeout=20).result(20)
 
 
 def paths(series: Series) -> list[Path]:

@@ -16,7 +16,8 @@ EVERYTHING = ("--allow", "produce,groups,transactions,admin")
 
 @dataclass
 class Replayed:
-    """A finished replay. rows: one per exchange; run, summary: the first and last line."""
+    """A finished replay. rows: one per exchange; run, summary: the first and last line; seconds:
+    of the whole command."""
 
     status: int
     output: str
@@ -24,6 +25,7 @@ class Replayed:
     run: dict[str, Any]
     rows: list[dict[str, Any]]
     summary: dict[str, Any]
+    seconds: float = 0.0
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -98,8 +100,11 @@ def replay(
 ) -> Replayed:
     """Replay and read the JSON lines, which are written to `lines`."""
     lines.unlink(missing_ok=True)
+    began = time.monotonic()
     process = start(source, address, "--json", str(lines), *options, env=env)
-    return finish(process, lines, timeout)
+    done = finish(process, lines, timeout)
+    done.seconds = time.monotonic() - began
+    return done
 
 
 def after_plan(process: subprocess.Popen[str], seconds: float) -> None:
