@@ -8,13 +8,16 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import material
 from tests.processes import Done, Run
+
+if TYPE_CHECKING:
+    from kdissect import Tables
 
 # A shell may forbid bytecode. Each process of a test would then compile kdissect, and each worker
 # of `make test` would compile all tests.
@@ -112,12 +115,18 @@ def captures() -> Path:
 
 
 @pytest.fixture(scope="session")
-def table_set(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
-    """The tables of librdkafka.pcap, in a folder whose name would be a pattern in SQL."""
+def librdkafka() -> "Tables":
+    """The tables of a capture with groups, transactions, lag, errors and five codecs."""
     from kdissect import read
 
+    return read(CAPTURES / "librdkafka.pcap")
+
+
+@pytest.fixture(scope="session")
+def table_set(tmp_path_factory: pytest.TempPathFactory, librdkafka: "Tables") -> Path:
+    """The same tables, in a folder whose name would be a pattern in SQL."""
     out = tmp_path_factory.mktemp("set") / "tables [1] it's*?"
-    read(captures / "librdkafka.pcap").write(out)
+    librdkafka.write(out)
     return out
 
 

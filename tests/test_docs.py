@@ -25,18 +25,10 @@ SHARED_OPTIONS = [("summary.md", "captures-instead-of-table-sets"), ("show.md", 
 SQL_PAGE = (ROOT / "docs" / "sql.md").read_text()
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory, captures: Path) -> Path:
-    """The table set of a shipped capture, on disk."""
-    out = tmp_path_factory.mktemp("docs") / "tables"
-    kdissect.read(captures / "librdkafka.pcap").write(out)
-    return out
-
-
 @pytest.fixture
-def crowded(tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def crowded(table_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The set in the working folder, with files of another run: whole ones, and one that is cut."""
-    shutil.copytree(tables, tmp_path / "tables")
+    shutil.copytree(table_set, tmp_path / "tables")
     for path in list((tmp_path / "tables").rglob("*.parquet")):
         shutil.copy(path, path.with_name("part-99999-0123456789ab.parquet"))
     (tmp_path / "tables" / "exchanges" / "part-00000-ba9876543210.parquet").write_bytes(b"PAR1")

@@ -11,13 +11,6 @@ import kdissect
 from kdissect.api import Tables
 from kdissect.report import Report
 from tests.builders.tables import hostile, tables
-from tests.conftest import CAPTURES
-
-
-@pytest.fixture(scope="session")
-def librdkafka() -> Tables:
-    """A capture with groups, transactions, lag, errors and five codecs."""
-    return kdissect.read(CAPTURES / "librdkafka.pcap")
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,6 @@ from tests.conftest import ROOT
 VIEWS = {"exchanges": ["exchange_id", "api_name"], "topics": ["topic", "topic_id"]}
 
 
-@pytest.fixture(scope="module")
-def tables(captures: Path) -> kdissect.Tables:
-    return kdissect.read(captures / "librdkafka.pcap")
-
-
 def dialogue(tables: kdissect.Tables, *lines: str | type[BaseException]) -> tuple[list[str], str]:
     """The prompts that the dialogue printed, and its output."""
     asked: list[str] = []
@@ -40,17 +35,19 @@ def dialogue(tables: kdissect.Tables, *lines: str | type[BaseException]) -> tupl
     return asked, out.getvalue()
 
 
-def test_a_query_ends_with_a_semicolon(tables: kdissect.Tables) -> None:
+def test_a_query_ends_with_a_semicolon(librdkafka: kdissect.Tables) -> None:
     """The prompt reads lines until a semicolon, then prints the result."""
-    asked, said = dialogue(tables, "select count(*) as n", "  from exchanges;", ".quit", "never")
+    asked, said = dialogue(
+        librdkafka, "select count(*) as n", "  from exchanges;", ".quit", "never"
+    )
     assert asked == [FIRST, NEXT, FIRST]
     assert said.splitlines()[1:] == ["  n", "---", "319"]
 
 
-def test_errors_and_interrupts_end_nothing(tables: kdissect.Tables) -> None:
+def test_errors_and_interrupts_end_nothing(librdkafka: kdissect.Tables) -> None:
     """Wrong SQL, SQL that writes, Ctrl-C within a query: the next one is answered."""
     _, said = dialogue(
-        tables, "select nothing from exchanges;", "drop table exchanges;", "select 1",
+        librdkafka, "select nothing from exchanges;", "drop table exchanges;", "select 1",
         KeyboardInterrupt, "", "select 42 as answer;",
     )  # fmt: skip
     lines = said.splitlines()
@@ -59,12 +56,12 @@ def test_errors_and_interrupts_end_nothing(tables: kdissect.Tables) -> None:
     assert lines[-4:] == ["answer", "------", "    42", ""]
 
 
-def test_only_the_first_rows(tables: kdissect.Tables) -> None:
+def test_only_the_first_rows(librdkafka: kdissect.Tables) -> None:
     """And a line that says so."""
-    _, said = dialogue(tables, "select * from range(100000);")
+    _, said = dialogue(librdkafka, "select * from range(100000);")
     assert len(said.splitlines()) == 1 + 2 + 100 + 1 + 1
     assert "... the first 100 rows" in said
-    assert "... the first" not in dialogue(tables, "select * from range(100);")[1]
+    assert "... the first" not in dialogue(librdkafka, "select * from range(100);")[1]
 
 
 @pytest.mark.parametrize(
