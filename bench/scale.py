@@ -5,8 +5,6 @@ with the splits of such files, as walks over them would. Everything after that i
 size has a process of its own, so that the driver's memory is its own.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import resource

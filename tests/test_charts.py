@@ -1,7 +1,5 @@
 """Specifications of charts as files: whole, with all their parameters, drawn by the report too."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib import resources

@@ -1,7 +1,5 @@
 """What `bench/scale.py` computes: a run of any size has bounded parts."""
 
-from __future__ import annotations
-
 import pickle
 
 from bench.scale import GB, planned, planned_run

@@ -1,7 +1,5 @@
 """The pairing kernel against an oracle that searches lists."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

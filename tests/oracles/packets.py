@@ -3,8 +3,6 @@
 Sources: IETF draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field

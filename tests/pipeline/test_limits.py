@@ -1,7 +1,5 @@
 """Each limit crossed: an anomaly says so, and all the rest is as before."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

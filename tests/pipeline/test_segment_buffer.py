@@ -1,7 +1,5 @@
 """Rows are the same whether a bucket is assembled at once, in memory, or in parts and files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

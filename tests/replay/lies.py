@@ -4,8 +4,6 @@ A lie changes one field, or the records, of one API: in all answers, or in the f
 room for it. A code that Kafka's clients answer by asking again is a lie only if it stays.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ is known of every exchange without a broker. A list that was written by hand say
 ids (`tests/oracles/message_fields.py`).
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator

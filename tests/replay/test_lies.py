@@ -4,8 +4,6 @@ Any exchange that differs counts as the report of a lie. `PASSES` names the lies
 reports, with the reason.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from pathlib import Path

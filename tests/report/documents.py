@@ -1,7 +1,5 @@
 """Documents of reports, and databases with what their sections ask."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Reports in headless Chromium send no request and log no error."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`kdissect report` as a user runs it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable

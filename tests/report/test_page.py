@@ -1,7 +1,5 @@
 """The page as a file: whole, escaped, said to those who do not see it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """TLS over a cut: decryption resumes by record number, and no state has a secret."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

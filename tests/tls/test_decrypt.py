@@ -1,7 +1,5 @@
 """TLS by OpenSSL decrypts to the sent bytes, with and without a key log, whole and damaged."""
 
-from __future__ import annotations
-
 import random
 import re
 import struct

@@ -1,7 +1,5 @@
 """TLS records in pieces of streams; key logs, keys and suites."""
 
-from __future__ import annotations
-
 import random
 import struct
 

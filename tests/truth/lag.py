@@ -6,8 +6,6 @@ end is the highest one that a response or a written record shows. The brokers' r
 OffsetFetch confirm both. A topic that was deleted, and not created again, has no lag.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path

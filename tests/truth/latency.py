@@ -4,8 +4,6 @@ A broker's total time runs from when it has read a request to when it has sent t
 correlation id may come again on a connection: its nth request in the capture is the nth in the log.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path

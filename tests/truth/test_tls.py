@@ -1,7 +1,5 @@
 """TLS captures: decrypted and closed connections, and equal rows of every kind of run."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

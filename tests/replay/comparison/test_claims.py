@@ -1,7 +1,5 @@
 """The state after a run agrees with its responses, and with other runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Findings: their order, what is folded into them, and their words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

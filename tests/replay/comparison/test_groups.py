@@ -1,7 +1,5 @@
 """Answers that contradict what the run has shown of the target's groups."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """Answers are compared with captured responses in one vocabulary; rules allow differences."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path

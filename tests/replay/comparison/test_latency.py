@@ -1,7 +1,5 @@
 """Latency tests of a replay: real changes are found, noise between runs is not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Answers that contradict what the target has acknowledged or delivered of its logs."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch

@@ -1,7 +1,5 @@
 """Records are compared by their offsets, in whichever answer they come."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch

@@ -1,7 +1,5 @@
 """What a release changes by design is told apart from findings."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey

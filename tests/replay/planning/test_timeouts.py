@@ -1,7 +1,5 @@
 """Requests wait for sessions and transactions that had run out of time."""
 
-from __future__ import annotations
-
 import pytest
 
 from kdissect.protocol.api_keys import ApiKey

@@ -1,7 +1,5 @@
 """Members of the target's groups do what their clients would do, though their lanes do not."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Reading a target's state back: its counts, and targets with wrong responses."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

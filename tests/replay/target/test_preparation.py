@@ -1,7 +1,5 @@
 """Topics and groups of a run are deleted after it; what stays is named."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

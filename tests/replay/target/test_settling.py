@@ -1,7 +1,5 @@
 """Requests that fail for one partition share one wait for it."""
 
-from __future__ import annotations
-
 from kdissect.replay.target.settling import SHORT_WAIT_S, WAIT_S, Patience
 from kdissect.replay.translation.answers import Place
 

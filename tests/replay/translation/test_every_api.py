@@ -5,8 +5,6 @@ written by hand. It is replayed against a cluster with other ids, and with other
 exchanges from which those can be learnt.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

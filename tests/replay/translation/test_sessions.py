@@ -1,7 +1,5 @@
 """Captured fetch sessions, and what members of share groups hold there."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 from uuid import UUID
