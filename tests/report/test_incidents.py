@@ -10,7 +10,6 @@ import kdissect
 from kdissect.charts import Chart, mark_incidents
 from kdissect.incidents import KINDS
 from kdissect.report import _SECTIONS
-from kdissect.report.page_tables import chart_word
 from kdissect.report.sections import latency, overview, traffic
 from tests.report.documents import document_of
 
@@ -37,7 +36,7 @@ def test_incidents_mark_the_charts(captures: Path) -> None:
     timeline = overview.timeline(document)
     assert timeline is not None
     assert timeline.data["lane"] == ["broker_stall", "unanswered_requests"]
-    assert timeline.to_json(chart_word)["legend"][0] == ["bad", RED]
+    assert timeline.to_json()["legend"][0] == ["bad", RED]
     charts = list(_charts([*traffic.section(document).blocks, *latency.section(document).blocks]))
     mark_incidents(charts, document["incidents"])
     over_time = [chart for chart in charts if "t" in chart.data]
