@@ -28,7 +28,7 @@ _PROGRAM = Path(__file__).with_name("Versions.java")
 
 def facts_of_jar(jar: Path, classpath: list[Path]) -> dict[int, tuple[str, VersionRange]]:
     """API key to name and versions, as the code inside a kafka-clients jar says."""
-    command = ["java", "-cp", ":".join(map(str, (jar, *classpath))), _PROGRAM]
+    command = ["java", "-cp", ":".join(map(str, (jar, *classpath))), str(_PROGRAM)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = {}
     for line in done.stdout.splitlines():
