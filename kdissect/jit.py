@@ -7,7 +7,6 @@ arrays of exact dtypes, so that each compiles once; `kernel_cache` keeps the mac
 The ``load_*`` functions read unaligned big-endian integers from an address, and ``read_*`` from an
 array at a position. ``store_*`` write an integer to an address in the machine's byte order, and
 ``copy_bytes`` copies between addresses. None checks bounds: the caller must compare lengths first.
-``fetch_ahead`` prefetches an address that will be read soon.
 """
 
 from __future__ import annotations
@@ -153,19 +152,6 @@ def _copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-def _fetch_ahead(typingctx: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        called = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
-        # arguments of llvm.prefetch: 0 read, 3 keep in all caches, 1 data
-        builder.call(called, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), codegen
-
-
 def _array_load(bits: int, signed: bool) -> Any:
     def typed(typingctx: Any, buf: Any, pos: Any) -> Any:
         assert (buf.dtype, buf.ndim, buf.layout) == (types.uint8, 1, "C"), buf
@@ -195,7 +181,6 @@ if JIT_ENABLED:
     store_32 = _address_store(32)
     store_64 = _address_store(64)
     copy_bytes = intrinsic(_copy_bytes)
-    fetch_ahead = intrinsic(_fetch_ahead)
     read_i8 = _array_load(8, True)
     read_u8 = _array_load(8, False)
     read_i16 = _array_load(16, True)
@@ -225,6 +210,3 @@ else:
 
     def copy_bytes(target: int, source: int, size: int) -> None:
         ctypes.memmove(int(target), int(source), int(size))
-
-    def fetch_ahead(address: int) -> None:
-        pass

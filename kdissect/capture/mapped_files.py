@@ -10,7 +10,6 @@ host (`copies`).
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,6 @@ from kdissect.errors import CaptureError, EnvironmentFailed
 from kdissect.jit import copy_bytes, kernel
 
 WALKED_BYTES = 8 << 20  # bytes tested at a time in a walk over a capture
-WHOLE_RECORD_MAX = 16 << 20  # largest record that is tested completely
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -205,19 +203,14 @@ class Sources:
                 return outcome
 
     def _test(self, source: int, start: int, end: int) -> None:
-        """Raise EnvironmentFailed if data[start:end] cannot be read.
-
-        Of a record that is larger than any packet, only its beginning and end are tested.
-        """
+        """Raise EnvironmentFailed if data[start:end] cannot be read."""
         data = self.data(source)
-        first = min(start + WHOLE_RECORD_MAX, end)
-        for low, high in ((start, first), (max(first, end - mmap.PAGESIZE), end)):
-            reason = fault(data.ctypes.data + low, high - low)
-            if reason is not None:
-                path, place = self.name(source), f"bytes {low} to {high}"
-                raise was_cut(path, len(data)) or EnvironmentFailed(
-                    f"{path}: {place} cannot be read: {reason}"
-                )
+        reason = fault(data.ctypes.data + start, end - start)
+        if reason is not None:
+            path = self.name(source)
+            raise was_cut(path, len(data)) or EnvironmentFailed(
+                f"{path}: bytes {start} to {end} cannot be read: {reason}"
+            )
 
     def carrying(self, carried: Bytes) -> Sources:
         """These sources with other carried bytes."""

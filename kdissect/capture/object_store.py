@@ -17,6 +17,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, TypeVar
 
@@ -125,8 +126,7 @@ def matching(url: str) -> list[tuple[str, int]] | None:
     except (pa.ArrowException, OSError) as error:
         raise CaptureError(f"{url}: {clause(error)}") from None
     if magic is not None:
-        pattern = re.compile(_translated(path), re.DOTALL)
-        infos = [info for info in infos if pattern.fullmatch(info.path)]
+        infos = [info for info in infos if _matches(info.path, path)]
     files = [(before + info.path, int(info.size)) for info in infos]
     return sorted(files) or None
 
@@ -202,27 +202,12 @@ def opened(url: str) -> ObjectFile:
         raise CaptureError(f"{url}: {clause(error)}") from None
 
 
-def _translated(pattern: str) -> str:
-    """A glob as a regular expression; only ``**`` matches across folders."""
-    out = ""
-    pos = 0
-    while pos < len(pattern):
-        if pattern.startswith("**/", pos):
-            out, pos = out + "(?:.*/)?", pos + 3
-            continue
-        if pattern.startswith("**", pos):
-            out, pos = out + ".*", pos + 2
-            continue
-        char = pattern[pos]
-        end = pattern.find("]", pos + 2) if char == "[" else -1
-        if end > 0:
-            inside = pattern[pos + 1 : end].replace("\\", "\\\\")
-            out += f"[{'^' + inside[1:] if inside.startswith('!') else inside}]"
-            pos = end + 1
-            continue
-        out += {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char))
-        pos += 1
-    return out
+def _matches(path: str, pattern: str) -> bool:
+    """Return whether a glob matches a path; stars cross folders only in a pattern with ``**``."""
+    if "**" in pattern:
+        return fnmatchcase(path, pattern.replace("**/", "*"))
+    names, patterns = path.split("/"), pattern.split("/")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
 def clause(error: Exception) -> str:

@@ -27,16 +27,9 @@ def java_program() -> str | None:
 
 
 def java_version(java: str) -> str:
-    """Return a Java's version from its file `release`, or from `java -version` without one."""
-    release = Path(java).resolve().parent.parent / "release"
-    if release.exists():
-        text = release.read_text(errors="replace")
-    else:
-        text = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, check=False
-        ).stderr
-        text = text.replace('version "', 'JAVA_VERSION="')
-    return text.partition('JAVA_VERSION="')[2].split('"')[0]
+    """Return a Java's version, as `java -version` says."""
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    return said.partition('version "')[2].split('"')[0]
 
 
 def check_java() -> None:

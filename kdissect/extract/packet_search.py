@@ -36,16 +36,6 @@ def connection_segments(
     return ordered
 
 
-def is_carried(assembly: Assembly, exchange: int) -> bool:
-    """Return True if no packet has the plaintext bytes of the exchange (TLS)."""
-    for _, side in _SIDES:
-        column = assembly.exchanges[side][exchange]
-        start, count = int(column["extent_start"]), int(column["extent_count"])
-        if (assembly.extents["pos"][start : start + count] >= CARRIED_FROM).any():
-            return True
-    return False
-
-
 def frame_segments(
     batch: SegmentBatch, assembly: Assembly, connection: int, exchanges: Ints
 ) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import LINK_TYPE_RAW
 from kdissect.capture.packet_lookup import pick
 from kdissect.errors import CaptureError, OutputError
-from kdissect.extract.packet_search import connection_segments, frame_segments, is_carried
+from kdissect.extract.packet_search import connection_segments, frame_segments
 from kdissect.extract.pcapng import PcapngWriter
 from kdissect.extract.rewrite import Conversation, Rewriter
 from kdissect.kafka.assembly import Assembly
@@ -176,10 +176,9 @@ def _wanted(plan: RunPlan, connection_ids: set[int], exchange_ids: Any) -> dict[
         ids = assembly.connections["connection_id"].tolist()
         for connection in [row for row, name in enumerate(ids) if name in connection_ids]:
             rows = connection_segments(batch, assembly, connection)
-            if exchange_ids is not None:
+            if exchange_ids is not None and not assembly.connections["is_tls"][connection]:
                 own = _own_exchanges(assembly, connection, exchange_ids)
-                if not any(is_carried(assembly, int(row)) for row in own):
-                    rows = frame_segments(batch, assembly, connection, own)
+                rows = frame_segments(batch, assembly, connection, own)
             segments = batch.segments[rows]
             for source in np.unique(segments["source"]).tolist():
                 wanted[source].append(segments["packet"][segments["source"] == source])

@@ -52,11 +52,10 @@ from kdissect.kafka.frame_tables import FRAME
 from kdissect.kafka.framing import TOKEN_SIZE_MAX, bounds_of
 from kdissect.kafka.sasl_detection import is_mechanisms
 from kdissect.tcp.byte_ranges import find, int64, peek
+from kdissect.tls.records import HANDSHAKE, record_size
 
 TOKENS_MAX = 8  # tokens before the first request of a 0.9 client
 PARTIAL_SIZE_MAX = 1 << 20  # largest size of a request that is only partly there
-# RFC 8446, 5.2 and RFC 5246, 6.2.3: 2^14 bytes, plus 2048 for protection
-TLS_RECORD_MAX = 16384 + 2048
 REPLIES_LOOKED_AT = 16  # of ZooKeeper, consecutive
 SEGMENTS_LOOKED_AT = 8  # to find TLS and HTTP in the middle of a connection
 
@@ -89,25 +88,18 @@ def _is_text(word: int) -> int:
 def _is_tls(stream: Any, index: int, pos: int) -> bool:
     """Return whether TLS records begin at `pos`: two plausible headers, or one ClientHello or
     ServerHello."""
-    pieces = stream.pieces
     for seen in range(2):
-        kind = peek(pieces, index, stream.stop, pos, 1)
-        version = peek(pieces, index, stream.stop, pos + 1, 2)
-        length = peek(pieces, index, stream.stop, pos + 3, 2)
-        if kind < 0 or version < 0 or length < 0:
-            return seen > 0
-        # RFC 8446, 5.1: content type 20 to 23, legacy version 0x0300 to 0x0304, length
-        if not (20 <= kind <= 23 and 0x0300 <= version <= 0x0304 and 0 < length <= TLS_RECORD_MAX):
-            return False
+        size = record_size(stream.pieces, index, stream.stop, pos)
+        if size <= 0:
+            return size < 0 and seen > 0
         # RFC 8446, 4: handshake message types 1 (ClientHello) and 2 (ServerHello)
-        if kind == 22 and seen == 0:
-            message = peek(pieces, index, stream.stop, pos + 5, 1)
-            if message in (1, 2):
+        if seen == 0 and peek(stream.pieces, index, stream.stop, pos, 1) == HANDSHAKE:
+            if peek(stream.pieces, index, stream.stop, pos + 5, 1) in (1, 2):
                 return True
-        pos += 5 + length
+        pos += size
         if pos >= stream.end:
             return pos == stream.end
-        index = find(pieces, index, stream.stop, pos)
+        index = find(stream.pieces, index, stream.stop, pos)
     return True
 
 

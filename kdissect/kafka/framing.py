@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.jit import fetch_ahead, inlined, kernel, load_u32, making_kernel, making_part, part
+from kdissect.jit import inlined, kernel, making_kernel, making_part, part
 from kdissect.kafka.acks import acks_of
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.frame_search import (  # fmt: skip
@@ -84,7 +84,6 @@ from kdissect.tcp.byte_ranges import Pieces, find, grown, int64
 
 TOKEN_SIZE_MAX = 1 << 20  # bytes; a larger frame is no SASL token
 _API_VERSIONS, _PRODUCE = int(ApiKey.API_VERSIONS), int(ApiKey.PRODUCE)
-AHEAD = 8  # pieces; the first bytes of that piece are prefetched
 
 # Position of a walk, WalkState.walk[0]. `connection` is the current one;
 # `is_inside` says whether the other fields describe a position in it.
@@ -391,8 +390,6 @@ def some_requests(streams: Any, kafka: Any, state: Any, most: int) -> Any:
                     break
                 index = _piece_at(pieces, index, stop, pos)
                 _lock(walk, pos)
-            if index + AHEAD < stop:
-                fetch_ahead(pieces[index + AHEAD]["address"])
             grade = request_header(pieces, index, stop, pos, kafka, header)
             size = header["size"]
             if size < 0:
@@ -578,25 +575,14 @@ def some_responses(
             while first < last and pending[first]["kind"] == SILENT:
                 first += 1
             walk["next_request"] = first
-            if index + AHEAD < stop:
-                fetch_ahead(pieces[index + AHEAD]["address"])
             # Response header: size int32, correlation id int32 (then tagged fields, KIP-482).
-            is_next = False
-            is_plausible = False
-            available = pieces[index]["end"] - pos
-            is_here = pos >= pieces[index]["pos"]
-            if is_here and available >= 8 and first < last:
-                # The common case: a broker answers the requests of a connection in order.
-                address = pieces[index]["address"] + np.uint64(pos - pieces[index]["pos"])
-                header["size"] = load_u32(address)
-                header["correlation"] = load_u32(address + np.uint64(4))
-                is_next = (
-                    header["correlation"] == pending[first]["correlation"]
-                    and pending[first]["kind"] == EXPECTS
-                    and RESPONSE_SIZE_MIN <= header["size"] <= limit
-                )
-            if not is_next:
-                is_plausible = response_header(pieces, index, stop, pos, limit, header)
+            is_plausible = response_header(pieces, index, stop, pos, limit, header)
+            # The common case: a broker answers the requests of a connection in order.
+            is_next = (
+                first < last
+                and header["correlation"] == pending[first]["correlation"]
+                and pending[first]["kind"] == EXPECTS
+            )
             size = header["size"]
             if size < 0:
                 _lose_boundary(walk, pieces[index]["pos"])

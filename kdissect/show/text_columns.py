@@ -89,20 +89,15 @@ def time_column(
 
 def seconds_column(span_ns: npt.NDArray[np.int64]) -> pa.Array:
     """string[n] of spans in seconds, with microseconds."""
-    return _decimals(span_ns < 0, np.abs(span_ns) // 1000, 6)
+    micros = np.sign(span_ns) * (np.abs(span_ns) // 1000)
+    return _decimals(micros / 1e6, 6)
 
 
 def millis_column(values: npt.NDArray[np.float64]) -> pa.Array:
     """string[n] with three decimals."""
-    micros = np.round(np.nan_to_num(np.abs(values)) * 1000).astype(np.int64)
-    return _decimals(values < 0, micros, 3)
+    return _decimals(np.nan_to_num(values), 3)
 
 
-def _decimals(
-    is_negative: npt.NDArray[np.bool_], size: npt.NDArray[np.int64], places: int
-) -> pa.Array:
-    """string[n] of numbers of this size in units of their last decimal place."""
-    whole, rest = np.divmod(size, 10**places)
-    sign = pc.if_else(pa.array(is_negative & (size > 0)), "-", "")
-    decimals = pc.utf8_lpad(pa.array(rest).cast(pa.string()), places, "0")
-    return joined(sign, pa.array(whole).cast(pa.string()), ".", decimals)
+def _decimals(values: npt.NDArray[np.float64], places: int) -> pa.Array:
+    """string[n] of numbers, rounded to so many decimal places."""
+    return pa.array(np.round(values, places)).cast(pa.decimal128(38, places)).cast(pa.string())

@@ -388,11 +388,7 @@ def _split_connections(
                 known_from = row - COPIES_MAX // 2
                 _begin_table(segments, mark, known_from, row, copies[:size])
             home = (size - 1) & _home_of(segments, row)
-            copy_of = int64(-1)
-            if copies[home] < 0:
-                copies[home] = row
-            else:
-                copy_of = _earlier_copy(segments, address, row, home, copies, size - 1, window_ns)
+            copy_of = _earlier_copy(segments, address, row, home, copies, size - 1, window_ns)
             if copy_of >= 0:
                 mark[row] = DUPLICATE
                 connection[row] = connection[copy_of]
@@ -409,15 +405,7 @@ def _split_connections(
             if flags & SYN:
                 # RFC 9293, 3.4: a SYN takes a sequence number; the first byte has the next one.
                 here = (here + 1) & 0xFFFFFFFF
-            usual = (
-                is_open
-                and not flags & (SYN | RST)
-                and walk[side]["has_number"]
-                and abs(distance(here, walk[side]["number"])) <= FAR_ONCE_CLOSED
-            )
-            if not usual and (
-                not is_open or _starts_anew(walk, flags, side, here, ack, length, closed)
-            ):
+            if not is_open or _starts_anew(walk, flags, side, here, ack, length, closed):
                 count += 1
                 is_open = True
                 closed = 0

@@ -48,7 +48,7 @@ def each_record(table: npt.NDArray[np.void]) -> Iterator[Record]:
 
 
 @inlined
-def _size_at(pieces: Any, index: int, stop: int, pos: int) -> int:
+def record_size(pieces: Any, index: int, stop: int, pos: int) -> int:
     """Bytes of the record whose header is at `pos`; 0: no header, -1: bytes of it are missing."""
     kind = peek(pieces, index, stop, pos, 1)
     version = peek(pieces, index, stop, pos + 1, 2)
@@ -72,14 +72,14 @@ def _search(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
         while here < until:
             kind = load_u8(address + np.uint64(here))
             if CHANGE_CIPHER <= kind <= APPLICATION:
-                size = _size_at(pieces, index, stop, here)
+                size = record_size(pieces, index, stop, here)
                 if size > 0:
                     behind = here + size
                     if behind == end:
                         return here
                     if behind < end:
                         after = find(pieces, index, stop, behind)
-                        if _size_at(pieces, after, stop, behind) != 0:
+                        if record_size(pieces, after, stop, behind) != 0:
                             return here
             here += 1
         index += 1
@@ -102,7 +102,7 @@ def walk_records(pieces: Any, sides: Any, stream: int, has_origin: Any) -> Any:
     pos = int64(0) if has_origin[stream] else pieces[start]["pos"]
     is_boundary = has_origin[stream] != 0
     while pos < end:
-        size = _size_at(pieces, index, stop, pos) if is_boundary else int64(0)
+        size = record_size(pieces, index, stop, pos) if is_boundary else int64(0)
         kind = int64(LOST)
         if size > 0:
             kind = peek(pieces, index, stop, pos, 1)
