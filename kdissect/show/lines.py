@@ -65,7 +65,8 @@ class LineMaker:
         text = self._layout.header()
         return (f"{style.BOLD}{text}{style.RESET}" if self._colour else text).encode() + b"\n"
 
-    def _column(self, table: pa.Table) -> pa.Array:
+    def _column(self, rows: pa.Table) -> pa.Array:
+        table = text_columns.plain(rows)
         *columns, last = self._layout.columns
         parts: list[Any] = []
         for column in columns:
@@ -76,7 +77,7 @@ class LineMaker:
             parts.append(self._cell(table, last))
         return pc.utf8_rtrim(joined(*parts), " ")
 
-    def _cell(self, table: pa.Table, column: ShownColumn) -> Any:
+    def _cell(self, table: pa.RecordBatch, column: ShownColumn) -> Any:
         """A column's text, as wide as it is; cut where the line has an end."""
         if column.name in COMPOSED:
             shown = getattr(self, f"_{column.name}")(table)
@@ -88,7 +89,7 @@ class LineMaker:
         colour = _COLOURS.get(column.name)
         return padded if colour is None else self._painted(padded, colour)
 
-    def _detail(self, table: pa.Table) -> pa.Array:
+    def _detail(self, table: pa.RecordBatch) -> pa.Array:
         """Faults, then topics, group and transaction: whole, or cut at the end of the line."""
         painted = pc.utf8_rtrim(
             joined(self._faults(table), self._what(table), self._queued(table)), " "
@@ -110,10 +111,10 @@ class LineMaker:
             return f"{colour}{part}{style.RESET}"
         return joined(colour, part, style.RESET)
 
-    def _time(self, table: pa.Table) -> pa.Array:
+    def _time(self, table: pa.RecordBatch) -> pa.Array:
         asked = table["request_time_ns"].is_valid()
         column = pc.if_else(asked, table["request_time_ns"], table["response_time_ns"])
-        time_ns = text_columns.plain(column).to_numpy(zero_copy_only=False).astype(np.int64)
+        time_ns = column.to_numpy(zero_copy_only=False).astype(np.int64)
         clock = self._layout.clock
         if clock in (style.Clock.UTC, style.Clock.CLOCK):
             return text_columns.time_column(time_ns, with_date=clock is style.Clock.UTC)
@@ -125,20 +126,20 @@ class LineMaker:
         self._last_ns = int(time_ns[-1])
         return text_columns.seconds_column(time_ns - before)
 
-    def _ends(self, table: pa.Table) -> pa.Array:
+    def _ends(self, table: pa.RecordBatch) -> pa.Array:
         client = text_columns.padded(self._end(table, "client"), style.ADDRESS_WIDTH)
         return joined(client, style.ARROW, self._end(table, "broker"))
 
-    def _address(self, table: pa.Table) -> pa.Array:
+    def _address(self, table: pa.RecordBatch) -> pa.Array:
         return self._end(table, "client")
 
-    def _end(self, table: pa.Table, side: str) -> pa.Array:
+    def _end(self, table: pa.RecordBatch, side: str) -> pa.Array:
         names, index = text_columns.distinct(table[f"{side}_ip"])
         shown = pa.array([f"[{name}]" if ":" in name else name for name in names.to_pylist()])
-        port = text_columns.plain(table[f"{side}_port"]).cast(pa.string())
+        port = table[f"{side}_port"].cast(pa.string())
         return joined(shown.take(index), ":", port)
 
-    def _client(self, table: pa.Table) -> pa.Array:
+    def _client(self, table: pa.RecordBatch) -> pa.Array:
         names, index = text_columns.distinct(table["client_id"])
         shown = pa.array([visible(name or "") or '""' for name in names.to_pylist()], pa.string())
         # without a name, the address says who it is, unless another column does
@@ -146,18 +147,18 @@ class LineMaker:
         other = pa.scalar("-") if has_address else self._end(table, "client")
         return pc.coalesce(shown.take(index), other)
 
-    def _api(self, table: pa.Table) -> pa.Array:
-        key = text_columns.plain(table["api_key"]).cast(pa.string())
-        name = pc.coalesce(text_columns.plain(table["api_name"]), joined("api ", key))
+    def _api(self, table: pa.RecordBatch) -> pa.Array:
+        key = table["api_key"].cast(pa.string())
+        name = pc.coalesce(table["api_name"], joined("api ", key))
         name = pc.if_else(
             pc.and_(table["api_name"].is_null(), table["api_key"].is_null()), "?", name
         )
-        version = text_columns.plain(table["api_version"]).cast(pa.string())
+        version = table["api_version"].cast(pa.string())
         version = joined(pc.if_else(version.is_valid(), " v", ""), version)
-        inferred = pc.equal(text_columns.plain(table["version_source"]), "inferred")
+        inferred = pc.equal(table["version_source"], "inferred")
         tail = joined(version, pc.if_else(inferred, "?", ""))
         if self._layout.width is None:
-            return joined(text_columns.plain(name), tail)
+            return joined(name, tail)
         # the version stays whole
         (width,) = (column.width for column in self._layout.columns if column.name == "api")
         return pa.array(
@@ -167,30 +168,30 @@ class LineMaker:
             ]
         )
 
-    def _sizes(self, table: pa.Table) -> pa.Array:
+    def _sizes(self, table: pa.RecordBatch) -> pa.Array:
         def number(name: str) -> pa.Array:
-            return pc.coalesce(text_columns.plain(table[name]).cast(pa.string()), "-")
+            return pc.coalesce(table[name].cast(pa.string()), "-")
 
         response = text_columns.padded(number("response_size"), style.SIZE_WIDTH, right=True)
         return joined(number("request_size"), style.ARROW, response, " B")
 
-    def _latency(self, table: pa.Table) -> pa.Array:
-        column = text_columns.plain(table["latency_ms"])
+    def _latency(self, table: pa.RecordBatch) -> pa.Array:
+        column = table["latency_ms"]
         value = column.fill_null(0.0).to_numpy(zero_copy_only=False)
         shown = joined(text_columns.millis_column(value), " ms")
         return pc.if_else(column.is_valid(), shown, "-   ")
 
-    def _exchange(self, table: pa.Table) -> pa.Array:
+    def _exchange(self, table: pa.RecordBatch) -> pa.Array:
         return text_columns.stored(table["exchange_id"])
 
-    def _packets(self, table: pa.Table) -> pa.Array:
-        sides = (text_columns.plain(table[f"{side}_packet"]) for side in ("request", "response"))
+    def _packets(self, table: pa.RecordBatch) -> pa.Array:
+        sides = (table[f"{side}_packet"] for side in ("request", "response"))
         request, response = (pc.coalesce(side.cast(pa.string()), "-") for side in sides)
         return joined(request, style.ARROW, response)
 
-    def _what(self, table: pa.Table) -> pa.Array:
+    def _what(self, table: pa.RecordBatch) -> pa.Array:
         """Topics, group, transaction."""
-        topics = text_columns.plain(table["topics"])
+        topics = table["topics"]
         count = pc.list_value_length(topics).fill_null(0)
         more = pc.subtract(count, style.TOPICS_SHOWN)
         names = pc.binary_join(pc.list_slice(topics, 0, style.TOPICS_SHOWN), ", ")
@@ -199,7 +200,7 @@ class LineMaker:
         named = joined(self._painted(text_columns.visible_column(names), style.GREEN), rest, GAP)
         parts = [pc.if_else(has_topics, named, "")]
         for column, word in (("group_id", "group "), ("transactional_id", "txn ")):
-            values = text_columns.plain(table[column])
+            values = table[column]
             if values.null_count == len(values):
                 continue
             named = self._painted(text_columns.visible_column(values), style.MAGENTA)
@@ -207,18 +208,18 @@ class LineMaker:
             parts.append(pc.if_else(values.is_valid(), shown, ""))
         return joined(*parts)
 
-    def _faults(self, table: pa.Table) -> pa.Array:
+    def _faults(self, table: pa.RecordBatch) -> pa.Array:
         """The text of each row's problems: errors, throttling, missing or undecodable messages."""
         parts: list[Any] = []
-        codes = text_columns.plain(table["error_codes"])
+        codes = table["error_codes"]
         wrong = pc.greater(pc.list_value_length(codes).fill_null(0), 0)
         if pc.any(wrong).as_py():
-            name = text_columns.plain(table["error_name"])
+            name = table["error_name"]
             others = pc.subtract(pc.list_value_length(codes), 1)
             more = pc.if_else(pc.greater(others, 0), joined(" +", others.cast(pa.string())), "")
             shown = self._painted(joined("! ", name, more), style.RED)
             parts.append(pc.if_else(wrong, joined(shown, GAP), ""))
-        throttle = text_columns.plain(table["throttle_time_ms"])
+        throttle = table["throttle_time_ms"]
         slowed = pc.greater(throttle, 0).fill_null(False)
         if pc.any(slowed).as_py():
             shown = joined("throttled ", throttle.cast(pa.string()), " ms")
@@ -233,9 +234,9 @@ class LineMaker:
                 parts.append(pa.array(notes).take(index))
         return joined(*parts) if parts else pa.array([""] * table.num_rows)
 
-    def _queued(self, table: pa.Table) -> Any:
+    def _queued(self, table: pa.RecordBatch) -> Any:
         """The wait for earlier requests of the connection, if it is long."""
-        queued = text_columns.plain(table["queued_ms"])
+        queued = table["queued_ms"]
         value = queued.fill_null(0.0).to_numpy(zero_copy_only=False)
         shown = joined("queued ", text_columns.millis_column(value), " ms")
         return pc.if_else(

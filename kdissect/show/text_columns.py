@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kdissect.tables.arrow_arrays import plain_schema
 from kdissect.text import display_width, shortened, visible
 
 
@@ -21,26 +22,16 @@ def visible_column(column: pa.Array) -> pa.Array:
     return pa.array([None if text is None else visible(text) for text in texts], pa.string())
 
 
-def _one_array(column: Any) -> pa.Array:
-    """The column as one array; a dictionary column may stay in chunks when they are combined."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return array
+def plain(table: pa.Table) -> pa.RecordBatch:
+    """The rows as one batch, whose dictionaries became plain values."""
+    (batch,) = table.cast(plain_schema(table.schema)).combine_chunks().to_batches()
+    return batch
 
 
-def plain(column: Any) -> pa.Array:
-    """One array of the values themselves, for a column in chunks or with a dictionary."""
-    array = _one_array(column)
-    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
-
-
-def distinct(column: Any) -> tuple[pa.Array, pa.Array]:
+def distinct(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     """(the distinct values, index of each row's value or null) of a string column."""
-    array = _one_array(column)
-    if not pa.types.is_dictionary(array.type):
-        array = array.dictionary_encode()
-    return array.dictionary, array.indices
+    encoded = column.dictionary_encode()
+    return encoded.dictionary, encoded.indices
 
 
 def padded(column: pa.Array, width: int, right: bool = False) -> pa.Array:
@@ -58,9 +49,8 @@ def cut(column: pa.Array, width: int) -> pa.Array:
     return pa.array([shortened(text or "", width) for text in column.to_pylist()], pa.string())
 
 
-def stored(column: Any) -> pa.Array:
-    """Values of a table's column as text; "-" for null, a comma between those of a list."""
-    array = plain(column)
+def stored(array: pa.Array) -> pa.Array:
+    """Values as text; "-" for null, a comma between those of a list."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         time_ns = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False) * 1000
