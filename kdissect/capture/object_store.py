@@ -126,7 +126,7 @@ def matching(url: str) -> list[tuple[str, int]] | None:
     except (pa.ArrowException, OSError) as error:
         raise CaptureError(f"{url}: {clause(error)}") from None
     if magic is not None:
-        infos = [info for info in infos if _matches(info.path, path)]
+        infos = [info for info in infos if _matches(info.path.split("/"), path.split("/"))]
     files = [(before + info.path, int(info.size)) for info in infos]
     return sorted(files) or None
 
@@ -202,12 +202,14 @@ def opened(url: str) -> ObjectFile:
         raise CaptureError(f"{url}: {clause(error)}") from None
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Return whether a glob matches a path; stars cross folders only in a pattern with ``**``."""
-    if "**" in pattern:
-        return fnmatchcase(path, pattern.replace("**/", "*"))
-    names, patterns = path.split("/"), pattern.split("/")
-    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
+def _matches(names: list[str], patterns: list[str]) -> bool:
+    """Return whether the folders and the name of a path match those of a glob."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**":
+        return any(_matches(names[some:], patterns[1:]) for some in range(len(names) + 1))
+    is_first = bool(names) and fnmatchcase(names[0], patterns[0])
+    return is_first and _matches(names[1:], patterns[1:])
 
 
 def clause(error: Exception) -> str:

@@ -72,6 +72,8 @@ FAULT_TEXT = {
 SECOND_NS = 1_000_000_000
 TIME_MAX, TIME_MIN = 2**63 - 1, -(2**63)
 _SECONDS_MAX = 2**62 - 1  # beyond any clock; the sum of two still fits
+_SECOND, _HALF, _LOW = np.uint64(SECOND_NS), np.uint64(32), np.uint64(0xFFFFFFFF)
+_POWERS = np.array([10**exponent for exponent in range(20)], np.uint64)
 
 FILE_HEADER_SIZE, RECORD_HEADER_SIZE = 24, 16
 
@@ -134,49 +136,37 @@ def to_ns(high: Any, low: Any, resolution: Any, offset_s: Any) -> Any:
     """Nanoseconds since 1970 of a 64-bit tick count, given as two 32-bit halves.
 
     `resolution` is pcapng's if_tsresol: ticks of 10**-n seconds, or of 2**-n if the top bit is set.
-    All steps stay in signed 64 bits: seconds are capped at 2**62 - 1, the result at int64's range.
+    Seconds are capped at 2**62 - 1, the result at int64's range.
     """
     exponent = resolution & 0x7F
-    seconds = 0
-    fraction = 0
+    ticks = np.uint64(high) << np.uint64(32) | np.uint64(low)
+    ns = ticks
+    seconds = np.uint64(0)
     if resolution & 0x80:
-        if exponent < 32:
-            if high >> min(30 + exponent, 32):
-                seconds = _SECONDS_MAX
-            else:
-                seconds = (high << (32 - exponent)) | (low >> exponent)
-            fraction = ((low & ((1 << exponent) - 1)) * SECOND_NS) >> exponent
+        shift = np.uint64(exponent)
+        if exponent < 64:
+            seconds = ticks >> shift
+            ns = ticks & ((np.uint64(1) << shift) - np.uint64(1))
+        if exponent <= 32:
+            ns = ns * _SECOND >> shift
         else:
-            part = high
-            if exponent < 64:
-                seconds = high >> (exponent - 32)
-                part = high & ((1 << (exponent - 32)) - 1)
-            scaled = part * SECOND_NS + ((low * SECOND_NS) >> 32)
-            fraction = scaled >> min(exponent - 32, 63)
+            ns = (ns >> _HALF) * _SECOND + ((ns & _LOW) * _SECOND >> _HALF)
+            ns = ns >> min(shift - _HALF, np.uint64(63))
     elif exponent <= 9:
-        unit = 10**exponent
-        rest = ((high % unit) << 32) + low
-        if high // unit >= 2**30:
-            seconds = _SECONDS_MAX
-        else:
-            seconds = ((high // unit) << 32) + rest // unit
-        fraction = (rest % unit) * 10 ** (9 - exponent)
-    elif exponent <= 36:  # with finer ticks a 64-bit count is less than a nanosecond
-        if exponent <= 18:
-            unit = 10 ** (exponent - 9)
-            ns = ((high // unit) << 32) + (((high % unit) << 32) + low) // unit
-        else:
-            unit = 10**9
-            ns = ((high // unit) << 32) + (((high % unit) << 32) + low) // unit
-            ns //= 10 ** (exponent - 18)
-        seconds = ns // SECOND_NS
-        fraction = ns % SECOND_NS
-    total_s = min(seconds, _SECONDS_MAX) + max(min(offset_s, _SECONDS_MAX), -_SECONDS_MAX)
+        seconds = ticks // _POWERS[exponent]
+        ns = ticks % _POWERS[exponent] * _POWERS[9 - exponent]
+    elif exponent <= 28:
+        seconds = ticks // _POWERS[exponent - 9] // _SECOND
+        ns = ticks // _POWERS[exponent - 9] % _SECOND
+    else:  # with finer ticks a 64-bit count is less than a nanosecond
+        ns = np.uint64(0)
+    total_s = np.int64(min(seconds, np.uint64(_SECONDS_MAX)))
+    total_s += max(min(offset_s, _SECONDS_MAX), -_SECONDS_MAX)
     if total_s > TIME_MAX // SECOND_NS - 1:
         return TIME_MAX
     if total_s < TIME_MIN // SECOND_NS + 1:
         return TIME_MIN
-    return total_s * SECOND_NS + fraction
+    return total_s * SECOND_NS + np.int64(ns)
 
 
 @inlined

@@ -189,6 +189,7 @@ def test_appending_reads_them_again(bucket, tmp_path):
         ("b/*.pcap", "b/c/a.pcap", False),
         ("b/**/*.pcap", "b/a.pcap", True),
         ("b/**/*.pcap", "b/c/d/a.pcap", True),
+        ("b/**/a.pcap", "b/aa.pcap", False),
         ("b/a?.[pz]cap", "b/a1.pcap", True),
         ("b/a?.[!p]cap", "b/a1.pcap", False),
         ("b/a+.pcap", "b/aa.pcap", False),
@@ -196,6 +197,4 @@ def test_appending_reads_them_again(bucket, tmp_path):
 )
 def test_globs_are_those_of_files(pattern, path, matches):
     """A pattern matches the paths that it matches on disk."""
-    import re
-
-    assert (re.fullmatch(remote._translated(pattern), path) is not None) == matches
+    assert remote._matches(path.split("/"), pattern.split("/")) == matches
