@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kdissect.jit import inlined, part, read_u8, read_u16, read_u32
+from kdissect.jit import inlined, kernel, load_u8, part, read_u8, read_u16, read_u32
 
 # tcpdump.org's link type numbers
 NULL, ETHERNET, LOOP, SLL, RAW, IPV4, IPV6, SLL2 = 0, 1, 108, 113, 101, 228, 229, 276
@@ -402,3 +402,28 @@ def find_tcp(buf: Any, pos: Any, end: Any, wire_end: Any, link_type: Any, header
         else:
             return OTHER_PROTOCOL + protocol
     return following
+
+
+@kernel
+def find_option(address: Any, size: Any, wanted: Any, length: Any) -> Any:
+    """Position of the last TCP option of this kind and length; -1 if there is none.
+
+    The options are `size` bytes at the address. A list ends at an impossible length.
+    """
+    found = np.int64(-1)
+    pos = np.int64(0)
+    while pos < size:
+        # RFC 9293, 3.1: option kind 0 ends the list, 1 is padding of one byte; others have a length
+        kind = load_u8(address + np.uint64(pos))
+        if kind == 1:
+            pos += 1
+            continue
+        if kind == 0 or size - pos < 2:
+            break
+        bytes_of = load_u8(address + np.uint64(pos + 1))
+        if bytes_of < 2 or bytes_of > size - pos:
+            break
+        if kind == wanted and bytes_of == length:
+            found = pos
+        pos += bytes_of
+    return found

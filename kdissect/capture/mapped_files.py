@@ -35,12 +35,6 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 CARRIED_FROM = 1 << 62  # positions from here on are those of `Sources.carried`
-_OK, _BAD_SOURCE, _BAD_LENGTH, _BAD_POS = 0, 1, 2, 3
-_FAULTS = {
-    _BAD_SOURCE: "names no file of the run",
-    _BAD_LENGTH: "has a negative length",
-    _BAD_POS: "does not lie inside its file",
-}
 
 
 @kernel
@@ -50,27 +44,25 @@ def _locate(
     """Fill `out` with the address of each extent, 0 for missing bytes.
 
     carried: uint64[2], address and size of the carried bytes.
-    Returns (_OK, total bytes), or (fault, row) of the first extent outside its source.
+    Returns (total bytes, -1), or (0, row) of the first extent outside its source.
     """
     total = 0
     for row in range(len(pos)):
         index = np.int64(source[row])
         out[row] = np.uint64(0)
         is_carried = pos[row] >= CARRIED_FROM
-        if index < -1 or (index >= len(sizes) and not is_carried):
-            return _BAD_SOURCE, row
-        if length[row] < 0:
-            return _BAD_LENGTH, row
+        if index < -1 or length[row] < 0 or (index >= len(sizes) and not is_carried):
+            return 0, row
         if index >= 0:
             base, size, at = carried[0], np.int64(carried[1]), pos[row] - CARRIED_FROM
             if not is_carried:
                 base, size, at = bases[index], sizes[index], pos[row]
             # an empty extent may lie anywhere, because nothing is read
             if length[row] > 0 and (at < 0 or at > size - length[row]):
-                return _BAD_POS, row
+                return 0, row
             out[row] = base + np.uint64(at)
         total += length[row]
-    return _OK, total
+    return total, -1
 
 
 @kernel
@@ -235,14 +227,14 @@ class Sources:
             self.data(number)
         located = np.empty(len(pos), np.uint64)
         carried = np.array([self.carried.ctypes.data, len(self.carried)], np.uint64)
-        fault, row = _locate(
+        total, row = _locate(
             np.ascontiguousarray(pos), np.ascontiguousarray(length, np.int64),
             np.ascontiguousarray(source, np.int64), self._bases, self._sizes, carried, located,
         )  # fmt: skip
-        if fault != _OK:
+        if row >= 0:
             place = (int(source[row]), int(pos[row]), int(length[row]))
-            raise ValueError(f"extents: row {row} {_FAULTS[fault]}: {place}")
-        return located, int(row)
+            raise ValueError(f"extents: row {row} does not lie inside a file of the run: {place}")
+        return located, int(total)
 
     def gather(self, extents: npt.NDArray[np.void]) -> Bytes:
         """The bytes of EXTENT[n], concatenated; zeros if source is -1.

@@ -22,6 +22,7 @@ from kdissect.capture.link_layers import (
     REASON_COUNT,
     TCP_FOUND,
     UNKNOWN_INTERFACE,
+    find_option,
     find_tcp,
     reason_name,
 )
@@ -122,23 +123,12 @@ def _swapped_16(value: Any) -> Any:
 @inlined
 def _of_timestamps(buf: Any, pos: Any, end: Any) -> Any:
     """16 bits of TCP's timestamps (RFC 7323) from the options buf[pos:end]; 0 if there are none."""
-    while pos < end:
-        # RFC 9293, 3.1: option kind 0 ends the list, 1 is padding of one byte; others have a length
-        kind = read_u8(buf, pos)
-        if kind == 1:
-            pos += 1
-            continue
-        if kind == 0 or end - pos < 2:
-            break
-        size = read_u8(buf, pos + 1)
-        # RFC 7323, 3.2: kind 8, length 10, TSval, TSecr
-        if kind == 8 and size == 10 and end - pos >= 10:
-            mixed = read_u32(buf, pos + 2) * 31 + read_u32(buf, pos + 6)
-            return (mixed ^ (mixed >> 16)) & 0xFFFF
-        if size < 2:
-            break
-        pos += size
-    return np.int64(0)
+    # RFC 7323, 3.2: kind 8, length 10, TSval, TSecr
+    at = find_option(np.uint64(buf.ctypes.data) + np.uint64(pos), end - pos, 8, 10)
+    if at < 0:
+        return np.int64(0)
+    mixed = read_u32(buf, pos + at + 2) * 31 + read_u32(buf, pos + at + 6)
+    return (mixed ^ (mixed >> 16)) & 0xFFFF
 
 
 @inlined

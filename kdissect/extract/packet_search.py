@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.capture.mapped_files import CARRIED_FROM
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Assembly
 from kdissect.protocol.model import REQUEST, RESPONSE

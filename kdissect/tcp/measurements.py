@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import take
+from kdissect.capture.link_layers import find_option
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import (
     ACK,
@@ -200,32 +201,18 @@ def _add_options(
 def _read_options(address: Any, sizes: Any, options: Any) -> None:
     """Read MSS (RFC 9293, 3.7.1), window scale (RFC 7323, 2.2) and SACK-permitted (RFC 2018, 2).
 
-    Options of another length than theirs are ignored. A list ends at an impossible length.
+    Options of another length than theirs are ignored.
     """
     for row in range(len(sizes)):
+        mss = find_option(address[row], sizes[row], 2, 4)
+        scale = find_option(address[row], sizes[row], 3, 3)
         options[row]["mss"] = UNKNOWN
         options[row]["window_scale"] = UNKNOWN
-        pos = int64(0)
-        while pos < sizes[row]:
-            here = address[row] + np.uint64(pos)
-            kind = load_u8(here)
-            if kind == 0:
-                break
-            if kind == 1:
-                pos += 1
-                continue
-            if sizes[row] - pos < 2:
-                break
-            size = load_u8(here + np.uint64(1))
-            if size < 2 or size > sizes[row] - pos:
-                break
-            if kind == 2 and size == 4:
-                options[row]["mss"] = np.int32(load_u16(here + np.uint64(2)))
-            elif kind == 3 and size == 3:
-                options[row]["window_scale"] = np.int32(load_u8(here + np.uint64(2)))
-            elif kind == 4 and size == 2:
-                options[row]["sack_permitted"] = np.uint8(1)
-            pos += size
+        if mss >= 0:
+            options[row]["mss"] = np.int32(load_u16(address[row] + np.uint64(mss + 2)))
+        if scale >= 0:
+            options[row]["window_scale"] = np.int32(load_u8(address[row] + np.uint64(scale + 2)))
+        options[row]["sack_permitted"] = find_option(address[row], sizes[row], 4, 2) >= 0
 
 
 @inlined

@@ -32,25 +32,15 @@ def test_gather_copies_in_order_and_fills_holes(sources: Sources) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ((0, 11, 0), "inside its file"),
-        ((-1, 2, 0), "inside its file"),
-        ((2**62, 2**62, 0), "inside its file"),
-        ((0, 1, 2), "inside its file"),
-        ((0, -1, 0), "negative length"),
-        ((0, 1, 3), "no file of the run"),
-        ((0, 1, -2), "no file of the run"),
-    ],
+    "row",
+    [(0, 11, 0), (-1, 2, 0), (2**62, 2**62, 0), (0, 1, 2), (0, -1, 0), (0, 1, 3), (0, 1, -2)],
 )
-def test_extents_outside_are_refused(
-    sources: Sources, row: tuple[int, int, int], reason: str
-) -> None:
+def test_extents_outside_are_refused(sources: Sources, row: tuple[int, int, int]) -> None:
     """A range outside of its file, or of an unknown file, raises ValueError."""
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match="does not lie inside a file"):
         sources.gather(extents((0, 1, 0), row))
     column = extents(row)
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ValueError, match="does not lie inside a file"):
         sources.addresses(column["source"], column["pos"], column["length"])
 
 
