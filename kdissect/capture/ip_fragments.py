@@ -47,7 +47,7 @@ from kdissect.capture.segments import (
     SYN,
     SegmentBatch,
 )
-from kdissect.jit import inlined, kernel, read_i64, read_u16
+from kdissect.jit import inlined, kernel, read_i64
 
 FRAGMENT = np.dtype(
     [
@@ -84,12 +84,6 @@ def note_fragment(buf: Any, headers: Any, packet: Any, number: Any, table: Any, 
     captured = max(headers["end"] - body, 0)
     if protocol not in _CARRIERS:
         return 0
-    if protocol == 17 and headers["fragment_offset"] == 0 and captured >= 4:
-        if (
-            read_u16(buf, body + 2) not in link_layers.TUNNEL_PORTS
-            and read_u16(buf, body) not in link_layers.TUNNEL_PORTS
-        ):
-            return 0
     table["time_ns"][row] = packet["time_ns"]
     table["packet"][row] = number
     table["body"][row] = body
@@ -191,9 +185,9 @@ def head_of(data: bytes, base: int, wire_end: int) -> Head | None:
     headers = np.zeros(1, link_layers.HEADERS)[0]
     if _find_tcp(np.frombuffer(data, np.uint8), wire_end, headers) != link_layers.TCP_FOUND:
         return None
-    names = ("tcp_pos", "tcp_header", "address_pos", "end", "wire_end", "network", "ip_id")
-    pos, size, at, end, tcp_end, network, ip_id = (int(headers[name]) for name in names)
-    if not size or end - pos < 16:
+    names = ("tcp_pos", "tcp_header", "address_pos", "wire_end", "network", "ip_id")
+    pos, size, at, tcp_end, network, ip_id = (int(headers[name]) for name in names)
+    if not size:
         return None
     if headers["is_ipv6"]:
         addresses = data[at : at + 16], data[at + 16 : at + 32]

@@ -72,7 +72,7 @@ _TCP, _UDP, _IPIP, _IP6IP, _GRE, _MPLS = 6, 17, 4, 41, 47, 137
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTHENTICATION, _DESTINATION = 0, 43, 44, 51, 60
 _VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT = 4789, 8472, 6081, 6635
 TUNNEL_PORTS = (_VXLAN_PORT, _VXLAN_PORT_OLD, _GENEVE_PORT, _MPLS_PORT)
-TCP_NEEDED = 14  # bytes of a TCP header up to its flags
+TCP_NEEDED = 16  # bytes of a TCP header up to its window
 
 # What can follow a header: a reason (below REASON_COUNT), or one of these layers. ETHERTYPE: the
 # layer of the ethertype. PROTOCOL: the layer of IP's protocol number. IP: of either version.

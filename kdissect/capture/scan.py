@@ -40,7 +40,6 @@ from kdissect.capture.packet_reader import (
 from kdissect.capture.segments import (
     ENDPOINTS,
     NO_HEADER,
-    NO_WINDOW,
     OPTIONS_SHIFT,
     SEGMENT,
     SYN,
@@ -252,10 +251,7 @@ def _scan_packets(
         if flags & SYN and payload <= headers["end"]:
             segments["ip_id"][segment] |= ((headers["tcp_header"] >> 2) - 4) << OPTIONS_SHIFT
         segments["side"][segment] = side
-        if headers["end"] - tcp >= 16:
-            segments["window"][segment] = read_u16(buf, tcp + 14)
-        else:
-            segments["ip_id"][segment] |= NO_WINDOW
+        segments["window"][segment] = read_u16(buf, tcp + 14)
         counts[_SEGMENTS] = segment + 1
 
 

@@ -54,8 +54,6 @@ FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 FRAGMENT_PART = 1 << 16
 # In ip_id: the segment's TCP header is cut or malformed; only its endpoints are known.
 NO_HEADER = 1 << 17
-# In ip_id: the TCP header is cut before its window.
-NO_WINDOW = 1 << 18
 # In ip_id of a SYN: 1 + the number of 32-bit words of TCP options, which lie before `pos` in the
 # source. 0 if they are cut, or if the SYN came in IP fragments.
 OPTIONS_SHIFT, OPTIONS_MASK = 19, 15

@@ -250,14 +250,15 @@ def _write(plan: RunPlan, wanted: dict[int, Any], comments: Comments, writer: Pc
         if split.source not in wanted:
             continue
         data = sources.data(split.source)
-        for place in pick(split, sources, wanted[split.source]):
-            pos, captured = int(place["pos"]), int(place["captured"])
+        picked = pick(split, sources, wanted[split.source])
+        for number, packet, link_type in zip(*picked, strict=True):
+            pos, captured = int(packet["data_pos"]), int(packet["captured"])
             writer.packet(
-                int(place["link_type"]),
-                int(place["time_ns"]),
+                int(link_type),
+                int(packet["time_ns"]),
                 data[pos : pos + captured].tobytes(),
-                int(place["length"]),
-                "\n".join(comments.get((split.source, int(place["packet"])), [])),
+                int(packet["length"]),
+                "\n".join(comments.get((split.source, int(number)), [])),
             )
             count += 1
     return count

@@ -36,7 +36,6 @@ from kdissect.capture.segments import (
     FIN,
     FRAGMENT_PART,
     NO_HEADER,
-    NO_WINDOW,
     RST,
     SYN,
     option_sizes,
@@ -306,7 +305,7 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
         c["active_time"] = max(c["active_time"], time)
     if has_data:
         own["data_time"] = max(own["data_time"], time)
-    if flags & SYN and not s["ip_id"] & NO_WINDOW:
+    if flags & SYN:
         own["syn_window_max"] = max(own["syn_window_max"], int64(s["window"]))
     if not is_part:
         _open_and_close(flags, side, int64(s["ack"]), c, own, peer)
@@ -318,7 +317,7 @@ def _follow(s: Any, is_outside: bool, c: Any, own: Any, peer: Any) -> int:
             peer["timed_since"] = NO_TIME
         if own["acked"] < 0 or distance(ack, own["acked"]) >= 0:
             own["acked"] = ack
-            if not flags & SYN and not s["ip_id"] & NO_WINDOW:
+            if not flags & SYN:
                 _announce(int64(s["window"]), flags, time, own)
     if flags & FIN:
         own["has_fin"] = 1

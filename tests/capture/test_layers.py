@@ -160,9 +160,9 @@ def test_snap_length_cuts_payload_but_not_its_length(tmp_path: Path) -> None:
     assert (segment.captured, segment.length) == (0, 7)
     segment = one(tmp_path, IN_ETHERNET[:-9], size)  # in TCP's options
     assert (segment.captured, segment.length) == (0, 7)
-    segment = one(tmp_path, IN_ETHERNET[: 34 + 14], size)  # up to the flags
-    assert (segment.captured, segment.length, segment.flags, segment.window) == (0, 7, 0x19, 0)
-    for cut in (34 + 13, 34 + 4):  # a packet of known endpoints, no more
+    segment = one(tmp_path, IN_ETHERNET[: 34 + 16], size)  # up to the window
+    assert (segment.captured, segment.length, segment.flags, segment.window) == (0, 7, 0x19, 512)
+    for cut in (34 + 15, 34 + 4):  # a packet of known endpoints, no more
         segment = one(tmp_path, IN_ETHERNET[:cut], size)
         assert segment[3:7] == (0, 0, 0, 0)
         assert (segment.flags, segment.ip_id) == (0, 7 | NO_HEADER)
@@ -272,7 +272,7 @@ def by_oracle(packet: bytes, wire_end: int) -> Head | None:
         at = find_tcp(packet, wire_end, link_layers.RAW)
     except Ignored:
         return None
-    if not at.tcp_header or at.end - at.pos < 16:
+    if not at.tcp_header:
         return None
     return Head(packet, 0, at.pos, at.tcp_header, at.wire_end, at.addresses, at.network, at.ip_id)
 

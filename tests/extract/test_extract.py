@@ -219,6 +219,10 @@ def test_packets_are_picked_where_the_oracle_reads_them(name):
         sources = Sources([str(path)])
         found = {}
         for split in plan.splits:
-            for row in pick(split, sources, wanted).tolist():
-                found[row[0]] = tuple(row[1:])
+            numbers, packets, link_types = pick(split, sources, wanted)
+            columns = [packets[name].tolist() for name in ("data_pos", "captured", "length",
+                                                           "time_ns")]  # fmt: skip
+            found |= dict(
+                zip(numbers.tolist(), zip(*columns, link_types.tolist(), strict=True), strict=True)
+            )
     assert found == {number: expected[number] for number in wanted.tolist()}

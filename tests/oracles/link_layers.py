@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kdissect.capture.segments import NO_HEADER, NO_WINDOW, OPTIONS_SHIFT
+from kdissect.capture.segments import NO_HEADER, OPTIONS_SHIFT
 from tests.oracles.packets import Packet, read_capture
 
 MAPPED = bytes(10) + bytes(2 * [255])  # before an IPv4 address in IPv6's form (RFC 4291, 2.5.5.2)
@@ -233,7 +233,7 @@ def find_tcp(packet: bytes, length: int, link_type: int) -> Place:
     while name != "tcp":
         name, at = LAYERS[name](at)
     at.need(4, "tcp_malformed")
-    if at.end - at.pos < 14:  # up to the flags
+    if at.end - at.pos < 16:  # up to the window
         return at
     size = (at.packet[at.pos + 12] >> 4) * 4
     if size < 20 or size > at.wire_end - at.pos or at.wire_end - at.pos >= 2**31:
@@ -291,10 +291,8 @@ def to_segment(packet: Packet, data: bytes) -> Segment:
             (*a, *b, at.network), at.ip_id | NO_HEADER, 0, side, 0,
         )  # fmt: skip
     seq, ack, flags = struct.unpack_from(">IIxB", content, at.pos + 4)
-    window, marks = 0, NO_WINDOW
-    if at.end - at.pos >= 16:
-        (window,) = struct.unpack_from(">H", content, at.pos + 14)
-        marks = 0
+    (window,) = struct.unpack_from(">H", content, at.pos + 14)
+    marks = 0
     payload = at.pos + at.tcp_header
     if flags & SYN and payload <= at.end:
         marks |= (at.tcp_header // 4 - 4) << OPTIONS_SHIFT
