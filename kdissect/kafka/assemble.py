@@ -7,13 +7,13 @@ responses, pairing. Each step works on all connections of the batch; this module
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Bools, Bytes, Rows
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
@@ -25,13 +25,7 @@ from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Ints, Pairs
 from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka
 from kdissect.kafka.framing import STREAM, new_streams
 from kdissect.kafka.options import StreamOptions, check_batch
-from kdissect.kafka.plain_streams import (
-    PlainStreams,
-    account,
-    faults_of,
-    plain_streams,
-    recognise_plain,
-)
+from kdissect.kafka.plain_streams import PlainStreams, plain_streams
 from kdissect.protocol import catalog
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import DUPLICATE, CloseReason
@@ -48,7 +42,7 @@ DRAFTS = 2  # versions above the newest defined one that clients already send
 
 
 @cache
-def known_apis() -> npt.NDArray[np.uint8]:
+def known_apis() -> Bytes:
     """uint8[API_KEYS * API_VERSIONS]: 1 for each api key and version that a request may have."""
     table = np.zeros((API_KEYS, API_VERSIONS), np.uint8)
     for key, api in catalog.apis().items():
@@ -58,21 +52,7 @@ def known_apis() -> npt.NDArray[np.uint8]:
     return table.reshape(-1)
 
 
-def _settled(
-    frames: Frames,
-    plain: PlainStreams,
-    streams: Streams,
-    direction: int,
-    client_side: npt.NDArray[np.uint8],
-    protocol: npt.NDArray[np.uint8],
-) -> Frames:
-    """The frames with faults in decrypted streams mapped back to packets and the TCP stream."""
-    plain.settle(frames.table, frames.faults)
-    faults = faults_of(plain, streams, direction, client_side, protocol, frames.faults)
-    return replace(frames, faults=faults)
-
-
-def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> Bytes:
     """uint8[n]: likely client side: the one without a hinted port, else the one with the higher
     port."""
     port_a, port_b = endpoints["port_a"], endpoints["port_b"]
@@ -101,7 +81,7 @@ class EarlierState:
     their positions count plaintext. tcp: by pair, facts of the earlier segments.
     """
 
-    connections: npt.NDArray[np.void]
+    connections: Rows
     tls: dict[int, TlsState]
     tcp: TcpFacts
 
@@ -129,7 +109,7 @@ def assemble_streams(
     options: StreamOptions,
     key_logs: Sequence[Any] = (),
     earlier: EarlierState | None = None,
-) -> tuple[Assembly, Streams, npt.NDArray[np.bool_], TlsConnections]:
+) -> tuple[Assembly, Streams, Bools, TlsConnections]:
     """(assembly, streams that it was made from, bool per exchange: its response is known to be
     lost, its TLS connections).
 
@@ -171,15 +151,17 @@ def _assembled(
     detection = _start_detection(streams, endpoints, options.ports)
     if earlier is not None:
         _resume(detection, connections, is_resumed, earlier)
-    _detect(detection, streams, kafka, scratch)
     client_side, protocol = detection.client_side, detection.protocol
+    times = scratch.copied(streams.segments["time_ns"])
+    rows = np.flatnonzero(protocol == Protocol.NONE)
+    client_side[rows], protocol[rows] = detection.recognised(streams, times, kafka, rows)
     tls, is_tls = _read_tls(detection, streams, connections, key_logs)
-    plain = plain_streams(streams, tls, sources.carried, scratch)
-    recognise_plain(
-        plain, streams.connections, detection.has_syn, detection.is_likely, kafka, client_side,
-        protocol,
-    )  # fmt: skip
-
+    plain = plain_streams(streams, times, tls, sources.carried, scratch)
+    # decrypted connections that are not Kafka stay TLS
+    rows = np.array([row for row in sorted(tls.opened) if protocol[row] != Protocol.KAFKA], int)
+    side, found = detection.recognised(plain, plain.times, kafka, rows)
+    is_kafka = found == Protocol.KAFKA
+    client_side[rows[is_kafka]], protocol[rows[is_kafka]] = side[is_kafka], Protocol.KAFKA
     written = Written(EXTENT, scratch)
     frames, pairs = _frames(streams, plain, detection, kafka, written, scratch)
     plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
@@ -217,16 +199,28 @@ class _Detection:
     client_side, protocol: uint8. is_likely: uint8, 1 for connections with a hinted port. has_syn:
     uint8[streams]. origin: STREAM[streams]. had_loss: bool. last_response: int64[connections, 2],
     EARLIER's response_end and response_time. tls: by connection, TLS state of earlier segments.
+    connections: CONNECTION of `tcp.columns`.
     """
 
-    client_side: npt.NDArray[np.uint8]
-    protocol: npt.NDArray[np.uint8]
-    is_likely: npt.NDArray[np.uint8]
-    has_syn: npt.NDArray[np.uint8]
-    origin: npt.NDArray[np.void]
-    had_loss: npt.NDArray[np.bool_]
+    connections: Rows
+    client_side: Bytes
+    protocol: Bytes
+    is_likely: Bytes
+    has_syn: Bytes
+    origin: Rows
+    had_loss: Bools
     last_response: Ints
     tls: dict[int, TlsState]
+
+    def recognised(
+        self, streams: Streams | PlainStreams, times: Ints, kafka: Kafka, rows: Ints
+    ) -> tuple[Bytes, Bytes]:
+        """(client sides, protocols) of the connections `rows`. times: of the segments."""
+        side, protocol = recognise(
+            streams.pieces, times, streams.sides, self.connections, self.has_syn, self.is_likely,
+            kafka, rows, self.client_side,
+        )  # fmt: skip
+        return side, protocol
 
 
 def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -> _Detection:
@@ -235,6 +229,7 @@ def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -
     has_syn = (streams.sides["has_syn"] != 0).astype(np.uint8)
     hinted = np.isin(endpoints["port_a"], ports) | np.isin(endpoints["port_b"], ports)
     return _Detection(
+        connections=streams.connections,
         client_side=_client_by_port(endpoints, ports)[pair],
         protocol=np.zeros(len(pair), np.uint8),
         is_likely=hinted.astype(np.uint8)[pair],
@@ -246,11 +241,11 @@ def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -
     )
 
 
-def _is_resumed(connections: Any, earlier: EarlierState | None) -> npt.NDArray[np.bool_]:
+def _is_resumed(connections: Any, earlier: EarlierState | None) -> Bools:
     """bool[connections]: earlier segments have shown the protocol of the connection."""
     if earlier is None:
         return np.zeros(len(connections), np.bool_)
-    is_first: npt.NDArray[np.bool_] = connections["incarnation"] == 0
+    is_first: Bools = connections["incarnation"] == 0
     protocol = earlier.connections["protocol"]
     return is_first & (protocol[connections["pair"]] != Protocol.NONE)
 
@@ -276,23 +271,12 @@ def _resume(
             detection.tls[row] = earlier.tls[number]
 
 
-def _detect(detection: _Detection, streams: Streams, kafka: Kafka, scratch: Scratch) -> None:
-    """Detect the protocol of connections without earlier state."""
-    protocol, client_side = detection.protocol, detection.client_side
-    rows = np.flatnonzero(protocol == Protocol.NONE)
-    side, detected = recognise(
-        streams.pieces, scratch.copied(streams.segments["time_ns"]), streams.sides,
-        streams.connections, detection.has_syn, detection.is_likely, kafka, rows, client_side,
-    )  # fmt: skip
-    client_side[rows], protocol[rows] = side, detected
-
-
 def _read_tls(
     detection: _Detection, streams: Streams, connections: Any, key_logs: Sequence[Any]
-) -> tuple[TlsConnections, npt.NDArray[np.bool_]]:
+) -> tuple[TlsConnections, Bools]:
     """Decrypt TLS connections; also returns bool[connections]: the connection has TLS."""
     protocol, client_side = detection.protocol, detection.client_side
-    is_tls: npt.NDArray[np.bool_] = protocol == Protocol.TLS
+    is_tls: Bools = protocol == Protocol.TLS
     is_tls[list(detection.tls)] = True
     tls = TlsConnections()
     if is_tls.any():
@@ -332,10 +316,8 @@ def _frames(
     def walk_requests(state: framing.WalkState, most: int) -> Any:
         return framing.some_requests(kafka_streams, kafka, state, most)
 
-    requests = _settled(
-        Frames.of(walk_requests, len(connections), scratch, extents),
-        plain, streams, REQUEST, client_side, protocol,
-    )  # fmt: skip
+    requests = Frames.of(walk_requests, len(connections), scratch, extents)
+    requests = plain.settled(requests, streams, REQUEST, client_side, protocol)
     of_responses = _streams_of(client_side, RESPONSE)
 
     def walk_responses(state: framing.WalkState, most: int) -> Any:
@@ -350,7 +332,7 @@ def _frames(
         return found
 
     responses = Frames.of(walk_responses, len(connections), scratch, extents)
-    responses = _settled(responses, plain, streams, RESPONSE, client_side, protocol)
+    responses = plain.settled(responses, streams, RESPONSE, client_side, protocol)
     pairs = _pairs(
         requests, responses,
         connections["close_reason"] != CloseReason.CAPTURE_END,
@@ -359,7 +341,7 @@ def _frames(
     return (requests, responses), pairs
 
 
-def _streams_of(client_side: npt.NDArray[np.uint8], direction: int) -> Ints:
+def _streams_of(client_side: Bytes, direction: int) -> Ints:
     """int64[connections]: the number of the stream with the requests, or with the responses."""
     return 2 * np.arange(len(client_side)) + (client_side ^ direction)
 
@@ -370,26 +352,20 @@ def _missing(streams: Streams) -> Ints:
 
 
 def _count_bytes(
-    table: npt.NDArray[np.void],
-    streams: Streams,
-    plain: PlainStreams,
-    frames: tuple[Frames, Frames],
+    table: Rows, streams: Streams, plain: PlainStreams, frames: tuple[Frames, Frames]
 ) -> None:
     """Fill the counts of framed, unframed and missing bytes of each connection."""
     sides, missing = streams.sides, _missing(streams)
     for direction in (REQUEST, RESPONSE):
         of = _streams_of(table["client_side"], direction)
-        framed = frames[direction].framed_bytes
+        framed = frames[direction].framed_bytes.copy()
+        for row in plain.opened:
+            if table["protocol"][row] == Protocol.KAFKA:
+                framed[row] += plain.enclosing_bytes(streams.sides, int(of[row]))
         counts = table["direction"][:, direction]
         counts["framed_byte_count"] = framed + sides["header_size"][of]
         counts["unframed_byte_count"] = sides["byte_count"][of] - framed
         counts["missing_byte_count"] = missing[of]
-        for row in plain.opened:
-            if table["protocol"][row] == Protocol.KAFKA:
-                counts["framed_byte_count"][row], counts["unframed_byte_count"][row] = account(
-                    plain, streams.sides, int(of[row]), int(framed[row])
-                )
-                counts["framed_byte_count"][row] += sides["header_size"][of[row]]
 
 
 def _pairs(
@@ -407,11 +383,11 @@ def _pairs(
 
 
 def _connections(
-    endpoints: npt.NDArray[np.void],
+    endpoints: Rows,
     streams: Streams,
-    client_side: npt.NDArray[np.uint8],
-    protocol: npt.NDArray[np.uint8],
-) -> npt.NDArray[np.void]:
+    client_side: Bytes,
+    protocol: Bytes,
+) -> Rows:
     connections, sides = streams.connections, streams.sides
     table = np.zeros(len(connections), CONNECTION)
     pair = connections["pair"]

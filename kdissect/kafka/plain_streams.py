@@ -1,24 +1,24 @@
 """Decrypted streams among the others: pieces for the framing kernels, and their real positions.
 
 A decrypted record is a piece of a *virtual* segment, numbered after the real segments. Its bytes
-are carried (`kafka.assembly.Carried`). So the kernels do not know about TLS;
-`PlainStreams.settle` replaces virtual segments and plaintext positions in their results by packets
+are carried (`kafka.assembly.Carried`). So the kernels do not know about TLS.
+`PlainStreams.settled` replaces virtual segments and plaintext positions in their results by packets
 and positions of the TCP stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kdissect.arrays import Bytes, Rows, joined
 from kdissect.capture.mapped_files import CARRIED_FROM
-from kdissect.capture.scratch import MEMORY, Scratch
+from kdissect.capture.scratch import Scratch
 from kdissect.kafka.assembly import ANOMALY, Anomaly, Carried, Protocol
-from kdissect.kafka.detection import recognise
-from kdissect.kafka.frame_search import Kafka, Stream
+from kdissect.kafka.exchanges import Frames
+from kdissect.kafka.frame_search import Stream
 from kdissect.kafka.frame_tables import FAULT, FAULTS, NOT_DECRYPTED, put_gaps
 from kdissect.tcp.byte_ranges import PIECE, Pieces
 from kdissect.tcp.reassembly import Streams
@@ -43,15 +43,26 @@ class PlainStreams:
     real_count: int
     opened: dict[int, tuple[OpenedStream, OpenedStream]]
 
-    def settle(self, frames: Rows, faults: Rows) -> None:
-        """Virtual segments and plaintext positions of frames and faults to real ones, in place."""
-        if not len(self.records):
-            return
-        self._turn(frames, "first")
+    def settled(
+        self, frames: Frames, streams: Streams, direction: int, client_side: Bytes, protocol: Bytes
+    ) -> Frames:
+        """A direction's frames with real segments and positions. Faults of decrypted streams are
+        gaps of the TCP stream, and records that could not be decrypted."""
+        if not self.opened:
+            return frames
+        table, faults = frames.table, frames.faults
+        self._turn(table, "first")
         self._turn(faults, "packet")
-        last = frames["last"]
+        last = table["last"]
         virtual = last >= self.real_count
         last[virtual] = self.records["last_segment"][last[virtual] - self.real_count]
+        is_opened = np.isin(faults["connection"], list(self.opened))
+        parts = [faults[~(is_opened & (faults["kind"] == Anomaly.GAP))]]
+        for connection in self.opened:
+            if protocol[connection] == Protocol.KAFKA:
+                side = int(client_side[connection]) ^ direction
+                parts += self._faults(streams, connection, side, direction)
+        return replace(frames, faults=joined(parts))
 
     def _turn(self, table: Rows, segment: str) -> None:
         virtual = np.flatnonzero(table[segment] >= self.real_count)
@@ -59,15 +70,36 @@ class PlainStreams:
         table["pos"][virtual] += record["tcp_pos"] - record["pos"]
         table[segment][virtual] = record["first_segment"]
 
+    def _faults(self, streams: Streams, connection: int, side: int, direction: int) -> list[Rows]:
+        """Gaps of a TCP stream, and records in it that could not be decrypted."""
+        own = streams.sides[2 * connection + side]
+        end = int(own["end"])
+        stream = Stream(streams.pieces, int(own["piece_start"]), int(own["piece_stop"]), end)
+        used = np.zeros(3, np.int64)
+        gaps = put_gaps(stream, end, direction, connection, np.zeros(0, ANOMALY), used)
+        places = self.opened[connection][side].lost
+        lost = np.repeat(FAULT, len(places))
+        lost["kind"], lost["direction"] = Anomaly.UNFRAMED_BYTES, direction
+        lost["connection"], lost["a"], lost["b"] = connection, NOT_DECRYPTED, -1
+        for row, place in zip(lost, places, strict=True):
+            row["pos"], row["byte_count"], row["packet"] = place
+        return [gaps[: used[FAULTS]], lost]
+
+    def enclosing_bytes(self, sides: Rows, number: int) -> int:
+        """Bytes of a decrypted TCP stream around the plaintext: handshake, headers, padding."""
+        opened = self.opened[number >> 1][number & 1]
+        inside = int(opened.table["length"].sum()) + opened.lost_byte_count
+        return int(sides[number]["byte_count"]) - inside
+
 
 def plain_streams(
-    streams: Streams, tls: TlsConnections, carried: Bytes, scratch: Scratch = MEMORY
+    streams: Streams, times: Ints, tls: TlsConnections, carried: Bytes, scratch: Scratch
 ) -> PlainStreams:
     """All streams, with the decrypted records of `tls` after the pieces of the captures.
 
-    carried: bytes that the segments brought along; decrypted ones come after them.
+    times: of the segments of `streams`. carried: bytes that the segments brought along; decrypted
+    ones come after them.
     """
-    times = scratch.copied(streams.segments["time_ns"])
     source = scratch.copied(streams.segments["source"])
     if not tls.opened:
         none = np.zeros(0, OPENED)
@@ -108,61 +140,3 @@ def plain_streams(
         len(times),
         tls.opened,
     )
-
-
-def recognise_plain(
-    plain: PlainStreams, connections: Rows, has_origin: Bytes, hinted: Bytes, kafka: Kafka,
-    client_side: Bytes, protocol: Bytes,
-) -> None:  # fmt: skip
-    """Detect the protocol of decrypted connections, if it is not known; others stay TLS."""
-    rows = np.array(sorted(plain.opened), np.int64)
-    rows = rows[protocol[rows] != Protocol.KAFKA]
-    if not len(rows):
-        return
-    side, found = recognise(
-        plain.pieces, plain.times, plain.sides, connections, has_origin, hinted, kafka, rows,
-        client_side,
-    )  # fmt: skip
-    is_kafka = found == Protocol.KAFKA
-    protocol[rows[is_kafka]] = Protocol.KAFKA
-    client_side[rows[is_kafka]] = side[is_kafka]
-
-
-def account(plain: PlainStreams, sides: Rows, number: int, framed: int) -> tuple[int, int]:
-    """(framed, unframed) bytes of a decrypted stream, `framed` of whose plaintext is in frames."""
-    opened = plain.opened[number >> 1][number & 1]
-    inside = int(opened.table["length"].sum())
-    unframed = inside - framed + opened.lost_byte_count
-    return int(sides[number]["byte_count"]) - unframed, unframed
-
-
-def faults_of(
-    plain: PlainStreams,
-    streams: Streams,
-    direction: int,
-    client_side: npt.NDArray[np.uint8],
-    protocol: npt.NDArray[np.uint8],
-    faults: Rows,
-) -> Rows:
-    """A direction's faults. Those of decrypted streams are gaps of the TCP stream, and records that
-    could not be decrypted."""
-    if not plain.opened:
-        return faults
-    is_opened = np.isin(faults["connection"], list(plain.opened))
-    parts = [faults[~(is_opened & (faults["kind"] == Anomaly.GAP))]]
-    for connection, opened in plain.opened.items():
-        if protocol[connection] != Protocol.KAFKA:
-            continue
-        side = int(client_side[connection]) ^ direction
-        own = streams.sides[2 * connection + side]
-        end = int(own["end"])
-        stream = Stream(streams.pieces, int(own["piece_start"]), int(own["piece_stop"]), end)
-        used = np.zeros(3, np.int64)
-        gaps = put_gaps(stream, end, direction, connection, np.zeros(0, ANOMALY), used)
-        lost = np.repeat(FAULT, len(opened[side].lost))
-        lost["kind"], lost["direction"] = Anomaly.UNFRAMED_BYTES, direction
-        lost["connection"], lost["a"], lost["b"] = connection, NOT_DECRYPTED, -1
-        for row, place in zip(lost, opened[side].lost, strict=True):
-            row["pos"], row["byte_count"], row["packet"] = place
-        parts += [gaps[: used[FAULTS]], lost]
-    return np.concatenate(parts)
