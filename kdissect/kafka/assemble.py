@@ -99,45 +99,22 @@ def assemble(
     place from `sources`. key_logs: text buffers with the secrets of TLS connections
     (`tls.key_log`). Raises ValueError if the batch refers to bytes outside the sources.
     """
-    options = options or StreamOptions()
-    return assemble_streams(batch, sources, options, key_logs)[0]
+    return assemble_streams([batch], sources, options or StreamOptions(), key_logs)[0]
 
 
 def assemble_streams(
-    batch: SegmentBatch,
+    batches: list[SegmentBatch],
     sources: Sources,
     options: StreamOptions,
-    key_logs: Sequence[Any] = (),
+    key_logs: Sequence[Any],
     earlier: EarlierState | None = None,
-) -> tuple[Assembly, Streams, Bools, TlsConnections]:
-    """(assembly, streams that it was made from, bool per exchange: its response is known to be
-    lost, its TLS connections).
-
-    earlier: state of earlier segments, if the batch continues connections.
-    """
-    assembly, streams, pairs, tls = _assembled([batch], sources, options, key_logs, earlier, MEMORY)
-    return assembly, streams, pairs.lost(), tls
-
-
-def assemble_bucket(
-    batches: list[SegmentBatch],
-    sources: Sources,
-    options: StreamOptions,
-    key_logs: Sequence[Any],
-    scratch: Scratch,
-) -> Assembly:
-    """Like `assemble`, with the large arrays in `scratch`. batches: one batch, removed early."""
-    return _assembled(batches, sources, options, key_logs, None, scratch)[0]
-
-
-def _assembled(
-    batches: list[SegmentBatch],
-    sources: Sources,
-    options: StreamOptions,
-    key_logs: Sequence[Any],
-    earlier: EarlierState | None,
-    scratch: Scratch,
+    scratch: Scratch = MEMORY,
 ) -> tuple[Assembly, Streams, Pairs, TlsConnections]:
+    """Like `assemble`: also the streams, pairs of frames and TLS connections of the assembly.
+
+    batches: a list of one batch, which is removed early. earlier: state of earlier segments, if the
+    batch continues connections. scratch: for large arrays.
+    """
     endpoints = batches[0].endpoints
     check_batch(batches[0])
     streams = reassemble(

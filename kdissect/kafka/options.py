@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kdissect.capture.segments import SegmentBatch
 
@@ -12,7 +11,6 @@ FRAME_SIZE_MAX = 104_857_600
 CONNECTIONS_MAX = 500_000  # connections followed at once, those of a batch of segments
 # Mirror ports and `-i any` deliver the second copy of a packet within this time.
 DUPLICATE_WINDOW_NS = 10_000_000
-CHECKED_AT_ONCE = 1 << 16  # segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +29,12 @@ def check_batch(batch: SegmentBatch) -> None:
     `Sources.addresses` checks that the payload lies inside the captures. After both, kernels may
     read every captured byte without further bounds checks.
     """
-    for first in range(0, len(batch.segments), CHECKED_AT_ONCE):
-        _check(batch.segments[first : first + CHECKED_AT_ONCE], len(batch.endpoints))
-
-
-def _check(segments: Any, pair_count: int) -> None:
+    segments = batch.segments
+    if not len(segments):
+        return
     if segments["source"].min() < 0:
         raise ValueError("batch: a segment names no source")
-    if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= pair_count:
+    if segments["endpoints"].min() < 0 or segments["endpoints"].max() >= len(batch.endpoints):
         raise ValueError("batch: a segment names an endpoint pair that is not in the batch")
     if segments["side"].max() > 1:
         raise ValueError("batch: a segment's side is neither 0 nor 1")

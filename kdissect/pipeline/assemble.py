@@ -24,7 +24,7 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
 from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
-from kdissect.kafka.assemble import assemble_bucket
+from kdissect.kafka.assemble import assemble_streams
 from kdissect.kafka.assembly import Anomaly, Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.filters import (
@@ -175,7 +175,7 @@ def _assembled(
 ) -> tuple[Assembly, Sources]:
     key_logs = plan.key_logs(sources)
     options = plan.options.stream_options
-    assembly = assemble_bucket(batches, sources, options, key_logs, scratch)
+    assembly = assemble_streams(batches, sources, options, key_logs, scratch=scratch)[0]
     return assembly, sources.carrying(assembly.carried.data)
 
 

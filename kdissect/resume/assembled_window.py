@@ -78,11 +78,11 @@ class AssembledWindow:
         key_logs: Sequence[Any],
     ) -> None:
         """Assemble the segments of a batch; connection n continues its pair of endpoints n."""
-        assembly, streams, lost, tls = assemble_streams(
-            batch, sources, options, key_logs, earlier_state(connections)
+        assembly, streams, pairs, tls = assemble_streams(
+            [batch], sources, options, key_logs, earlier_state(connections)
         )
         table, sides = streams.connections, streams.sides
-        self.streams, self.tls, self.lost, self.sides = streams, tls, lost, sides
+        self.streams, self.tls, self.lost, self.sides = streams, tls, pairs.lost(), sides
         self.pair: Ints = table["pair"]
         self.is_last = np.append(self.pair[1:] != self.pair[:-1], True)[: len(self.pair)]
         self.before = _before(connections, table)
