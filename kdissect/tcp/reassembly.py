@@ -245,17 +245,6 @@ def _same_packet(segments: Any, address: Any, one: int, two: int, window_ns: int
 
 
 @inlined
-def _place_of(seq: int, ack: int, ip_id: int, flags: int, side: int) -> int:
-    """A hash of the fields that copies of a packet share."""
-    mixed = seq * 0x2545F491 ^ ack * 0x1F83D9AB
-    mixed ^= (ip_id + flags * 65537) * 0x19B4B79C
-    mixed += side
-    mixed ^= mixed >> 31
-    mixed ^= mixed >> 15
-    return mixed
-
-
-@inlined
 def _earlier_copy(
     segments: Any, address: Any, row: int, home: int, table: Any, mask: int, window_ns: int
 ) -> int:
@@ -300,11 +289,14 @@ def _begin_table(segments: Any, mark: Any, first: int, row: int, table: Any) -> 
 
 @inlined
 def _home_of(segments: Any, row: int) -> int:
-    return _place_of(
-        int64(segments[row]["seq"]), int64(segments[row]["ack"]),
-        int64(segments[row]["ip_id"]) & ~COUNTED_BEFORE,
-        int64(segments[row]["flags"]), int64(segments[row]["side"]),
-    )  # fmt: skip
+    """A hash of the fields that copies of a packet share."""
+    s = segments[row]
+    mixed = int64(s["seq"]) * 0x2545F491 ^ int64(s["ack"]) * 0x1F83D9AB
+    mixed ^= ((int64(s["ip_id"]) & ~COUNTED_BEFORE) + int64(s["flags"]) * 65537) * 0x19B4B79C
+    mixed += int64(s["side"])
+    mixed ^= mixed >> 31
+    mixed ^= mixed >> 15
+    return mixed
 
 
 @inlined
