@@ -68,7 +68,7 @@ from kdissect.pipeline.filters import (
     exchanges_within,
     of_hosts,
 )
-from kdissect.pipeline.frame_buffer import iter_chunks
+from kdissect.pipeline.frame_buffer import chunks_in_time
 from kdissect.pipeline.learn import Cluster, learn_topics
 from kdissect.pipeline.message_tables import TableOutput
 from kdissect.pipeline.options import Options
@@ -452,7 +452,7 @@ class _Messages(StatefulProcessor):
                 tables.append(table)
 
         output = TableOutput(assembly, ids.tolist(), self.options, sink)
-        chunks = iter_chunks(assembly.exchanges, self.options.chunk_bytes)
+        chunks = chunks_in_time(assembly.exchanges, self.options.chunk_bytes)
         decode_exchanges(output, sources, chunks, names, Collector(1))
         return tables
 

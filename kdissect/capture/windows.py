@@ -144,10 +144,8 @@ class WindowReader:
         needed = 0
         while self.error is None:
             left = self._left
-            # space after the packets for bytes of earlier windows
-            room = max(size, needed) + size // 2
-            if len(self._buffer) < room:
-                self._buffer = np.empty(room, np.uint8)
+            if len(self._buffer) < max(size, needed):
+                self._buffer = np.empty(max(size, needed), np.uint8)
             buffer = self._buffer
             buffer[: len(left)] = np.frombuffer(left, np.uint8)
             view = memoryview(buffer)[len(left) : max(size, needed)]  # type: ignore[arg-type]

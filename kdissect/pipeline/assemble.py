@@ -118,7 +118,8 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     has_exchange = np.full(len(bucket.assembly.anomalies), not has_times)
     order: Counter[int] = Counter()
     for first in range(0, len(bucket.assembly.exchanges), PART_ROWS):
-        part = exchange_index.part(bucket.assembly, slice(first, first + PART_ROWS))
+        some = bucket.assembly.exchanges[first : first + PART_ROWS]
+        part = replace(bucket.assembly, exchanges=some)
         learnt.add(learn(part, bucket.sources, options.chunk_bytes))
         if has_times:
             chosen = exchanges_within(part.exchanges, options.time_from_ns, options.time_to_ns)

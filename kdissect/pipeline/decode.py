@@ -22,8 +22,8 @@ from kdissect.pipeline.clients import with_owners
 from kdissect.pipeline.frame_buffer import (
     FrameBuffer,
     MessageChunk,
+    chunks_in_time,
     decode_messages,
-    iter_chunks,
 )
 from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.message_tables import TableOutput, write_tables
@@ -87,7 +87,7 @@ def decode(
     byte_count = sum(int(size[size > 0].sum()) for size in sizes)
     events = Collector(plan.event_key_count)
     output = TableOutput(assembly, list(plan.capture_ids), plan.options, sink)
-    chunks = iter_chunks(assembly.exchanges, plan.options.chunk_bytes)
+    chunks = chunks_in_time(assembly.exchanges, plan.options.chunk_bytes)
     names = facts.topics.names()
     used |= decode_exchanges(output, sources, chunks, names, events)
     state: dict[str, Any] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +36,15 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
     pairs, endpoints = renumbered(connections["endpoints"], len(assembly.endpoints))
     connections["endpoints"] = endpoints
     exchanges["connection"] = connection
-    chosen = _taken_extents(assembly.extents, exchanges)
+    parts, base = [], 0
+    for side in SIDES:
+        start = exchanges[side]["extent_start"].astype(np.int64)
+        count = exchanges[side]["extent_count"].astype(np.int64)
+        indices, new_start = gather_ranges(start, count)
+        parts.append(rows_of(assembly.extents, indices))
+        exchanges[side]["extent_start"] = new_start + base
+        base += len(indices)
+    chosen = joined(parts)
     return Assembly(
         assembly.endpoints[pairs],
         connections,
@@ -46,29 +53,6 @@ def take(assembly: Assembly, rows: npt.NDArray[np.int64]) -> Assembly:
         np.zeros(0, ANOMALY),
         carried=Carried(_take_carried(assembly.carried.data, chosen)),
     )
-
-
-def part(assembly: Assembly, rows: slice) -> Assembly:
-    """Some exchanges with the extents that they use, and all connections; no anomalies."""
-    exchanges = copied(assembly.exchanges[rows])
-    extents = _taken_extents(assembly.extents, exchanges)
-    return replace(assembly, exchanges=exchanges, extents=extents, anomalies=np.zeros(0, ANOMALY))
-
-
-def _taken_extents(
-    extents: npt.NDArray[np.void], exchanges: npt.NDArray[np.void]
-) -> npt.NDArray[np.void]:
-    """The extents that exchanges use; the exchanges are changed to their new positions."""
-    parts = []
-    base = 0
-    for side in SIDES:
-        start = exchanges[side]["extent_start"].astype(np.int64)
-        count = exchanges[side]["extent_count"].astype(np.int64)
-        indices, new_start = gather_ranges(start, count)
-        parts.append(rows_of(extents, indices))
-        exchanges[side]["extent_start"] = new_start + base
-        base += len(indices)
-    return joined(parts)
 
 
 def _take_carried(
@@ -128,15 +112,14 @@ def packed_parts(
     assembly: Assembly, slot: npt.NDArray[np.int64], row_bytes_max: int
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (slot, packed exchanges) by slot int64[n], each at most about `row_bytes_max` bytes."""
-    exchanges, extents = assembly.exchanges, assembly.extents
+    exchanges = assembly.exchanges
     if not len(exchanges):
         return
-    carried = np.where(extents["pos"] >= CARRIED_FROM, extents["length"], 0)
-    before = np.append(0, np.cumsum(carried + extents.itemsize))
     cost = np.full(len(exchanges), exchanges.itemsize)
     for side in SIDES:
-        start = exchanges[side]["extent_start"]
-        cost += before[start + exchanges[side]["extent_count"]] - before[start]
+        cost += exchanges[side]["extent_count"] * EXTENT.itemsize
+        if len(assembly.carried.data):
+            cost += np.maximum(exchanges[side]["size"], 0)
     order = np.argsort(slot, kind="stable")
     bounds = np.flatnonzero(np.diff(slot[order])) + 1
     for rows in np.split(order, bounds):
@@ -168,11 +151,9 @@ def places(
     position 0.
     """
     has_request = exchanges["request"]["size"] >= 0
-    start = np.where(
-        has_request, exchanges["request"]["extent_start"], exchanges["response"]["extent_start"]
-    )
-    count = np.where(
-        has_request, exchanges["request"]["extent_count"], exchanges["response"]["extent_count"]
+    start, count = (
+        np.where(has_request, exchanges["request"][name], exchanges["response"][name])
+        for name in ("extent_start", "extent_count")
     )
     first = np.zeros(len(exchanges), EXTENT)
     first["source"] = -1

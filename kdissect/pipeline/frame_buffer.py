@@ -6,7 +6,6 @@ output of one kernel is still in the cache when the next one reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,8 +27,7 @@ from kdissect.tables.exchanges import DecodeStatus, VersionSource
 from kdissect.tables.message_marks import ChunkMarks
 from kdissect.tables.topics import TopicNames
 
-CHUNK_ROWS = 1 << 16
-LARGE_FRAME = 4096  # bytes beyond this size count a quarter
+LARGE_FRAME = 4096  # bytes; of a larger frame a quarter counts
 UNSUPPORTED_VERSION = 35
 _NO_ROWS = np.zeros(0, np.int64)
 
@@ -175,6 +173,29 @@ def chunks(rows: Any, sizes: Any, chunk_bytes: int) -> list[npt.NDArray[np.int64
     return np.split(rows, np.flatnonzero(np.diff(filled)) + 1)
 
 
+def frame_sizes(exchanges: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+    """int64[n]: bytes of the whole frames of each exchange."""
+    sizes = np.zeros(len(exchanges), np.int64)
+    for side in SIDES:
+        column = exchanges[side]
+        sizes += np.where(column["is_whole"] != 0, column["size"], 0)
+    return sizes
+
+
+def chunks_in_time(
+    exchanges: npt.NDArray[np.void], chunk_bytes: int
+) -> list[npt.NDArray[np.int64]]:
+    """The rows of all exchanges, in order of time, as `chunks`."""
+    has_request = exchanges["request"]["size"] >= 0
+    time_ns = np.where(
+        has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"]
+    )
+    order = in_order_of_time(time_ns, exchanges["exchange_id"])
+    sizes = frame_sizes(exchanges)
+    # large frames are mostly records, which are decoded in smaller pieces
+    return chunks(order, np.maximum(sizes // 4, np.minimum(sizes, LARGE_FRAME)), chunk_bytes)
+
+
 # -- decoded chunks -------------------------------------------------------------------------
 
 
@@ -200,27 +221,6 @@ class MessageChunk:
     decoded: dict[tuple[int, int], DecodedMessages]
     marks: ChunkMarks
     client_ids: pa.Array
-
-
-def iter_chunks(
-    exchanges: npt.NDArray[np.void], chunk_bytes: int
-) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the rows of each chunk, in order of time."""
-    has_request = exchanges["request"]["size"] >= 0
-    time_ns = np.where(
-        has_request, exchanges["request"]["time_ns"], exchanges["response"]["time_ns"]
-    )
-    order = in_order_of_time(time_ns, exchanges["exchange_id"])
-    sizes = np.zeros(len(exchanges), np.int64)
-    for side in SIDES:
-        column = exchanges[side]
-        size = np.where(column["is_whole"] != 0, column["size"], 64)
-        # large frames are mostly records, which are decoded in smaller pieces
-        sizes += np.minimum(size, LARGE_FRAME) + np.maximum(size - LARGE_FRAME, 0) // 4
-    filled = (np.cumsum(sizes[order]) - sizes[order]) // chunk_bytes
-    number = filled + np.arange(len(order)) // CHUNK_ROWS
-    if len(order):
-        yield from np.split(order, np.flatnonzero(np.diff(number)) + 1)
 
 
 def decode_messages(

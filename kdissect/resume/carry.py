@@ -262,7 +262,7 @@ class ConnectionCarry:
 
     def _count(self, w: AssembledWindow, progress: Progress) -> None:
         counts, was_unknown = self.counts, w.before["phase"] == Phase.LOOKING
-        counts.kafka += int((was_unknown & (progress.phase == Phase.KAFKA)).sum())
+        counts.kafka += int((was_unknown & w.is_kafka & (progress.phase != Phase.LOOKING)).sum())
         is_other = was_unknown & (progress.phase == Phase.OTHER) & ~w.is_kafka
         protocols = w.assembly.connections["protocol"][is_other]
         counts.unread += np.bincount(protocols, minlength=len(Spoken))

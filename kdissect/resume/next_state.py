@@ -64,19 +64,17 @@ def next_rows(w: AssembledWindow, progress: Progress) -> Rows:
     """OPEN[connections] after this window."""
     rows = w.before.copy()
     rows["phase"] = progress.phase
-    is_looking = progress.phase == Phase.LOOKING
-    passed = progress.carried.reshape(-1, 2).copy()
-    passed[is_looking] = 0
+    passed = progress.carried.reshape(-1, 2)
     rows["base"] += passed
     seq = w.seq_of_start.reshape(-1, 2)
     rows["seq"] = np.where(seq != NO_NUMBER, (seq + passed) & 0xFFFFFFFF, rows["seq"])
     rows["exchange_count"] = np.bincount(w.of[~progress.is_done], minlength=len(w))
     rows["connection"] = w.assembly.connections
     for name, again in _carried_counts(w, progress).items():
+        counts = rows["connection"]["direction"][name]
         for way in (REQUEST, RESPONSE):
-            counts = rows["connection"]["direction"][name][:, way]
-            counts -= again[w.streams_of(way)]
-            counts[is_looking] = 0  # all of it is carried
+            counts[:, way] -= again[w.streams_of(way)]
+        counts[progress.phase == Phase.LOOKING] = 0  # all of it is carried
     facts = w.streams.facts
     rows["tcp"], rows["tcp_sides"] = facts.connections, facts.sides.reshape(-1, 2)
     rows["earlier"] = _earlier(w, progress)

@@ -181,7 +181,8 @@ class Progress:
         self.is_boundary = np.where(begins, was_boundary, w.sides["has_syn"] != 0) | (self.pos > 0)
         # a search that finds nothing does not go over all of it again
         is_lost = (self._open_from == NO_POSITION) & (self.limit - self.pos > TAIL_MAX)
-        is_lost &= np.repeat(w.is_kafka, 2)
+        is_read = np.repeat(self.phase == Phase.KAFKA, 2)
+        is_lost &= is_read
         self.pos[is_lost] = self.limit[is_lost] - TAIL_KEPT
         self.is_boundary[is_lost] = False
         # of other connections no byte is read any more
@@ -190,7 +191,7 @@ class Progress:
         self.carried = self.pos.copy()
         self.points: dict[int, RecordPoint] = {}
         for stream, opened in w.opened_streams():
-            if opened.can_resume and not is_unread[stream]:
+            if opened.can_resume and is_read[stream]:
                 self.carried[stream], self.points[stream] = opened.point(int(self.pos[stream]))
 
 

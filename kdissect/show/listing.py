@@ -14,14 +14,13 @@ from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import exchange_index
 from kdissect.pipeline.decode import decode_exchanges
-from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, decode_messages
+from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, decode_messages, frame_sizes
 from kdissect.pipeline.learn import learn_topics
 from kdissect.pipeline.message_tables import TableOutput, write_exchanges
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import capture_id
 from kdissect.pipeline.selection import Selection
 from kdissect.pipeline.unrequested_responses import infer
-from kdissect.protocol.model import SIDES
 from kdissect.resume.carry import CompletedExchanges
 from kdissect.show.reading import CaptureReading
 from kdissect.step_log import logged_step
@@ -128,8 +127,7 @@ class Exchanges:
             parts.setdefault(name, []).append(table)
 
         output = TableOutput(assembly, self._capture_ids, self._options, keep)
-        sides = (assembly.exchanges[side] for side in SIDES)
-        sizes = sum(np.where(side["is_whole"] != 0, side["size"], 0) for side in sides)
+        sizes = frame_sizes(assembly.exchanges)
         parts_of_rows = chunks(rows, sizes, self._options.chunk_bytes)
         names = TopicNames(self._names, SeenTopics().names().id_of)
         if self._detail == "records":

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-
 from kdissect.capture.inputs import InputFile, find_captures
 from kdissect.capture.mapped_files import Sources
-from kdissect.capture.packet_reader import STEP_BAD
-from kdissect.capture.splits import RecordWalk
-from kdissect.capture.windows import RECORD_BYTES_MAX, WindowReader, open_bytes
+from kdissect.capture.windows import WindowReader
 from kdissect.errors import CaptureError
 from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import CONNECTIONS_MAX
 from kdissect.pipeline.options import Options
 from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 
-FIRST_BYTES = 64 << 10  # of a capture, that mostly hold its first packet
-NO_TIME_YET = 2**63 - 1  # time of the first packet of a capture without packets
+NO_TIME_YET = 2**63 - 1  # time of the first segment of a capture without segments
 
 
 class CaptureReading:
-    """The captures that `paths` stand for, ordered by their first packet's time.
+    """The captures that `paths` stand for, ordered by their first segment's time.
 
     They are read one after the other as one input, so connections may cross files; captures that
     were taken at the same time in several places are not merged by time. `note` is called with a
@@ -88,27 +83,14 @@ def _in_order(found: list[InputFile]) -> list[InputFile]:
 
 
 def _first_time_ns(item: InputFile) -> int:
-    """Time of a capture's first packet, ns since 1970.
+    """Time of a capture's first segment, ns since 1970.
 
-    NO_TIME_YET if there is no packet, or if the capture cannot be read twice. Raises CaptureError
-    if it cannot be opened.
+    NO_TIME_YET if there is none, or if the capture cannot be read twice. Raises CaptureError if it
+    cannot be opened.
     """
     if item.format == "stream":
         return NO_TIME_YET
-    head = np.zeros(0, np.uint8)
-    data = open_bytes(item.path)
-    try:
-        while len(head) < RECORD_BYTES_MAX:
-            # key logs in front of the first packet may be longer than a packet
-            room = np.zeros(max(FIRST_BYTES, 2 * len(head)), np.uint8)
-            room[: len(head)] = head
-            count = data.readinto(room.data[len(head) :])
-            head = room[: len(head) + count]
-            walk = RecordWalk(head, len(room)).run(packet_max=1)
-            if walk.start_time_ns is not None:
-                return walk.start_time_ns
-            if len(head) < len(room) or walk.outcome == STEP_BAD:
-                break
-    finally:
-        data.close()
+    for window in WindowReader(item.path, 0, [item.path]).windows():
+        if len(window.batch.segments):
+            return int(window.batch.segments["time_ns"][0])
     return NO_TIME_YET
