@@ -320,7 +320,7 @@ class _Connections(StatefulProcessor):
         """The complete exchanges with their bytes, the topics that they name, and anomalies."""
         options, assembly = self.options, found.assembly
         times = options.time_from_ns, options.time_to_ns
-        rows = found.rows[exchanges_within(assembly.exchanges[found.rows], *times)]
+        rows = np.flatnonzero(exchanges_within(assembly.exchanges, *times))
         if self.table == "anomalies":
             ids, anomalies = assembly.exchanges["exchange_id"][rows], assembly.anomalies
             overlaps = connections_within(assembly.connections, *times)

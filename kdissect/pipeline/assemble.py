@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from kdissect.arrays import gather_ranges, take
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch
-from kdissect.capture.segments import ENDPOINTS, SegmentBatch
+from kdissect.capture.segments import SegmentBatch
 from kdissect.codec.redaction import TEXT, secret_apis
 from kdissect.kafka.assemble import assemble_streams
 from kdissect.kafka.assembly import Anomaly, Assembly
@@ -73,8 +73,8 @@ class AssembledBucket:
     """Everything that the segments of a bucket give.
 
     assembly: its exchanges are the complete ones. sources: where the bytes are.
-    is_open, is_earlier: by connection, whether a later run may continue it, and whether an earlier
-    one had connections of its endpoints. notes: anomalies that belong to no single connection.
+    is_open, was_open: by connection, whether a later run may continue it, and whether earlier ones
+    had packets of it. notes: anomalies that belong to no single connection.
     given_up: packets of connections beyond the limit, by source number. states: of connections, for
     the next run. counts: by name of `saved_state.COUNTS`.
     """
@@ -82,7 +82,7 @@ class AssembledBucket:
     assembly: Assembly
     sources: Sources
     is_open: npt.NDArray[np.bool_]
-    is_earlier: npt.NDArray[np.bool_]
+    was_open: npt.NDArray[np.bool_]
     notes: list[AnomalyRow] = field(default_factory=list)
     given_up: dict[int, int] = field(default_factory=dict)
     states: list[OpenConnection] = field(default_factory=list)
@@ -200,8 +200,6 @@ def _bucket_with_state(
         connections=states,
         secret_apis=frozenset() if options.reveal_secrets else secret_apis(),
     )
-    pair_type = f"V{ENDPOINTS.itemsize}"
-    known = rows_of(states)["endpoints"].copy().view(pair_type)
     found = carry.add(batch, sources, plan.end_ns)
     assembly = found.assembly
     infer(assembly, found.sources)
@@ -211,12 +209,11 @@ def _bucket_with_state(
         "carry_limits": carry.counts.given_up + carry.counts.limited,
         "open_exchanges": int(rows_of(states)["exchange_count"].sum()),
     }
-    pairs = assembly.endpoints[assembly.connections["endpoints"]].view(pair_type)
     return AssembledBucket(
-        replace(assembly, exchanges=assembly.exchanges[found.rows]),
+        assembly,
         found.sources,
         found.is_open,
-        np.isin(pairs, known),
+        found.was_open,
         count_anomalies(counts),
         states=states,
         counts=counts,
@@ -253,7 +250,7 @@ def _tables(
         assembly.endpoints, assembly.connections, learnt.clients, assembly.tls, assembly.tcp
     )
     home = number % plan.slot_count
-    is_shared = bucket.is_open | bucket.is_earlier
+    is_shared = bucket.is_open | bucket.was_open
     yield home, "connections", connections.filter(pa.array(overlaps & ~is_shared))
     yield RUN, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & bucket.is_open))
     chosen = overlaps & is_shared & ~bucket.is_open

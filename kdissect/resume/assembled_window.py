@@ -22,7 +22,6 @@ from kdissect.resume.open_connection import (
     NO_NUMBER,
     Ints,
     OpenConnection,
-    Phase,
     Rows,
     earlier_state,
     is_resumed,
@@ -58,11 +57,13 @@ class AssembledWindow:
 
     assembly: its connections and exchanges are those of whole connections; its anomalies have
     positions and ids from the first byte here on. streams, tls: what it was made from.
-    By connection: before (OPEN, its state before the window), pair (of endpoints), is_last (of this
-    pair), client (side), is_kafka, is_tls, is_unread_tls (it is not decrypted), last_time (ns),
-    is_closed (both ways), captured (bytes here). is_stuck: it is Kafka over TLS whose rest cannot
-    be decrypted, for want of secrets or after damage. is_given_up: besides, it was read before, or
-    much of it is here.
+
+    By connection: before (OPEN, its state before the window), known (protocol there), pair (of
+    endpoints), is_last (of this pair), client (side), is_kafka, is_tls, is_unread_tls (it is not
+    decrypted), last_time (ns), is_closed (both ways), captured (bytes here). is_stuck: it is Kafka
+    over TLS whose rest cannot be decrypted, for want of secrets or after damage. is_given_up:
+    besides, it was read before, or much of it is here.
+
     By stream: sides (SIDE); ends, position after the last byte; seq_of_start, sequence number of
     position 0 here, or NO_NUMBER.
     By segment: stream. By exchange: of (connection), lost (its response is known to be lost),
@@ -89,7 +90,8 @@ class AssembledWindow:
         self.client = assembly.connections["client_side"].astype(np.int64)
         self.is_kafka: Bools = assembly.connections["protocol"] == Protocol.KAFKA
         self.is_tls: Bools = assembly.connections["is_tls"] != 0
-        was_kafka = self.before["phase"] == Phase.KAFKA
+        self.known: Ints = self.before["earlier"]["protocol"]
+        was_kafka = self.known == Protocol.KAFKA
         self.is_stuck = self.is_tls & (self.is_kafka | was_kafka)
         for row, opened in tls.opened.items():
             self.is_stuck[row] &= not all(stream.can_resume for stream in opened)

@@ -64,8 +64,7 @@ from kdissect.capture.segments import (
     SYN,
     SegmentBatch,
 )
-from kdissect.kafka.assembly import Assembly
-from kdissect.kafka.assembly import Protocol as Spoken
+from kdissect.kafka.assembly import Assembly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.kafka.pairing import CLOCKS_MAX_NS
 from kdissect.resume.assembled_window import AssembledWindow, Bools
@@ -75,7 +74,6 @@ from kdissect.resume.open_connection import (
     NO_NUMBER,
     Ints,
     OpenConnection,
-    Phase,
     Rows,
     is_resumed,
     new_connection,
@@ -98,28 +96,28 @@ class CarryLimits:
 
 @dataclass(frozen=True, slots=True)
 class CompletedExchanges:
-    """rows: the complete exchanges of `assembly`. sources: where its extents are. The anomalies of
-    `assembly` are those that no later packet changes. is_open: by connection, whether it goes on
-    after the window."""
+    """assembly: the connections of a window, their complete exchanges, and the anomalies that no
+    later packet changes. sources: where its extents are. By connection: is_open, it goes on after
+    the window. was_open: earlier windows had packets of it."""
 
     assembly: Assembly
     sources: Sources
-    rows: Ints
     is_open: Bools
+    was_open: Bools
 
 
 @dataclass(slots=True)
 class Counts:
     """What all windows so far have counted.
 
-    kafka: connections that were recognised as Kafka's. unread: int64[len(Spoken)], the others by
+    kafka: connections that were recognised as Kafka's. unread: int64[len(Protocol)], the others by
     protocol. given_up: connections whose open exchanges were completed as they were, to make room
     or because a message with secrets must not be carried. limited: connections in which the search
     for Kafka ended. late: packets that came after their place was complete.
     """
 
     kafka: int = 0
-    unread: Ints = field(default_factory=lambda: np.zeros(len(Spoken), np.int64))
+    unread: Ints = field(default_factory=lambda: np.zeros(len(Protocol), np.int64))
     given_up: int = 0
     limited: int = 0
     late: int = 0
@@ -167,9 +165,7 @@ class ConnectionCarry:
 
     def finish(self, sources: Sources) -> Iterator[CompletedExchanges]:
         """The open exchanges of all connections, once nothing more comes; in bounded memory."""
-        waiting = [
-            key for key, one in self._open.items() if one.segments and one.phase != Phase.OTHER
-        ]
+        waiting = [key for key, one in self._open.items() if one.protocol != Protocol.OTHER]
         while waiting:
             some: set[bytes] = set()
             size = 0
@@ -255,17 +251,24 @@ class ConnectionCarry:
         progress = Progress(w, self.patience, now, is_forced, self.secret_apis, bool(self.key_logs))
         self._count(w, progress)
         self._keep(keys, w, next_connections(w, progress, sources))
-        assembly = replace(w.assembly, anomalies=final_anomalies(w, progress))
-        is_open = w.is_last & ~progress.is_gone
-        sources = sources.carrying(assembly.carried.data)
-        return CompletedExchanges(assembly, sources, np.flatnonzero(progress.is_done), is_open)
+        assembly = replace(
+            w.assembly,
+            exchanges=take(w.assembly.exchanges, np.flatnonzero(progress.is_done)),
+            anomalies=final_anomalies(w, progress),
+        )
+        return CompletedExchanges(
+            assembly,
+            sources.carrying(assembly.carried.data),
+            w.is_last & ~progress.is_gone,
+            w.before["connection"]["first_time_ns"] != NEVER,
+        )
 
     def _count(self, w: AssembledWindow, progress: Progress) -> None:
-        counts, was_unknown = self.counts, w.before["phase"] == Phase.LOOKING
-        counts.kafka += int((was_unknown & w.is_kafka & (progress.phase != Phase.LOOKING)).sum())
-        is_other = was_unknown & (progress.phase == Phase.OTHER) & ~w.is_kafka
+        counts, was_unknown = self.counts, w.known == Protocol.NONE
+        counts.kafka += int((was_unknown & w.is_kafka & (progress.protocol != Protocol.NONE)).sum())
+        is_other = was_unknown & (progress.protocol == Protocol.OTHER) & ~w.is_kafka
         protocols = w.assembly.connections["protocol"][is_other]
-        counts.unread += np.bincount(protocols, minlength=len(Spoken))
+        counts.unread += np.bincount(protocols, minlength=len(Protocol))
         counts.given_up += int(progress.has_secret.sum())
         counts.limited += int(progress.is_limited.sum())
         counts.late += _late_count(w)

@@ -21,7 +21,6 @@ from kdissect.resume.open_connection import (
     NO_NUMBER,
     Ints,
     OpenConnection,
-    Phase,
     Rows,
     is_resumed,
 )
@@ -44,7 +43,7 @@ def final_anomalies(w: AssembledWindow, progress: Progress) -> Rows:
     left = progress.carried[stream] - anomalies["pos"]
     anomalies["pos"] += np.where(has_place, w.before["base"].reshape(-1)[stream], 0)
     is_open = has_place & ~progress.is_over[of]
-    is_final = (progress.phase[of] != Phase.LOOKING) & (~is_open | (left > 0))
+    is_final = (progress.protocol[of] != Protocol.NONE) & (~is_open | (left > 0))
     rows = np.flatnonzero(anomalies["exchange_id"] != 0)
     order = np.argsort(w.id_here)
     exchange = order[np.searchsorted(w.id_here[order], anomalies["exchange_id"][rows])]
@@ -63,7 +62,6 @@ def final_anomalies(w: AssembledWindow, progress: Progress) -> Rows:
 def next_rows(w: AssembledWindow, progress: Progress) -> Rows:
     """OPEN[connections] after this window."""
     rows = w.before.copy()
-    rows["phase"] = progress.phase
     passed = progress.carried.reshape(-1, 2)
     rows["base"] += passed
     seq = w.seq_of_start.reshape(-1, 2)
@@ -74,7 +72,7 @@ def next_rows(w: AssembledWindow, progress: Progress) -> Rows:
         counts = rows["connection"]["direction"][name]
         for way in (REQUEST, RESPONSE):
             counts[:, way] -= again[w.streams_of(way)]
-        counts[progress.phase == Phase.LOOKING] = 0  # all of it is carried
+        counts[progress.protocol == Protocol.NONE] = 0  # all of it is carried
     facts = w.streams.facts
     rows["tcp"], rows["tcp_sides"] = facts.connections, facts.sides.reshape(-1, 2)
     rows["earlier"] = _earlier(w, progress)
@@ -84,13 +82,8 @@ def next_rows(w: AssembledWindow, progress: Progress) -> Rows:
 
 def _earlier(w: AssembledWindow, progress: Progress) -> npt.NDArray[np.void]:
     """EARLIER[connections], for the kernels."""
-    earlier, connections = w.before["earlier"].copy(), w.assembly.connections
-    spoken = connections["protocol"]
-    # of TLS that is not read the position of the next record is unknown
-    is_unread = np.isin(spoken, (Protocol.NONE, Protocol.KAFKA, Protocol.TLS))
-    spoken = np.where(is_unread, Protocol.OTHER, spoken)
-    spoken = np.where(progress.phase == Phase.KAFKA, Protocol.KAFKA, spoken)
-    earlier["protocol"] = np.where(progress.phase == Phase.LOOKING, Protocol.NONE, spoken)
+    earlier = w.before["earlier"].copy()
+    earlier["protocol"] = progress.protocol
     earlier["client_side"] = w.client
     stream = w.streams_of(RESPONSE)
     lacks = w.sides["end"][stream] > w.sides["byte_count"][stream]
@@ -184,7 +177,7 @@ def carried_segments(w: AssembledWindow, progress: Progress) -> Rows:
     segments, connection = w.streams.segments, w.streams.connection.astype(np.int64)
     mark, flags, length = w.streams.mark, segments["flags"], segments["length"].astype(np.int64)
     goes_on = (w.is_last & ~progress.is_gone)[connection] & (mark != DUPLICATE)
-    is_looking = (progress.phase == Phase.LOOKING)[connection]
+    is_looking = (progress.protocol == Protocol.NONE)[connection]
     is_whole = goes_on & is_looking
     is_whole &= (length > 0) | ((flags & (SYN | FIN | RST)) != 0)
     resumes = goes_on & ~is_looking & (segments["packet"] > 0)  # no SYN of ours

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -31,19 +30,12 @@ NO_NUMBER = -1  # sequence number that is not known
 NEVER = 2**63 - 1  # a time that does not come
 
 
-class Phase(IntEnum):
-    """Of a connection between windows."""
-
-    LOOKING = 0  # not recognised yet: all of it is carried
-    KAFKA = 1  # in clear, or decrypted: it is carried from the first open frame on
-    OTHER = 2  # not Kafka, or over: its segments are counted, for `connections`
-
-
-# Pairs are by side. A connection that is KAFKA or OTHER is *resumed*: a made SYN marks its first
-# carried byte.
+# Pairs are by side. earlier: its protocol is NONE while the connection is not recognised: all of it
+# is carried. KAFKA, in clear or decrypted, is carried from the first open frame on. OTHER is not
+# Kafka's, or over: its segments are counted, for `connections`. Of KAFKA and OTHER a made SYN marks
+# the first carried byte: the connection is *resumed*.
 OPEN = np.dtype([
     ("endpoints", ENDPOINTS),
-    ("phase", "u1"),
     ("incarnation", "<i4"),  # its number among the connections of these endpoints
     ("exchange_count", "<i8"),  # open exchanges
     ("may_begin_until", "<i8"),  # ns since 1970 until when a late capture may bring its first bytes
@@ -92,8 +84,8 @@ class OpenConnection:
         return len(self.data)
 
     @property
-    def phase(self) -> Phase:
-        return Phase(int(self.row["phase"][0]))
+    def protocol(self) -> Protocol:
+        return Protocol(int(self.row["earlier"]["protocol"][0]))
 
 
 def new_connection(endpoints: bytes) -> OpenConnection:
@@ -108,7 +100,7 @@ def rows_of(connections: Sequence[OpenConnection]) -> Rows:
 
 def is_resumed(rows: Rows) -> npt.NDArray[np.bool_]:
     """bool[n]: whether a made SYN marks the first carried byte."""
-    resumed: npt.NDArray[np.bool_] = (rows["phase"] == Phase.KAFKA) | (rows["phase"] == Phase.OTHER)
+    resumed: npt.NDArray[np.bool_] = rows["earlier"]["protocol"] != Protocol.NONE
     return resumed
 
 
@@ -117,10 +109,8 @@ def earlier_state(connections: Sequence[OpenConnection]) -> EarlierState:
     rows = rows_of(connections)
     rtt = joined([np.zeros(0, RTT_COUNT), *(one.rtt for one in connections)])
     rtt["stream"] += 2 * np.repeat(np.arange(len(rows)), [len(one.rtt) for one in connections])
-    earlier = rows["earlier"].copy()
-    earlier["protocol"][~is_resumed(rows)] = Protocol.NONE
     return EarlierState(
-        earlier,
+        rows["earlier"].copy(),
         {number: one.tls for number, one in enumerate(connections) if one.tls is not None},
         TcpFacts(rows["tcp"].copy(), rows["tcp_sides"].reshape(-1), rtt),
     )

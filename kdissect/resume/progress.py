@@ -14,7 +14,7 @@ import numpy as np
 from kdissect.kafka.assembly import PairStatus, Protocol
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.resume.assembled_window import LOOKED_AT_MAX, AssembledWindow, Bools
-from kdissect.resume.open_connection import NEVER, Ints, Phase, is_resumed
+from kdissect.resume.open_connection import NEVER, Ints, is_resumed
 from kdissect.tcp.columns import NO_ACK
 from kdissect.tls.session import RecordPoint
 
@@ -65,10 +65,11 @@ class Progress:
     record before. is_boundary: a frame begins there. points: of decrypted streams, where decryption
     resumes.
 
-    By connection: phase after the window. is_over: no more packets come that change its exchanges.
-    is_gone: nothing is kept of it. has_secret: its open exchanges have a message that must not be
-    carried. is_limited: a limit ends the search for Kafka. begin_until: a late capture may bring
-    its first bytes until then (ns). due: when it changes without new packets (ns), or NEVER.
+    By connection: protocol after the window, as in OPEN. is_over: no more packets come that change
+    its exchanges. is_gone: nothing is kept of it. has_secret: its open exchanges have a message
+    that must not be carried. is_limited: a limit ends the search for Kafka. begin_until: a late
+    capture may bring its first bytes until then (ns). due: when it changes without new packets
+    (ns), or NEVER.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Progress:
         first_time = w.assembly.connections["first_time_ns"]
         self.begin_until[is_new] = first_time[is_new] + patience.begin_ns
         has_syn = (w.sides["has_syn"] != 0).reshape(-1, 2).any(axis=1)
-        is_looking = w.before["phase"] == Phase.LOOKING
+        is_looking = w.known == Protocol.NONE
         self._may_begin = (self.begin_until > now) & ~has_syn & is_looking
         self._until = np.where(self._may_begin, self.begin_until, NEVER)
         self.limit = w.ends.copy()
@@ -150,7 +151,7 @@ class Progress:
         np.maximum.at(last, of[is_one_way], index[is_one_way])
         done |= waiting & (index + PASSED_MAX <= last[of])
 
-        confirmed = (w.before["phase"] != Phase.LOOKING) | self.is_over
+        confirmed = (w.known != Protocol.NONE) | self.is_over
         confirmed[of[is_answered]] = True
         confirmed |= np.bincount(of[done], minlength=len(w)) >= CONFIRMED_BY
         confirmed &= (~w.is_stuck | w.is_given_up) & ~self._may_begin | self.is_over
@@ -158,17 +159,19 @@ class Progress:
         self.is_done, self._open_from = _before_open_ones(w, done & confirmed[of])
 
     def _decide(self, w: AssembledWindow, has_key_logs: bool) -> None:
-        """Find the phase of each connection."""
-        before = w.before["phase"]
+        """Find the protocol of each connection."""
+        before = w.known
         is_decided = np.isin(w.assembly.connections["protocol"], _DECIDED_AT_ONCE)
         most = np.where(w.is_unread_tls, TLS_HANDSHAKE_BYTES * has_key_logs, LOOKED_AT_MAX)
-        ends = is_decided | (w.captured > most) | (before == Phase.OTHER)
-        self.phase: Ints = np.where(ends, Phase.OTHER, Phase.LOOKING)
-        is_kafka = np.where(self._is_confirmed, Phase.KAFKA, Phase.LOOKING)
-        self.phase[w.is_kafka] = is_kafka[w.is_kafka]
-        self.phase[w.is_given_up | self.is_over] = Phase.OTHER
-        self.is_limited = (self.phase == Phase.OTHER) & (before != Phase.OTHER) & ~self.is_over
-        self.is_limited &= ~is_decided & ~(w.is_unread_tls & (before != Phase.KAFKA))
+        ends = is_decided | (w.captured > most) | (before == Protocol.OTHER)
+        self.protocol: Ints = np.where(ends, Protocol.OTHER, Protocol.NONE)
+        is_kafka = np.where(self._is_confirmed, Protocol.KAFKA, Protocol.NONE)
+        self.protocol[w.is_kafka] = is_kafka[w.is_kafka]
+        self.protocol[w.is_given_up | self.is_over] = Protocol.OTHER
+        self.is_limited = (
+            (self.protocol == Protocol.OTHER) & (before != Protocol.OTHER) & ~self.is_over
+        )
+        self.is_limited &= ~is_decided & ~(w.is_unread_tls & (before != Protocol.KAFKA))
 
     def _resume(self, w: AssembledWindow) -> None:
         """Find where each stream resumes: after its complete frames."""
@@ -181,12 +184,12 @@ class Progress:
         self.is_boundary = np.where(begins, was_boundary, w.sides["has_syn"] != 0) | (self.pos > 0)
         # a search that finds nothing does not go over all of it again
         is_lost = (self._open_from == NO_POSITION) & (self.limit - self.pos > TAIL_MAX)
-        is_read = np.repeat(self.phase == Phase.KAFKA, 2)
+        is_read = np.repeat(self.protocol == Protocol.KAFKA, 2)
         is_lost &= is_read
         self.pos[is_lost] = self.limit[is_lost] - TAIL_KEPT
         self.is_boundary[is_lost] = False
         # of other connections no byte is read any more
-        is_unread = np.repeat(self.phase == Phase.OTHER, 2)
+        is_unread = np.repeat(self.protocol == Protocol.OTHER, 2)
         self.pos[is_unread] = w.ends[is_unread]
         self.carried = self.pos.copy()
         self.points: dict[int, RecordPoint] = {}

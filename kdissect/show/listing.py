@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
-from kdissect.pipeline import exchange_index
 from kdissect.pipeline.decode import decode_exchanges
 from kdissect.pipeline.frame_buffer import FrameBuffer, chunks, decode_messages, frame_sizes
 from kdissect.pipeline.learn import learn_topics
@@ -92,8 +91,7 @@ class Exchanges:
             self.is_interrupted = True
 
     def _listed(self, finished: CompletedExchanges) -> Iterator[Listed]:
-        assembly = exchange_index.take(finished.assembly, finished.rows)
-        sources = finished.sources.carrying(assembly.carried.data)
+        assembly, sources = finished.assembly, finished.sources
         infer(assembly, sources)
         self._learn(assembly, sources)
         rows = self._selection.of_index(assembly)
@@ -114,7 +112,7 @@ class Exchanges:
                 yield Listed(table, None, tables)
                 continue
             frames = FrameBuffer.gather(assembly, sources, some)
-            connections = _connections(finished.assembly, table["connection_id"])
+            connections = _connections(assembly, table["connection_id"])
             yield Listed(table, frames, tables, connections)
 
     def _tables(

@@ -60,14 +60,14 @@ class CaptureReading:
             for window in reader.windows():
                 self.resumed.key_logs += window.secrets
                 found = self.resumed.add(window.batch, window.sources)
-                if len(found.rows):
-                    self.exchange_count += len(found.rows)
+                if len(found.assembly.exchanges):
+                    self.exchange_count += len(found.assembly.exchanges)
                     yield found
             self.packet_count += reader.packet_count
             if reader.error:
                 self.note(f"{path}: {reader.error}")
         for found in self.resumed.finish(Sources(self.paths)):
-            self.exchange_count += len(found.rows)
+            self.exchange_count += len(found.assembly.exchanges)
             yield found
         if given_up := self.resumed.counts.given_up:
             self.note(

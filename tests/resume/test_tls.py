@@ -13,13 +13,13 @@ import kdissect
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.capture.windows import WindowReader
+from kdissect.kafka.assembly import Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.pipeline.step_rows import STATE_OPEN, packed_table
 from kdissect.resume.assembled_window import LOOKED_AT_MAX
 from kdissect.resume.carry import ConnectionCarry
 from kdissect.resume.open_connection import (
     OpenConnection,
-    Phase,
     from_table,
     new_connection,
     to_table,
@@ -134,10 +134,10 @@ class Run:
         count = 0
         for window in reader.windows():
             found = self.resumed.add(window.batch, window.sources)
-            rows = _rows(found.assembly.exchanges[found.rows])
+            rows = _rows(found.assembly.exchanges)
             state = next(iter(self.resumed.connections()), None)
             packed = b""
-            if state is not None and state.phase is Phase.KAFKA:
+            if state is not None and state.protocol is Protocol.KAFKA:
                 packed = packed_table(STATE_OPEN, to_table([state]))
                 (again,) = from_table(unpacked(packed)[1])
                 assert (again.tls, again.segments) == (state.tls, state.segments)
@@ -145,7 +145,7 @@ class Run:
             count = max(count, int(window.batch.segments["packet"].max(initial=0)))
             yield count, rows, state, packed
         for found in self.resumed.finish(Sources(self.paths)):
-            yield 0, _rows(found.assembly.exchanges[found.rows]), None, b""
+            yield 0, _rows(found.assembly.exchanges), None, b""
 
 
 def _rows(exchanges) -> list[tuple[int, ...]]:
@@ -309,13 +309,13 @@ def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
     book = book >> b"\x17\x03\x03\x40\0" + bytes(16)
     for _ in range(20):
         book = book >> bytes(16368) + b"\x17\x03\x03\x40\0" + bytes(16)
-    found, sizes, phases = [], [], []
+    found, sizes, protocols = [], [], []
     for _, rows, state, _ in Run(_capture(book, tmp_path / "talk.pcap"), log).rows():
         found += rows
         if state is not None:
             sizes.append(state.size)
-            phases.append(state.phase)
-    assert phases[-1] is Phase.OTHER
+            protocols.append(state.protocol)
+    assert protocols[-1] is Protocol.OTHER
     assert sizes[-1] == 0
     assert max(sizes) < LOOKED_AT_MAX + 2 * RECORD_MAX
     assert len(found) == (8 if damage == "bytes" else len(set(found)))

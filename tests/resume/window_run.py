@@ -31,7 +31,7 @@ class Run:
         return self.found
 
     def rows(self, finished: CompletedExchanges) -> list[tuple[int, str]]:
-        exchanges = finished.assembly.exchanges[finished.rows]
+        exchanges = finished.assembly.exchanges
         for row in exchanges:
             both = int(row["request"]["size"]), int(row["response"]["size"])
             self.sizes.setdefault(int(row["correlation_id"]), set()).add(both)
