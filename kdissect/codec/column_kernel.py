@@ -234,11 +234,11 @@ def _append_mark(state: Any, message: int, role: int, value: int, length: int) -
 
 
 @part
-def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> int:
-    """VALUE: store a value of fixed width; returns a status."""
+def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: Any, i: int) -> Any:
+    """VALUE: store a value of fixed width; returns (next pos, status)."""
     size = step["size"]
     if size > limit - pos:
-        return _TRUNCATED
+        return pos, _TRUNCATED
     at = levels[step["level"]]["row_at"] + step["at"]
     store_8(at, 1)
     at += 1
@@ -257,16 +257,14 @@ def _store_value(step: Any, buf: Any, pos: int, limit: int, levels: Any, state: 
     else:  # a uuid: only its position, the bytes are not copied
         value = wide(pos)
         store_64(at, value)
+    code = _OK
     role = step["role"]
-    if role == 0:
-        return _OK
+    # The first error code of a message is marked in any case, later ones only if they are not 0.
+    if role != 0 and (role != _ERROR_CODE or value != 0 or not state["has_error_code"]):
+        code = _append_mark(state, i, role, value, wide(0))
     if role == _ERROR_CODE:
-        # The first error code of a message is marked in any case, later ones only if they are not
-        # 0.
-        if value == 0 and state["has_error_code"]:
-            return _OK
         state["has_error_code"] = 1
-    return _append_mark(state, i, role, value, wide(0))
+    return pos + size, code
 
 
 @part
@@ -300,7 +298,7 @@ def _open_array(
         if state["elements"] > state["elements_max"]:
             code = _LIMIT
     if code != _OK:
-        return number, pos, code
+        return wide(0), pos, code
     at = levels[step["level"]]["row_at"] + step["at"]
     store_8(at, wide(number >= 0))
     store_32(at + 1, max(number, 0))
@@ -340,7 +338,7 @@ def _open_tags(buf: Any, pos: int, limit: int, pc: int, top: Any) -> Any:
     if code == _OK and number * 2 > limit - after:  # a tag and a size take at least one byte each
         code = _IMPOSSIBLE
     if code != _OK:
-        return number, pos, code
+        return wide(0), pos, code
     if number > 0:
         top["is_array"] = 0
         top["left"] = number
@@ -464,25 +462,19 @@ def run_plan(
         depth = wide(0)  # rows of the stack
         pc = _begin(program, wide(messages.api_version[i]), levels, state)
         code = _OK if pc >= 0 else _VERSION
+        at = pc  # of the instruction that runs
         while code == _OK:
+            at = pc
             step = instructions[pc]
             op = step["op"]
             in_tags = False
+            pc += 1
             if op == plan.VALUE:
-                code = _store_value(step, buf, pos, limit, levels, state, i)
-                if code != _OK:
-                    break
-                pos += step["size"]
-                pc += 1
+                pos, code = _store_value(step, buf, pos, limit, levels, state, i)
             elif op == plan.BYTES:
                 pos, code = _store_bytes(step, buf, pos, limit, levels, state, i)
-                if code != _OK:
-                    break
-                pc += 1
             elif op == plan.TAGS:
-                number, pos, code = _open_tags(buf, pos, limit, pc, stack[depth])
-                if code != _OK:
-                    break
+                number, pos, code = _open_tags(buf, pos, limit, at, stack[depth])
                 if number > 0:
                     depth += 1
                     in_tags = True
@@ -493,34 +485,30 @@ def run_plan(
                 top["left"] -= 1
                 if top["left"] == 0:
                     depth -= 1
-                    pc += 1
                 else:
                     code = _take_row(levels, step["child_level"], state)
                     pc = step["jump"]
             elif op == plan.ARRAY:
                 top = stack[depth]
                 number, pos, code = _open_array(step, buf, pos, limit, levels, top, state)
-                if code != _OK:
-                    break
                 if number > 0:
                     depth += 1
-                    pc += 1
                 else:
                     pc = step["jump"]
             elif op == plan.TAG_END:
-                if pos != limit:
+                if pos == limit:
+                    limit = stack[depth - 1]["limit"]
+                    in_tags = True
+                else:
                     code = _MISMATCH
-                    break
-                limit = stack[depth - 1]["limit"]
-                in_tags = True
             elif op == plan.NULLABLE:
                 presence, pos, code = _read_presence(step, buf, pos, limit, levels)
-                if code != _OK:
-                    break
-                pc = pc + 1 if presence >= 0 else step["jump"]
+                if presence < 0:
+                    pc = step["jump"]
             else:  # END
                 break
             if in_tags:
+                at = stack[depth - 1]["pc"]
                 pc, pos, limit, depth, code = _next_tag(
                     instructions, buf, pos, limit, stack, depth, state, i
                 )
@@ -535,7 +523,7 @@ def run_plan(
                 break
             outcome.status[i] = code
             outcome.error_pos[i] = pos - start
-            outcome.error_pc[i] = pc
+            outcome.error_pc[i] = at
             _put_failure_place(outcome, stack, depth, i)
         i += 1
     state["row"] = i

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -30,12 +31,12 @@ from kdissect.codec.group_protocols import (
 from kdissect.codec.message import Message, decode_message
 from kdissect.codec.nested_columns import with_fields, with_values
 from kdissect.codec.redaction import redact_body
-from kdissect.codec.sasl_tokens import read_token
+from kdissect.codec.sasl_tokens import Token, read_token
 from kdissect.codec.telemetry import DEPTH_MAX, read_metrics
 from kdissect.errors import DecodeError
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
-from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Field, Type
+from kdissect.protocol.model import REQUEST, RESPONSE, SIDES, Type, walk
 from kdissect.status import REASONS, Status
 from kdissect.tables.arrow_arrays import TIME_TYPE
 
@@ -135,6 +136,26 @@ class _Sides:
                 detail = f"{name}: {fault.detail}"
                 self.faults.append(EmbeddedFault(row, side, fault.status, detail))
         return with_fields(entries, {name + DECODED: embedded.column}, after=name)
+
+    def add(self, side: int, name: str, embedded: Embedded) -> None:
+        """Insert the decoded column after field `name` of the body."""
+        body = self.bodies[side]
+        self.bodies[side] = self.beside(body, name, embedded, side, _top(body))
+
+    def decode(
+        self, side: int, name: str, kind: pa.DataType, read: Callable[[int, bytes], Any]
+    ) -> None:
+        """Decode the bytes of field `name` one by one, with `read`, from their row on."""
+        values: list[Any] = []
+        faults = []
+        for row, data in enumerate(self.bodies[side].field(name).to_pylist()):
+            values.append(None)
+            try:
+                values[row] = None if data is None else read(row, data)
+            except DecodeError as error:
+                status = _STATUS_OF.get(error.reason, Status.TRUNCATED)
+                faults.append(FormatFault(row, status, str(error)))
+        self.add(side, name, Embedded(pa.array(values, kind), faults))
 
 
 def _top(array: pa.Array) -> Rows:
@@ -237,82 +258,67 @@ def group_members(value: pa.StructArray) -> pa.Array:
 
 
 def _sasl_authenticate(sides: _Sides, _: int) -> None:
-    for side, body in enumerate(sides.bodies):
-        given = body.field("auth_bytes").to_pylist()
-        tokens = [None if data is None else read_token(data, side) for data in given]
-        found = Embedded(pa.array(tokens, SASL_TOKEN_TYPE))
-        sides.bodies[side] = sides.beside(body, "auth_bytes", found, side, _top(body))
+    for side in (REQUEST, RESPONSE):
+        sides.decode(side, "auth_bytes", SASL_TOKEN_TYPE, partial(_token, side))
+
+
+def _token(side: int, _: int, data: bytes) -> Token | None:
+    return read_token(data, side)
 
 
 def _envelope(sides: _Sides, _: int) -> None:
-    request, response = sides.bodies
-    requests: list[Message | None] = []
-    columns = []
-    for side, name in ((REQUEST, "request_data"), (RESPONSE, "response_data")):
-        values: list[dict[str, Any] | None] = []
-        faults: list[FormatFault] = []
-        for row, data in enumerate(sides.bodies[side].field(name).to_pylist()):
-            message = None
-            try:
-                if not data:
-                    pass
-                elif side == REQUEST:
-                    message = decode_message(data, side="request")
-                elif (inner := requests[row]) is not None:
-                    key, api_version = inner.api_key, inner.api_version
-                    message = decode_message(
-                        data, side="response", api_key=key, api_version=api_version
-                    )
-            except DecodeError as error:
-                faults.append(_fault(row, error))
-            if side == REQUEST:
-                requests.append(message)
-            values.append(_shown(message, side, sides.reveal_secrets))
-        columns.append(Embedded(pa.array(values, INNER_MESSAGE), faults))
-    at = _top(request)
-    decoded_principals = principals(request.field("request_principal"))
-    request = sides.beside(request, "request_data", columns[REQUEST], REQUEST, at)
-    request = sides.beside(request, "request_principal", decoded_principals, REQUEST, at)
-    response = sides.beside(response, "response_data", columns[RESPONSE], RESPONSE, at)
-    sides.bodies = [request, response]
+    requests: dict[int, Message] = {}
+
+    def request_row(row: int, data: bytes) -> dict[str, Any] | None:
+        if not data:
+            return None
+        requests[row] = decode_message(data, side="request")
+        return _shown(requests[row], REQUEST, sides.reveal_secrets)
+
+    def response_row(row: int, data: bytes) -> dict[str, Any] | None:
+        if not data or row not in requests:
+            return None
+        key, api_version = requests[row].api_key, requests[row].api_version
+        message = decode_message(data, side="response", api_key=key, api_version=api_version)
+        return _shown(message, RESPONSE, sides.reveal_secrets)
+
+    sides.decode(REQUEST, "request_data", INNER_MESSAGE, request_row)
+    found = principals(sides.bodies[REQUEST].field("request_principal"))
+    sides.add(REQUEST, "request_principal", found)
+    sides.decode(RESPONSE, "response_data", INNER_MESSAGE, response_row)
 
 
-def _shown(message: Message | None, side: int, reveal: bool) -> dict[str, Any] | None:
+def _shown(message: Message, side: int, reveal: bool) -> dict[str, Any]:
     """An inner message as a row; its body is JSON without record data and secrets."""
-    if message is None:
-        return None
-    definition = catalog.api(message.api_key).side(SIDES[side])
-    body = _without_records(definition.fields, message.body)
-    if not reveal:
-        body = redact_body(body, message.api_key, side)
-    client_id = message.header.get("client_id")
-    if client_id is not None:
-        client_id = client_id.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    fields = walk(catalog.api(message.api_key).side(SIDES[side]).fields)
+    records = frozenset(one.name for one in fields if one.type is Type.RECORDS)
+    body = message.body if reveal else redact_body(message.body, message.api_key, side)
     return {
         "api_key": message.api_key,
         "api_name": message.api_name,
         "api_version": message.api_version,
         "correlation_id": message.header["correlation_id"],
-        "client_id": client_id,
-        "body": _json(body),
+        "client_id": _jsonable(message.header.get("client_id")),
+        "body": json.dumps(
+            _jsonable(body, records), ensure_ascii=False, separators=(",", ":"), allow_nan=False
+        ),
     }
 
 
-def _json(values: Any) -> str:
-    """One line of JSON; `_jsonable` has the types."""
-    return json.dumps(_jsonable(values), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: Any, records: frozenset[str] = frozenset()) -> Any:
     """The value in types that JSON has.
 
     Bytes become base64, uuids Kafka's form (22 characters of URL-safe base64), tags strings,
-    non-finite floats names. Bytes that are no UTF-8 become U+FFFD.
+    non-finite floats names. Bytes that are no UTF-8 become U+FFFD. records: fields that become
+    null.
     """
     if isinstance(value, dict):
-        return {str(name): _jsonable(inner) for name, inner in value.items()}
+        return {
+            str(name): None if name in records else _jsonable(inner, records)
+            for name, inner in value.items()
+        }
     if isinstance(value, list):
-        return [_jsonable(inner) for inner in value]
+        return [_jsonable(inner, records) for inner in value]
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode("ascii")
     if isinstance(value, UUID):
@@ -324,41 +330,13 @@ def _jsonable(value: Any) -> Any:
     return value
 
 
-def _without_records(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a body's values with null in place of record data, at any depth."""
-    changed = dict(values)
-    for one in fields:
-        value = changed.get(one.name)
-        if value is None:
-            continue
-        if one.type is Type.RECORDS:
-            changed[one.name] = None
-        elif one.type is Type.STRUCT and isinstance(value, list):
-            changed[one.name] = [_without_records(one.fields, inner) for inner in value]
-        elif one.type is Type.STRUCT:
-            changed[one.name] = _without_records(one.fields, value)
-    return changed
-
-
 def _push_telemetry(sides: _Sides, _: int) -> None:
-    request = sides.bodies[REQUEST]
-    codecs = request.field("compression_type").to_pylist()
-    rows: list[list[dict[str, Any]] | None] = []
-    faults = []
-    for row, data in enumerate(request.field("metrics").to_pylist()):
-        metrics = None
-        if data is not None:
-            try:
-                metrics = read_metrics(data, codecs[row], sides.nesting)
-            except DecodeError as error:
-                faults.append(_fault(row, error))
-        rows.append(metrics)
-    found = Embedded(pa.array(rows, METRICS), faults)
-    sides.bodies[REQUEST] = sides.beside(request, "metrics", found, REQUEST, _top(request))
+    codecs = sides.bodies[REQUEST].field("compression_type").to_pylist()
 
+    def metrics(row: int, data: bytes) -> list[dict[str, Any]]:
+        return read_metrics(data, codecs[row], sides.nesting)
 
-def _fault(row: int, error: DecodeError) -> FormatFault:
-    return FormatFault(row, _STATUS_OF.get(error.reason, Status.TRUNCATED), str(error))
+    sides.decode(REQUEST, "metrics", METRICS, metrics)
 
 
 _APIS: dict[int, Callable[[_Sides, int], None]] = {
