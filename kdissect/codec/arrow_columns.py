@@ -1,4 +1,4 @@
-"""Turns filled builders into Arrow arrays: one type per side of an API, for all its versions."""
+"""Turns rows of levels into Arrow arrays: one type per side of an API, for all its versions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Decodes record sets (the bytes of a `records` field) into Arrow columns of batches and records.
 
-Batches are scanned, checked and decompressed one after the other until a chunk of a few megabytes
-is full. Then their records are parsed and copied while they are still in the cache. The bytes are
-not trusted: a fault costs only the records that it makes unreadable and becomes a row of `faults`.
+Batches are scanned, their CRCs are checked, and they are decompressed until a chunk of a few
+megabytes is full. Then their records are parsed and copied while they are still in the cache. The
+bytes are not trusted: a fault costs only the records that it makes unreadable and becomes a row of
+`faults`.
 Only a batch with an impossible length ends its set, because the next one cannot be found.
 
 The format: a record set is a sequence of entries. Each begins with an offset (8 bytes) and a length

@@ -241,15 +241,6 @@ def test_types_are_what_spark_reads() -> None:
             check(body_type(key, side), f"{key} {side}")
 
 
-def test_results_outlive_their_buffers() -> None:
-    """Columns do not change when the same builders are used again."""
-    vectors, columns = vector_columns(9, "response")
-    before = columns.body.to_pylist()
-    for _ in range(6):
-        decoded(9, "response", [vectors[-1]["frame"]] * 50, [vectors[-1]["api_version"]] * 50)
-    assert columns.body.to_pylist() == before
-
-
 def test_threads_share_plans() -> None:
     """Many threads, each with its builders, get the columns of one thread."""
     alone = {}
