@@ -44,84 +44,60 @@ from kdissect.replay.workload.messages import (
     response_body,
 )
 
-# By class of API: what its requests read and change, beside the topics that they name, which they
-# read. An API that is not here is ADMIN.
+# By class of API: what requests read and change, beside the topics that they name, which they read.
+# An API that is not here is ADMIN.
 # log, start: of each partition; topic, group, commits, share, txn: of each that the request names.
 # peek: a read that no write waits for; add: a write that commutes with other such writes.
 _ACCESSES: dict[str, dict[str, str]] = {
     READ: {
-        "Fetch": "log peek, start read",  # the response has the start; no wait for DeleteRecords
-        "ListOffsets": "log read",
-        "OffsetForLeaderEpoch": "log read",
-        "Metadata": "",
-        "DescribeTopicPartitions": "",
-        "FindCoordinator": "",
-        "ApiVersions": "cluster read",
-        "DescribeCluster": "cluster read",
-        "DescribeQuorum": "",
-        "DescribeConfigs": "",
-        "ListConfigResources": "config-names read",
-        "GetTelemetrySubscriptions": "config-names read",
-        "DescribeLogDirs": "logdirs read, topics read",
-        "ListPartitionReassignments": "topics read",
-        "OffsetFetch": "group read, commits read",
-        "ListGroups": "groups read",
-        "DescribeGroups": "group read",
-        "ConsumerGroupDescribe": "group read",
-        "ShareGroupDescribe": "group read",
-        "StreamsGroupDescribe": "group read",
-        "DescribeShareGroupOffsets": "group read",
-        "DescribeProducers": "log read",
-        "DescribeTransactions": "txn read, txns read",
-        "ListTransactions": "txns read",
-        "DescribeAcls": "acls read",
-        "DescribeDelegationToken": "tokens read",
-        "DescribeClientQuotas": "quotas read",
-        "DescribeUserScramCredentials": "scram read",
+        "log peek, start read": "Fetch",  # the response has the start; no wait for DeleteRecords
+        "log read": "ListOffsets OffsetForLeaderEpoch DescribeProducers",
+        "": "Metadata DescribeTopicPartitions FindCoordinator DescribeQuorum DescribeConfigs",
+        "cluster read": "ApiVersions DescribeCluster",
+        "config-names read": "ListConfigResources GetTelemetrySubscriptions",
+        "logdirs read, topics read": "DescribeLogDirs",
+        "topics read": "ListPartitionReassignments",
+        "group read, commits read": "OffsetFetch",
+        "group read": (
+            "DescribeGroups ConsumerGroupDescribe ShareGroupDescribe StreamsGroupDescribe "
+            "DescribeShareGroupOffsets"
+        ),
+        "groups read": "ListGroups",
+        "txn read, txns read": "DescribeTransactions",
+        "txns read": "ListTransactions",
+        "acls read": "DescribeAcls",
+        "tokens read": "DescribeDelegationToken",
+        "quotas read": "DescribeClientQuotas",
+        "scram read": "DescribeUserScramCredentials",
     },
-    PRODUCE: {"Produce": "log write, start peek, txn read"},
+    PRODUCE: {"log write, start peek, txn read": "Produce"},
     GROUPS: {
-        "JoinGroup": "group write, groups add",
-        "SyncGroup": "group write, groups add",
-        "LeaveGroup": "group write, groups add",
-        "Heartbeat": "group read",
-        "ConsumerGroupHeartbeat": "group write, groups add",
-        "ShareGroupHeartbeat": "group write, groups add",
-        "StreamsGroupHeartbeat": "group write, groups add",
-        "OffsetCommit": "group read, commits write, groups add",
-        "ShareFetch": "group read, share write, log peek",
-        "ShareAcknowledge": "group read, share write, log peek",
+        "group write, groups add": (
+            "JoinGroup SyncGroup LeaveGroup "
+            "ConsumerGroupHeartbeat ShareGroupHeartbeat StreamsGroupHeartbeat"
+        ),
+        "group read": "Heartbeat",
+        "group read, commits write, groups add": "OffsetCommit",
+        "group read, share write, log peek": "ShareFetch ShareAcknowledge",
     },
     TRANSACTIONS: {
-        "InitProducerId": "txn write",
-        "AddPartitionsToTxn": "txn write",
-        "AddOffsetsToTxn": "txn write",
-        "EndTxn": "txn write",
-        "TxnOffsetCommit": "txn write, group read, commits write, groups add",
+        "txn write": "InitProducerId AddPartitionsToTxn AddOffsetsToTxn EndTxn",
+        "txn write, group read, commits write, groups add": "TxnOffsetCommit",
     },
     ADMIN: {
-        "DeleteRecords": "log write, start write",
-        "CreateTopics": "topic write, topics add",
-        "DeleteTopics": "topic write, topics add",
-        "CreatePartitions": "topic write, topics add",
-        "ElectLeaders": "topic write, topics add",
-        "AlterPartitionReassignments": "topic write, topics add",
-        "AlterReplicaLogDirs": "logdirs write",
-        "DeleteGroups": "group write, groups add, commits write",
-        "OffsetDelete": "group write, groups add, commits write",
-        "AlterShareGroupOffsets": "group write, groups add, share write",
-        "DeleteShareGroupOffsets": "group write, groups add, share write",
-        "CreateAcls": "acls write",
-        "DeleteAcls": "acls write",
-        "CreateDelegationToken": "tokens write",
-        "RenewDelegationToken": "tokens write",
-        "ExpireDelegationToken": "tokens write",
-        "AlterClientQuotas": "quotas write",
-        "AlterUserScramCredentials": "scram write",
-        "UnregisterBroker": "cluster write",
-        "UpdateFeatures": "cluster write",
-        "AlterConfigs": "config-names write",
-        "IncrementalAlterConfigs": "config-names write",
+        "log write, start write": "DeleteRecords",
+        "topic write, topics add": (
+            "CreateTopics DeleteTopics CreatePartitions ElectLeaders AlterPartitionReassignments"
+        ),
+        "logdirs write": "AlterReplicaLogDirs",
+        "group write, groups add, commits write": "DeleteGroups OffsetDelete",
+        "group write, groups add, share write": "AlterShareGroupOffsets DeleteShareGroupOffsets",
+        "acls write": "CreateAcls DeleteAcls",
+        "tokens write": "CreateDelegationToken RenewDelegationToken ExpireDelegationToken",
+        "quotas write": "AlterClientQuotas",
+        "scram write": "AlterUserScramCredentials",
+        "cluster write": "UnregisterBroker UpdateFeatures",
+        "config-names write": "AlterConfigs IncrementalAlterConfigs",
     },
 }
 _NAMED_KINDS = (
@@ -130,15 +106,16 @@ _NAMED_KINDS = (
 _CONFIG_APIS = frozenset(
     {ApiKey.DESCRIBE_CONFIGS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
 )
-_CLASSES: dict[int, str] = {
-    catalog.api(name).key: class_name for class_name, apis in _ACCESSES.items() for name in apis
-}
+_ROWS = [
+    (catalog.api(name).key, class_name, accesses)
+    for class_name, rows in _ACCESSES.items()
+    for accesses, names in rows.items()
+    for name in names.split()
+]
+_CLASSES: dict[int, str] = {key: class_name for key, class_name, _ in _ROWS}
 _RULES: dict[int, list[tuple[str, Mode]]] = {
-    catalog.api(name).key: [
-        (what, Mode(mode)) for what, mode in map(str.split, filter(None, text.split(", ")))
-    ]
-    for apis in _ACCESSES.values()
-    for name, text in apis.items()
+    key: [(what, Mode(mode)) for what, mode in map(str.split, filter(None, text.split(", ")))]
+    for key, _, text in _ROWS
 }
 
 
