@@ -14,7 +14,7 @@ from tests.broker.replaying import EVERYTHING, Replayed, replay
 
 TIMEOUT_S = 1800.0
 VERDICTS = ("same", "tolerated", "different", "error", "skipped")
-_NO_FINDING = re.compile(r"(API|skipped|topic|note:|Verdicts:|Differences |Changes |\d+ requests )")
+_NO_FINDING = re.compile(r"(API|skipped|note:|Verdicts:|Differences |Changes |\d+ requests )")
 
 
 def findings(done: Replayed) -> list[str]:

@@ -188,8 +188,6 @@ def print_results(results: Results, console: Console) -> None:
         times = [span[name] for name in ("p50_us", "p99_us") for span in spans]
         table.add_row(api["api_name"], *counts, *map(time_text, times))
     console.print(table)
-    for topic in results.run.prepared:
-        _line(console, f"topic {topic.name}: {topic.note}")
     findings = map(finding_text, results.findings)
     _some(console, findings, len(results.findings), "", "and {} more, see --json or --html")
     _print_kinds(results, summary["kinds"], console)

@@ -140,9 +140,6 @@ def rows(results: Results) -> list[Row]:
         "steps": len(results.plan.steps),
         "connections": len(results.plan.lanes),
         "notes": [*workload.notes, *results.plan.notes, *results.notes],
-        "topics": [
-            {"name": each.name, "made": each.is_made, "note": each.note} for each in run.prepared
-        ],
     }
     exchanges = [_exchange_row(results, each) for each in results.outcomes]
     return [first, *exchanges, summary_row(results)]

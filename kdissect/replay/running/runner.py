@@ -45,7 +45,6 @@ from kdissect.replay.target.connection import (
     Links,
     allow_many_files,
 )
-from kdissect.replay.target.guard import Prepared
 from kdissect.replay.target.settling import Patience, Settled
 from kdissect.replay.target.state import State
 from kdissect.replay.translation.answers import Place
@@ -107,7 +106,6 @@ class RunResult:
     is_interrupted: bool = False
     reconnects: int = 0
     ids: IdMap | None = None
-    prepared: list[Prepared] = field(default_factory=list)
     state: State | None = None
     findings: list[RunFinding] = field(default_factory=list)
 

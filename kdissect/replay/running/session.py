@@ -49,7 +49,6 @@ from kdissect.replay.running.runner import Runner, RunOptions, RunResult, not_be
 from kdissect.replay.target.cluster import READY_S, Target
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import (
-    Prepared,
     check_cluster,
     check_existing,
     create_topics,
@@ -210,21 +209,18 @@ class _Session:
         plan, target, options = self._plan, planned.target, self._options
         is_protected = DELETE_EXISTING not in plan.options.allow
         ids = IdMap(plan, planned.translate, planned.existing if is_protected else ())
-        prepared: list[Prepared] = []
         try:
             if options.makes_topics:
-                prepared = await create_topics(plan, target, planned.translate.renames)
+                self._notes += await create_topics(plan, target, planned.translate.renames)
             await _learn_target(ids, target)
         except (ConnectFailed, EnvironmentFailed) as error:
             reason = f"{target}: {error}" if isinstance(error, ConnectFailed) else str(error)
-            result = not_begun(plan, reason)
-            result.prepared = prepared
-            return result
+            return not_begun(plan, reason)
         runner = Runner(plan, Translator(ids), target, options.run)
         with _stopped_by_signals(runner):
             self._watch(runner)
             result = await runner.run()
-        result.ids, result.prepared = ids, prepared
+        result.ids = ids
         if not result.ended and not result.is_interrupted:
             self._watch(f"{planned.name}: reading back the state of {target}")
             await _read_back(planned, ids, result)

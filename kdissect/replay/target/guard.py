@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 
 from kdissect.errors import EnvironmentFailed
 from kdissect.protocol.api_keys import ApiKey
@@ -233,63 +233,44 @@ def check_existing(target: Target, existing: Mapping[Name, str]) -> None:
 # -- topics that are made before a run, names that are deleted after it ---------------------------
 
 
-class Prepared(NamedTuple):
-    """A topic of the capture at the target, by its name there. note: what came of it."""
-
-    name: str
-    is_made: bool
-    note: str
-
-
 async def create_topics(
     plan: ReplayPlan, target: Target, renames: Mapping[tuple[str, str], str]
-) -> list[Prepared]:
-    """Create the plan's topics at the target, wait for their leaders, and refresh its metadata.
+) -> list[str]:
+    """Create the plan's topics that the target has not, wait for their leaders, and refresh its
+    metadata.
 
     renames: as in `TranslateOptions`.
-    Returns a result for each topic; if the target refuses one, the reason is in its `note`. Raises
+    Returns a line for each topic that the target refuses, or makes otherwise. Raises
     EnvironmentFailed if the target cannot be reached.
     """
     there = target.topics()
-    done: list[Prepared] = []
-    wanted: dict[str, TopicFacts] = {}
-    for topic in topics_to_make(plan):
-        name, count = renames.get(("topic", topic.name), topic.name), topic.partition_count
-        if name not in there:
-            wanted[name] = topic
-        elif count in (0, there[name]):
-            done.append(Prepared(name, False, "was there"))
-        else:
-            note = f"was there with {there[name]} partitions, the capture has {count}"
-            done.append(Prepared(name, False, note))
-    if wanted:
-        try:
-            done += await _make(target, wanted)
-            made = (each.name for each in done if each.is_made)
-            counts = {name: max(wanted[name].partition_count, 1) for name in made}
-            await await_partitions(target, counts)
-        except ConnectFailed as error:
-            raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
-    return sorted(done)
-
-
-async def _make(target: Target, wanted: Mapping[str, TopicFacts]) -> Iterator[Prepared]:
-    answers = await _ask_to_make(target, wanted)
-    again = {
-        name: replace(wanted[name], configs={})
-        for name, (code, _) in answers.items()
-        if code == ErrorCode.INVALID_CONFIG and wanted[name].configs
-    }
-    if again:  # a config that this release does not know must not cost the topic
-        for name, (code, text) in (await _ask_to_make(target, again)).items():
-            said = answers[name][1] or error_name(answers[name][0])
-            answers[name] = code, text or f"made without its configs ({said})"
-    return (
-        Prepared(name, False, f"not made: {error_name(code)}{': ' * bool(text)}{text}")
-        if code
-        else Prepared(name, True, text or "made")
-        for name, (code, text) in answers.items()
-    )
+    topics = {renames.get(("topic", each.name), each.name): each for each in topics_to_make(plan)}
+    wanted = {name: topic for name, topic in topics.items() if name not in there}
+    if not wanted:
+        return []
+    try:
+        answers = await _ask_to_make(target, wanted)
+        refused = {
+            name: replace(wanted[name], configs={})
+            for name, (code, _) in answers.items()
+            if code == ErrorCode.INVALID_CONFIG and wanted[name].configs
+        }
+        if refused:  # a config that this release does not know must not cost the topic
+            for name, (code, text) in (await _ask_to_make(target, refused)).items():
+                said = answers[name][1] or error_name(answers[name][0])
+                answers[name] = code, text or f"made without its configs ({said})"
+        made = [name for name, (code, _) in answers.items() if not code]
+        counts = {name: max(wanted[name].partition_count, 1) for name in made}
+        await await_partitions(target, counts)
+    except ConnectFailed as error:
+        raise EnvironmentFailed(f"{target}: topics cannot be made: {error}") from None
+    notes = []
+    for name, (code, text) in sorted(answers.items()):
+        if code:
+            notes.append(f"topic {name} was not made: {error_name(code)}{': ' * bool(text)}{text}")
+        elif text:
+            notes.append(f"topic {name} was {text}")
+    return notes
 
 
 async def _ask_to_make(
