@@ -15,8 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from kdissect import kernel_cache
-from kdissect import text as f
+from kdissect import kernel_cache, text
 from kdissect.atomic_file import atomic_write
 from kdissect.charts import VEGA_LITE, Chart, mark_incidents
 from kdissect.incidents import KINDS
@@ -40,7 +39,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters["visible"] = lambda value: visible(value, 1000)
-    environment.filters["moment"] = f.moment
+    environment.globals["text"] = text
     environment.filters["paragraph"] = _paragraph
     return environment
 
@@ -59,9 +58,7 @@ def render(document: Document, sections: Sequence[Section], csv_names: dict[str,
     return environment.get_template("report.html.j2").render(
         d=document,
         name=visible(document["source"], 300),
-        subtitle=_subtitle(document),
         sections=sections,
-        tiles=_tiles(document),
         timeline=timeline,
         kinds=KINDS,
         level_names=LEVEL_NAMES,
@@ -149,87 +146,3 @@ def vega_script() -> str:
 def _hash(script: str) -> str:
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _subtitle(d: Document) -> str:
-    o = d["overview"]
-    if o["first_time"] is None:
-        return "An empty capture."
-    return (
-        f"{f.day(o['first_time'])}, {f.duration(o['span_s'] * 1000)} · "
-        f"{f.plural(len(o['captures']), 'capture file')}, {f.count(o['packets'])} packets, "
-        f"{f.byte_size(o['capture_bytes'])}"
-    )
-
-
-def _tiles(d: Document) -> list[dict[str, str]]:
-    """The main figures: label, value, note, tooltip and level of each."""
-    o, everyone, read = d["overview"], d["latency"]["all"], d["overview"]["read"]
-    span = o["span_s"] or 0
-    unread, missing = read["unread_tls_connections"], o["health"]["missing_byte_count"]
-    lost = [f"{f.byte_size(missing)} missing"] if missing else []
-    if unread:
-        lost.append(f"{f.plural(unread, 'TLS connection')} not decrypted")
-    outdated, behind = d["readiness"]["outdated_count"], d["lag"] and d["lag"]["groups"]["rows"]
-    rows = [
-        (
-            "Exchanges",
-            f.count(o["exchanges"]),
-            f.rate(o["exchanges"] / span) if span else "",
-            "requests with their responses, or either alone",
-        ),
-        (
-            "Service time p50",
-            f.duration(everyone["p50"]),
-            f"p95 {f.duration(everyone['p95'])}, p99 {f.duration(everyone['p99'])}",
-            "service_ms of answers: what the broker took, without long polls and waits for a group",
-        ),
-        (
-            "Errors",
-            f.count(o["failed"]),
-            f.share(o["failed"] / o["paired"]) + " of answers" if o["paired"] else "",
-            "answers with an error code anywhere that is no routine step of the protocol",
-        ),
-        (
-            "Clients",
-            f.count(d["clients"]["total"]),
-            f.plural(o["kafka_connections"], "Kafka connection"),
-            "client ids, each at each of its addresses",
-        ),
-        (
-            f"Break on Kafka {d['readiness']['target']}",
-            f.plural(outdated, "client"),
-            "",
-            "clients that need what that release no longer takes, see Readiness",
-            "warn" if outdated else "",
-        ),
-        (
-            "Topics",
-            f.count(d["topics"]["topics"]["total"]),
-            f"{f.count(o['records'])} records seen",
-            "topics that were written, read or asked for, Kafka's own too",
-        ),
-        (
-            "Lag at the end",
-            f.count(behind[0]["lag_at_end"]) if behind else f.NONE,
-            visible(behind[0]["group_id"], 60) if behind else "",
-            "records that the group with most lag is behind, see Lag",
-        ),
-        (
-            "Payload",
-            f.byte_size(read["request_bytes"] + read["response_bytes"]),
-            f"{f.byte_size(read['request_bytes'])} to brokers",
-            "TCP payload of Kafka connections, each byte once",
-        ),
-        (
-            "Read",
-            f.share(read["framed_byte_count"] / read["byte_count"] if read["byte_count"] else None),
-            ", ".join(lost),
-            "bytes in Kafka's frames, of all bytes of Kafka connections and of TLS connections "
-            "that were not decrypted, the missing ones included",
-            "warn" if lost else "",
-        ),
-        ("Anomalies", f.count(o["anomalies"]), "", "faults in the data, each with its place"),
-    ]
-    names = ("label", "value", "note", "help", "level")
-    return [dict(zip(names, (*row, ""), strict=False)) for row in rows]
