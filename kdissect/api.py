@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
@@ -30,7 +29,7 @@ from kdissect.pipeline.append import (
     state_to_save,
     state_unavailable_reason,
 )
-from kdissect.pipeline.filters import time_ns
+from kdissect.pipeline.filters import any_of, time_ns
 from kdissect.pipeline.options import Limits, Options, PathLike, Time, paths_of
 from kdissect.pipeline.plan import Runner, RunPlan, manifest_inputs, planned
 from kdissect.pipeline.step_rows import STATE_KNOWN
@@ -170,15 +169,6 @@ def _passing(exchanges: Table, selection: Selection) -> tuple[pa.Array, pa.Array
     return pa.concat_arrays([none, *exchange_ids]), pa.concat_arrays(
         [none, *connection_ids]
     ).unique()
-
-
-def _having(rows: pa.Table, column: str, values: pa.Array) -> pa.Table:
-    """The rows whose list column `column` contains at least one of `values`."""
-    lists = rows[column].combine_chunks()
-    has = np.zeros(len(rows), np.bool_)
-    parents = pc.list_parent_indices(lists).to_numpy()
-    has[parents[pc.is_in(lists.flatten(), value_set=values).to_numpy(zero_copy_only=False)]] = True
-    return rows.filter(pa.array(has))
 
 
 def _in_memory(name: str, rows: pa.Table) -> Table:
@@ -421,7 +411,10 @@ class Tables(Mapping[str, Table]):
                 is_around = pc.field("connection_id").is_null() | of_connection
                 rows = table.dataset.filter(is_exchange | (has_none & is_around))
             elif name == "transactions":
-                rows = pads.dataset(_having(table.to_arrow(), "exchange_ids", exchange_ids))
+                read = table.to_arrow()
+                lists = read["exchange_ids"].combine_chunks()
+                is_one = pc.is_in(lists.flatten(), value_set=exchange_ids)
+                rows = pads.dataset(read.filter(any_of(lists, is_one)))
             elif "exchange_id" in table.schema.names:
                 rows = table.dataset.filter(is_exchange)
             else:

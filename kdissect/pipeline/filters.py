@@ -141,12 +141,14 @@ def like(column: pa.ChunkedArray, patterns: Sequence[str]) -> pa.BooleanArray:
 def any_like(column: pa.ChunkedArray, patterns: Sequence[str]) -> pa.BooleanArray:
     """bool[n]: lists with at least one text that matches one of the patterns."""
     lists = column.combine_chunks()
-    flat = lists.flatten()
-    parents = pc.list_parent_indices(lists).to_numpy()
-    matches = np.zeros(len(lists), np.bool_)
-    if len(flat):
-        matches[parents[bools(like(pa.chunked_array([flat]), patterns))]] = True
-    return pa.array(matches)
+    return any_of(lists, like(pa.chunked_array([lists.flatten()]), patterns))
+
+
+def any_of(lists: pa.ListArray, matches: pa.BooleanArray) -> pa.BooleanArray:
+    """bool[n]: lists with at least one element that matches. matches: of all elements."""
+    found = np.zeros(len(lists), np.bool_)
+    found[pc.list_parent_indices(lists).to_numpy()[bools(matches)]] = True
+    return pa.array(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from kdissect.tables.arrow_arrays import owned, plain, plain_schema
 from kdissect.tables.schemas import FIXED_TABLES
 
 ROW_GROUP_BYTES = 64 << 20
-ROW_GROUP_ROWS = 1 << 20
 COMPRESSION = "zstd"
 COMPRESSION_LEVEL = 1
 # written anew by every run that adds to a set
@@ -78,7 +77,6 @@ class _Writer:
         self._stream: Any = None
         self.row_count = 0
         self._pending: list[pa.Table] = []
-        self._pending_rows = 0
         self._pending_bytes = 0
         self._writer: Any = None
 
@@ -87,14 +85,13 @@ class _Writer:
             return
         table = plain(table, plain_schema(table.schema))
         self._pending.append(table)
-        self._pending_rows += table.num_rows
         self._pending_bytes += table.nbytes
-        if self._pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
+        if self._pending_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         table = pa.concat_tables(self._pending)
-        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+        self._pending, self._pending_bytes = [], 0
         order = ORDERED_BY.get(TABLE_OF.get(self.name, self.name))
         if order is not None:
             table = table.sort_by(order)  # a stable sort
@@ -108,7 +105,7 @@ class _Writer:
                 use_dictionary=False,
                 column_encoding=_delta_columns(table.schema),
             )
-        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._writer.write_table(table)
         self.row_count += table.num_rows
 
     def close(self) -> None:
