@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.comparison.groups import CLASSIC_APIS, Groups
-from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced, deleted_topics
+from kdissect.replay.comparison.logs import MANY, LogFacts, Logs, Produced
 from kdissect.replay.comparison.records import Contradiction, RecordCount, content_digest
 from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import END_STATE, FOREVER_NS, Difference, Outcome, RunFinding
@@ -160,7 +160,9 @@ class Claims:
     def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
         results = entries((answer or {}).get("responses"))
         done = [self._terms.topics.of(each) for each in results if not each["error_code"]]
-        for name in done if answer is not None else deleted_topics(self._terms, request):
+        asked = [{"name": each} for each in entries(request.get("topic_names"))]
+        asked += entries(request.get("topics"))
+        for name in map(self._terms.topics.of, asked) if answer is None else done:
             self._claims["topic", name] = [_Claim(None if answer is None else _GONE)]
             self.logs.forget_topic(name)
             self._forget("config", 1, {name})

@@ -39,7 +39,6 @@ from kdissect.replay.model import (
     TRANSACTIONS,
     Difference,
     Outcome,
-    ReplayPlan,
     Resource,
     Step,
     Verdict,
@@ -357,23 +356,16 @@ def group(
     return list(found.values())
 
 
-def find(
-    plan: ReplayPlan, outcomes: Sequence[Outcome], explainer: Explainer
-) -> tuple[list[Finding], dict[int, int]]:
-    """The findings of a run, and by step the step that it follows."""
-    roots = find_roots(plan, outcomes, lambda outcome: _may_follow(outcome, explainer))
+def find(outcomes: Sequence[Outcome], explainer: Explainer) -> tuple[list[Finding], dict[int, int]]:
+    """The findings of a run, and by step the step that it follows. outcomes: of all steps."""
+    roots = find_roots(outcomes, lambda outcome: _may_follow(outcome, explainer))
     findings = group((each for each in outcomes if each.step.number not in roots), explainer)
-    by_step: dict[int, Finding] = {}
-    for finding in findings:
-        for step in finding.steps:
-            known = by_step.get(step)
-            if known is None or finding.rank < known.rank:
-                by_step[step] = finding
-    for outcome in outcomes:
-        root = roots.get(outcome.step.number)
-        if root is not None and root in by_step:
-            by_step[root].followers[outcome.step.api_name, _word(outcome)] += 1
-    return sorted(findings, key=lambda each: (each.rank, each.step)), roots
+    findings.sort(key=lambda each: (each.rank, each.step))
+    for number, root in roots.items():
+        outcome = outcomes[number]
+        if first := next((each for each in findings if root in each.steps), None):
+            first.followers[outcome.step.api_name, _word(outcome)] += 1
+    return findings, roots
 
 
 def _rank(outcome: Outcome, one: Difference) -> int:
@@ -418,21 +410,16 @@ def _word(outcome: Outcome) -> str:
 
 
 def find_roots(
-    plan: ReplayPlan, outcomes: Iterable[Outcome], may_follow: Callable[[Outcome], bool]
+    outcomes: Iterable[Outcome], may_follow: Callable[[Outcome], bool]
 ) -> dict[int, int]:
     """The step of the first difference, for each later step that follows it. A difference of one
     partition does not cover other partitions of its topic; one of a topic covers all of them."""
-    diverging = {
-        outcome.step.number: outcome
-        for outcome in outcomes
-        if outcome.judgement.verdict in (Verdict.DIFFERENT, Verdict.ERROR)
-    }
     roots: dict[int, int] = {}
     diverged: dict[Resource, int] = {}
-    for step in plan.steps if len(diverging) > 1 else ():
-        outcome = diverging.get(step.number)
-        if outcome is None:
+    for outcome in outcomes:
+        if outcome.judgement.verdict not in (Verdict.DIFFERENT, Verdict.ERROR):
             continue
+        step = outcome.step
         own, all_named = _resources(resource for resource, _ in step.accesses)
         root = min((diverged[each] for each in all_named if each in diverged), default=-1)
         if root >= 0 and may_follow(outcome):

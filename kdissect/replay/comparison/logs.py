@@ -141,9 +141,6 @@ class Logs(dict[Log, LogFacts]):
             ApiKey.SHARE_FETCH: self._share_fetch,
             ApiKey.LIST_OFFSETS: self._list_offsets,
             ApiKey.DELETE_RECORDS: self._delete_records,
-            ApiKey.DELETE_TOPICS: self._delete_topics,
-            ApiKey.END_TXN: self._end_txn,
-            ApiKey.INIT_PRODUCER_ID: self._end_txn,
         }
 
     def __missing__(self, log: Log) -> LogFacts:
@@ -151,11 +148,14 @@ class Logs(dict[Log, LogFacts]):
         return self[log]
 
     def end_transaction(self, name: str, *, is_aborted: bool | None) -> None:
-        """The records that a transaction has produced were aborted, or not."""
+        """The records that a transaction has produced were aborted, or not. Markers follow them."""
+        self._marker_count += 1
         for each in self._open.pop(name, []):
             each.is_aborted = is_aborted
 
     def forget_topic(self, name: str) -> None:
+        """The topic was deleted, or nobody knows whether it was."""
+        self._deleted.add(name)
         for log in [log for log in self if log[0] == name]:
             self[log].forget()
 
@@ -245,12 +245,6 @@ class Logs(dict[Log, LogFacts]):
                 self[log].starts.append(reading)
         for log, _ in self._terms.logs(request) if answer is None else ():
             self[log].forget()
-
-    def _delete_topics(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        self._deleted.update(deleted_topics(self._terms, request))
-
-    def _end_txn(self, outcome: Outcome, request: Body, answer: Body | None) -> None:
-        self._marker_count += 1
 
     # -- contradictions -------------------------------------------------------------------------
 
@@ -412,9 +406,3 @@ def _check_aborted(log: Log, fetched: _Fetched) -> Iterator[Contradiction]:
             yield fetched.outcome.step.number, difference
         else:
             unlisted.discard(producer)
-
-
-def deleted_topics(terms: Terms, request: Body) -> list[str]:
-    """The topics that a DeleteTopics request names."""
-    named = [{"name": each} for each in entries(request.get("topic_names"))]
-    return [terms.topics.of(each) for each in [*named, *entries(request.get("topics"))]]

@@ -335,7 +335,7 @@ class _Verdicts:
         notes += [*dropped_notes(outcomes), *retry_notes(outcomes)]
         results.releases = releases.then, releases.now
         explainer = Explainer(releases, settings)
-        results.kinds, results.follows = find(results.plan, outcomes, explainer)
+        results.kinds, results.follows = find(outcomes, explainer)
 
     def _references(self) -> list[ReferenceRun]:
         return [

@@ -51,17 +51,17 @@ def judged(made: ReplayPlan, different: dict[int, Sequence[Difference]]) -> list
 
 def found(different: dict[int, Sequence[Difference]]) -> list[Finding]:
     made = plan()
-    return find(made, judged(made, different), EXPLAINER)[0]
+    return find(judged(made, different), EXPLAINER)[0]
 
 
 def test_later_differences_of_a_partition_follow_its_first_one() -> None:
     """The Produce of partition 0 is the root of both Fetches there; partition 1 has its own."""
     made = plan()
     outcomes = judged(made, {number: [REFUSED] for number in range(5)})
-    assert find_roots(made, outcomes, lambda _: True) == {2: 0, 3: 1, 4: 0}
-    assert find_roots(made, outcomes, lambda outcome: outcome.step.number == 3) == {3: 1}
+    assert find_roots(outcomes, lambda _: True) == {2: 0, 3: 1, 4: 0}
+    assert find_roots(outcomes, lambda outcome: outcome.step.number == 3) == {3: 1}
     only = judged(made, {1: [REFUSED], 2: [REFUSED], 4: [REFUSED]})
-    assert find_roots(made, only, lambda _: True) == {4: 2}
+    assert find_roots(only, lambda _: True) == {4: 2}
 
 
 def test_a_folded_answer_is_named_by_its_error_or_field() -> None:

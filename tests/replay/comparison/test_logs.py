@@ -131,7 +131,8 @@ def test_log_starts_do_not_fall() -> None:
 def test_a_topic_that_the_run_deletes_says_nothing() -> None:
     run = Run()
     run.fetch(1, 4, b"", 4)
-    run.add(2, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, {})
+    deleted = {"responses": [{"name": "t", "error_code": 0}]}
+    run.add(2, ApiKey.DELETE_TOPICS, 1, {"topic_names": ["t"]}, deleted)
     run.fetch(3, 0, b"", 0)
     assert run.said() == []
 
