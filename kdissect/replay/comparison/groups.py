@@ -2,8 +2,8 @@
 
 Classic groups:
 
-- A heartbeat is answered REBALANCE_IN_PROGRESS only while its group may rebalance: from a
-  JoinGroup, a LeaveGroup or the end of a member's session until members have their assignments.
+- A heartbeat is answered REBALANCE_IN_PROGRESS as in the capture, or only around a JoinGroup,
+  SyncGroup or LeaveGroup.
 - The leader of a generation gets all members that joined it.
 
 Consumer, share and streams groups, whose coordinator assigns partitions or tasks (KIP-848, KIP-932,
@@ -27,6 +27,7 @@ from kdissect.replay.comparison.terms import Terms
 from kdissect.replay.model import FOREVER_NS, Difference, Outcome
 from kdissect.replay.workload.messages import (
     MEMBER_HEARTBEATS,
+    response_body,
     response_of,
 )
 
@@ -195,49 +196,21 @@ class Groups:
 # -- classic groups -------------------------------------------------------------------------------
 
 
-def _rebalances(by_api: dict[int, list[_Exchange]]) -> Iterator[tuple[int, int]]:
-    """(first, last) moments in which the group may be rebalancing."""
-    joins = by_api[ApiKey.JOIN_GROUP]
-    synced: dict[int, int] = defaultdict(int)  # generation -> when its last member was assigned
-    seen: dict[str, int] = {}  # member -> its last request
-    timeouts_ns: dict[str, int] = defaultdict(int)
-    for exchange in sorted(
-        (each for exchanges in by_api.values() for each in exchanges),
-        key=lambda each: each.outcome.sent_ns,
-    ):
-        member = exchange.request.get("member_id") or exchange.taken.get("member_id")
-        if member:
-            seen[member] = exchange.outcome.sent_ns
-    for exchange in by_api[ApiKey.SYNC_GROUP]:
-        if exchange.taken:
-            number = exchange.request["generation_id"]
-            synced[number] = max(synced[number], exchange.end_ns)
-    for exchange in joins:
-        begin = next(exchange.outcome.tries()).sent_ns
-        if exchange.taken:
-            member = exchange.taken["member_id"]
-            timeouts_ns[member] = exchange.request["session_timeout_ms"] * 1_000_000
-            yield begin, synced.get(exchange.taken["generation_id"], FOREVER_NS)
-        else:
-            yield begin, exchange.end_ns
-    starts = sorted([*(each.outcome.sent_ns for each in joins), FOREVER_NS])
-    ends = [each.outcome.sent_ns for each in by_api[ApiKey.LEAVE_GROUP]]
-    ends += [at_ns + timeouts_ns[member] // 2 for member, at_ns in seen.items()]
-    for begin in ends:
-        yield begin, starts[bisect_right(starts, begin)] if begin < FOREVER_NS else FOREVER_NS
-
-
 def _check_heartbeats(by_api: dict[int, list[_Exchange]]) -> Iterator[Contradiction]:
+    changing = [
+        (next(each.outcome.tries()).sent_ns - _SLACK_NS, each.end_ns + _SLACK_NS)
+        for api_key in CLASSIC_APIS - {ApiKey.HEARTBEAT}
+        for each in by_api[api_key]
+    ]
     code = int(ErrorCode.REBALANCE_IN_PROGRESS)
-    rebalances = None
     for exchange in by_api[ApiKey.HEARTBEAT]:
+        step, sent_ns = exchange.outcome.step, exchange.outcome.sent_ns
         if exchange.answer is None or exchange.answer["error_code"] != code:
             continue
-        rebalances = list(_rebalances(by_api)) if rebalances is None else rebalances
-        begin, end = exchange.outcome.sent_ns - _SLACK_NS, exchange.end_ns + _SLACK_NS
-        if not any(first <= end and begin <= last for first, last in rebalances):
+        was_so = response_body(step.exchange).get("error_code") == code
+        if not was_so and not any(begin <= sent_ns <= end for begin, end in changing):
             note = "no member joins or leaves at that time"
-            yield exchange.outcome.step.number, Difference("error_code", (), 0, code, note=note)
+            yield step.number, Difference("error_code", (), 0, code, note=note)
 
 
 def _check_members(joins: list[_Exchange]) -> Iterator[Contradiction]:

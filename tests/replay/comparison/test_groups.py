@@ -42,7 +42,7 @@ class Classic(Run):
 
     def heartbeat(self, at_s: float, member: str, code: int) -> int:
         body = {"group_id": "g", "generation_id": 1, "member_id": member}
-        return self.add(at_s, ApiKey.HEARTBEAT, 3, body, {"error_code": code})
+        return self.add(at_s, ApiKey.HEARTBEAT, 3, body, {"error_code": code}, {"error_code": 0})
 
 
 def test_a_rebalance_ends_when_all_members_have_their_assignments() -> None:
