@@ -154,7 +154,11 @@ def _clients(database: Database, release: str) -> list[Row]:
     names = ("address", "client_id", "software_name", "principal")
     return sorted(
         (_client(row, release) for row in rows),
-        key=lambda each: (VERDICTS.index(each["verdict"]), *(each[name] or "" for name in names)),
+        key=lambda each: (
+            VERDICTS.index(each["verdict"]),
+            *(each[name] or "" for name in names),
+            each["first_time"],
+        ),
     )
 
 
