@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from kdissect.protocol.api_keys import ApiKey
@@ -26,8 +26,6 @@ from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of, topics_of
 from kdissect.replay.workload.messages import (
     EARLIEST,
-    GROUP_KEY,
-    TRANSACTION_KEY,
     partitions,
 )
 
@@ -40,9 +38,10 @@ _APPLIED_LATER = frozenset({"config", "acls", "tokens"})
 _MAKING_APIS = frozenset({ApiKey.METADATA, ApiKey.CREATE_TOPICS, ApiKey.CREATE_PARTITIONS})
 _METADATA_TOPIC = "__cluster_metadata"
 _UNKNOWN = 1 << 62  # as far as any
+TXN = "transactional-id"
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 _OPEN = ENDING | {"Ongoing"}
-_NO_MEMBERS = frozenset({"Empty", "Dead"})
+_WITH_MEMBERS = frozenset({"PreparingRebalance", "CompletingRebalance", "Stable"})
 
 
 async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> bool:
@@ -103,47 +102,17 @@ async def await_partitions(
     return False
 
 
-async def await_transaction(
-    target: Target, transactional_id: str, limit_s: float, *, is_ending: bool
+async def await_state(
+    target: Target, kind: str, name: str, states: Collection[str], limit_s: float
 ) -> bool:
-    """Wait until a transaction has its markers in all partitions.
+    """Wait until a "group" or a "transactional-id" is in none of these states.
 
-    is_ending: its coordinator has begun to end it; otherwise it is open, and times out.
-    Coordinators before Kafka 3.0 do not say so (KIP-664).
+    Brokers before Kafka 3.0 tell no states of transactions (KIP-664), those before 2.6 none of
+    groups (KIP-518).
     """
-    if target.newest(ApiKey.DESCRIBE_TRANSACTIONS) is None:
-        return True
     with suppress(ConnectFailed):
-        async for state in transaction_states(target, transactional_id, limit_s):
-            if state not in (ENDING if is_ending else _OPEN):
-                return True
-    return False
-
-
-async def transaction_states(
-    target: Target, transactional_id: str, limit_s: float
-) -> AsyncIterator[str]:
-    """The state of a transactional id again and again, until the time is over; "" if its
-    coordinator does not know it. Raises ConnectFailed."""
-    version = target.version(ApiKey.DESCRIBE_TRANSACTIONS)
-    node_id = await target.coordinator(TRANSACTION_KEY, transactional_id)
-    asked = {"transactional_ids": [transactional_id]}
-    async for _ in tries(limit_s):
-        answer = await target.ask(ApiKey.DESCRIBE_TRANSACTIONS, version, asked, node_id)
-        found = [each for each in answer.body["transaction_states"] if not each["error_code"]]
-        yield found[0]["transaction_state"] if found else ""
-
-
-async def await_empty_group(target: Target, group: str, limit_s: float) -> bool:
-    """Wait until a group has no members."""
-    version = target.newest(ApiKey.DESCRIBE_GROUPS)
-    if version is None:
-        return True
-    with suppress(ConnectFailed):
-        node_id = await target.coordinator(GROUP_KEY, group)
         async for _ in tries(limit_s):
-            answer = await target.ask(ApiKey.DESCRIBE_GROUPS, version, {"groups": [group]}, node_id)
-            if {each["group_state"] for each in answer.body["groups"]} <= _NO_MEMBERS:
+            if (await target.states(kind)).get(name) not in states:
                 return True
     return False
 
@@ -223,10 +192,8 @@ class Settled:
         """Wait until groups are empty and transactions over that had run out of time then."""
         for (kind, captured), limit_ns in step.awaits:
             limit_s, name = limit_ns / 1e9, self._ids.name(kind, captured)
-            if kind == "group":
-                await await_empty_group(self._target, name, limit_s)
-            else:
-                await await_transaction(self._target, name, limit_s, is_ending=False)
+            listed, states = ("group", _WITH_MEMBERS) if kind == "group" else (TXN, _OPEN)
+            await await_state(self._target, listed, name, states, limit_s)
 
     async def after(self, outcome: Outcome) -> None:
         """Wait until the target shows everywhere what a request has changed. Waits in vain share
@@ -239,7 +206,7 @@ class Settled:
         step, target, is_settled = outcome.step, self._target, True
         if step.exchange.api_key == ApiKey.END_TXN:
             for _, name in coordinators_of(self._ids, step):
-                is_settled &= await await_transaction(target, name, limit_s, is_ending=True)
+                is_settled &= await await_state(target, TXN, name, ENDING, limit_s)
         changed = {
             resource[0]
             for resource, mode in step.accesses

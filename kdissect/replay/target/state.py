@@ -27,7 +27,7 @@ from kdissect.replay.model import Log, ReplayPlan
 from kdissect.replay.target.cluster import Target, tries
 from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.target.guard import topics_to_make
-from kdissect.replay.target.settling import ENDING, SETTLE_S, transaction_states
+from kdissect.replay.target.settling import ENDING, SETTLE_S, TXN, await_state
 from kdissect.replay.workload.messages import (
     GROUP_KEY,
     TOPIC_CONFIG,
@@ -269,13 +269,12 @@ class _Reader:
     async def transaction(self, name: str) -> None:
         """Read the state of a transactional id, after a transaction that is being ended has
         ended."""
-        self._target.version(ApiKey.DESCRIBE_TRANSACTIONS)
-        state, named = "", self._new.get(("transactional-id", name), name)
-        async for state in transaction_states(self._target, named, SETTLE_S):
-            if state not in ENDING:
-                break
-        if state:
-            self.state.transactions[name] = state
+        self._target.version(ApiKey.LIST_TRANSACTIONS)
+        named = self._new.get((TXN, name), name)
+        await await_state(self._target, TXN, named, ENDING, SETTLE_S)
+        states = await self._target.states(TXN)
+        if named in states:
+            self.state.transactions[name] = states[named]
 
 
 class _AbortedTransactions:
