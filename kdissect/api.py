@@ -445,7 +445,7 @@ class Tables(Mapping[str, Table]):
             for name in self.names:
                 sink(name, self._tables[name].to_arrow())
             document = commit(target, run_id, sink.close(), self.manifest)
-        return _opened(target, document)
+        return _opened(target, document, is_new=True)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{name} {self[name].num_rows}" for name in self.names)
@@ -524,12 +524,12 @@ def open_tables(path: PathLike | Sequence[PathLike]) -> Tables:
     return sets[0] if len(sets) == 1 else joined_sets(sets)
 
 
-def _opened(root: str, manifest: dict[str, Any]) -> Tables:
-    """The set at `root`; its files are opened on first use only."""
-    tables = {
-        name: Table(name, partial(dataset, absolute(root), entry["files"]))
-        for name, entry in manifest["tables"].items()
-    }
+def _opened(root: str, manifest: dict[str, Any], *, is_new: bool = False) -> Tables:
+    """The set at `root`. Files that this process has just written are opened on first use only."""
+    tables = {}
+    for name, entry in manifest["tables"].items():
+        rows = partial(dataset, absolute(root), entry["files"])
+        tables[name] = Table(name, rows if is_new else rows())
     return Tables(tables, manifest)
 
 
@@ -645,7 +645,7 @@ def dissect(
             notes = run.over(named, options)
         else:
             notes = run.appending(named, options, read_again)
-    tables = _opened(target, run.manifest) if run.manifest else open_tables(target)
+    tables = _opened(target, run.manifest, is_new=True) if run.manifest else open_tables(target)
     tables.notes = notes
     return tables
 
@@ -728,9 +728,8 @@ class _Run:
             inputs = manifest_inputs(plan, result["hashes"])
             before = append.manifest if append else None
             manifest = _manifest(plan, inputs, timings, before)
-            manifest["state"] = {"missing": reason}
-            if reason is None:
-                manifest["state"] = {"counts": result["state"]["counts"]}
+            counts = result["state"]["counts"]
+            manifest["state"] = {"missing": reason} if reason else {"counts": counts}
             if append_entry is not None:
                 manifest["append"] = append_entry
             kept = append.final if append else {}

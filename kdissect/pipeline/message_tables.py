@@ -160,12 +160,10 @@ def _write_tokens(chunk: MessageChunk, output: TableOutput) -> None:
         return
     bodies = []
     for side in sides:
-        start, end = frames.start[rows, side].tolist(), frames.end[rows, side].tolist()
-        tokens = [
-            {"auth_bytes": frames.buf[a:b].tobytes()} if is_there else None
-            for a, b, is_there in zip(start, end, is_present[side][rows], strict=True)
-        ]
-        bodies.append(pa.array(tokens, pa.struct([("auth_bytes", pa.binary())])))
+        size = np.where(is_present[side], frames.end[:, side] - frames.start[:, side], 0)[rows]
+        data = binaries(frames.buf, frames.start[rows, side], size)
+        absent = pa.array(~is_present[side][rows])
+        bodies.append(pa.StructArray.from_arrays([data], ["auth_bytes"], mask=absent))
     none = pa.nulls(len(rows), pa.int16())
     tags = [pa.nulls(len(rows), UNKNOWN_TAGS)] * 2
     _write_api(chunk, output, ApiKey.SASL_AUTHENTICATE, SASL_TOKEN, rows, none, bodies, tags)

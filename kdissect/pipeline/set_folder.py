@@ -149,13 +149,6 @@ class SetFolder:
         if not self.is_open(run_id):
             raise EnvironmentFailed(f"{self.out}: the run that this task belongs to is over")
 
-    def begin_attempt(self, run_id: str, attempt: str) -> None:
-        """Raise EnvironmentFailed if the run has ended; in a folder, make the attempt's own."""
-        self.check_open(run_id)
-        if not self.is_remote:
-            with self._errors():
-                self.store.create_dir(self.path(f"{STAGING}/{run_id}/{attempt}"), recursive=True)
-
     def staged(self, run_id: str, attempt: str, name: str) -> str:
         """Where an attempt writes the file that will have this name in the set."""
         return name if self.is_remote else f"{STAGING}/{run_id}/{attempt}/{name}"

@@ -136,7 +136,7 @@ class ParquetSink:
         self.run_id = run_id
         self.attempt = f"{label}-{uuid.uuid4().hex[:12]}"
         self.place = SetFolder(out)
-        self.place.begin_attempt(run_id, self.attempt)
+        self.place.check_open(run_id)
         self._writers: dict[str, _Writer] = {}
 
     def __call__(self, name: str, table: pa.Table) -> None:
