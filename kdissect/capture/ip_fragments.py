@@ -12,7 +12,8 @@ network id. They are taken in order of time (which never decreases within a capt
 datagram ends when all its bytes are there, after TIME_LIMIT_NS, or when another first fragment with
 other bytes comes, because identifications are reused. Where fragments overlap, the first bytes win;
 a difference is an anomaly. A fragment that comes again within COPY_NS of its datagram's end was
-captured twice and is ignored.
+captured twice. It may become a second copy of the datagram, which reassembly recognises as a
+duplicate. It is dropped when a fragment with other bytes comes.
 
 *Segments.* The bytes from the first fragment on are read like a packet (`link_layers`), also
 through tunnels, because the fragmented packet is often the outer one of a tunnel. The payload then
@@ -149,6 +150,8 @@ class Datagram:
     covered: int = 0  # bytes of all parts
     total: int | None = None
     done_ns: int | None = None  # time when it was complete
+    # the previous datagram, if all fragments so far repeat its bytes
+    copied: Datagram | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -292,11 +295,16 @@ class _Joiner:
         if fragment.end > DATAGRAM_MAX:
             return
         datagram = self.open.get(key)
+        copied = None
         if datagram is not None and datagram.done_ns is not None:
             if self._is_copy(datagram, fragment):
-                return
+                copied = datagram
             del self.open[key]
             datagram = None
+        elif datagram is not None and datagram.copied is not None:
+            if not self._is_copy(datagram.copied, fragment):
+                del self.open[key]
+                datagram = None
         if datagram is not None and (
             fragment.time_ns - datagram.since_ns > TIME_LIMIT_NS
             or datagram.work >= WORK_MAX
@@ -305,7 +313,7 @@ class _Joiner:
             self._end(self.open.pop(key))
             datagram = None
         if datagram is None:
-            datagram = self.open[key] = Datagram(key, protocol, fragment.time_ns)
+            datagram = self.open[key] = Datagram(key, protocol, fragment.time_ns, copied=copied)
             if len(self.open) > OPEN_MAX:
                 self._end(self.open.pop(next(iter(self.open))))
         if fragment.at == 0:
@@ -314,6 +322,7 @@ class _Joiner:
         if datagram.is_complete:
             self._end(datagram)
             datagram.done_ns = fragment.time_ns
+            datagram.copied = None
 
     def _is_copy(self, datagram: Datagram, fragment: Fragment) -> bool:
         """Return whether a fragment repeats bytes of a datagram that is complete."""
@@ -377,7 +386,8 @@ class _Joiner:
     def _end(self, datagram: Datagram) -> None:
         """Write the segment of a datagram, complete or not, once."""
         parts = datagram.parts
-        if not parts or datagram.done_ns is not None:
+        is_left_over = datagram.copied is not None and not datagram.is_complete
+        if not parts or datagram.done_ns is not None or is_left_over:
             return
         head = self._head(datagram)
         if head is not None:

@@ -125,7 +125,6 @@ def tunnels() -> list[Any]:
         frame(MPLS(label=5, s=0) / MPLS(label=6, s=0) / MPLS(label=7, s=1) / v4),
         frame(MPLS(label=5, s=1) / Raw(bytes(4)) / inner), frame(MPLS(label=5, s=1) / inner),
         frame(four(UDP(sport=5, dport=6635) / MPLS(label=5, s=1) / v4)),
-        frame(four(UDP(sport=5, dport=2152) / Raw(b"\x30\xff\0\x54\0\0\0\1") / v4)),
         frame(four(Raw(b"\0\0\x01\0") / v4, proto=137)),
     ]  # fmt: skip
 
@@ -166,12 +165,8 @@ def others() -> list[Any]:
         frame(four(Raw(bytes(30)), proto=255)), frame(four(Raw(b""), proto=6)),
         Ether(**MAC, type=0x88CC) / Raw(bytes(40)), Ether(**MAC, type=0x0800) / Raw(b""),
         Ether(**MAC, type=0x0100) / Raw(bytes(40)), Ether(**MAC, type=0x05DC) / Raw(b"\xaa" * 40),
-        bytes(12) + b"\0\x30\xaa\xaa\x03\0\0\0\x08\0" + bytes(four(segment())),
-        bytes(12) + b"\0\x30\x06\x06\x03" + bytes(four(segment())),
-        Ether(**MAC, type=0x8864) / Raw(b"\x11\0\0\1\0\x54\0\x21" + bytes(four(segment()))),
         Ether(**MAC, type=0x8863) / Raw(b"\x11\x09\0\0\0\0"),
         Ether(**MAC, type=0x894F) / Raw(bytes(8) + bytes(four(segment()))),
-        Ether(**MAC, type=0x88E7) / Raw(b"\0\0\0\5" + bytes(frame(four(segment())))),
         Ether(**MAC, type=0x8909) / Raw(b"\1\1\0\5\x08\0" + bytes(four(segment()))),
         Ether(**MAC, type=0x88E5) / Raw(bytes(60)),
         Ether(**MAC, type=0x9200) / Raw(b"\0\5\x08\0" + bytes(four(segment()))),
@@ -329,9 +324,6 @@ def pcap_files() -> Iterator[tuple[str, bytes]]:
                           lengths=[len(packet)] * 7)  # fmt: skip
     yield "longer_than_said", pcap([packet], lengths=[40])
     yield "zero_length", pcap([b"", packet, b""], lengths=[0, len(packet), 90])
-    header = struct.pack("<IHHiIII", 0xA1B2CD34, 2, 4, 0, 0, 65535, 1)
-    record = struct.pack("<4IIHBB", 1, 2, len(packet), len(packet), 1, 0x0800, 0, 0)
-    yield "kuznetsov", header + (record + packet) * 3
     header = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 3, 0, 0, 65535, 1)
     yield "version_2_3", header + whole[24:]
     header = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 3600, 9, 0, 1)
