@@ -223,11 +223,6 @@ class RecordWalk:
     def start_time_ns(self) -> int | None:
         return int(self.counts["start_ns"]) if self.counts["packets"] else None
 
-    @property
-    def passed_over(self) -> int:
-        """Number of IP fragments beyond the limit."""
-        return int(self.counts["passed_over"])
-
     def fragment_table(self) -> npt.NDArray[np.void]:
         """FRAGMENT[n]: IP fragments that may carry TCP."""
         return self.fragments[: self.counts["fragments"]].copy()
@@ -345,5 +340,5 @@ def walk_capture(
     sources.windows(0, walk.cursor, len(data), lambda: int(walk.run().outcome))
     return WalkedCapture(
         file, walk.info(0, file), len(data), tuple(walk.make_splits(0)), walk.start_time_ns,
-        walk.fragment_table(), walk.passed_over,
+        walk.fragment_table(), int(walk.counts["passed_over"]),
     )  # fmt: skip

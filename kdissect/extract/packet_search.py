@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from kdissect.capture.segments import SegmentBatch
 from kdissect.kafka.assembly import Assembly
-from kdissect.protocol.model import REQUEST, RESPONSE
+from kdissect.protocol.model import REQUEST, SIDES
 
 Ints = npt.NDArray[np.int64]
-_SIDES = ((REQUEST, "request"), (RESPONSE, "response"))
 SIZE_PREFIX = 4
 
 
@@ -43,7 +42,7 @@ def frame_segments(
     rows = connection_segments(batch, assembly, connection)
     client_side = int(assembly.connections["client_side"][connection])
     parts = []
-    for direction, side in _SIDES:
+    for direction, side in enumerate(SIDES):
         sender = client_side if direction == REQUEST else 1 - client_side
         own = rows[batch.segments["side"][rows] == sender]
         column = assembly.exchanges[side][exchanges]
@@ -52,8 +51,8 @@ def frame_segments(
             continue
         start = _stream_positions(batch.segments[own], assembly, column)
         end = start + batch.segments["length"][own]
-        first = np.sort(column["pos"])
-        last = column["pos"][np.argsort(column["pos"])] + column["size"] + SIZE_PREFIX
+        column = column[np.argsort(column["pos"])]
+        first, last = column["pos"], column["pos"] + column["size"] + SIZE_PREFIX
         # frames of a stream do not overlap: only the first that ends after the segment's start can
         # match
         frame = np.searchsorted(last, start, "right")
