@@ -140,11 +140,6 @@ class Workload:
         for connection in self.connections:
             yield from connection.exchanges
 
-    @property
-    def start_time_ns(self) -> int:
-        """Of the first request; 0 in an empty workload."""
-        return min((each.request_time_ns for each in self.exchanges()), default=0)
-
 
 # -- the plan ---------------------------------------------------------------------------------
 

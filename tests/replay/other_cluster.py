@@ -193,15 +193,15 @@ def _other_token(value: Any) -> Any:
 
 def events(plan: ReplayPlan) -> Iterator[tuple[bool, Step]]:
     """(is the request sent, step) in the order of the capture."""
-    workload = plan.workload
     found: list[tuple[int, int, int]] = []
+    start_ns = plan.steps[0].exchange.request_time_ns
     for step in plan.steps:
         if step.skipped is not None:
             continue
         found.append((step.at_ns, 1, step.number))
         exchange = step.exchange
         if exchange.response is not None:
-            at_ns = exchange.response_end_time_ns - workload.start_time_ns
+            at_ns = exchange.response_end_time_ns - start_ns
             found.append((max(step.at_ns + 1, at_ns), 0, step.number))
     for _, kind, number in sorted(found):
         yield kind == 1, plan.steps[number]
@@ -239,6 +239,7 @@ def replay(
     translator = Translator(ids)
     translator.ids.target.learn_metadata(cluster.metadata())
     done = Replayed(plan, translator)
+    start_ns = plan.steps[0].exchange.request_time_ns
     for is_request, step in events(plan):
         if is_request:
             done.sent[step.number] = translator.request(step)
@@ -265,7 +266,7 @@ def replay(
                 api_version=step.exchange.api_version,
                 node_id=workload.connections[step.connection].node_id,
                 answered_ns=max(
-                    step.at_ns + 1, step.exchange.response_end_time_ns - workload.start_time_ns
+                    step.at_ns + 1, step.exchange.response_end_time_ns - start_ns
                 ),
             )  # fmt: skip
         done.outcomes.append(outcome)

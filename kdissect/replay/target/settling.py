@@ -24,10 +24,7 @@ from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of, topics_of
-from kdissect.replay.workload.messages import (
-    EARLIEST,
-    partitions,
-)
+from kdissect.replay.workload.messages import EARLIEST, partitions
 
 SETTLE_S = 10.0
 WAIT_S, SHORT_WAIT_S = 8.0, 0.5
