@@ -21,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "librdkafka"
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `kdissect` is this one
+TERMINAL = {"COLUMNS": "100", "TERM": "dumb"}
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 JOIN = re.compile(r" (\||&&) ")
@@ -60,18 +62,12 @@ def dissected(name: str) -> Any:
         return kdissect.read(capture)
 
 
-def environment(width: int = 100) -> dict[str, str]:
-    """One in which `kdissect` is this one, on a terminal of a known width."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "COLUMNS": str(width), "TERM": "dumb"}
-
-
-def run(command: str, folder: Path, width: int = 100) -> str:
+def run(command: str, folder: Path) -> str:
     """What a command prints, stdout and stderr in their order."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=environment(width),
+        env=os.environ | TERMINAL | {"PATH": PATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -82,7 +78,7 @@ def run(command: str, folder: Path, width: int = 100) -> str:
     return done.stdout
 
 
-def run_here(command: str, folder: Path, width: int = 100) -> str:
+def run_here(command: str, folder: Path) -> str:
     """The same in this process, which has loaded everything; the part after a pipe runs in a shell.
 
     A command that needs more of a shell than a pipe, a second command or its exit code, that fails
@@ -95,30 +91,30 @@ def run_here(command: str, folder: Path, width: int = 100) -> str:
     try:
         program, *arguments = shlex.split(first)
     except ValueError:  # the join was inside of quotes
-        return run(command, folder, width)
+        return run(command, folder)
     needs_shell = SHELL.search(QUOTED.sub("", first)) or "$" in first
     if program != "kdissect" or needs_shell or (join and has_code):
-        return run(command, folder, width)
+        return run(command, folder)
     from typer.testing import CliRunner
 
     from kdissect.cli import _exit_code, app
     from kdissect.errors import Error
 
     with contextlib.chdir(folder):
-        done = CliRunner().invoke(app, arguments, env={"COLUMNS": str(width), "TERM": "dumb"})
+        done = CliRunner().invoke(app, arguments, env=TERMINAL)
     code, errors = done.exit_code, io.StringIO()
     if isinstance(done.exception, Error):  # the program prints it after the command
         with contextlib.redirect_stderr(errors):
             code = _exit_code(done.exception)
     elif code > 1 or not isinstance(done.exception, SystemExit | None):
-        return run(command, folder, width)
+        return run(command, folder)
     output = done.output + errors.getvalue()
     if join == "|" and (done.stderr or errors.getvalue()):
-        return run(command, folder, width)
+        return run(command, folder)
     if not join:
         return output + (f"exit {code}\n" if has_code else "")
     if join == "&&":
-        return output + ("" if code else run(rest, folder, width))
+        return output + ("" if code else run(rest, folder))
     return subprocess.run(
         ["bash", "-c", rest.replace("${PIPESTATUS[0]}", str(code))],
         cwd=folder,

@@ -65,16 +65,10 @@ def target(kafka_version: str, node_count: int = 1, **options: Any) -> Iterator[
 
 
 def run_recorded(
-    recorded: Recorded,
-    kafka_version: str,
-    *options: str,
-    node_count: int = 1,
-    settings: Mapping[str, str] | None = None,
+    recorded: Recorded, kafka_version: str, *options: str, node_count: int = 1
 ) -> Replayed:
     """A capture of `lab.replay.captures` on a fresh target with the settings of its broker."""
-    broker = recorded.broker()
-    broker["settings"] = {**broker["settings"], **(settings or {})}
-    with target(kafka_version, node_count, **broker) as (first, *_):
+    with target(kafka_version, node_count, **recorded.broker()) as (first, *_):
         return run(
             recorded.path,
             first.address_of(recorded.listener),

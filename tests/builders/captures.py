@@ -116,13 +116,13 @@ def pcap_bytes(packets: Iterable[Packet], link_type: int = 1) -> bytes:
     )
 
 
-def pcapng_bytes(packets: Iterable[Packet], link_type: int = 1) -> bytes:
+def pcapng_bytes(packets: Iterable[Packet]) -> bytes:
     """One section, one interface with nanoseconds."""
     blocks = Blocks()
     return b"".join(
         [
             blocks.section(),
-            blocks.interface(link_type, resolution=9),
+            blocks.interface(resolution=9),
             *(blocks.enhanced(each.data, each.time_ns, length=each.length) for each in packets),
         ]
     )

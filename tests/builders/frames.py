@@ -33,7 +33,3 @@ def produce(
 
 def response(correlation_id: int, body: bytes = bytes(12)) -> bytes:
     return framed(struct.pack(">i", correlation_id) + body)
-
-
-def token(data: bytes = b"\0user\0secret") -> bytes:
-    return framed(data)

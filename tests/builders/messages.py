@@ -122,13 +122,12 @@ def metadata_record(record: str, version: int = 0, /, **fields: Any) -> bytes:
     return bytes([1, number, version]) + message_codec.encode(definition, version, fields)
 
 
-def numbered_batch(first: int, count: int = 2, skipped: Sequence[int] = (), **more: Any) -> bytes:
-    """Records with offsets from `first`, without those that are skipped."""
+def numbered_batch(first: int, count: int = 2, **more: Any) -> bytes:
+    """Records with offsets from `first` on."""
     return encode_batch(
         [
             {"offset": at, "timestamp_ms": 5, "key": b"k", "value": b"%d" % at, "headers": []}
             for at in range(first, first + count)
-            if at not in skipped
         ],
         **more,
     )

@@ -4,13 +4,15 @@ import ipaddress
 import struct
 from collections.abc import Sequence
 
+NETWORK = 42  # of tunnels
+
 
 def tcp(
     payload: bytes = b"", *, ports: tuple[int, int] = (40000, 9092), seq: int = 1, ack: int = 2,
-    flags: int = 24, options: bytes = b"", window: int = 512,
+    flags: int = 24, options: bytes = b"",
 ) -> bytes:  # fmt: skip
     offset = (20 + len(options)) // 4 << 4
-    header = struct.pack(">2H2IBBHHH", *ports, seq, ack, offset, flags, window, 0, 0)
+    header = struct.pack(">2H2IBBHHH", *ports, seq, ack, offset, flags, 512, 0, 0)
     return header + options + payload
 
 
@@ -25,12 +27,9 @@ def ipv4(
     return start + places + options + content
 
 
-def ipv6(
-    content: bytes, *, addresses: tuple[str, str] = ("fd00::1", "fd00::2"), following: int = 6,
-    length: int | None = None,
-) -> bytes:  # fmt: skip
+def ipv6(content: bytes, *, following: int = 6, length: int | None = None) -> bytes:
     length = len(content) if length is None else length
-    places = b"".join(ipaddress.IPv6Address(address).packed for address in addresses)
+    places = ipaddress.IPv6Address("fd00::1").packed + ipaddress.IPv6Address("fd00::2").packed
     return struct.pack(">IHBB", 6 << 28, length, following, 64) + places + content
 
 
@@ -44,12 +43,10 @@ def udp(content: bytes, port: int) -> bytes:
     return struct.pack(">4H", 50000, port, 8 + len(content), 0) + content
 
 
-def vxlan(content: bytes, network: int = 42) -> bytes:
-    return udp(struct.pack(">II", 8 << 24, network << 8) + content, 4789)
+def vxlan(content: bytes) -> bytes:
+    return udp(struct.pack(">II", 8 << 24, NETWORK << 8) + content, 4789)
 
 
-def geneve(
-    content: bytes, network: int = 42, ethertype: int = 0x6558, options: bytes = b""
-) -> bytes:
-    header = struct.pack(">BBHI", len(options) // 4, 0, ethertype, network << 8)
+def geneve(content: bytes, ethertype: int = 0x6558, options: bytes = b"") -> bytes:
+    header = struct.pack(">BBHI", len(options) // 4, 0, ethertype, NETWORK << 8)
     return udp(header + options + content, 6081)

@@ -27,17 +27,11 @@ class Gap:
     size: int
 
 
-@dataclass(frozen=True)
-class Flags:
-    flags: int
-
-
 def gap(size: int) -> Gap:
     return Gap(size)
 
 
-FIN_ = Flags(FIN | ACK)
-RST_ = Flags(RST)
+FIN_, RST_ = FIN | ACK, RST  # segments without payload
 
 
 class Playbook:
@@ -67,20 +61,20 @@ class Playbook:
         self.time += 1_000_000
         return self.segment(CLIENT, b"", 0, ACK)
 
-    def _send(self, side: int, what: bytes | Gap | Flags) -> Playbook:
+    def _send(self, side: int, what: bytes | Gap | int) -> Playbook:
         if isinstance(what, Gap):
             self.sent[side] += what.size
             return self
-        if isinstance(what, Flags):
-            return self.segment(side, b"", self.sent[side], what.flags)
+        if isinstance(what, int):
+            return self.segment(side, b"", self.sent[side], what)
         self.segment(side, what, self.sent[side])
         self.sent[side] += len(what)
         return self
 
-    def __rshift__(self, what: bytes | Gap | Flags) -> Playbook:
+    def __rshift__(self, what: bytes | Gap | int) -> Playbook:
         return self._send(CLIENT, what)
 
-    def __lshift__(self, what: bytes | Gap | Flags) -> Playbook:
+    def __lshift__(self, what: bytes | Gap | int) -> Playbook:
         return self._send(BROKER, what)
 
     def batch(self) -> tuple[SegmentBatch, Sources]:

@@ -56,9 +56,9 @@ def test_names_in_scram_are_unescaped_and_extensions_kept() -> None:
     assert token["extensions"] == [{"name": "tokenauth", "value": "true"}]
 
 
-def bearer(claims: str, signature: str = "c2ln") -> bytes:
+def bearer(claims: str) -> bytes:
     payload = base64.urlsafe_b64encode(claims.encode()).decode().rstrip("=")
-    token = f"eyJhbGciOiJub25lIn0.{payload}.{signature}"
+    token = f"eyJhbGciOiJub25lIn0.{payload}.c2ln"
     return f"n,a=me,\x01auth=Bearer {token}\x01traceId=7\x01\x01".encode()
 
 

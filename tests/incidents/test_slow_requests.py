@@ -7,14 +7,12 @@ import pytest
 from tests.builders.tables import Row, connection, exchange, found
 
 
-def _answers(
-    first: int, client: str, api: str, latency_us: int, count: int = 30, every_us: int = 1000
-) -> list[Row]:
+def _answers(first: int, client: str, api: str, latency_us: int, every_us: int = 1000) -> list[Row]:
     return [
         exchange(
             first + n, at_us=n * every_us, client_id=client, api_name=api, latency_us=latency_us
         )
-        for n in range(count)
+        for n in range(30)
     ]
 
 

@@ -33,8 +33,8 @@ def answer(name: str, correlation_id: int) -> bytes:
     return framed(encode_message(Message(key, version, "response", header, body)))
 
 
-def of_broker(packets: list[Packet], port: int = 9092) -> list[Packet]:
-    return [packet for packet in packets if packet.source[1] == port]
+def of_broker(packets: list[Packet]) -> list[Packet]:
+    return [packet for packet in packets if packet.source[1] == 9092]
 
 
 def test_an_answer_alone_is_no_proof(tmp_path: Path) -> None:

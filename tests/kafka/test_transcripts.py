@@ -10,7 +10,7 @@ from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.columns import CloseReason
-from tests.builders.frames import framed, produce, request, response, token
+from tests.builders.frames import framed, produce, request, response
 from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Playbook, gap
 from tests.builders.segments import in_memory
 
@@ -165,7 +165,7 @@ def test_the_end_of_an_answer_makes_no_client() -> None:
 def test_sasl_handshake_v0_is_followed_by_tokens() -> None:
     """After SaslHandshake v0 the next frames are tokens without a header."""
     book = Playbook().syn() >> request(1, 17, 0, body=b"\0\5PLAIN") << response(1)
-    book = book >> token() << framed(b"") >> request(2) << response(2)
+    book = book >> framed(b"\0user\0secret") << framed(b"") >> request(2) << response(2)
     assert book.exchanges() == [(1, "paired"), (-1, "paired"), (2, "paired")]
     rows = book.run().exchanges
     assert list(rows["is_sasl_token"]) == [0, 1, 0]

@@ -16,21 +16,21 @@ from tests.builders.playbook import BROKER, CLIENT
 from tests.builders.tls_talk import Parties, TlsTalk, frame_bytes
 
 
-def assembly(seed: int, count: int = 20) -> Assembly:
+def assembly(seed: int) -> Assembly:
     random = np.random.default_rng(seed)
     endpoints = np.zeros(4, ENDPOINTS)
     endpoints["port_a"] = random.integers(1, 60000, 4)
     connections = np.zeros(6, CONNECTION)
     connections["connection_id"] = random.integers(1, 2**62, 6)
     connections["endpoints"] = random.integers(0, 4, 6)
-    exchanges = np.zeros(count, EXCHANGE)
-    exchanges["exchange_id"] = random.integers(1, 2**62, count)
-    exchanges["connection"] = random.integers(0, 6, count)
+    exchanges = np.zeros(20, EXCHANGE)
+    exchanges["exchange_id"] = random.integers(1, 2**62, 20)
+    exchanges["connection"] = random.integers(0, 6, 20)
     extents = np.zeros(200, EXTENT)
     extents["pos"] = np.arange(200)
     for side in exchange_index.SIDES:
-        exchanges[side]["extent_count"] = random.integers(0, 4, count)
-        exchanges[side]["extent_start"] = random.integers(0, 190, count)
+        exchanges[side]["extent_count"] = random.integers(0, 4, 20)
+        exchanges[side]["extent_start"] = random.integers(0, 190, 20)
     return Assembly(endpoints, connections, exchanges, extents, np.zeros(0, ANOMALY))
 
 

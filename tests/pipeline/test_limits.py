@@ -36,10 +36,10 @@ def read_talk(folder: Path, talk: list[tuple[int, bytes]], skip: Any = (), **lim
     return kdissect.read(path, limits=limits)
 
 
-def talk(count: int, size: int = 100) -> list[tuple[int, bytes]]:
+def talk(count: int) -> list[tuple[int, bytes]]:
     said = []
     for number in range(1, count + 1):
-        said += [(0, request(number, body=bytes(size))), (1, response(number, bytes(size)))]
+        said += [(0, request(number, body=bytes(100))), (1, response(number, bytes(100)))]
     return said
 
 

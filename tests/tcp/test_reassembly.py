@@ -109,19 +109,19 @@ def test_the_kernels_reassemble_as_the_oracle(segments: list[Segment]) -> None:
     assert kernel(segments) == oracle.reassemble(segments, WINDOW_NS)
 
 
-def synthetic(seq: Any, length: int, data: bytes = b"x" * 4096) -> tuple[SegmentBatch, Sources]:
+def synthetic(seq: Any) -> tuple[SegmentBatch, Sources]:
     rows = np.zeros(len(seq), SEGMENT)
     rows["seq"] = seq
     rows["flags"] = ACK
-    rows["length"] = rows["captured"] = length
+    rows["length"] = rows["captured"] = 10
     rows["packet"] = np.arange(len(seq)) + 1
     rows["ip_id"] = rows["packet"] & 0xFFFF
     rows["time_ns"] = rows["packet"] * 1000
-    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
+    return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(b"x" * 4096)
 
 
 def with_gaps(count: int) -> Any:
-    batch, memory = synthetic(np.arange(count, dtype=np.int64) * 20, 10)
+    batch, memory = synthetic(np.arange(count, dtype=np.int64) * 20)
     return r.reassemble([batch], memory, WINDOW_NS)
 
 
@@ -131,7 +131,7 @@ def interleaved(count: int) -> Any:
     seq = np.empty(2 * half, np.int64)
     seq[0::2] = 1_000_000 + np.arange(half) * 10
     seq[1::2] = 1_000_000 + (np.arange(half) * 7919 % half) * 10
-    batch, memory = synthetic(seq, 10)
+    batch, memory = synthetic(seq)
     return r.reassemble([batch], memory, WINDOW_NS)
 
 

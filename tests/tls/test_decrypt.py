@@ -52,9 +52,9 @@ def _answer(number: int) -> bytes:
     return response(number, bytes(8) + struct.pack(">ihh", 1, 0, len(name)) + name + bytes(5))
 
 
-def _check_all(assembly: Assembly, count: int = SECRET_EXCHANGES) -> None:
+def _check_all(assembly: Assembly) -> None:
     rows = assembly.exchanges
-    assert rows["correlation_id"].tolist() == list(range(count))
+    assert rows["correlation_id"].tolist() == list(range(SECRET_EXCHANGES))
     assert (rows["status"] == PairStatus.PAIRED).all()
     for number, row in enumerate(rows):
         size = (5, 100, 2000, 40_000)[number % 4]
