@@ -195,13 +195,8 @@ CARED: dict[str, dict[str, tuple[str, ...]]] = {
         "topics": LIST,
         "topics[].partitions": LIST,
     },
-    "DescribeTopicPartitions": {
-        "topics[].error_code": CODE,
-        "topics[].partitions": LIST,
-    },
-    "OffsetCommit": {
-        "topics[].partitions[].error_code": (*CODE, "REBALANCE_IN_PROGRESS", LOADING),
-    },
+    "DescribeTopicPartitions": {"topics[].error_code": CODE, "topics[].partitions": LIST},
+    "OffsetCommit": {"topics[].partitions[].error_code": (*CODE, "REBALANCE_IN_PROGRESS", LOADING)},
     "OffsetFetch": {
         "topics[].partitions[].committed_offset": OFFSET,
         "topics[].partitions[].metadata": ("other text",),
@@ -220,20 +215,11 @@ CARED: dict[str, dict[str, tuple[str, ...]]] = {
         "members": ("shortened",),
         "leader": ("other text",),
     },
-    "SyncGroup": {
-        "error_code": (*CODE, "REBALANCE_IN_PROGRESS"),
-        "assignment": ("emptied",),
-    },
+    "SyncGroup": {"error_code": (*CODE, "REBALANCE_IN_PROGRESS"), "assignment": ("emptied",)},
     "Heartbeat": {"error_code": ("error", "REBALANCE_IN_PROGRESS", "NOT_COORDINATOR")},
     "LeaveGroup": {"error_code": CODE, "members[].error_code": CODE},
-    "ConsumerGroupHeartbeat": {
-        "error_code": (*CODE, LOADING),
-        "assignment.topic_partitions": LIST,
-    },
-    "ConsumerGroupDescribe": {
-        "groups[].error_code": CODE,
-        "groups[].members": LIST,
-    },
+    "ConsumerGroupHeartbeat": {"error_code": (*CODE, LOADING), "assignment.topic_partitions": LIST},
+    "ConsumerGroupDescribe": {"groups[].error_code": CODE, "groups[].members": LIST},
     "DescribeGroups": {
         "groups[].error_code": CODE,
         "groups[].group_state": ("other text", "Dead"),
@@ -250,7 +236,7 @@ CARED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "InitProducerId": {"error_code": TXN},
     "AddPartitionsToTxn": {
-        "results_by_topic_v3_and_below[].results_by_partition[].partition_error_code": TXN,
+        "results_by_topic_v3_and_below[].results_by_partition[].partition_error_code": TXN
     },
     "AddOffsetsToTxn": {"error_code": TXN},
     "EndTxn": {"error_code": TXN},

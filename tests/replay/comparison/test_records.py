@@ -3,12 +3,7 @@
 import pytest
 
 from kdissect.codec.record_encoder import encode_batch
-from kdissect.replay.comparison.records import (
-    Delivered,
-    RecordComparison,
-    RecordCount,
-    batches_of,
-)
+from kdissect.replay.comparison.records import Delivered, RecordComparison, RecordCount, batches_of
 from kdissect.replay.model import Difference
 
 LOG = ("t", 0)

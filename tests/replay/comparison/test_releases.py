@@ -4,12 +4,7 @@ import pytest
 
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.releases import spoken_versions
-from kdissect.replay.comparison.findings import (
-    RULE,
-    Releases,
-    allow_changes,
-    group,
-)
+from kdissect.replay.comparison.findings import RULE, Releases, allow_changes, group
 from kdissect.replay.model import ABSENT, Difference, Judgement, Outcome, Verdict
 from tests.replay.comparison.made_run import Run
 

@@ -28,12 +28,7 @@ from kdissect.replay.model import (
     Verdict,
 )
 from kdissect.replay.output import console
-from kdissect.replay.output.console import (
-    ReplayProgress,
-    print_plan,
-    print_results,
-    wide_console,
-)
+from kdissect.replay.output.console import ReplayProgress, print_plan, print_results, wide_console
 from kdissect.replay.output.files import write_html, write_junit
 from kdissect.replay.output.rows import (
     FailOnError,

@@ -3,13 +3,7 @@
 import pytest
 
 from kdissect.replay.model import OptionError, SkipCode, Skipped
-from kdissect.replay.planning.plan import (
-    Pace,
-    duration_ns,
-    parse_pace,
-    parse_span,
-    schedule,
-)
+from kdissect.replay.planning.plan import Pace, duration_ns, parse_pace, parse_span, schedule
 from tests.replay.made import MS, PlanMaker
 
 

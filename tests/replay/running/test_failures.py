@@ -24,14 +24,7 @@ from kdissect.replay.target.cluster import Target
 from kdissect.replay.workload.saved_file import save
 from tests.builders.workloads import a_request, a_response, exchange, workload
 from tests.conftest import CAPTURES
-from tests.replay.made import (
-    API_VERSIONS,
-    METADATA,
-    Answer,
-    FakeBroker,
-    PlanMaker,
-    answering,
-)
+from tests.replay.made import API_VERSIONS, METADATA, Answer, FakeBroker, PlanMaker, answering
 
 SOURCE = CAPTURES / "librdkafka.pcap"
 
