@@ -1,7 +1,5 @@
 """From link layer to TCP: every layer by hand, and random chains of layers against the oracle."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

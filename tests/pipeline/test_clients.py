@@ -1,7 +1,5 @@
 """The client ids of a connection."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import kdissect

@@ -1,7 +1,5 @@
 """Answers of one connection with one target, and what contradicts in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID

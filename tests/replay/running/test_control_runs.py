@@ -1,7 +1,5 @@
 """Control runs: their order, their separate names, and the differences that they excuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Targets that are absent or speak another protocol: every output is written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """What is refused, and by which option it would be allowed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

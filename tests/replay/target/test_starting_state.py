@@ -1,7 +1,5 @@
 """The state that the requests of a plan need, from captures and saved files, and at a target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
