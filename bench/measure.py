@@ -1,7 +1,5 @@
 """Clocks, memory and the machine: what every benchmark shares."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -127,7 +125,7 @@ class Helper:
                 return answer
         raise RuntimeError(f"the helper ended with {self._process.wait()}")
 
-    def __enter__(self) -> Helper:
+    def __enter__(self) -> "Helper":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,8 +5,6 @@ starts one process (broker and controller), waits until it serves, and ends it b
 Maven, Java or the network are missing `Unavailable` says which; fixtures turn it into a skip.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os
@@ -189,7 +187,7 @@ class Broker:
     def address_of(self, listener: str) -> str:
         return f"127.0.0.1:{self.ports[listener]}"
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> "Broker":
         return self.start()
 
     def __exit__(
@@ -262,7 +260,7 @@ class Broker:
             java(), *_HEAP, logging, f"-Djava.io.tmpdir={unpacked}", "-cp", classes, *options,
         ]  # fmt: skip
 
-    def start(self) -> Broker:
+    def start(self) -> "Broker":
         """Format the folder the first time, start, wait until the broker serves."""
         self.folder.mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"

@@ -3,8 +3,6 @@
 The broker has to advertise the proxy's address, so that clients stay behind it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -80,7 +78,7 @@ class Proxy:
         return encode_message(message)
 
     @contextmanager
-    def running(self) -> Iterator[Proxy]:
+    def running(self) -> Iterator["Proxy"]:
         listener = socket.create_server(("127.0.0.1", self.port))
 
         async def begin() -> None:

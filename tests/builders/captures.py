@@ -3,8 +3,6 @@
 `pcap` and `Blocks` write any file byte by byte, also broken ones.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import random
@@ -70,17 +68,17 @@ class Packet:
     def flags(self) -> int:
         return self.data[self.tcp_pos + 13]
 
-    def put(self, at: int, new: bytes) -> Packet:
+    def put(self, at: int, new: bytes) -> "Packet":
         """The packet with `new` over its bytes at `at`, never longer than before."""
         data = self.data[:at] + new + self.data[at + len(new) :]
         return replace(self, data=data[: len(self.data)])
 
-    def with_port(self, old: int, new: int) -> Packet:
+    def with_port(self, old: int, new: int) -> "Packet":
         """The packet with another port in place of `old`, whichever end that is."""
         ports = [new if end[1] == old else end[1] for end in (self.source, self.target)]
         return self.put(self.tcp_pos, struct.pack(">HH", *ports))
 
-    def with_payload(self, payload: bytes) -> Packet:
+    def with_payload(self, payload: bytes) -> "Packet":
         """Another payload, and the IP length that belongs to it."""
         data = self.data[: self.payload_pos] + payload
         total = len(data) - 14

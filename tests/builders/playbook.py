@@ -4,8 +4,6 @@
 them); time passes by a millisecond a step.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
@@ -46,7 +44,7 @@ class Playbook:
         self.time = 1_700_000_000_000_000_000
         self.memory: Sources | None = None
 
-    def segment(self, side: int, data: bytes, pos: int, flags: int = ACK | PSH) -> Playbook:
+    def segment(self, side: int, data: bytes, pos: int, flags: int = ACK | PSH) -> "Playbook":
         """A segment whose first byte is the stream's byte `pos`."""
         seq = (self.isn[side] + 1 + pos) % 2**32
         ack = (self.isn[1 - side] + 1 + self.sent[1 - side]) % 2**32
@@ -54,14 +52,14 @@ class Playbook:
         self.time += 1_000_000
         return self
 
-    def syn(self) -> Playbook:
+    def syn(self) -> "Playbook":
         self.rows.append((self.time, CLIENT, SYN, b"", self.isn[CLIENT], 0))
         ack = (self.isn[CLIENT] + 1) % 2**32
         self.rows.append((self.time + 1000, BROKER, SYN | ACK, b"", self.isn[BROKER], ack))
         self.time += 1_000_000
         return self.segment(CLIENT, b"", 0, ACK)
 
-    def _send(self, side: int, what: bytes | Gap | int) -> Playbook:
+    def _send(self, side: int, what: bytes | Gap | int) -> "Playbook":
         if isinstance(what, Gap):
             self.sent[side] += what.size
             return self
@@ -71,10 +69,10 @@ class Playbook:
         self.sent[side] += len(what)
         return self
 
-    def __rshift__(self, what: bytes | Gap | int) -> Playbook:
+    def __rshift__(self, what: bytes | Gap | int) -> "Playbook":
         return self._send(CLIENT, what)
 
-    def __lshift__(self, what: bytes | Gap | int) -> Playbook:
+    def __lshift__(self, what: bytes | Gap | int) -> "Playbook":
         return self._send(BROKER, what)
 
     def batch(self) -> tuple[SegmentBatch, Sources]:
@@ -101,7 +99,7 @@ class Playbook:
             for row in self.run().exchanges
         ]
 
-    def shuffled(self, seed: int, reach: int) -> Playbook:
+    def shuffled(self, seed: int, reach: int) -> "Playbook":
         """The same packets, each delivered up to `reach` places later."""
         order = random.Random(seed)
         keyed = sorted(

@@ -5,8 +5,6 @@ and place, or raises `Ignored` with the reason. Numbers: tcpdump.org's link type
 and ports.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,10 +46,10 @@ class Place:
             raise Ignored("headers_cut" if self.wire_end - self.pos >= count else otherwise)
         return self.packet[self.pos : self.pos + count]
 
-    def behind(self, count: int) -> Place:
+    def behind(self, count: int) -> "Place":
         return replace(self, pos=self.pos + count)
 
-    def until(self, wire_end: int) -> Place:
+    def until(self, wire_end: int) -> "Place":
         return replace(self, wire_end=wire_end, end=min(self.end, wire_end))
 
 

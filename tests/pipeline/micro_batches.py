@@ -1,7 +1,5 @@
 """Micro-batches of a folder stream without Spark: its stages, with states in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ class State:
         self.value: Any = None
         self.timers: set[int] = set()
 
-    def getValueState(self, *_: str) -> State:
+    def getValueState(self, *_: str) -> "State":
         return self
 
     def get(self) -> Any:

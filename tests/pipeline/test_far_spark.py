@@ -1,7 +1,5 @@
 """Captures in an object store and tables in one, on Spark: the rows of a local run."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path
@@ -59,7 +57,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             assert name in ("version", "close"), name
             return getattr(self._file, name)
 
-        def __enter__(self) -> Counting:
+        def __enter__(self) -> "Counting":
             return self
 
         def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """Handmade plans, a translator that counts, and a server with scripted faults."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
@@ -216,7 +214,7 @@ class FakeBroker:
         self._loop.call_soon_threadsafe(stop)
 
     @contextmanager
-    def running(self) -> Iterator[FakeBroker]:
+    def running(self) -> Iterator["FakeBroker"]:
         listener = socket.create_server(("127.0.0.1", 0), backlog=2000)
         self.port = listener.getsockname()[1]
 

@@ -1,7 +1,5 @@
 """Facts of TCP connections: against an oracle, on real captures and on made ones, cut anywhere."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from pathlib import Path
@@ -103,7 +101,7 @@ class Conversation:
     def acknowledge(self, side: int) -> None:
         self.acked[side] = self.next[1 - side]
 
-    def open(self, options: bytes | None = OPTIONS) -> Conversation:
+    def open(self, options: bytes | None = OPTIONS) -> "Conversation":
         self.put(0, SYN, options=options)
         self.acknowledge(1)
         self.put(1, SYN | ACK, options=options)

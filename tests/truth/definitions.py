@@ -6,8 +6,6 @@ what the shipped captures need of them, in a form of our own; `python -m tests.t
 writes it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gzip
@@ -56,7 +54,7 @@ class Field:
     is_tagged: bool
     entity: str | None  # "topicName", "groupId", ...: what a string or number names
     default: Any  # as the broker's JSON would show it
-    children: Layout | None
+    children: "Layout | None"
 
 
 @dataclass(frozen=True)
