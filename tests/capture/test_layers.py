@@ -75,7 +75,7 @@ CHAINS = {
     "mpls in udp": (101, ipv4(udp(b"\0\0\1\1" + IP4, 6635), protocol=17)),
     "mpls ethernet": (1, ethernet(b"\0\0\1\1" + IN_ETHERNET, 0x8847)),
     "ipv6 where ipv4 was said": (228, IP6),
-}  # fmt: skip
+}
 CHAINS["mpls"] = (1, ethernet(b"\0\0\0\0\0\0\1\1" + IP4, 0x8847))
 
 

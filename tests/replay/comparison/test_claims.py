@@ -271,9 +271,10 @@ def test_a_transaction_that_the_run_has_ended_is_not_ongoing() -> None:
     for state in ("CompleteCommit", "Ongoing"):
         described = {"error_code": 0, "transactional_id": "ledger", "transaction_state": state}
         run.ask(
-            ApiKey.DESCRIBE_TRANSACTIONS, {"transactional_ids": ["ledger"]},
+            ApiKey.DESCRIBE_TRANSACTIONS,
+            {"transactional_ids": ["ledger"]},
             {"transaction_states": [described]},
-        )  # fmt: skip
+        )
     claims = Claims(run.ids(), run.outcomes)
     [(number, one)] = claims.contradictions
     assert number == run.outcomes[-1].step.number

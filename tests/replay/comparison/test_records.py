@@ -44,8 +44,9 @@ def test_how_batches_are_written() -> None:
     both = batch(0, [b"a", b"b"]), batch(0, [b"a", b"b"], "gzip", timestamp_type="LogAppendTime")
     form = [(each.place.rpartition(".")[2], each.captured, each.answered) for each in found(both)]
     assert form == [
-        ("compression", "none", "gzip"), ("timestamp_type", "CreateTime", "LogAppendTime"),
-    ]  # fmt: skip
+        ("compression", "none", "gzip"),
+        ("timestamp_type", "CreateTime", "LogAppendTime"),
+    ]
 
 
 def test_records_that_come_with_another_answer_are_no_difference() -> None:
@@ -55,8 +56,9 @@ def test_records_that_come_with_another_answer_are_no_difference() -> None:
     assert (lost.captured, lost.note) == (RecordCount(2, 0), "no answer brings them")
     [changed] = found((whole, b""), (b"", batch(0, [b"a", b"X"])))
     assert (changed.path, changed.answered) == (
-        "responses[t].partitions[0].records[offset 1].value", b"X",
-    )  # fmt: skip
+        "responses[t].partitions[0].records[offset 1].value",
+        b"X",
+    )
 
 
 @pytest.mark.parametrize(

@@ -167,8 +167,9 @@ def test_existing_data_is_not_deleted(tmp_path: Path, is_allowed: bool) -> None:
         assert not reasons
     else:
         assert not holding.deleted
-        assert any("rd-tx was there before: needs --allow delete-existing" in each
-                   for each in reasons)  # fmt: skip
+        assert any(
+            "rd-tx was there before: needs --allow delete-existing" in each for each in reasons
+        )
 
 
 def effects(*allow: str, **options: Any) -> Effects:
