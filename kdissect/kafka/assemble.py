@@ -86,22 +86,6 @@ class EarlierState:
     tcp: TcpFacts
 
 
-def assemble(
-    batch: SegmentBatch,
-    sources: Sources,
-    options: StreamOptions | None = None,
-    key_logs: Sequence[Any] = (),
-) -> Assembly:
-    """Assemble all segments of some endpoint pairs into connections, exchanges and anomalies.
-
-    The batch must hold all segments of each of its pairs; other pairs in it make no difference. Of
-    the payload, only size prefixes, headers, searched ranges and overlapping segments are read, in
-    place from `sources`. key_logs: text buffers with the secrets of TLS connections
-    (`tls.key_log`). Raises ValueError if the batch refers to bytes outside the sources.
-    """
-    return assemble_streams([batch], sources, options or StreamOptions(), key_logs)[0]
-
-
 def assemble_streams(
     batches: list[SegmentBatch],
     sources: Sources,
@@ -110,10 +94,16 @@ def assemble_streams(
     earlier: EarlierState | None = None,
     scratch: Scratch = MEMORY,
 ) -> tuple[Assembly, Streams, Pairs, TlsConnections]:
-    """Like `assemble`: also the streams, pairs of frames and TLS connections of the assembly.
+    """Assemble all segments of some endpoint pairs into connections, exchanges and anomalies; also
+    returns the streams, pairs of frames and TLS connections that they were made from.
 
-    batches: a list of one batch, which is removed early. earlier: state of earlier segments, if the
-    batch continues connections. scratch: for large arrays.
+    The batch must hold all segments of each of its pairs; other pairs in it make no difference. Of
+    the payload, only size prefixes, headers, searched ranges and overlapping segments are read, in
+    place from `sources`. Raises ValueError if the batch refers to bytes outside the sources.
+
+    batches: a list of one batch, which is removed early. key_logs: text buffers with the secrets of
+    TLS connections (`tls.key_log`). earlier: state of earlier segments, if the batch continues
+    connections. scratch: for large arrays.
     """
     endpoints = batches[0].endpoints
     check_batch(batches[0])

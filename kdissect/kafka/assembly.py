@@ -1,4 +1,4 @@
-"""The result of `assemble`: connections, exchanges, extents of their bytes, anomalies.
+"""The result of `assemble_streams`: connections, exchanges, extents of their bytes, anomalies.
 
 All are structured arrays without payload. A *stream position* counts payload bytes of one
 direction. Position 0 is the first byte after the SYN, or the first captured byte if there is no

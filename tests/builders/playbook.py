@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, FIN, PSH, RST, SYN, SegmentBatch
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly, PairStatus
 from kdissect.kafka.options import StreamOptions
+from tests.builders.assembling import assemble
 from tests.builders.segments import batch_of
 from tests.oracles.segments import Segment
 

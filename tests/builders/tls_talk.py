@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kdissect.capture.mapped_files import Sources
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly
 from kdissect.tls.key_log import expand_label
+from tests.builders.assembling import assemble
 from tests.builders.certificates import certificate, key_pem, name
 from tests.builders.frames import request, response
 from tests.builders.playbook import BROKER, CLIENT, Playbook

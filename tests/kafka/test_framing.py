@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, SEGMENT, SegmentBatch
 from kdissect.kafka import acks, exchanges, frame_search, framing, sasl_detection
-from kdissect.kafka.assemble import assemble, known_apis
+from kdissect.kafka.assemble import known_apis
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
 from kdissect.kafka.frame_search import Kafka
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.byte_ranges import find, peek
+from tests.builders.assembling import assemble
 from tests.builders.frames import framed, produce, request, response
 from tests.builders.pieces import MadePieces, cuts, lost
 from tests.builders.playbook import BROKER, CLIENT, Playbook

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from kdissect.capture.segments import ACK, ENDPOINTS, RST, SYN, SegmentBatch
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.columns import CloseReason
+from tests.builders.assembling import assemble
 from tests.builders.frames import framed, produce, request, response
 from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Playbook, gap
 from tests.builders.segments import in_memory

@@ -8,9 +8,9 @@ import numpy as np
 from kdissect.capture.mapped_files import CARRIED_FROM, Sources
 from kdissect.capture.scratch import Scratch, Written
 from kdissect.capture.segments import ENDPOINTS
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly
 from kdissect.pipeline import exchange_index
+from tests.builders.assembling import assemble
 from tests.builders.frames import request, response
 from tests.builders.playbook import BROKER, CLIENT
 from tests.builders.tls_talk import Parties, TlsTalk, frame_bytes

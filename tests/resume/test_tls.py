@@ -178,7 +178,7 @@ def one_packet(window_bytes: Callable[[int], None]) -> None:
 )
 def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     """The exchanges are those of one run; a state has the open frame's records and no secret."""
-    from kdissect.kafka.assemble import assemble
+    from tests.builders.assembling import assemble
 
     book, log = _conversation(kind, tmp_path)
     batch, memory = book.batch()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import kdissect
 from kdissect.accounts import check
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.tcp.proxy_protocol import HeaderFault, ProxyHeader, parse_header
+from tests.builders.assembling import assemble
 from tests.builders.captures import Packet, pcap_bytes
 from tests.builders.frames import request, response
 from tests.builders.playbook import BROKER, CLIENT, Playbook, gap

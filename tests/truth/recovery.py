@@ -23,11 +23,11 @@ import numpy.typing as npt
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scan import scan
 from kdissect.capture.segments import SegmentBatch
-from kdissect.kafka.assemble import assemble
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.plan import planned
 from kdissect.protocol.model import SIDES
+from tests.builders.assembling import assemble
 from tests.kafka.conversations import check_accounts
 from tests.material import CAPTURES
 
