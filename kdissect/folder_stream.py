@@ -90,9 +90,9 @@ from kdissect.resume.open_connection import (
     NEVER,
     OpenConnection,
     from_table,
+    keep_sources,
     rows_of,
     to_table,
-    with_sources,
 )
 from kdissect.resume.progress import Patience
 from kdissect.stories.events import Collector
@@ -305,7 +305,8 @@ class _Connections(StatefulProcessor):
         found = carry.add(batch, Sources([os.devnull] * len(captures), carried=data), now)
         yield from self._parts(bucket, found, captures["capture_id"])
         yield from self._notes(bucket, carry.counts, faults)
-        connections, used = with_sources(carry.connections(), len(captures), CAPTURES_KEPT)
+        connections = carry.connections()
+        used = keep_sources(connections, len(captures), CAPTURES_KEPT)
         self.state.update(
             (packed_table(STATE_OPEN, to_table(connections)), captures[used].tobytes())
         )

@@ -52,7 +52,7 @@ from kdissect.pipeline.step_rows import (
     sliced,
 )
 from kdissect.pipeline.unrequested_responses import infer
-from kdissect.resume.carry import CarryLimits, ConnectionCarry
+from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
 from kdissect.resume.open_connection import OpenConnection, from_table, rows_of, to_table
 from kdissect.tables.anomalies import (
     AnomalyRow,
@@ -72,17 +72,12 @@ SEGMENTS_MAX = 1_000_000  # per bucket, if state is saved: the bucket is assembl
 class AssembledBucket:
     """Everything that the segments of a bucket give.
 
-    assembly: its exchanges are the complete ones. sources: where the bytes are.
-    is_open, was_open: by connection, whether a later run may continue it, and whether earlier ones
-    had packets of it. notes: anomalies that belong to no single connection.
+    found: its exchanges and connections. notes: anomalies that belong to no single connection.
     given_up: packets of connections beyond the limit, by source number. states: of connections, for
     the next run. counts: by name of `saved_state.COUNTS`.
     """
 
-    assembly: Assembly
-    sources: Sources
-    is_open: npt.NDArray[np.bool_]
-    was_open: npt.NDArray[np.bool_]
+    found: CompletedExchanges
     notes: list[AnomalyRow] = field(default_factory=list)
     given_up: dict[int, int] = field(default_factory=dict)
     states: list[OpenConnection] = field(default_factory=list)
@@ -114,26 +109,27 @@ def assemble(plan: RunPlan, sources: Sources, rows: Iterable[Row]) -> Iterator[R
     else:
         bucket = _bucket_without_state(plan, sources, batches, scratch)
     options, learnt = plan.options, Learnt()
+    assembly, sources = bucket.found.assembly, bucket.found.sources
     has_times = (options.time_from_ns, options.time_to_ns) != (None, None)
-    has_exchange = np.full(len(bucket.assembly.anomalies), not has_times)
+    has_exchange = np.full(len(assembly.anomalies), not has_times)
     order: Counter[int] = Counter()
-    for first in range(0, len(bucket.assembly.exchanges), PART_ROWS):
-        some = bucket.assembly.exchanges[first : first + PART_ROWS]
-        part = replace(bucket.assembly, exchanges=some)
-        learnt.add(learn(part, bucket.sources, options.chunk_bytes))
+    for first in range(0, len(assembly.exchanges), PART_ROWS):
+        some = assembly.exchanges[first : first + PART_ROWS]
+        part = replace(assembly, exchanges=some)
+        learnt.add(learn(part, sources, options.chunk_bytes))
         if has_times:
             chosen = exchanges_within(part.exchanges, options.time_from_ns, options.time_to_ns)
             part = replace(part, exchanges=part.exchanges[chosen])
             ids = part.exchanges["exchange_id"]
-            has_exchange |= np.isin(bucket.assembly.anomalies["exchange_id"], ids)
+            has_exchange |= np.isin(assembly.anomalies["exchange_id"], ids)
         for slot, data in exchange_index.packed_parts(part, _slots(plan, part), ROW_BYTES_MAX):
             yield Row(slot, RowKind.EXCHANGES, (number << 20) + order[slot], data)
             order[slot] += 1
-    learnt.finish(bucket.assembly)
+    learnt.finish(assembly)
     for slot, name, table in _tables(plan, number, bucket, learnt, has_exchange):
         for some in sliced(table):
             yield Row(slot, RowKind.TABLE, number, packed_table(name, some))
-    packets = enumerate(bucket.assembly.duplicate_packets.tolist())
+    packets = enumerate(assembly.duplicate_packets.tolist())
     duplicates = Counter({source: count for source, count in packets if count})
     stats = RunStats(duplicates=duplicates, counts=Counter(bucket.counts))
     for source, count in bucket.given_up.items():
@@ -168,7 +164,8 @@ def _bucket_without_state(
         counts["carry_limits"] = int(goes_on.sum())
     notes += count_anomalies(counts)
     nothing = np.zeros(len(assembly.connections), np.bool_)
-    return AssembledBucket(assembly, sources, nothing, nothing, notes, given_up, counts=counts)
+    found = CompletedExchanges(assembly, sources, nothing, nothing)
+    return AssembledBucket(found, notes, given_up, counts=counts)
 
 
 def _assembled(
@@ -201,23 +198,14 @@ def _bucket_with_state(
         secret_apis=frozenset() if options.reveal_secrets else secret_apis(),
     )
     found = carry.add(batch, sources, plan.end_ns)
-    assembly = found.assembly
-    infer(assembly, found.sources)
+    infer(found.assembly, found.sources)
     states = carry.connections()
     counts = {
         "late_packets": carry.counts.late,
         "carry_limits": carry.counts.given_up + carry.counts.limited,
         "open_exchanges": int(rows_of(states)["exchange_count"].sum()),
     }
-    return AssembledBucket(
-        assembly,
-        found.sources,
-        found.is_open,
-        found.was_open,
-        count_anomalies(counts),
-        states=states,
-        counts=counts,
-    )
+    return AssembledBucket(found, count_anomalies(counts), states=states, counts=counts)
 
 
 # -- rows -----------------------------------------------------------------------------------
@@ -243,20 +231,20 @@ def _tables(
 
     has_exchange: bool per anomaly, whether its exchange is written.
     """
-    assembly, options = bucket.assembly, plan.options
+    found, assembly, options = bucket.found, bucket.found.assembly, plan.options
     overlaps = connections_within(assembly.connections, options.time_from_ns, options.time_to_ns)
     stays = anomalies_within(assembly.anomalies, has_exchange, overlaps)
     connections = connections_table(
         assembly.endpoints, assembly.connections, learnt.clients, assembly.tls, assembly.tcp
     )
     home = number % plan.slot_count
-    is_shared = bucket.is_open | bucket.was_open
+    is_shared = found.is_open | found.was_open
     yield home, "connections", connections.filter(pa.array(overlaps & ~is_shared))
-    yield RUN, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & bucket.is_open))
-    chosen = overlaps & is_shared & ~bucket.is_open
+    yield RUN, OPEN_CONNECTIONS, connections.filter(pa.array(overlaps & found.is_open))
+    chosen = overlaps & is_shared & ~found.is_open
     yield RUN, ENDED_CONNECTIONS, connections.filter(pa.array(chosen))
     assembly = replace(assembly, anomalies=assembly.anomalies[stays])
-    for table in anomaly_tables(assembly, bucket.sources, list(plan.capture_ids), options):
+    for table in anomaly_tables(assembly, found.sources, list(plan.capture_ids), options):
         yield home, "anomalies", table
     yield home, "anomalies", anomalies_table(bucket.notes)
     yield home, STATE_OPEN, to_table(bucket.states)

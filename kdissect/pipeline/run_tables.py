@@ -22,8 +22,8 @@ from kdissect.pipeline.learn import Cluster
 from kdissect.pipeline.plan import RunPlan
 from kdissect.pipeline.saved_state import (
     NamesUsed,
-    continued_connections,
     late_names,
+    open_and_ended_connections,
     scram_users,
 )
 from kdissect.pipeline.step_rows import (
@@ -117,7 +117,7 @@ def write_run_tables(plan: RunPlan, summary: RunSummary, sink: Sink) -> dict[str
     sink("brokers", facts.brokers.table())
     sink("captures", captures_table(plan, stats))
     sink("anomalies", cut_captures(plan))
-    for name, table in continued_connections(plan, summary.connections):
+    for name, table in open_and_ended_connections(plan, summary.connections):
         sink(name, table)
     stats.counts["late_names"] = _late_names(plan, facts, sink)
     state = {

@@ -88,7 +88,7 @@ def earlier_events(plan: RunPlan, number: int) -> Iterator[Row]:
         yield Row(packed.key, RowKind.EVENTS, -1, packed.data)
 
 
-def continued_connections(
+def open_and_ended_connections(
     plan: RunPlan, now: dict[str, list[pa.Table]]
 ) -> Iterator[tuple[str, pa.Table]]:
     """(table or OPEN_CONNECTIONS, rows) of connections that go on from run to run: the rows of this

@@ -294,8 +294,8 @@ def _with_carried(
     """(openings, carried segments and rows of the batch (of the first connections) together; the
     sources with the carried bytes)."""
     states = rows_of(connections)
-    kept = np.frombuffer(b"".join(one.segments for one in connections), SEGMENT).copy()
-    counts = [len(one.segments) // SEGMENT.itemsize for one in connections]
+    kept = joined([np.zeros(0, SEGMENT), *(one.segments for one in connections)])
+    counts = [len(one.segments) for one in connections]
     sizes = np.array([one.size for one in connections], np.int64)
     start = CARRIED_FROM + len(sources.carried) + np.cumsum(sizes) - sizes
     kept["pos"] += np.repeat(start, counts)
@@ -314,21 +314,18 @@ def _with_carried(
 
 def _openings(states: Rows) -> npt.NDArray[np.void]:
     """The SYNs that make the carried bytes of resumed connections begin at a known position."""
-    made = []
-    client = states["earlier"]["client_side"].astype(np.int64)
-    for number in np.flatnonzero(is_resumed(states)).tolist():
-        seq = states["seq"][number].tolist()
-        for side in (client[number], 1 - client[number]):
-            if seq[side] == NO_NUMBER:
-                continue
-            row = np.zeros(1, SEGMENT)
-            row["time_ns"] = states["connection"]["first_time_ns"][number]
-            row["seq"], row["flags"] = (seq[side] - 1) & 0xFFFFFFFF, SYN
-            if side != client[number] and seq[1 - side] != NO_NUMBER:
-                row["ack"], row["flags"] = seq[1 - side], SYN | ACK
-            row["endpoints"], row["side"], row["ip_id"] = number, side, COUNTED_BEFORE
-            made.append(row)
-    return joined([np.zeros(0, SEGMENT), *made])
+    is_made = is_resumed(states)[:, None] & (states["seq"] != NO_NUMBER)
+    number, side = np.nonzero(is_made)
+    seq, peer = states["seq"][number, side], states["seq"][number, 1 - side]
+    is_client = side == states["earlier"]["client_side"][number]
+    made = np.zeros(len(number), SEGMENT)
+    made["time_ns"] = states["connection"]["first_time_ns"][number]
+    made["seq"], made["flags"] = (seq - 1) & 0xFFFFFFFF, SYN
+    answers = ~is_client & (peer != NO_NUMBER)
+    made["ack"][answers] = peer[answers]
+    made["flags"][answers] |= ACK
+    made["endpoints"], made["side"], made["ip_id"] = number, side, COUNTED_BEFORE
+    return made[np.lexsort((~is_client, number))]
 
 
 def _late_count(w: AssembledWindow) -> int:

@@ -242,7 +242,7 @@ def next_connections(
             tls = TlsState(w.tls.sessions[row], (points[2 * row], points[2 * row + 1]))
         found[int(w.pair[row])] = OpenConnection(
             rows[row : row + 1].copy(),
-            segments[bounds[row] : bounds[row + 1]].tobytes(),
+            segments[bounds[row] : bounds[row + 1]].copy(),
             data[first_byte[row] : first_byte[row + 1]],
             counts,
             tls,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -68,12 +68,12 @@ def new_rows(endpoints: npt.NDArray[np.void]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class OpenConnection:
-    """row: OPEN[1]. segments: the carried ones (packed SEGMENT); `pos` is a position in `data`,
+    """row: OPEN[1]. segments: the carried ones (SEGMENT); `pos` is a position in `data`,
     their bytes. rtt: counts of round-trip times. tls: state that decrypts the carried bytes of
     Kafka over TLS, which begin at a record."""
 
     row: Rows
-    segments: bytes = b""
+    segments: Rows = field(default_factory=lambda: np.zeros(0, SEGMENT))
     data: bytes = b""
     rtt: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RTT_COUNT))
     tls: TlsState | None = None
@@ -116,23 +116,16 @@ def earlier_state(connections: Sequence[OpenConnection]) -> EarlierState:
     )
 
 
-def with_sources(
-    connections: Sequence[OpenConnection], count: int, kept: int
-) -> tuple[list[OpenConnection], Ints]:
-    """(the connections with renumbered sources, which of the `count` sources these were): those of
-    carried segments, and the last `kept` ones."""
+def keep_sources(connections: Sequence[OpenConnection], count: int, kept: int) -> Ints:
+    """Renumber the sources of carried segments; returns which of the `count` sources are left:
+    those of such segments, and the last `kept` ones."""
     is_used = np.arange(count) >= count - kept
     for one in connections:
-        is_used[np.frombuffer(one.segments, SEGMENT)["source"]] = True
-    if is_used.all():
-        return list(connections), np.arange(count)
+        is_used[one.segments["source"]] = True
     number = np.cumsum(is_used) - 1
-    renumbered = []
     for one in connections:
-        rows = np.frombuffer(one.segments, SEGMENT).copy()
-        rows["source"] = number[rows["source"]]
-        renumbered.append(replace(one, segments=rows.tobytes()))
-    return renumbered, np.flatnonzero(is_used)
+        one.segments["source"] = number[one.segments["source"]]
+    return np.flatnonzero(is_used)
 
 
 # -- as rows of a table ---------------------------------------------------------------------
@@ -150,7 +143,7 @@ def to_table(connections: Sequence[OpenConnection]) -> pa.Table:
     """A row for each connection, for `from_table`."""
     columns = (
         [one.row.tobytes() for one in connections],
-        [one.segments for one in connections],
+        [one.segments.tobytes() for one in connections],
         [one.data for one in connections],
         [one.rtt.tobytes() for one in connections],
         [one.tls and json.dumps(one.tls.to_json()) for one in connections],
@@ -172,7 +165,7 @@ def from_table(table: pa.Table) -> list[OpenConnection]:
     return [
         OpenConnection(
             np.frombuffer(row, OPEN).copy(),
-            segments,
+            np.frombuffer(segments, SEGMENT).copy(),
             data,
             np.frombuffer(rtt, RTT_COUNT),
             None if tls is None else TlsState.from_json(json.loads(tls)),
