@@ -35,8 +35,9 @@ def read_only(folder: Path, script: str) -> list[str]:
 
 
 def run_from_root(command: list[str], **variables: str) -> Done:
-    uncached = ("env", "-u", "NUMBA_CACHE_DIR", f"PYTHON={sys.executable}")
-    done = run(*uncached, *command, cwd="/", timeout_s=900, **variables)
+    variables["PYTHON"] = sys.executable
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    done = run("env", "-u", "NUMBA_CACHE_DIR", *settings, *command, cwd="/", timeout_s=900)
     if done.returncode == 99:
         pytest.skip("no file system can be mounted here")
     return done
