@@ -2,10 +2,11 @@
 
 A packet is a chain of layers. Each turn of the loop in `find_tcp` reads the header of one layer. A
 function per kind of header checks that the header was captured, and returns what follows it:
-another layer, or the reason why the search ends. Every turn moves forward, so the work is linear in
-the packet. Three positions are passed along: `pos`, the layer's first byte; `end`, the end of the
-captured bytes; `wire_end`, the end of the packet on the wire (larger if a snap length cut it). The
-lengths in IP headers reduce both ends, which removes Ethernet's padding.
+another layer, or the reason why the search ends. A turn moves forward or names the layer at the
+same place more closely, so the work is linear in the packet. Three positions are passed along:
+`pos`, the layer's first byte; `end`, the end of the captured bytes; `wire_end`, the end of the
+packet on the wire (larger if a snap length cut it). The lengths in IP headers reduce both ends,
+which removes Ethernet's padding.
 
 Sources:
 

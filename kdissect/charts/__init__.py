@@ -1,13 +1,14 @@
 """Charts: rows as columns, and the Vega-Lite specification that draws them.
 
-The report's page and notebooks draw the same charts: for each specification there is one function.
+The report's page and notebooks draw the same charts. Each chart is a function; charts that look
+alike share a specification.
 A `.vl.json` file holds a chart's marks, encodings and titles. A text ``$name`` in it is a
 parameter: a title, a kind of scale, or names of ours. What came from a capture is data only: it
 never becomes part of a specification, where Vega reads field names and expressions. `config.json`
-has what all charts share: axes, and zooming by a mouse, so that a finger scrolls the page.
+has what all charts share: axes, and zooming. Only a mouse zooms: a finger scrolls the page.
 
 Colours and legends are the page's, which knows its theme and wraps legends on a phone: marks name
-their series, and the series come in the order of their colours.
+their series, and the page gives its colours to the series in their order.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import pyarrow as pa
 from kdissect.tables.arrow_arrays import TIME_TYPE
 from kdissect.text import rfc3339, visible
 
-# bad: users lost requests, records or time. warn: they waited, or conclusions are uncertain.
+# bad: requests failed, records were lost, or clients stood still. warn: clients lost time.
+# info: nobody lost anything, but operators want to know.
 BAD, WARN, INFO = "bad", "warn", "info"
 SEVERITIES = (BAD, WARN, INFO)  # the worst first
 
@@ -39,8 +40,8 @@ _SUBJECT_MAX, _TEXT_MAX = 300, 1000  # characters
 class Incident:
     """A row of `incidents`; its finder leaves `kind` empty.
 
-    brokers, client: addresses of the brokers and the client that it explains, for the search for
-    causes.
+    brokers, client: addresses of the brokers and the client that it is about. One incident explains
+    another if these match.
     """
 
     severity: str

@@ -145,7 +145,7 @@ EXCHANGE = np.dtype(
         ("status", "u1"),  # PairStatus
         ("is_sasl_token", "u1"),
         ("confidence", "<f4"),  # of an api_key and api_version inferred from the response; else 0
-        ("queued_ns", "<i8"),  # part of its latency spent waiting for earlier requests; -1 unknown
+        ("queued_ns", "<i8"),  # wait until the response before had left; -1 unknown
         ("request", SIDE),
         ("response", SIDE),
     ]

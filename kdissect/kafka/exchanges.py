@@ -123,7 +123,7 @@ class Pairs:
     def _fill_queues(
         self, exchanges: Rows, asked: Bools, response: Ints, segments: Rows, earlier: Ints
     ) -> None:
-        """Set queued_ns: how long a request waited for the response before its own.
+        """Set queued_ns: how long a request waited until the response before its own had left.
 
         A broker handles the requests of a connection one at a time, so a request starts when the
         previous response has left.
@@ -139,7 +139,7 @@ class Pairs:
         queued = np.maximum(0, until - exchanges["request"]["end_time_ns"][pairs])
         # a response in the hole may have occupied the broker for longer
         queued[~is_next] = -1
-        # the first response may have waited for one that was lost before it
+        # nothing was queued before a stream's first response, unless one was lost before it
         is_first = ~follows & (last_pos == NO_RESPONSE)
         queued[is_first & (frame["hole"] != HOLE)] = 0
         exchanges["queued_ns"][pairs] = queued

@@ -4,7 +4,7 @@ A boundary is *certain* if the previous frame ends there, or if the stream begin
 Elsewhere (after a gap, at a start in the middle, after an impossible size) a frame must be found by
 evidence. Resynchronising late loses a few messages; resynchronising wrongly loses everything after
 it, because a wrong size skips over it. So a position scores points for its own frame and for the
-next two frames. A contradiction in any of them rejects it.
+frames after it (FOLLOWING). A contradiction in any of them rejects it.
 
 *Requests* have a size, a known api key and version, a printable client id that often occurred
 before on the connection, and a correlation id a little above the last one.
@@ -72,7 +72,7 @@ TELLING_POINTS = 4  # for a self-identifying response at the start of a segment
 HANDSHAKE_POINTS = 5  # for a SaslHandshake request that ends with a mechanism's name
 _TOKENS_AHEAD_MAX = 4  # requests that are looked through for a token
 NAMELESS_POINTS = 2  # deducted for a request without client id, because zeros resemble it
-LOOKED_BEHIND, LOOKED_BEHIND_NAMELESS = 2, 4  # frames after a position that must agree
+FOLLOWING, FOLLOWING_NAMELESS = 2, 4  # so many frames after a position must agree
 ENTRIES_MIN = 3  # a broker has at least so many APIs
 ENTRIES_READ = 8  # of an ApiVersions response
 FEATURES_MAX = 16  # tagged fields in it, and their highest number
@@ -212,7 +212,7 @@ def request_points(
     for number in range(client_count):
         if clients[number] == header["client_hash"]:
             is_seen = True
-    looked_behind = LOOKED_BEHIND
+    frame_count = FOLLOWING
     # evidence of the frame itself: client id, correlation id, start of a segment
     if header["client_length"] > 0:
         points += 2 if is_seen else (1 if client_count == 0 else 0)
@@ -222,7 +222,7 @@ def request_points(
         if client_count > 0 or pos != pieces[index]["pos"]:
             return -1
         points -= NAMELESS_POINTS
-        looked_behind = LOOKED_BEHIND_NAMELESS
+        frame_count = FOLLOWING_NAMELESS
     if last_id >= 0:
         risen = step(header["correlation"], last_id)
         if 0 < risen <= REQUEST_STEP_MAX:
@@ -243,7 +243,7 @@ def request_points(
         points += HANDSHAKE_POINTS
     # evidence of the next frames: each must be a request, preferably of the same client with the
     # next id
-    for _ in range(looked_behind):
+    for _ in range(frame_count):
         if key == SASL_HANDSHAKE:
             break  # SASL tokens may follow
         at += 4 + size

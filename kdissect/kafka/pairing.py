@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 A broker answers the requests of a connection in order. So a response belongs to the first request
-with its id that is not answered yet, nearly always the oldest one. Ids repeat and wrap, which
-changes nothing: the order decides. A request that is passed over keeps waiting; a response that
-comes for it later is out of order. SASL tokens carry no id and pair in order among themselves.
+with its id that is not answered yet, nearly always the oldest one. Ids come again after a while,
+which changes nothing: the order decides. A request that is passed over keeps waiting; a response
+that comes for it later is out of order. SASL tokens carry no id and pair in order among themselves.
 
 If bytes before a response are in no frame, a *hole*, the order says more. Responses were in it, so
 requests that are passed over there are LOST: a later response with their id answers a later
@@ -13,10 +13,10 @@ request. And as no client has two requests with the same id (or two tokens) in f
 response after a hole belongs to the youngest request it can belong to: those before had their
 responses in the hole.
 
-A later request with the id that was not sent yet does not count: the id belonged to a request that
-was not captured. Clocks of two taps differ, so a request with an id of its own may appear up to
-CLOCKS_MAX_NS later than its response (an anomaly says so). One whose id its neighbour shares must
-come first, and so must a token.
+A response that no request can have asked for is UNASKED: its request was not captured. A request
+with its id that was sent later is not its request. Clocks of two taps differ, so a request with an
+id of its own may appear up to CLOCKS_MAX_NS later than its response (an anomaly says so). One whose
+id its neighbour shares must come first, and so must a token.
 
 Produce with acks=0 wants no response, and a response in a hole is missing. For other requests
 without a response the reason is the closed connection, if they come after the last answered one.
@@ -45,7 +45,7 @@ TOKENS_AHEAD_MAX = 64  # requests after the last answered one that are searched 
 BUCKETS_MIN = 16  # of the table of ids
 CHAIN_MAX = 1024  # requests with the same id (or its bucket) that are looked at for a response
 
-IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came
+IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED = 0, 1, 2, 3  # how a response came: `outcome` of its frame
 
 
 class Buckets(NamedTuple):

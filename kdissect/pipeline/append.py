@@ -10,9 +10,10 @@ rest: facts about topics and brokers, ids of the captures, and names that rows l
 A row of `exchanges` belongs to the run whose packets complete the exchange, and never changes. What
 becomes of a request that is open at the end of a run:
 
-    the run saves state         no row; the next append has it, with the response or still open
-    the run saves none          a row without response
-    no append follows           never a row; the run printed how many are open
+    the run saves no state      a row without response
+    the run saves state         no row; it prints how many are open
+        an append follows       that run goes on with it: the request is open in its captures
+        none follows            never a row
 
 Late bytes of rows that are written are counted, not repaired (`saved_state.COUNTS`). Rows go to two
 kinds of files. *Final* files are never replaced by an append. The others are written anew by each

@@ -3,8 +3,8 @@
 A response contains neither. Candidates are all definitions that decode it to its last byte, with
 error codes that Kafka has, a plausible throttle time and valid text. Candidates that the same
 connection requested elsewhere are preferred. If more than one API remains, nothing is inferred. If
-several versions of one API remain, the one that another response of the connection has is taken,
-else the newest; `confidence` is one divided by their number.
+several versions of one API remain, the newest is taken, on a connection without requests the one
+of another response; `confidence` is one divided by their number.
 """
 
 from __future__ import annotations

@@ -18,17 +18,17 @@ A window has four steps:
 3. `Progress`: which bytes are settled, which exchanges are complete, where each stream resumes.
 4. `next_state`: which state each connection has then, and which segments it carries.
 
-An exchange is *complete* in three cases:
+An exchange is *complete* in these cases (`progress`):
 
-- both of its frames are whole and no later packet can change their bytes
-- its request expects no response, and its frame is whole
+- its frames are whole and no later packet can change their bytes: both, or one if the request
+  expects no response, or if the other was not captured and cannot come any more
+- PASSED_MAX responses to later requests came; until then its response may come out of order
 - no more packets of it can come: the connection was closed a while ago, its endpoints were reused,
   the capture ended, or a limit was reached
 
 It is emitted once all exchanges before it are complete as well, so that each stream resumes at one
 position. Bytes are final up to the first hole that may still be filled; `progress.Patience` says
-how long that is. A request without a response, while later ones have theirs, is complete after
-PASSED_MAX responses to later requests: until then its response may come out of order.
+how long that is.
 
 A connection whose protocol is not known yet is carried whole, up to LOOKED_AT_MAX bytes. After that
 it is followed for its counts, without carrying its bytes, until its next SYN. So Kafka traffic is

@@ -1,7 +1,7 @@
 """An open connection between two windows: what is known of it, and the bytes of its open frames.
 
-`to_table` makes rows of them, which a table set or a stream keeps. These hold captured payload: of
-TLS its ciphertext, never a secret.
+`to_table` makes rows of them, which a table set or a stream keeps. These hold captured payload, of
+TLS its ciphertext. The secrets of TLS are not kept.
 """
 
 from __future__ import annotations

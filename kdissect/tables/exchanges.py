@@ -155,8 +155,8 @@ def _durations(exchanges: Rows) -> dict[str, tuple[Ints, Bools]]:
 def service_ns(exchanges: Rows) -> tuple[Ints, Bools]:
     """(int64[n] latency minus queued_ns, in ns; bool[n] both sides exist and the queue is known).
 
-    The column `service_ms` is this time. Without the response before it, nobody knows how long a
-    response waited for its turn on the connection.
+    The column `service_ms` is this time. If bytes before the response are missing, nobody knows
+    how long the request was queued.
     """
     latency = exchanges["response"]["time_ns"] - exchanges["request"]["end_time_ns"]
     is_answered = (exchanges["request"]["size"] >= 0) & (exchanges["response"]["size"] >= 0)

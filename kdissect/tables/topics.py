@@ -1,7 +1,8 @@
 """Names and ids of topics: what messages say, and the rule by which a topic id becomes a name.
 
-A topic id gets the earliest name that any message of the input has beside it. A name gets the id
-that messages have beside it, if that is only one: a recreated topic has several.
+A topic id gets the earliest name that any message of the input has beside it; `show` knows those
+that it has read so far. A name gets the id that messages have beside it, if that is only one: a
+recreated topic has several.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class SeenTopics:
             self.add(name, topic_id, time_ns, source)
 
     def names(self) -> TopicNames:
-        """The names and ids that follow. The metadata log's id is always known."""
+        """The name of each id and the id of each name. The metadata log's id is always known."""
         latest_first = sorted(self.first.items(), key=lambda seen: (seen[1], seen[0]), reverse=True)
         of_id: dict[str, str] = {METADATA_TOPIC_ID: METADATA_TOPIC}
         ids_of: dict[str, set[str]] = {METADATA_TOPIC: {METADATA_TOPIC_ID}}
