@@ -422,7 +422,7 @@ def _lacking(starting: State, found: State, *, makes_topics: bool) -> State:
         return lacking
     for name, count in starting.topics.items():
         there = found.topics.get(name)
-        is_there = makes_topics if there is None else count in (0, there)
+        is_there = makes_topics if there is None else there >= count
         if not is_there:
             lacking.topics[name] = count
     for log, content in starting.logs.items():
