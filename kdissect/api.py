@@ -506,7 +506,7 @@ def read(
     sink = MemorySink(fixed_tables(decode_values))
     with planned(paths_of(paths), options, spool) as plan:
         result = local.run(plan, sink)
-        timings = result["timings"]
+        timings = {"session_start_s": 0.0, **result["timings"]}
         timings["total_s"] = time.perf_counter() - began
         tables = sink.tables()
         manifest = _manifest(plan, manifest_inputs(plan, result["hashes"]), timings)
@@ -624,7 +624,8 @@ def dissect(
     from kdissect.pipeline import spark as on_spark
     from kdissect.pipeline import spark_session
 
-    began = time.perf_counter()
+    session_start_s = spark_session.start_seconds(spark)
+    began = time.perf_counter() - session_start_s
     target = os.fspath(out)
     if overwrite and append:
         raise ValueError("overwrite and append exclude each other")
@@ -637,8 +638,9 @@ def dissect(
     )  # fmt: skip
     spark_session.use_this_python(spark)
     named = paths_of(paths)
+    timings = {"session_start_s": session_start_s}
     keeps = keep_state or (append and not read_again)
-    run = _Run(spark, target, keeps, spool, on_spark.in_tasks(spark), began)
+    run = _Run(spark, target, keeps, spool, on_spark.in_tasks(spark), began, timings)
     notes: list[str] = []
     with writing(target, overwrite or append):
         if not append:
@@ -657,7 +659,7 @@ def dissect_here(
 
     Raises CaptureError if an input cannot be used.
     """
-    _Run(None, out, False, spool, None, time.perf_counter()).over(list(paths), options)
+    _Run(None, out, False, spool, None, time.perf_counter(), {}).over(list(paths), options)
 
 
 @dataclass(slots=True)
@@ -674,6 +676,7 @@ class _Run:
     spool: str | None
     in_tasks: Runner | None
     began: float
+    timings: dict[str, float]
     manifest: dict[str, Any] = field(default_factory=dict)
 
     def appending(self, paths: list[str], options: Options, read_again: bool) -> list[str]:
@@ -723,7 +726,7 @@ class _Run:
                 sink = ParquetSink(absolute(target), run_id, "state")
                 sink(STATE_KNOWN, state_to_save(plan, result["state"], append))
                 files += sink.close()
-            timings = result["timings"]
+            timings = {**self.timings, **result["timings"]}
             timings["total_s"] = time.perf_counter() - self.began
             inputs = manifest_inputs(plan, result["hashes"])
             before = append.manifest if append else None

@@ -190,6 +190,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(spark_session, "use_this_python", lambda _: None)
     monkeypatch.setattr(on_spark, "in_tasks", lambda _: None)
+    monkeypatch.setattr(spark_session, "start_seconds", lambda _: 0.0)
 
 
 @pytest.fixture
