@@ -113,7 +113,7 @@ def add_client_ids(clients: ConnectionClients, assembly: Assembly, sources: Sour
         frames = FrameBuffer.gather(assembly, sources, rows, (REQUEST,), prefix)
         texts = client_ids(frames)
         table = pa.table({"connection": exchanges["connection"][rows], "id": texts, "row": rows})
-        distinct = table.filter(texts.is_valid()).group_by(["connection", "id"])
+        distinct = table.filter(texts.is_valid()).group_by(["connection", "id"], use_threads=False)
         firsts = distinct.aggregate([("row", "min")])
         found += zip(
             *(firsts[name].to_pylist() for name in ("row_min", "connection", "id")), strict=True
