@@ -21,7 +21,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = "librdkafka"
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `kdissect` is this one
 TERMINAL = {"COLUMNS": "100", "TERM": "dumb"}
 
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -64,10 +63,11 @@ def dissected(name: str) -> Any:
 
 def run(command: str, folder: Path) -> str:
     """What a command prints, stdout and stderr in their order."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `kdissect` is this one
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=os.environ | TERMINAL | {"PATH": PATH},
+        env=os.environ | TERMINAL | {"PATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
