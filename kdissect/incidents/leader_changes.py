@@ -83,7 +83,8 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
           UNION ALL SELECT r.topic, r.partition, b.node_id, -2, r.time, r.exchange_id,
             r.connection_id
           FROM refusals r JOIN sessions s USING (connection_id) JOIN nodes b USING (broker)
-          QUALIFY row_number() OVER (PARTITION BY r.topic, r.partition ORDER BY r.time) = 1
+          QUALIFY row_number() OVER (
+            PARTITION BY r.topic, r.partition ORDER BY r.time, r.exchange_id) = 1
         ), changes AS (
           SELECT *, lag(leader) OVER w AS old_leader, lag(time) OVER w AS old_time FROM seen
           WINDOW w AS (PARTITION BY topic, partition ORDER BY epoch, time)
@@ -95,7 +96,7 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
         ), noticed AS (
           SELECT c.topic, c.partition, c.leader, c.old_leader, c.time AS known, c.exchange_id,
             min(e.time) AS failed, count(e.exchange_id) AS requests,
-            coalesce(list(e.exchange_id ORDER BY e.time)
+            coalesce(list(e.exchange_id ORDER BY e.time, e.exchange_id)
               FILTER (e.exchange_id IS NOT NULL), [])[:{EVIDENCE_MAX}] AS error_ids,
             [c.connection_id] AS connection_ids
           FROM changes c LEFT JOIN errors e ON e.topic = c.topic
@@ -107,8 +108,9 @@ def leader_change(evidence: Evidence) -> Iterator[Incident]:
         SELECT old_leader, run, min(time) AS start, max(known) AS stop,
           list(DISTINCT leader ORDER BY leader) AS leaders, sum(requests)::BIGINT AS requests,
           list(topic || '-' || partition ORDER BY topic, partition) AS partitions,
-          flatten(list(error_ids)) || list(exchange_id) AS exchange_ids,
-          flatten(list(connection_ids)) AS connection_ids,
+          flatten(list(error_ids ORDER BY time, topic, partition))
+            || list(exchange_id ORDER BY time, topic, partition) AS exchange_ids,
+          flatten(list(connection_ids ORDER BY time, topic, partition)) AS connection_ids,
           (SELECT coalesce(list(broker), []) FROM nodes WHERE node_id = old_leader) AS brokers
         FROM ({runs(changes, "old_leader", TOGETHER_MS)}) GROUP BY ALL ORDER BY start, old_leader
         """
