@@ -28,6 +28,7 @@ DELETED = "the run deletes records or the topic, so its log may have had this en
 BROUGHT = "a later answer brings the records"
 LAGGING = "a broker may show a change of topics five seconds later"
 NOT_READY = "the captured leader was not ready, and the target may be"
+ENDING = "a transaction may still be open until its markers are written"
 ALONE = "no other answer is about the partitions of this member"
 PASSES = {
     **{
@@ -41,12 +42,15 @@ PASSES = {
         if kind.endswith("lost")
     },
     **{
-        f"Fetch responses[].partitions[].error_code no error{once}": NOT_READY
+        f"{place}.error_code no error{once}": NOT_READY
+        for place in ("Fetch responses[].partitions[]", "Metadata topics[]")
         for once in ("", " once")
     },
     "Metadata topics emptied once": LAGGING,
     "Metadata topics shortened once": LAGGING,
     "Metadata topics[].partitions shortened once": LAGGING,
+    "DescribeTopicPartitions topics[].partitions shortened once": LAGGING,
+    "ListTransactions transaction_states[].transaction_state Ongoing once": ENDING,
     **{
         f"ConsumerGroupHeartbeat assignment.topic_partitions {kind}{once}": ALONE
         for kind in LIST
