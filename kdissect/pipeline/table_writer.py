@@ -102,7 +102,7 @@ class _Writer:
                 table.schema,
                 compression=COMPRESSION,
                 compression_level=COMPRESSION_LEVEL,
-                use_dictionary=False,
+                use_dictionary=[f.name for f in table.schema if pa.types.is_string(f.type)],
                 column_encoding=_delta_columns(table.schema),
             )
         self._writer.write_table(table)
