@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -127,13 +128,13 @@ def partitions(body: Mapping[str, Any]) -> Iterator[tuple[Body, int, Body]]:
             yield topic, next(each[name] for name in _PARTITION_NUMBERS if name in each), each
 
 
-class TopicNames:
+class TopicNames(ABC):
     """The captured names of topics in the messages of one side."""
 
+    @abstractmethod
     def name(self, name: str | None, topic_id: UUID | None) -> str:
         """The captured name of a topic that a message names or identifies; an unknown id as
         text."""
-        raise NotImplementedError
 
     def of(self, topic: Body) -> str:
         """The name of a topic's struct."""
