@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 # What an array holds, where arrays pass between modules.
 Rows = npt.NDArray[np.void]  # rows of a structured array
+Row = np.void  # one of them; kernels change it in place
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[Any]  # integers of any width
 Bools = npt.NDArray[np.bool_]
