@@ -18,7 +18,6 @@ from kdissect.replay.batch_headers import headers, last_data
 from kdissect.replay.model import Log, Resource, Step
 from kdissect.replay.translation.groups import ShareSession, assignment_in, is_assigned
 from kdissect.replay.translation.id_map import ZERO_UUID, IdMap, Producer
-from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.workload.messages import (
     EARLIEST,
     GROUP_KEY,
@@ -174,7 +173,7 @@ def _share(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) ->
 
 
 def _share_taken(ids: IdMap, step: Step, asked: Body, answer: Body) -> ShareSession:
-    session = ids.share.answered(ids.broker(step), nodes_of(ids, step)[0], asked, answer)
+    session = ids.share.answered(ids.broker(step), asked, answer)
     session.got.update(acquired(ids.target_topics, answer))
     return session
 

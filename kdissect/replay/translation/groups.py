@@ -186,28 +186,34 @@ def _as_set(value: list[Body]) -> set[tuple[Any, int]]:
 # -- share sessions (KIP-932) ---------------------------------------------------------------------
 #
 # A member of a share group has a session with each broker. Its epoch counts the requests that the
-# broker has taken, and the broker remembers its partitions. The target may give a member records in
-# one answer that the captured broker gave it in several, so the records of both are counted.
-
-
-def _after(epoch: int) -> int:
-    """The epoch of a session's next request."""
-    return epoch + 1 if epoch < _EPOCH_MAX else 1
+# broker has taken, and the broker remembers its partitions. Partitions of one captured broker may
+# have several leaders at the target, so each of these nodes has a session with an epoch of its own.
+# The target may give a member records in one answer that the captured broker gave it in several, so
+# the records of both are counted.
 
 
 @dataclass(slots=True)
 class ShareSession:
     """A captured share session, as the target has it.
 
-    partitions: (captured topic id, partition). epochs: by node of the target, of the next request.
-    due, got: how many records of each log the captured member has got so far, and that at the
-    target.
+    partitions: (captured topic id, partition) -> its entry in a request, without acknowledgements.
+    asked: the nodes that got the last request, or a part of it. epochs: by node, of the last
+    request that it took. due, got: how many records of each log the captured member has got so far,
+    and that at the target.
     """
 
-    partitions: set[tuple[UUID, int]] = field(default_factory=set)
+    partitions: dict[tuple[UUID, int], Body] = field(default_factory=dict)
+    asked: set[int | None] = field(default_factory=set)
     epochs: dict[int | None, int] = field(default_factory=dict)
     due: Counter[Log] = field(default_factory=Counter)
     got: Counter[Log] = field(default_factory=Counter)
+
+    def epoch(self, node: int | None, captured: int) -> int:
+        """The epoch of a request to a node. captured: 0 opens the session, -1 closes it; any other
+        continues it, or opens it at a node that has none."""
+        if captured <= 0 or node not in self.epochs:
+            return min(captured, 0)
+        return self.epochs[node] + 1 if self.epochs[node] < _EPOCH_MAX else 1
 
 
 class ShareSessions:
@@ -219,7 +225,7 @@ class ShareSessions:
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[Broker, str, str], ShareSession] = {}
-        self._owners: dict[tuple[int | None, str, str], Broker] = {}
+        self._owners: dict[tuple[str, str], Broker] = {}
         self.acknowledged: set[int] = set()
         self.ready: set[tuple[UUID, int]] = set()
 
@@ -228,41 +234,45 @@ class ShareSessions:
         key = broker, body["group_id"] or "", body["member_id"] or ""
         return self._sessions.setdefault(key, ShareSession())
 
-    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> set[tuple[UUID, int]]:
+    def partitions(self, broker: Broker, body: Mapping[str, Any]) -> dict[tuple[UUID, int], Body]:
         """The partitions of the session after a request."""
         is_new = body["share_session_epoch"] == 0
-        found = set() if is_new else set(self.of(broker, body).partitions)
+        found = {} if is_new else dict(self.of(broker, body).partitions)
         for topic in entries(body.get("forgotten_topics_data")):
-            found -= {(topic["topic_id"], number) for number in topic["partitions"]}
-        return found | {(topic["topic_id"], number) for topic, number, _ in partitions(body)}
+            for number in topic["partitions"]:
+                found.pop((topic["topic_id"], number), None)
+        for topic, number, each in partitions(body):
+            found[topic["topic_id"], number] = {**each, "acknowledgement_batches": []}
+        return found
 
-    def request(
-        self, broker: Broker, number: int, node: int | None, body: Body, target_member: str
-    ) -> None:
-        """Give a captured body the target's epoch.
-
-        number: of the step. target_member: the member's id at the target. Where a member's sessions
-        with several captured brokers meet at one node, the later ones have ids of their own.
-        """
+    def request(self, broker: Broker, number: int, body: Body, target_member: str) -> None:
+        """Prepare a captured body. number: of the step. target_member: the member's id at the
+        target. A member's sessions with several captured brokers have ids of their own, but for the
+        first of them."""
         session = self.of(broker, body)
         session.partitions = self.partitions(broker, body)
-        owner = self._owners.setdefault((node, body["group_id"], body["member_id"]), broker)
-        if owner != broker:
+        if self._owners.setdefault((body["group_id"], body["member_id"]), broker) != broker:
             body["member_id"] = stand_in(target_member, broker)
-        if body["share_session_epoch"] > 0:
-            body["share_session_epoch"] = session.epochs.get(node, body["share_session_epoch"])
         if number in self.acknowledged:
             for _, _, partition in partitions(body):
                 partition["acknowledgement_batches"] = []
+        if "forgotten_topics_data" in body and body["share_session_epoch"] >= 0:
+            named = {(topic["topic_id"], each) for topic, each, _ in partitions(body)}
+            body["topics"] += [
+                {"topic_id": topic_id, "partitions": [each]}
+                for (topic_id, number), each in session.partitions.items()
+                if (topic_id, number) not in named
+            ]
 
-    def answered(self, broker: Broker, node: int | None, body: Body, answer: Body) -> ShareSession:
+    def answered(self, broker: Broker, body: Body, answer: Body) -> ShareSession:
         """Note that the target has taken a request. body: of the captured request."""
-        session, epoch = self.of(broker, body), int(body["share_session_epoch"])
-        if answer["error_code"] != 0 or epoch < 0:
-            session.epochs.pop(node, None)
+        session, captured = self.of(broker, body), int(body["share_session_epoch"])
+        epochs = {node: session.epoch(node, captured) for node in session.asked}
+        if answer["error_code"] != 0 or captured < 0:
+            session.epochs.clear()
             session.due, session.got = Counter(), Counter()
         else:
-            session.epochs[node] = _after(session.epochs.get(node, epoch) if epoch else 0)
+            session.epochs.update(epochs)
         self.ready.update(
             (topic["topic_id"], number)
             for topic, number, each in partitions(answer)
@@ -274,8 +284,8 @@ class ShareSessions:
 def stand_in(member_id: str, broker: Broker) -> str:
     """A member id for the share session that a member had with one captured broker.
 
-    A member has one share session with a node (KIP-932). Where several captured brokers are one
-    node at the target, the sessions with them are kept apart by ids of their own: nodes that lead
+    A member has one share session with a node (KIP-932). Partitions of several captured brokers may
+    have one leader at the target; ids of their own keep the sessions apart there: nodes that lead
     partitions do not look up who is a member. The ids are uuids, as Kafka writes them.
     """
     text = f"{member_id} {broker[0]} {broker[1]}"

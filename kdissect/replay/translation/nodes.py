@@ -31,6 +31,8 @@ from kdissect.replay.workload.messages import (
 _ARRAYS: dict[int, tuple[str, str, str]] = {
     ApiKey.PRODUCE: ("topic_data", "partition_data", "index"),
     ApiKey.FETCH: ("topics", "partitions", "partition"),
+    ApiKey.SHARE_FETCH: ("topics", "partitions", "partition_index"),
+    ApiKey.SHARE_ACKNOWLEDGE: ("topics", "partitions", "partition_index"),
     ApiKey.LIST_OFFSETS: ("topics", "partitions", "partition_index"),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ("topics", "partitions", "partition"),
     ApiKey.DELETE_RECORDS: ("topics", "partitions", "partition_index"),
@@ -44,8 +46,9 @@ _ARRAYS: dict[int, tuple[str, str, str]] = {
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: ("groups", "", "group_id"),
     ApiKey.DESCRIBE_TRANSACTIONS: ("transactional_ids", "", ""),
 }
-# Requests to leaders. Those of share sessions are not cut: a session belongs to one node.
-_BY_LEADER = SHARE_APIS | {api_key for api_key, (_, inner, _) in _ARRAYS.items() if inner}
+# Requests to leaders.
+_BY_LEADER = {api_key for api_key, (_, inner, _) in _ARRAYS.items() if inner}
+_FETCHES = (ApiKey.FETCH, ApiKey.SHARE_FETCH)
 # Requests whose translation needs leaders and ids of topics on the target.
 _NEEDS_TOPICS = _BY_LEADER | {
     ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT,
@@ -131,26 +134,40 @@ def parts_of(ids: IdMap, step: Step, frame: bytes) -> list[tuple[int | None, byt
     Partitions, groups and transactions without a known node are in the first part.
     """
     nodes = nodes_of(ids, step)
-    if len(nodes) == 1:
+    api_key = step.exchange.api_key
+    if len(nodes) == 1 and api_key not in SHARE_APIS:
         return [(nodes[0], frame)]
     whole = decode_message(frame, side="request")
-    api_key = step.exchange.api_key
     array = _ARRAYS[api_key][0]
     bodies: dict[int | None, Body] = {node: {**whole.body, array: []} for node in nodes}
     for element in entries(whole.body[array]):
         for node, part in _cut(ids, api_key, element, nodes).items():
             bodies[node][array].append(part)
-    if api_key == ApiKey.FETCH:
+    if api_key in _FETCHES and len(nodes) > 1:
         # A node without records would hold its part until the end of the wait; now it does so no
         # longer than the captured broker held the request.
         latency_ms = max(step.exchange.latency_ns, 0) // 1_000_000
         for body in bodies.values():
             body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
+    if api_key in SHARE_APIS:
+        bodies = _in_sessions(ids, step, bodies)
     return [
         (node, encode_message(Message(api_key, whole.api_version, "request", whole.header, body)))
         for node, body in bodies.items()
-        if body[array]
+        if body[array] or api_key in SHARE_APIS
     ]
+
+
+def _in_sessions(ids: IdMap, step: Step, bodies: dict[int | None, Body]) -> dict[int | None, Body]:
+    """The parts for nodes that have something to do, each with the epoch of the node's session."""
+    asked = request_body(step.exchange)
+    session, epoch = ids.share.of(ids.broker(step), asked), asked["share_session_epoch"]
+    found = {node: body for node, body in bodies.items() if body["topics"] or epoch < 0}
+    found = found or dict(list(bodies.items())[:1])
+    session.asked = set(found)
+    for node, body in found.items():
+        body["share_session_epoch"] = session.epoch(node, epoch)
+    return found
 
 
 def _cut(ids: IdMap, api_key: int, element: Any, nodes: list[int | None]) -> dict[int | None, Any]:

@@ -36,7 +36,6 @@ from kdissect.replay.translation import answers
 from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.groups import with_topics
 from kdissect.replay.translation.id_map import IN_SYNC, IdMap, Producer, limited, resource_word
-from kdissect.replay.translation.nodes import nodes_of
 from kdissect.replay.translation.reencode import reencoded
 from kdissect.replay.workload.messages import (
     DELETING_APIS,
@@ -444,7 +443,7 @@ def _share(ids: IdMap, step: Step, body: Body) -> Body:
         latency_ms = -(-step.exchange.latency_ns // 1_000_000)
         body["max_wait_ms"] = min(body["max_wait_ms"], latency_ms)
     member = ids.groups.member(body["group_id"], body["member_id"])
-    ids.share.request(ids.broker(step), step.number, nodes_of(ids, step)[0], body, member)
+    ids.share.request(ids.broker(step), step.number, body, member)
     return body
 
 

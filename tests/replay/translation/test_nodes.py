@@ -1,6 +1,7 @@
 """Requests for several nodes: cut by leader and coordinator, answers put together again."""
 
 from typing import Any
+from uuid import UUID
 
 from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol import catalog
@@ -15,9 +16,11 @@ from kdissect.replay.translation.nodes import (
     topics_of,
 )
 from kdissect.replay.translation.translator import Translator
-from kdissect.replay.workload.messages import GROUP_KEY
+from kdissect.replay.workload.messages import GROUP_KEY, partitions
 from tests.builders.workloads import MS, a_request, a_response, exchange, produce
 from tests.replay.made import translated
+
+TOPIC_ID = UUID(int=7)
 
 
 def world(*requests: tuple[Message, Message | None]) -> Translator:
@@ -149,6 +152,45 @@ def test_a_fetch_of_a_session_has_all_its_partitions() -> None:
         [asked] = body["topics"][0]["partitions"]
         assert asked["partition"] == number
     assert [second[node]["max_wait_ms"] for node in (1, 2)] == [5, 5]
+
+
+def share_request(api: ApiKey, epoch: int, *numbers: int) -> tuple[Message, Message]:
+    asked = [{"partition_index": each, "acknowledgement_batches": []} for each in numbers]
+    topics = [{"topic_id": TOPIC_ID, "partitions": asked}] if asked else []
+    names = {"group_id": "g", "member_id": "m", "share_session_epoch": epoch}
+    return a_request(api, 1, **names, topics=topics), a_response(api, 1, responses=[])
+
+
+def test_each_node_has_a_share_session_of_its_own() -> None:
+    """KIP-932: a node counts the requests that it got itself. Both are told of the end."""
+    t = world(
+        share_request(ApiKey.SHARE_FETCH, 0, 0),
+        share_request(ApiKey.SHARE_ACKNOWLEDGE, 1, 0),
+        share_request(ApiKey.SHARE_FETCH, 2, 1),
+        share_request(ApiKey.SHARE_FETCH, 3),
+        share_request(ApiKey.SHARE_ACKNOWLEDGE, -1),
+    )
+    t.ids.topic_ids[TOPIC_ID] = TOPIC_ID
+    t.ids.target.names[TOPIC_ID] = "t"
+    t.ids.names[TOPIC_ID] = "t"
+    told = []
+    for step in t.ids.plan.steps:
+        frame = t.request(step)
+        assert isinstance(frame, bytes)
+        epochs = {}
+        for node, part in parts_of(t.ids, step, frame):
+            body = decode_message(part, side="request").body
+            numbers = [each for _, each, _ in partitions(body)]
+            epochs[node] = body["share_session_epoch"], numbers
+        told.append(epochs)
+        t.learn(step, encode_message(a_response(step.exchange.api_key, 1, responses=[])))
+    assert told == [
+        {1: (0, [0])},
+        {1: (1, [0])},
+        {1: (2, [0]), 2: (0, [1])},
+        {1: (3, [0]), 2: (1, [1])},
+        {1: (-1, []), 2: (-1, [])},
+    ]
 
 
 def test_every_api_that_is_split_names_its_arrays() -> None:

@@ -10,6 +10,7 @@ from kdissect.codec.message import Message, decode_message, encode_message
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.replay.model import Skipped, Step
 from kdissect.replay.translation.groups import stand_in
+from kdissect.replay.translation.nodes import parts_of
 from kdissect.replay.translation.translator import Translator
 from tests.builders.workloads import a_request, a_response, exchange
 from tests.replay.made import sent_again, translated
@@ -23,7 +24,8 @@ def sent(translator: Translator, step: Step) -> dict[str, Any]:
     translator.ids.topic_ids[TOPIC_ID] = TOPIC_ID
     frame = translator.request(step)
     assert isinstance(frame, bytes)
-    return decode_message(frame, side="request").body
+    [(_, part)] = parts_of(translator.ids, step, frame)
+    return decode_message(part, side="request").body
 
 
 def test_a_fetch_session_that_was_lost_is_asked_for_again() -> None:
@@ -73,14 +75,15 @@ def shared(*acquired: tuple[int, int] | None, code: int = 0, of_partitions: int 
 
 
 def test_a_share_fetch_that_is_sent_again_is_the_next_of_its_session() -> None:
-    """The target took it, but one of its partitions was not ready."""
+    """The target took it, but one of its partitions was not ready. The session began before the
+    capture, so the first request opens it."""
     translator, (step,) = translated(exchange(0, share_fetch(3), 0, 1, shared(None)))
-    assert sent(translator, step)["share_session_epoch"] == 3
+    assert sent(translator, step)["share_session_epoch"] == 0
     assert sent_again(translator, step, shared(None, of_partitions=REPLICA_NOT_AVAILABLE))
-    assert sent(translator, step)["share_session_epoch"] == 4
+    assert sent(translator, step)["share_session_epoch"] == 1
     not_taken = shared(None, code=LOADING, of_partitions=REPLICA_NOT_AVAILABLE)
     assert sent_again(translator, step, not_taken)
-    assert sent(translator, step)["share_session_epoch"] == 4
+    assert sent(translator, step)["share_session_epoch"] == 1
 
 
 def test_a_share_partition_is_waited_for_until_its_first_success() -> None:
