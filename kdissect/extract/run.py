@@ -17,9 +17,9 @@ from kdissect import __version__
 from kdissect.atomic_file import atomic_write
 from kdissect.capture.packet_builder import LINK_TYPE_RAW
 from kdissect.capture.packet_lookup import pick
+from kdissect.capture.pcapng import PcapngWriter
 from kdissect.errors import CaptureError, OutputError
 from kdissect.extract.packet_search import connection_segments, frame_segments
-from kdissect.extract.pcapng import PcapngWriter
 from kdissect.extract.rewrite import Conversation, Rewriter
 from kdissect.kafka.assembly import Assembly
 from kdissect.pipeline import local

@@ -121,16 +121,6 @@ def time_text(us: float | None) -> str:
 # -- findings -------------------------------------------------------------------------------------
 
 
-def kind_line(row: Mapping[str, Any]) -> str:
-    """A kind of differences in one line: ``3 x Produce responses[orders]...: NONE -> X``."""
-    count = f"{row['count']} x " if row["count"] > 1 else ""
-    where = f" and {row['places'] - 1} more places" if row["places"] > 1 else ""
-    others = row["value_pairs"] - 1
-    more = f", and {plural(others, 'other pair')} of values" if others else ""
-    place = f"{row['api_name']} {row['example_path']}{where}"
-    return f"{count}{place}: {row['captured']} -> {row['answered']}{more}"
-
-
 def followers_text(followers: Sequence[Mapping[str, Any]]) -> str:
     """The exchanges that follow from a finding, with their errors and fields."""
     listed = ", ".join(f"{each['exchanges']} {each['api_name']} {each['what']}"
