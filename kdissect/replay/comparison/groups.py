@@ -190,7 +190,7 @@ class Groups:
         """Return whether the target has a partition; of tasks, always."""
         target = self._target.ids.target
         name = self._target.ids.topic(share[0])
-        return not target.has_topic(name) or (name, share[1]) in target.leaders
+        return name not in target.topics or (name, share[1]) in target.leaders
 
 
 # -- classic groups -------------------------------------------------------------------------------

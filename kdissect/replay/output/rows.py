@@ -130,7 +130,7 @@ def rows(results: Results) -> list[Row]:
         "source": workload.source,
         "source_kind": workload.kind,
         "target": str(results.target),
-        "cluster_id": results.target.cluster_id,
+        "cluster_id": results.target.cluster.cluster_id,
         "pace": str(results.pace),
         "compared_with": results.reference,
         "reference": results.reference_name or None,

@@ -47,7 +47,6 @@ from kdissect.replay.target.connection import (
 )
 from kdissect.replay.target.settling import Patience, Settled
 from kdissect.replay.target.state import State
-from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import merged, nodes_of, parts_of
 from kdissect.replay.translation.translator import Translator
@@ -436,13 +435,13 @@ class Runner:
     async def _await_final(self, lane: Lane, outcome: Outcome, posted: Sequence[_Sent]) -> None:
         """Wait for the answer, send the request again while it says that the target is not ready,
         and learn from the final one. Raises ConnectFailed."""
-        step, awaited = outcome.step, set[Place]()
+        step = outcome.step
         answer = await self._whole_answer(lane, outcome, posted)
-        unready = self.translator.unready(step, answer)
-        lane.again += bool(unready)
+        unready, began_s = self.translator.unready(step, answer), time.monotonic()
+        is_unready = bool(unready)
+        lane.again += is_unready
         try:
-            while self._patience.lasts(unready, asyncio.get_running_loop().time()):
-                awaited.update(unready)
+            while self._patience.lasts(unready, time.monotonic() - began_s):
                 self._keep_earlier(outcome, answer, min(unready.values()))
                 posted = await self._send_again(lane, outcome)
                 if not posted:
@@ -450,8 +449,7 @@ class Runner:
                 answer = await self._whole_answer(lane, outcome, posted)
                 unready = self.translator.unready(step, answer)
         finally:
-            lane.again -= bool(unready or awaited)
-        self._patience.ready(awaited - unready.keys())
+            lane.again -= is_unready
         self.answered_count += 1
         outcome.answer = answer
         try:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from kdissect.errors import EnvironmentFailed
-from kdissect.protocol.releases import taken
 from kdissect.replay.comparison.claims import Claims, compare_states
 from kdissect.replay.comparison.findings import (
     Explainer,
@@ -208,7 +207,8 @@ class _Session:
     async def _run(self, planned: PlannedRun) -> RunResult:
         plan, target, options = self._plan, planned.target, self._options
         is_protected = DELETE_EXISTING not in plan.options.allow
-        ids = IdMap(plan, planned.translate, planned.existing if is_protected else ())
+        kept = planned.existing if is_protected else ()
+        ids = IdMap(plan, planned.translate, kept, target.cluster)
         try:
             if options.makes_topics:
                 self._notes += await create_topics(plan, target, planned.translate.renames)
@@ -241,18 +241,14 @@ class _Session:
 
 async def _learn_target(ids: IdMap, target: Target) -> None:
     """Learn what the target is asked for before the first request. Raises ConnectFailed."""
-    ids.target.ranges = taken(target.versions)
-    ids.target.learn_metadata(target.metadata)
-    starts = await target.log_offsets(target.topics(), EARLIEST)
+    starts = await target.log_offsets(target.cluster.topics, EARLIEST)
     for (name, partition), start in starts.items():
         ids.offsets.target_starts((ids.captured_topic_name(name), partition), start)
     # so that a fresh target makes its internal topics before the first request
     end = time.monotonic() + READY_S
     for key in coordinators_of_plan(ids):
-        left_s = max(end - time.monotonic(), 0.0)
-        if (node_id := await target.coordinator(*key, left_s)) is not None:
-            ids.target.coordinators[key] = node_id
-    ids.target.learn_metadata(await target.learn_metadata(None))
+        await target.coordinator(*key, max(end - time.monotonic(), 0.0))
+    await target.learn_metadata()
 
 
 async def _read_back(planned: PlannedRun, ids: IdMap, finished: RunResult) -> None:

@@ -16,8 +16,10 @@ from kdissect.errors import EnvironmentFailed
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.error_codes import ErrorCode, error_name
+from kdissect.protocol.releases import taken
 from kdissect.replay.model import OptionError
 from kdissect.replay.target.connection import Access, ConnectFailed, Link, connect, request
+from kdissect.replay.translation.id_map import Cluster
 from kdissect.replay.workload.messages import EARLIEST, LATEST, partitions
 
 _ONE_COORDINATOR_MAX = 3  # later versions of FindCoordinator have a list of keys (KIP-699)
@@ -72,19 +74,14 @@ class Target:
     """The cluster that a replay sends its requests to.
 
     host, port: the address that the user gave.
-    nodes: node id -> address in the target's metadata.
-    versions: api_key -> (min, max).
-    metadata: the body of the last Metadata answer about all topics.
+    versions: api_key -> (min, max), as it offers them.
     """
 
     host: str
     port: int
     access: Access = field(default_factory=Access)
-    nodes: dict[int, tuple[str, int]] = field(default_factory=dict)
-    cluster_id: str | None = None
-    controller_id: int | None = None
+    cluster: Cluster = field(default_factory=Cluster)
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
     _links: dict[tuple[str, int], Link] = field(default_factory=dict)
     _opening: dict[tuple[str, int], asyncio.Lock] = field(default_factory=dict)
 
@@ -93,9 +90,10 @@ class Target:
 
     def address(self, node_id: int | None) -> tuple[str, int]:
         """The address of a node. A cluster of one node has the address that the user gave."""
-        if node_id is None or len(self.nodes) < 2 or node_id not in self.nodes:
+        nodes = self.cluster.nodes
+        if node_id is None or len(nodes) < 2 or node_id not in nodes:
             return self.host, self.port
-        return self.nodes[node_id]
+        return nodes[node_id]
 
     def newest(self, api_key: int) -> int | None:
         """The newest api_version that both sides know; None where there is none."""
@@ -151,7 +149,8 @@ class Target:
                 each["api_key"]: (each["min_version"], each["max_version"])
                 for each in answer["api_keys"]
             }
-            await self.learn_metadata(None)
+            self.cluster = Cluster(ranges=taken(self.versions))
+            await self.learn_metadata()
         except ConnectFailed as error:
             raise EnvironmentFailed(f"{self}: {error}{self._hint(error)}") from None
 
@@ -174,23 +173,18 @@ class Target:
             return await self.ask(ApiKey.API_VERSIONS, 0, {}, node_id)
         return answer
 
-    async def learn_metadata(self, topics: list[str] | None) -> dict[str, Any]:
-        """The body of a Metadata answer for some topics, None for all; nodes are kept.
-
-        Raises ConnectFailed.
-        """
+    async def learn_metadata(self, topics: Collection[str] | None = None) -> None:
+        """Request Metadata of some topics, None for all. Raises ConnectFailed."""
         version = self.version(ApiKey.METADATA)
         named = None if topics is None else [{"name": name} for name in topics]
         body: dict[str, Any] = {"topics": named}
         if version >= 4:
             body["allow_auto_topic_creation"] = False
         answer = (await self.ask(ApiKey.METADATA, version, body)).body
-        self.nodes = {each["node_id"]: (each["host"], each["port"]) for each in answer["brokers"]}
-        self.cluster_id = answer.get("cluster_id", self.cluster_id)
-        self.controller_id = answer.get("controller_id", self.controller_id)
         if topics is None:
-            self.metadata = answer
-        return answer
+            self.cluster.learn_all(answer)
+        else:
+            self.cluster.learn_metadata(answer)
 
     async def coordinator(self, key_type: int, key: str, wait_s: float = READY_S) -> int | None:
         """The node that coordinates a group or transaction; None if it is not ready after `wait_s`.
@@ -204,7 +198,10 @@ class Target:
         version = min(version, _ONE_COORDINATOR_MAX)  # one key a request
         body = {"key": key, "key_type": key_type} if version else {"key": key}
         answer = await self._ask_until_loaded(ApiKey.FIND_COORDINATOR, version, body, None, wait_s)
-        return None if answer["error_code"] else int(answer["node_id"])
+        if answer["error_code"]:
+            return None
+        self.cluster.coordinators[key_type, key] = answer["node_id"]
+        return int(answer["node_id"])
 
     async def _ask_until_loaded(
         self, api_key: int, version: int, body: dict[str, Any], node_id: int | None, wait_s: float
@@ -217,12 +214,10 @@ class Target:
         return answer
 
     def led(self) -> dict[int, dict[str, list[int]]]:
-        """leader -> topic -> partitions, from the last Metadata answer about all topics."""
+        """leader -> topic -> partitions."""
         by_leader: dict[int, dict[str, list[int]]] = {}
-        for topic, number, each in partitions(self.metadata):
-            if topic["error_code"] == 0 and each["leader_id"] >= 0:
-                names = by_leader.setdefault(each["leader_id"], {})
-                names.setdefault(topic["name"], []).append(number)
+        for (name, number), (leader, _) in sorted(self.cluster.leaders.items()):
+            by_leader.setdefault(leader, {}).setdefault(name, []).append(number)
         return by_leader
 
     async def extents(self, names: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
@@ -234,8 +229,8 @@ class Target:
     async def log_offsets(
         self, names: Collection[str], timestamp: int
     ) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> offset, for partitions whose leader returns one, of topics in the
-        last Metadata answer. timestamp: `EARLIEST` or `LATEST`.
+        """(topic, partition) -> offset, for partitions whose leader returns one. timestamp:
+        `EARLIEST` or `LATEST`.
 
         Raises ConnectFailed.
         """
@@ -263,19 +258,13 @@ class Target:
         version, found = self.newest(api_key), dict[str, str]()
         if version is None:
             return found
-        for node_id in self.nodes:  # each coordinator lists its own
+        for node_id in list(self.cluster.nodes):  # each coordinator lists its own
             answer = await self._ask_until_loaded(api_key, version, {}, node_id, READY_S)
             if code := answer["error_code"]:
                 listing = catalog.api(api_key).name
                 raise ConnectFailed("unreachable", f"{listing} was answered {error_name(code)}")
             found |= {each[name]: each.get(state) or f"a {kind}" for each in answer[array]}
         return found
-
-    def topics(self) -> dict[str, int]:
-        """The target's topics with their number of partitions, from the last Metadata answer about
-        all topics."""
-        listed = [each for each in self.metadata.get("topics", []) if each["error_code"] == 0]
-        return {each["name"]: len(each["partitions"]) for each in listed}
 
     def close(self) -> None:
         for link in self._links.values():

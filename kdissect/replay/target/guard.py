@@ -97,10 +97,11 @@ def check_address(facts: WorkloadFacts, host: str, port: int, same_cluster: bool
 
 def check_cluster(facts: WorkloadFacts, target: Target, same_cluster: bool) -> None:
     """Refuse the captured cluster's id, before the first replayed request. Raises OptionError."""
-    if not same_cluster and target.cluster_id in facts.cluster_ids:
+    cluster_id = target.cluster.cluster_id
+    if not same_cluster and cluster_id in facts.cluster_ids:
         raise OptionError(
-            f"{target} belongs to the captured cluster (id {target.cluster_id}); if this is "
-            "meant, say --allow same-cluster"
+            f"{target} belongs to the captured cluster (id {cluster_id}); if this is meant, say "
+            "--allow same-cluster"
         )
 
 
@@ -201,7 +202,7 @@ async def find_existing(target: Target, effects: Effects) -> dict[Name, str]:
     an empty topic. Raises EnvironmentFailed if the target does not say."""
     found: dict[Name, str] = {}
     try:
-        there = target.topics().keys() & set(effects.names("topic"))
+        there = target.cluster.topics.keys() & set(effects.names("topic"))
         counts = Counter[str]()
         for (name, _), (start, end) in (await target.extents(there)).items():
             counts[name] += end - start
@@ -243,9 +244,8 @@ async def create_topics(
     Returns a line for each topic that the target refuses, or makes otherwise. Raises
     EnvironmentFailed if the target cannot be reached.
     """
-    there = target.topics()
     topics = {renames.get(("topic", each.name), each.name): each for each in topics_to_make(plan)}
-    wanted = {name: topic for name, topic in topics.items() if name not in there}
+    wanted = {name: topic for name, topic in topics.items() if name not in target.cluster.topics}
     if not wanted:
         return []
     try:
@@ -279,7 +279,7 @@ async def _ask_to_make(
     """CreateTopics, to the controller; error code and text by name. Raises ConnectFailed."""
     version = target.version(ApiKey.CREATE_TOPICS)
     default = -1 if version >= _WITH_DEFAULT_COUNTS else 1
-    nodes = max(len(target.nodes), 1)
+    nodes = max(len(target.cluster.nodes), 1)
     topics = []
     for name, topic in wanted.items():
         configs = [
@@ -296,7 +296,9 @@ async def _ask_to_make(
         )
     body = {"topics": topics, "timeout_ms": _CREATE_TIMEOUT_MS}
     limit_s = _CREATE_TIMEOUT_MS / 1000 + 5
-    answer = await target.ask(ApiKey.CREATE_TOPICS, version, body, target.controller_id, limit_s)
+    answer = await target.ask(
+        ApiKey.CREATE_TOPICS, version, body, target.cluster.controller_id, limit_s
+    )
     return {
         topic["name"]: (topic["error_code"], topic.get("error_message") or "")
         for topic in answer.body["topics"]
@@ -329,7 +331,7 @@ async def _delete_topics(target: Target, names: Collection[str]) -> dict[str, in
         body["topics"] = [{"name": name} for name in names]
     else:
         body["topic_names"] = list(names)
-    answer = await target.ask(ApiKey.DELETE_TOPICS, version, body, target.controller_id)
+    answer = await target.ask(ApiKey.DELETE_TOPICS, version, body, target.cluster.controller_id)
     return {each["name"]: each["error_code"] for each in answer.body["responses"]}
 
 

@@ -24,7 +24,7 @@ from kdissect.replay.target.connection import ConnectFailed
 from kdissect.replay.translation.answers import Place
 from kdissect.replay.translation.id_map import IdMap
 from kdissect.replay.translation.nodes import coordinators_of, topics_of
-from kdissect.replay.workload.messages import EARLIEST, partitions
+from kdissect.replay.workload.messages import EARLIEST, partitions, request_body
 
 SETTLE_S = 10.0
 WAIT_S, SHORT_WAIT_S = 8.0, 0.5
@@ -51,7 +51,7 @@ async def await_metadata(target: Target, limit_s: float, *, all_parts: bool) -> 
     """
     with suppress(ConnectFailed):
         end = await _quorum_end(target) - (not all_parts)
-        behind = list(target.nodes) if end > 0 else []
+        behind = list(target.cluster.nodes) if end > 0 else []
         async for _ in tries(limit_s):
             behind = [each for each in behind if await _applied_offset(target, each) < end]
             if not behind:
@@ -91,8 +91,8 @@ async def await_partitions(
     """
     with suppress(ConnectFailed):
         async for _ in tries(limit_s):
-            body = await target.learn_metadata(None)
-            listed = {topic["name"]: len(topic["partitions"]) for topic in body["topics"]}
+            await target.learn_metadata()
+            listed = target.cluster.topics
             served = Counter(name for name, _ in await target.log_offsets(counts, EARLIEST))
             if all(served[name] >= max(n, listed.get(name, 0)) for name, n in counts.items()):
                 return True
@@ -120,14 +120,13 @@ async def await_state(
 class Patience:
     """How long requests are sent again while the target is not ready.
 
-    A partition that the target does not serve fails in every request to it. All of them share one
-    wait of `WAIT_S`; after it the partition is given up, and answers about it are final. The same
+    A partition that the target does not serve fails in every request to it. After a wait of
+    `WAIT_S` for one of them the partition is given up, and answers about it are final. The same
     goes for topics, groups and transactions, and for a target that does not settle. Waits that end
     in vain share `WAIT_S` in a run: after that, whatever else fails is given `SHORT_WAIT_S`.
     """
 
     def __init__(self) -> None:
-        self._since: dict[Place, float] = {}
         self._given_up: set[Place] = set()
         self._left_s = WAIT_S
 
@@ -140,22 +139,15 @@ class Patience:
         """A wait has ended without success."""
         self._left_s -= waited_s
 
-    def lasts(self, places: Iterable[Place], now_s: float) -> bool:
-        """Return whether a request is sent again because of these places, which are not ready."""
-        is_waiting = False
-        for place in [each for each in places if each not in self._given_up]:
-            waited_s = now_s - self._since.setdefault(place, now_s)
-            if waited_s < self.limit_s:
-                is_waiting = True
-            else:
-                self._given_up.add(place)
-                self.in_vain(waited_s)
-        return is_waiting
-
-    def ready(self, places: Iterable[Place]) -> None:
-        """A request to these places was answered after they had not been ready."""
-        for place in places:
-            self._since.pop(place, None)
+    def lasts(self, places: Iterable[Place], waited_s: float) -> bool:
+        """Return whether a request is sent again because of these places, which are not ready.
+        waited_s: since its first answer."""
+        waiting = set(places) - self._given_up
+        is_over = waited_s >= self.limit_s
+        if waiting and is_over:
+            self._given_up |= waiting
+            self.in_vain(waited_s)
+        return bool(waiting) and not is_over
 
 
 class Settled:
@@ -167,23 +159,20 @@ class Settled:
 
     async def learn_topics(self, step: Step) -> None:
         """Learn leaders and ids of topics that a request needs and nothing is known of."""
-        names = {name for name in topics_of(self._ids, step) if not self._ids.target.is_known(name)}
+        known = self._ids.target.topics
+        names = {name for name in topics_of(self._ids, step) if not known.get(name)}
         if not self._asked.issuperset(names):
             self._asked |= names
-            await self._learn_metadata(sorted(names))
+            with suppress(ConnectFailed):
+                await self._target.learn_metadata(sorted(names))
 
     async def look_up(self, step: Step) -> None:
         """Learn leaders and coordinators anew, as clients do before they send a request again."""
-        if names := topics_of(self._ids, step):
-            await self._learn_metadata(names)
-        for key in coordinators_of(self._ids, step):
-            with suppress(ConnectFailed):
-                if (node_id := await self._target.coordinator(*key, wait_s=0.0)) is not None:
-                    self._ids.target.coordinators[key] = node_id
-
-    async def _learn_metadata(self, names: list[str]) -> None:
         with suppress(ConnectFailed):
-            self._ids.target.learn_metadata(await self._target.learn_metadata(names))
+            if names := topics_of(self._ids, step):
+                await self._target.learn_metadata(names)
+            for key in coordinators_of(self._ids, step):
+                await self._target.coordinator(*key, wait_s=0.0)
 
     async def before(self, step: Step) -> None:
         """Wait until groups are empty and transactions over that had run out of time then."""
@@ -217,14 +206,13 @@ class Settled:
         return is_settled
 
     async def _serves(self, step: Step, limit_s: float) -> bool:
-        """Wait until the leaders of the topics of a step serve all partitions. A topic that the
-        target is making has to be there, if the captured broker made it."""
-        known, being_made = self._ids.plan.workload.facts.topics, self._ids.target.being_made
+        """Wait until the leaders of the topics of a step serve all partitions. A topic that
+        Metadata makes has to be there, if the captured broker made it."""
+        known, asked = self._ids.plan.workload.facts.topics, request_body(step.exchange)
+        makes = step.exchange.api_key == ApiKey.METADATA
         counts = {
-            self._ids.topic(name): int(self._ids.topic(name) in being_made)
+            self._ids.topic(name): int(makes and asked.get("allow_auto_topic_creation", True))
             for name in step.named("topic")
             if name in known and known[name].first_time_ns >= 0
         }
-        is_settled = await await_partitions(self._target, counts, limit_s)
-        self._ids.target.learn_metadata(self._target.metadata)
-        return is_settled
+        return await await_partitions(self._target, counts, limit_s)

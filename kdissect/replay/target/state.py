@@ -130,7 +130,7 @@ async def read_settings(target: Target) -> dict[str, dict[str, str]]:
     """The settings of the target's topics and brokers that are not Kafka's default, as far as it
     tells them."""
     reader = _Reader(target, {})
-    await reader.attempt("topics", reader.topics(target.topics(), ()))
+    await reader.attempt("topics", reader.topics(target.cluster.topics, ()))
     await reader.attempt("configs", reader.configs())
     return reader.state.settings
 
@@ -161,10 +161,10 @@ class _Reader:
             {self._new.get(("topic", name), name) for name in each} for each in (wanted, gone)
         )
         async for _ in tries(SETTLE_S):
-            await self._target.learn_metadata(None)
-            if not deleted.intersection(self._target.topics()):
+            await self._target.learn_metadata()
+            if not deleted.intersection(self._target.cluster.topics):
                 break
-        there = self._target.topics()
+        there = self._target.cluster.topics
         self._topics = sorted(there.keys() & (names | deleted))
         self.state.topics = {self._captured("topic", name): there[name] for name in self._topics}
 
@@ -222,7 +222,7 @@ class _Reader:
         """Read what is set on the topics, and what else is no default of topics and brokers."""
         version = self._target.version(ApiKey.DESCRIBE_CONFIGS)
         resources = [(TOPIC_RESOURCE, name) for name in self._topics]
-        for node_id in sorted(self._target.nodes):
+        for node_id in sorted(self._target.cluster.nodes):
             mine = [(_BROKER_RESOURCE, str(node_id)), *resources]
             resources = []
             asked = [

@@ -23,7 +23,6 @@ from kdissect.replay.workload.messages import (
     GROUP_KEY,
     MEMBER_HEARTBEATS,
     NO_TOPIC,
-    NOT_MADE_YET,
     SHARE_APIS,
     Body,
     TopicNames,
@@ -63,12 +62,6 @@ def from_failure(ids: IdMap, step: Step) -> None:
 
 def _metadata(ids: IdMap, step: Step, asked: Body, captured: Body, answer: Body) -> None:
     ids.target.learn_metadata(answer)
-    if asked and asked.get("allow_auto_topic_creation", True):
-        ids.target.being_made.update(
-            topic["name"]
-            for topic in entries(answer["topics"])
-            if topic["error_code"] in NOT_MADE_YET and topic.get("name")
-        )
     _bind_topics(ids, captured, answer)
 
 
@@ -87,7 +80,8 @@ def _create_topics(ids: IdMap, step: Step, asked: Body, captured: Body, answer: 
         return
     for topic in entries(answer["topics"]):
         if topic["error_code"] == 0:
-            ids.target.created(topic["name"], topic.get("topic_id"))
+            ids.target.forget_topic(topic["name"])  # an earlier one of this name
+            ids.target.learn_metadata({"topics": [topic]})
             ids.offsets.created(ids.captured_topic_name(topic["name"]))
     _bind_topics(ids, captured, answer)
 
@@ -297,15 +291,11 @@ def _is_transient(ids: IdMap, step: Step, place: Place, code: int) -> bool:
 
 
 def _is_expected(ids: IdMap, place: Place) -> bool:
-    """Return whether the target has a topic or partition by its metadata, or is making it."""
-    target = ids.target
+    """Return whether the target has a topic or partition by its metadata."""
     is_id = not isinstance(place.topic, str)
-    name = target.names.get(place.topic, "") if is_id else place.topic
-    if name in target.being_made:
-        return True
-    if place.partition >= 0 and target.has_topic(name):
-        return (name, place.partition) in target.leaders
-    return target.has_topic(name)
+    name = ids.target.names.get(place.topic, "") if is_id else place.topic
+    is_led = place.partition < 0 or (name, place.partition) in ids.target.leaders
+    return name in ids.target.topics and is_led
 
 
 def _is_idempotent(asked: Body) -> bool:

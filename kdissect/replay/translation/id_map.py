@@ -67,11 +67,12 @@ class IdMap:
         plan: ReplayPlan,
         options: TranslateOptions | None = None,
         kept: Iterable[tuple[str, str]] = (),
+        target: Cluster | None = None,
     ) -> None:
         self.options = options or TranslateOptions()
         self.plan = plan
         self.kept = frozenset(kept)
-        self.target = TargetCluster()
+        self.target = target or Cluster()
         self.offsets = OffsetMap(self.options.offsets)
         self.sessions = FetchSessions()
         self.share = ShareSessions()
@@ -184,64 +185,61 @@ class TargetTopics(TopicNames):
         return ids.names.name("", ids.captured_topic_id(topic_id))
 
 
-class TargetCluster:
-    """API versions, brokers, topics with ids and leaders, coordinators, as the target tells them.
+@dataclass(eq=False)
+class Cluster:
+    """A target as it tells of itself: in its answers to the workload, and to `target.cluster`.
 
-    Names are the target's. leaders: (topic, partition) -> (node id, leader epoch). coordinators:
-    (key type of FindCoordinator, group or transactional id) -> node id.
+    ranges: API key -> first and last version that it takes. nodes: node id -> address. topics: with
+    their number of partitions, 0 of one that was just made. names: of topics that are gone, too.
+    leaders: (topic, partition) -> (node id, leader epoch). coordinators: (key type of
+    FindCoordinator, group or transactional id) -> node id.
     """
 
-    def __init__(self) -> None:
-        self.ranges: dict[int, tuple[int, int]] = {}
-        self.nodes: dict[int, tuple[str, int]] = {}
-        self.topic_ids: dict[str, UUID] = {}
-        self.names: dict[UUID, str] = {}  # of topics that are gone, too
-        self.leaders: dict[tuple[str, int], tuple[int, int]] = {}
-        self.missing: set[str] = set()  # topics that the target said it has not
-        self.being_made: set[str] = set()  # topics that Metadata requests make
-        self.coordinators: dict[tuple[int, str], int] = {}
+    cluster_id: str | None = None
+    controller_id: int | None = None
+    ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    nodes: dict[int, tuple[str, int]] = field(default_factory=dict)
+    topics: dict[str, int] = field(default_factory=dict)
+    topic_ids: dict[str, UUID] = field(default_factory=dict)
+    names: dict[UUID, str] = field(default_factory=dict)
+    leaders: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    coordinators: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def learn_metadata(self, body: Mapping[str, Any]) -> None:
-        """A Metadata or DescribeTopicPartitions response of the target."""
+        """A response of the target to Metadata, DescribeTopicPartitions or CreateTopics."""
         for broker in entries(body.get("brokers")):
             self.nodes[broker["node_id"]] = broker["host"], broker["port"]
         for topic in entries(body.get("topics")):
-            name = topic.get("name")
+            name, topic_id = topic.get("name"), topic.get("topic_id", ZERO_UUID)
             if not name:
                 continue
             if topic["error_code"] != 0:
                 self.forget_topic(name)
                 continue
-            self._found(name, topic.get("topic_id"))
-            for partition in entries(topic["partitions"]):
+            self.topics[name] = len(entries(topic.get("partitions")))
+            if topic_id != ZERO_UUID:
+                self.topic_ids[name] = topic_id
+                self.names[topic_id] = name
+            for partition in entries(topic.get("partitions")):
                 if partition["leader_id"] >= 0:
                     leader = partition["leader_id"], partition.get("leader_epoch", -1)
                     self.leaders[name, partition["partition_index"]] = leader
 
-    def _found(self, name: str, topic_id: UUID | None) -> None:
-        self.being_made.discard(name)
-        self.missing.discard(name)
-        if topic_id is not None and topic_id != ZERO_UUID:
-            self.topic_ids[name] = topic_id
-            self.names[topic_id] = name
+    def learn_all(self, body: Mapping[str, Any]) -> None:
+        """A Metadata response about all brokers and topics: others are gone."""
+        self.nodes.clear()
+        listed = {topic["name"] for topic in body["topics"]}
+        for name in self.topics.keys() - listed:
+            self.forget_topic(name)
+        self.cluster_id = body.get("cluster_id", self.cluster_id)
+        self.controller_id = body.get("controller_id", self.controller_id)
+        self.learn_metadata(body)
 
     def forget_topic(self, name: str) -> None:
-        self.missing.add(name)
+        self.topics.pop(name, None)
         self.topic_ids.pop(name, None)
         for log in [log for log in self.leaders if log[0] == name]:
             del self.leaders[log]
-
-    def created(self, name: str, topic_id: UUID | None) -> None:
-        """A CreateTopics was answered: the id is known, the leaders are not yet."""
-        self.forget_topic(name)
-        self._found(name, topic_id)
-
-    def has_topic(self, name: str) -> bool:
-        return name in self.topic_ids or (name, 0) in self.leaders
-
-    def is_known(self, name: str) -> bool:
-        """Return whether a leader of the topic is known, or that it is not there."""
-        return name in self.missing or any((name, number) in self.leaders for number in (0, 1))
 
 
 def limited(value: Any, count: int) -> Any:
@@ -385,7 +383,6 @@ class _LogOffsets:
     batches: list[tuple[int, int]] = field(default_factory=list)  # captured, target base, ascending
     by_target: list[tuple[int, int]] = field(default_factory=list)  # target, captured base
     is_fresh: bool = False  # nothing was in it when the replay began to write
-    is_unsure: bool = False  # a Produce with acks 0 came since: no answer says what became of it
 
     def distance(self, mode: str) -> int:
         """Target's offsets minus captured ones, by the start of the log; 0 if it is unknown."""
@@ -441,17 +438,11 @@ class OffsetMap:
         is_known = bool(known) and known[0][0] == captured
         entry.batches[place : place + is_known] = [(captured, target)]
         entry.by_target.clear()
-        entry.is_unsure = False
-
-    def written_silently(self, log: Log) -> None:
-        """A Produce with acks 0 was sent: the captured broker may have lost it, and the target not.
-        The next Produce that both brokers acknowledge tells."""
-        self._logs[log].is_unsure = True
 
     def expect(self, log: Log, captured: int) -> int | None:
         """The target's base offset for a batch with this captured base offset; None if unknown."""
         entry = self._logs[log]
-        if captured < 0 or entry.is_unsure:
+        if captured < 0:
             return None
         if entry.batches:
             return _moved(entry.batches, captured)

@@ -380,12 +380,6 @@ def _fetch(ids: IdMap, step: Step, body: Body) -> Body:
     return ids.sessions.whole(ids.broker(step), body, captured)
 
 
-def _produce(ids: IdMap, step: Step, body: Body) -> Body:
-    for log, _ in () if step.expects_response else ids.names.logs(body):
-        ids.offsets.written_silently(log)
-    return body
-
-
 def _metadata(ids: IdMap, step: Step, body: Body) -> Body:
     """Keep a Metadata request from creating topics, unless the user allows the class `admin`."""
     topics = entries(body["topics"])
@@ -395,7 +389,7 @@ def _metadata(ids: IdMap, step: Step, body: Body) -> Body:
     if may_forbid and "allow_auto_topic_creation" in body:
         return {**body, "allow_auto_topic_creation": False}
     unknown = [
-        each["name"] for each in topics if not ids.target.has_topic(ids.topic(each["name"] or ""))
+        each["name"] for each in topics if ids.topic(each["name"] or "") not in ids.target.topics
     ]
     if unknown:
         raise Untranslatable(
@@ -448,7 +442,6 @@ def _share(ids: IdMap, step: Step, body: Body) -> Body:
 
 
 _SPECIAL: dict[int, Callable[[IdMap, Step, Body], Body]] = {
-    ApiKey.PRODUCE: _produce,
     ApiKey.FETCH: _fetch,
     ApiKey.METADATA: _metadata,
     ApiKey.UNREGISTER_BROKER: _unregister,

@@ -62,7 +62,7 @@ def play_on_nodes(
     async def run() -> RunResult:
         nodes = {number: ("127.0.0.1", server.port) for number, server in enumerate(servers)}
         translator.ids.target.nodes |= nodes
-        target = Target("127.0.0.1", servers[0].port, nodes=nodes)
+        target = Target("127.0.0.1", servers[0].port, cluster=translator.ids.target)
         runner = Runner(maker.plan(), translator, target, RunOptions(MAX, **options))
         return await asyncio.wait_for(runner.run(), 30)
 

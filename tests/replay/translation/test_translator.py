@@ -413,23 +413,6 @@ def test_partitions_that_are_not_ready(producer_id: int, is_sent_again: bool) ->
     assert sent_again(translator, step, response)
 
 
-def test_a_topic_that_metadata_makes_is_awaited() -> None:
-    """The target makes it later than the captured broker: "no such topic" is not final then."""
-    asked = a_request(3, 9, topics=[{"name": "new"}])
-
-    missing, there = (
-        a_response(3, 9, topics=[{"name": "new", "error_code": code}]) for code in (3, 0)
-    )
-    translator, [making, later] = translated(
-        exchange(0, asked, 0, 1, missing), exchange(0, asked, 2, 3, there)
-    )
-    assert not sent_again(translator, later, missing)
-    translator.learn(making, encode_message(missing))
-    assert sent_again(translator, later, missing)
-    translator.learn(later, encode_message(there))
-    assert "new" not in translator.ids.target.being_made
-
-
 def test_a_patched_batch_has_the_right_crc_and_the_same_records() -> None:
     """Producer, epoch and sequence are replaced in place."""
     records = [{"offset": 0, "timestamp_ms": 1, "key": b"k", "value": b"v" * 40, "headers": []}]
