@@ -6,6 +6,7 @@ import numpy as np
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ENDPOINTS, OPTIONS_SHIFT, SEGMENT, SegmentBatch
+from tests.oracles.link_layers import scan_capture
 from tests.oracles.segments import Segment
 
 _FIELDS = ("time_ns", "side", "flags", "seq", "ack", "ip_id", "window", "length")
@@ -31,3 +32,16 @@ def batch_of(segments: Sequence[Segment], first: int = 0) -> tuple[SegmentBatch,
         rows["packet"][number] = first + number + 1
         data += segment.payload
     return SegmentBatch(np.zeros(1, ENDPOINTS), rows), in_memory(data)
+
+
+def batch_of_capture(data: bytes) -> tuple[SegmentBatch, Sources]:
+    """The segments of one connection, as the oracle finds them in a capture, and the capture."""
+    found, _ = scan_capture(data)
+    rows = np.zeros(len(found), SEGMENT)
+    for name in set(SEGMENT.names or ()) & set(found[0]._fields if found else ()) - {"endpoints"}:
+        rows[name] = [getattr(segment, name) for segment in found]
+    endpoints = np.zeros(1, ENDPOINTS)
+    for ip_a, port_a, ip_b, port_b, _ in {segment.endpoints for segment in found}:
+        endpoints["ip_a"], endpoints["ip_b"] = list(ip_a), list(ip_b)
+        endpoints["port_a"], endpoints["port_b"] = port_a, port_b
+    return SegmentBatch(endpoints, rows), in_memory(data)

@@ -1,12 +1,21 @@
 """TCP connections as packets of a capture."""
 
+import random
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from tests.builders.captures import Packet
+from kdissect.capture.mapped_files import Sources
+from kdissect.capture.segments import SegmentBatch
+from kdissect.kafka.assembly import Assembly, PairStatus
+from kdissect.kafka.options import StreamOptions
+from tests.builders.assembling import assemble
+from tests.builders.captures import Packet, pcap_bytes
 from tests.builders.frames import request, response
 from tests.builders.packets import ethernet, ipv4, tcp
+from tests.builders.segments import batch_of_capture
 
-CLIENT, BROKER = "10.0.0.1", "10.0.0.2"
+CLIENT, BROKER = 0, 1
+ADDRESSES = "10.0.0.1", "10.0.0.2"
 FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 
 
@@ -37,7 +46,7 @@ class Talk:
             ack=self.next[1 - side] % 2**32 if flags & ACK else 0,
             flags=flags,
         )
-        addresses = (BROKER, CLIENT) if side else (CLIENT, BROKER)
+        addresses = (ADDRESSES[side], ADDRESSES[1 - side])
         packet = ethernet(ipv4(segment, addresses=addresses, ip_id=len(self.packets) + 1 & 0xFFFF))
         if keep:
             self.packets.append(Packet(self.time * 1000, packet, len(packet)))
@@ -61,6 +70,80 @@ class Talk:
     def close(self, flags: int = FIN | ACK) -> None:
         for side in (0, 1):
             self.put(side, flags)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Bytes that were sent and not captured."""
+
+    size: int
+
+
+class Playbook(Talk):
+    """A talk as a transcript: `Playbook().syn() >> request(7) << response(7) >> Gap(100)`.
+
+    `>>` is what the client sends, `<<` what the broker sends: bytes, which are one segment, flags
+    or a gap; time passes by a millisecond a step.
+    """
+
+    def __init__(self, ports: tuple[int, int] = (50000, 9092), isn: tuple[int, int] = (1000, 7000)):
+        super().__init__(ports, 1_700_000_000_000_000, 1000, opened=False)
+        self.first = [isn[0] + 1, isn[1] + 1]  # sequence numbers of the streams' first bytes
+        self.next = list(self.first)
+        self.options = StreamOptions()
+
+    def syn(self) -> "Playbook":
+        self.next = [first - 1 for first in self.first]
+        self.put(CLIENT, SYN)
+        self.put(BROKER, SYN | ACK)
+        self.acknowledge(CLIENT)
+        return self
+
+    def segment(self, side: int, data: bytes, pos: int, flags: int = ACK | PSH) -> "Playbook":
+        """A segment whose first byte is the stream's byte `pos`; what comes next stays."""
+        following, self.next[side] = self.next[side], self.first[side] + pos
+        self.put(side, flags, data)
+        self.next[side] = following
+        return self
+
+    def _step(self, side: int, what: bytes | Gap | int) -> "Playbook":
+        if isinstance(what, Gap):
+            self.next[side] += what.size
+        elif isinstance(what, int):
+            self.put(side, what)
+        else:
+            self.put(side, ACK | PSH, what)
+        return self
+
+    def __rshift__(self, what: bytes | Gap | int) -> "Playbook":
+        return self._step(CLIENT, what)
+
+    def __lshift__(self, what: bytes | Gap | int) -> "Playbook":
+        return self._step(BROKER, what)
+
+    def batch(self) -> tuple[SegmentBatch, Sources]:
+        """The segments, and the capture in memory."""
+        return batch_of_capture(pcap_bytes(self.packets))
+
+    def run(self, *key_logs: bytes) -> Assembly:
+        return assemble(*self.batch(), self.options, key_logs)
+
+    def exchanges(self) -> list[tuple[int, str]]:
+        """(correlation id, status) of each exchange, in order."""
+        return [
+            (int(row["correlation_id"]), PairStatus(int(row["status"])).name.lower())
+            for row in self.run().exchanges
+        ]
+
+    def shuffled(self, seed: int, reach: int) -> "Playbook":
+        """The same packets, each delivered up to `reach` places later."""
+        order, packets = random.Random(seed), self.packets
+        places = sorted(range(len(packets)), key=lambda number: number + order.uniform(0, reach))
+        self.packets = [
+            replace(packets[place], time_ns=packet.time_ns)
+            for place, packet in zip(places, packets, strict=True)
+        ]
+        return self
 
 
 def conversation(

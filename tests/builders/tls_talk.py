@@ -17,10 +17,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from kdissect.capture.mapped_files import Sources
 from kdissect.kafka.assembly import Assembly
 from kdissect.tls.key_log import expand_label
-from tests.builders.assembling import assemble
 from tests.builders.certificates import certificate, key_pem, name
 from tests.builders.frames import request, response
-from tests.builders.playbook import BROKER, CLIENT, Playbook
+from tests.builders.talks import BROKER, CLIENT, Playbook
 
 SERVER_NAME = "broker.example"
 
@@ -119,9 +118,7 @@ class TlsTalk:
         """The transcript in segments of at most `size` bytes."""
         book = book or Playbook().syn()
         for side, data in self.steps:
-            for start in range(0, len(data), size):
-                part = data[start : start + size]
-                book = book >> part if side == CLIENT else book << part
+            book.send(side, data, size)
         return book
 
 
@@ -136,11 +133,6 @@ def secret_talk(parties: Parties, session: Any = None, count: int = SECRET_EXCHA
         talk.say(CLIENT, request(number, body=bytes([number]) * size))
         talk.say(BROKER, response(number, body=bytes([100 + number]) * (50_000 - size)))
     return talk
-
-
-def assembled(book: Playbook, *key_logs: bytes) -> Assembly:
-    batch, memory = book.batch()
-    return assemble(batch, memory, book.options, key_logs)
 
 
 def frame_bytes(assembly: Assembly, side: Any) -> bytes:

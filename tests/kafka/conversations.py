@@ -16,7 +16,7 @@ from kdissect.codec.message import Message, encode_message
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.protocol.api_keys import ApiKey
 from tests.builders.frames import framed, produce, request, response
-from tests.builders.playbook import BROKER, CLIENT, Playbook
+from tests.builders.talks import BROKER, CLIENT, Playbook
 
 TOKEN_ID = -1
 
@@ -63,7 +63,7 @@ class Conversation:
             book.syn()
         for side, begin, end in segments:
             book.segment(side, self.streams[side][begin:end], begin)
-            book.sent[side] = max(book.sent[side], end)
+            book.next[side] = max(book.next[side], book.first[side] + end)
         return book
 
     def whole(self, segments: list[tuple[int, int, int]]) -> set[Frame]:

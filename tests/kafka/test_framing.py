@@ -20,8 +20,8 @@ from kdissect.tcp.byte_ranges import find, peek
 from tests.builders.assembling import assemble
 from tests.builders.frames import framed, produce, request, response
 from tests.builders.pieces import MadePieces, cuts, lost
-from tests.builders.playbook import BROKER, CLIENT, Playbook
 from tests.builders.segments import in_memory
+from tests.builders.talks import BROKER, CLIENT, Playbook
 from tests.kafka.conversations import NAMED, Conversation, check_accounts, conversations, frames_of
 from tests.steps import assert_linear
 

@@ -5,14 +5,14 @@ import struct
 import numpy as np
 import pytest
 
-from kdissect.capture.segments import ACK, ENDPOINTS, RST, SYN, SegmentBatch
+from kdissect.capture.segments import ENDPOINTS, SegmentBatch
 from kdissect.kafka.assembly import Anomaly, Protocol
 from kdissect.kafka.options import StreamOptions
 from kdissect.tcp.columns import CloseReason
 from tests.builders.assembling import assemble
 from tests.builders.frames import framed, produce, request, response
-from tests.builders.playbook import BROKER, CLIENT, FIN_, RST_, Playbook, gap
 from tests.builders.segments import in_memory
+from tests.builders.talks import ACK, BROKER, CLIENT, FIN, RST, SYN, Gap, Playbook
 
 
 def kinds(book: Playbook) -> list[Anomaly]:
@@ -27,7 +27,7 @@ def test_a_request_and_its_response() -> None:
     assert connection["protocol"] == Protocol.KAFKA
     assert connection["client_side"] == CLIENT
     assert connection["handshake_seen"]
-    assert connection["handshake_rtt_ns"] == 1_000_000
+    assert connection["handshake_rtt_ns"] == 2_000_000
 
 
 def test_many_in_flight_are_paired_by_id() -> None:
@@ -39,7 +39,7 @@ def test_many_in_flight_are_paired_by_id() -> None:
 
 def test_a_queue_behind_a_lost_response_is_unknown() -> None:
     """If the stream of responses begins with a hole, an earlier response may be in it."""
-    lost = gap(len(response(1)))
+    lost = Gap(len(response(1)))
     book = Playbook().syn() >> request(1) + request(2) << lost << response(2)
     assert list(book.run().exchanges["queued_ns"]) == [0, -1]
     middle = Playbook() >> request(1) << response(1)  # without a hole, nothing came before
@@ -81,11 +81,11 @@ def test_requests_without_a_response() -> None:
     """The end of the capture, a FIN, an RST, and a gap where the answer was."""
     book = Playbook().syn() >> request(1) << response(1) >> request(2)
     assert book.exchanges()[1] == (2, "response_missing")
-    assert (book << FIN_).exchanges()[1] == (2, "connection_closed")
-    book = Playbook().syn() >> request(1) >> request(2) << gap(len(response(1))) << response(2)
-    book = book >> FIN_
+    assert (book << (FIN | ACK)).exchanges()[1] == (2, "connection_closed")
+    book = Playbook().syn() >> request(1) >> request(2) << Gap(len(response(1))) << response(2)
+    book = book >> (FIN | ACK)
     assert book.exchanges() == [(1, "response_missing"), (2, "paired")]
-    book = Playbook().syn() >> request(1) << RST_
+    book = Playbook().syn() >> request(1) << RST
     assert book.exchanges() == [(1, "connection_closed")]
     assert book.run().connections["close_reason"][0] == CloseReason.RST
 
@@ -109,7 +109,7 @@ def test_a_gap_inside_a_frame_ends_nothing() -> None:
     """Missing bytes inside a frame make it partial; later frames are paired."""
     whole = request(2, body=b"x" * 400)
     book = Playbook().syn() >> request(1) << response(1)
-    book = book >> whole[:100] >> gap(200) >> whole[300:] >> request(3)
+    book = book >> whole[:100] >> Gap(200) >> whole[300:] >> request(3)
     book = book << response(2) << response(3)
     assert [status for _, status in book.exchanges()] == ["paired"] * 3
     rows = book.run().exchanges
@@ -124,7 +124,7 @@ def test_a_gap_inside_a_frame_ends_nothing() -> None:
 def test_a_gap_over_a_prefix_costs_one_frame() -> None:
     """The frame with the missing size prefix is lost; framing resumes at the next one."""
     whole = request(2, body=b"x" * 400)
-    book = Playbook().syn() >> request(1) >> gap(50) >> whole[50:] >> request(3) >> request(4)
+    book = Playbook().syn() >> request(1) >> Gap(50) >> whole[50:] >> request(3) >> request(4)
     book = book << response(1) << response(2) << response(3) << response(4)
     assert book.exchanges() == [  # in order of the first byte of each
         (1, "paired"), (3, "paired"), (4, "paired"), (2, "request_missing"),
@@ -139,7 +139,7 @@ def test_a_record_batch_is_no_response() -> None:
     batch = struct.pack(">qiib", 0, 41, 3, 2) + bytes(36)
     fetch = response(2, bytes(60) + batch)
     book = Playbook().syn() >> request(1) << response(1) >> request(2) >> request(3)
-    book = book << gap(20) << fetch[20:] << response(3)
+    book = book << Gap(20) << fetch[20:] << response(3)
     assert book.exchanges() == [(1, "paired"), (2, "response_missing"), (3, "paired")]
 
 
@@ -156,7 +156,7 @@ def test_a_start_in_the_middle() -> None:
 
 def test_the_end_of_an_answer_makes_no_client() -> None:
     """Version ranges that begin like a large request, a gap, then both sides as they should be."""
-    book = Playbook() << b"\0\1\0\0" + b"\0\x0c\0\3\0\0\0\x0c" << gap(12)
+    book = Playbook() << b"\0\1\0\0" + b"\0\x0c\0\3\0\0\0\x0c" << Gap(12)
     book = book >> b"cut" >> request(3) >> request(4) << response(3) << response(4)
     assert book.run().connections["client_side"][0] == CLIENT
     assert book.exchanges() == [(3, "paired"), (4, "paired")]
@@ -225,7 +225,7 @@ def test_a_keep_alive_probe_is_no_data() -> None:
 
 def test_data_on_fin_and_rst() -> None:
     """A response in the segment with FIN or RST is paired."""
-    for flags in (ACK | 1, ACK | RST):
+    for flags in (ACK | FIN, ACK | RST):
         book = Playbook().syn() >> request(1)
         book = book.segment(BROKER, response(1), 0, flags)
         assert book.exchanges() == [(1, "paired")]
@@ -237,7 +237,7 @@ def test_a_reused_port_is_another_connection() -> None:
     again = Playbook(isn=(900_000_000, 5_000_000))
     again.time = book.time
     again = again.syn() >> request(1) << response(1)
-    book.rows += again.rows
+    book.packets += again.packets
     assert book.exchanges() == [(1, "connection_closed"), (1, "paired")]
     found = book.run()
     assert found.connections["close_reason"][0] == CloseReason.REUSED
@@ -245,7 +245,7 @@ def test_a_reused_port_is_another_connection() -> None:
     # Without the SYN the jump of the sequence numbers tells.
     book = Playbook() >> request(1) << response(1)
     again = Playbook(isn=(3_000_000_000, 3_000_000_000)) >> request(5) << response(5)
-    book.rows += again.rows
+    book.packets += again.packets
     assert len(book.run().connections) == 2
 
 
@@ -328,10 +328,10 @@ def test_ids_do_not_depend_on_the_rest_of_the_batch() -> None:
 def test_a_syn_after_its_answer_belongs_to_it() -> None:
     """A SYN that was captured after its SYN-ACK begins no second connection."""
     book = Playbook().syn() >> request(1) << response(1)
-    book.rows[0], book.rows[1] = book.rows[1], book.rows[0]
+    book.packets[:2] = reversed(book.packets[:2])
     found = book.run()
     assert len(found.connections) == 1
-    assert book.rows[1][2] == SYN
+    assert book.packets[1].flags == SYN
 
 
 @pytest.mark.parametrize("correlation_id", [0, 7])
@@ -341,7 +341,7 @@ def test_a_record_set_behind_a_gap_is_no_response(correlation_id: int) -> None:
     records = struct.pack(">qi", 0, 1000) + bytes(1000)
     body = struct.pack(">iih", 1, 0, 0) + bytes(20) + struct.pack(">i", len(records))
     book = Playbook().syn() >> request(0, 1, 0) << response(0, body + records)
-    book = book >> request(correlation_id, 1, 0) << gap(8 + len(body) - 4)
+    book = book >> request(correlation_id, 1, 0) << Gap(8 + len(body) - 4)
     book = book << struct.pack(">i", len(records)) + records
     assert book.exchanges()[1] == (correlation_id, "response_missing")
 
@@ -352,6 +352,6 @@ def test_a_fitting_end_makes_no_response() -> None:
     for number in (1, 2, 3, 4, 5):
         book = book >> request(number, 1, 0)
         if number == 3:
-            book = book << gap(100) << bytes(50) + framed(struct.pack(">iq", -1, 0))
+            book = book << Gap(100) << bytes(50) + framed(struct.pack(">iq", -1, 0))
         book = book << response(number, struct.pack(">i", 0))
     assert [row[0] for row in book.exchanges()] == [1, 2, 3, 4, 5]

@@ -10,9 +10,8 @@ from kdissect.capture.scratch import Scratch, Written
 from kdissect.capture.segments import ENDPOINTS
 from kdissect.kafka.assembly import ANOMALY, CONNECTION, EXCHANGE, EXTENT, Assembly
 from kdissect.pipeline import exchange_index
-from tests.builders.assembling import assemble
 from tests.builders.frames import request, response
-from tests.builders.playbook import BROKER, CLIENT
+from tests.builders.talks import BROKER, CLIENT
 from tests.builders.tls_talk import Parties, TlsTalk, frame_bytes
 
 
@@ -90,9 +89,7 @@ def test_slices_contain_their_decrypted_bytes(tmp_path: Path) -> None:
     for number in range(20):
         talk.say(CLIENT, request(number, body=bytes([number]) * 1000 * number))
         talk.say(BROKER, response(number, body=bytes([0, number]) * 1000))
-    book = talk.playbook()
-    batch, memory = book.batch()
-    whole = assemble(batch, memory, book.options, [parties.key_log()])
+    whole = talk.playbook().run(parties.key_log())
     assert (whole.extents["pos"] >= CARRIED_FROM).all()
     rows = np.random.default_rng(1).permutation(20)
     parts = [

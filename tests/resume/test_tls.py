@@ -27,10 +27,9 @@ from kdissect.resume.open_connection import (
 from kdissect.resume.progress import TLS_HANDSHAKE_BYTES
 from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
-from tests.builders.captures import lose_packets, pcap
+from tests.builders.captures import lose_packets, pcap_bytes
 from tests.builders.frames import request, response
-from tests.builders.packets import ethernet, ipv4, tcp
-from tests.builders.playbook import BROKER, CLIENT, Playbook
+from tests.builders.talks import BROKER, CLIENT, Playbook
 from tests.builders.tls_talk import Parties, Sealer, TlsTalk
 from tests.material import CAPTURES as SHARED
 from tests.material import needed
@@ -96,22 +95,12 @@ def _with_key_updates(talk: TlsTalk, log: bytes, count: int) -> Playbook:
             )
             if number % (2 + side) == 0:
                 data += sealers[side].update()
-            for at in range(0, len(data), 1400):
-                part = data[at : at + 1400]
-                book = book >> part if side == CLIENT else book << part
+            book.send(side, data)
     return book
 
 
 def _capture(book: Playbook, path: Path) -> Path:
-    packets, times = [], []
-    for number, (time, side, flags, payload, seq, ack) in enumerate(book.rows):
-        ports, hosts = book.ports, ("10.0.0.1", "10.0.0.2")
-        if side == BROKER:
-            ports, hosts = ports[::-1], hosts[::-1]
-        segment = tcp(payload, ports=ports, seq=seq, ack=ack, flags=flags)
-        packets.append(ethernet(ipv4(segment, addresses=hosts, ip_id=number + 1)))
-        times.append((time // 10**9, time % 10**9 // 1000))
-    path.write_bytes(pcap(packets, times=times))
+    path.write_bytes(pcap_bytes(book.packets))
     return path
 
 
@@ -178,11 +167,8 @@ def one_packet(window_bytes: Callable[[int], None]) -> None:
 )
 def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     """The exchanges are those of one run; a state has the open frame's records and no secret."""
-    from tests.builders.assembling import assemble
-
     book, log = _conversation(kind, tmp_path)
-    batch, memory = book.batch()
-    whole = assemble(batch, memory, book.options, [log])
+    whole = book.run(log)
     expected = _rows(whole.exchanges)
     assert len(expected) == 8
     found: list[tuple[int, ...]] = []
@@ -199,8 +185,10 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
         assert not any(secret in packed for secret in _secrets(log))
         # what the segments brought since the last exchange was complete
         since = whole.exchanges["response"]["end_time_ns"]
-        end = max((int(time) for time in since if time < book.rows[count - 1][0]), default=0)
-        sent = [row[3] for row in book.rows[:count] if row[0] > end]
+        end = max(
+            (int(time) for time in since if time < book.packets[count - 1].time_ns), default=0
+        )
+        sent = [packet.payload for packet in book.packets[:count] if packet.time_ns > end]
         assert state.size <= sum(map(len, sent))
         assert len(packed) <= state.size + 3000 + 60 * len(sent)
     assert sorted(found) == expected
@@ -222,7 +210,7 @@ def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_proc
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
-    for place in (len(book.rows) // 3, len(book.rows) * 2 // 3 + 3):
+    for place in (len(book.packets) // 3, len(book.packets) * 2 // 3 + 3):
         parts = rotated(capture, [place], tmp_path / "parts")
         out = tmp_path / "tables"
         kdissect.dissect(None, parts[0], out, overwrite=True, keep_state=True, keylog=keylog)
@@ -257,7 +245,7 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     capture = _capture(book, tmp_path / "talk.pcap")
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
-    part, *rest = rotated(capture, [len(book.rows) // 2, len(book.rows) // 2 + 20], tmp_path)
+    part, *rest = rotated(capture, [len(book.packets) // 2, len(book.packets) // 2 + 20], tmp_path)
     out = tmp_path / "tables"
     kdissect.dissect(None, part, out, keep_state=True, keylog=keylog)
     keylog.unlink()
@@ -270,7 +258,10 @@ def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     again = kdissect.dissect(None, rest[1], out, append=True)
     assert again.manifest["append"] == {"read_again": None}
     (row,) = again.connections.to_arrow().to_pylist()
-    data = [sum(len(row[3]) for row in book.rows if row[1] == side) for side in (CLIENT, BROKER)]
+    data = [
+        sum(len(packet.payload) for packet in book.packets if packet.source[1] == port)
+        for port in book.ports
+    ]
     assert [row["request_byte_count"], row["response_byte_count"]] == data
     other = tmp_path / "moved.keylog"
     other.write_bytes(log)
@@ -287,7 +278,7 @@ def test_connections_without_keys_are_counted(kind: str, tmp_path: Path, in_proc
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(_conversation(kind, tmp_path / "other")[1])
     capture = _capture(book, tmp_path / "talk.pcap")
-    parts = rotated(capture, [len(book.rows) // 3, len(book.rows) * 2 // 3], tmp_path)
+    parts = rotated(capture, [len(book.packets) // 3, len(book.packets) * 2 // 3], tmp_path)
     out = tmp_path / "tables"
     for part in parts:
         tables = kdissect.dissect(None, part, out, append=True, keylog=keylog)

@@ -17,11 +17,9 @@ import kdissect
 from kdissect.accounts import check
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.tcp.proxy_protocol import HeaderFault, ProxyHeader, parse_header
-from tests.builders.assembling import assemble
 from tests.builders.captures import Packet, pcap_bytes
 from tests.builders.frames import request, response
-from tests.builders.playbook import BROKER, CLIENT, Playbook, gap
-from tests.builders.talks import proxied
+from tests.builders.talks import BROKER, CLIENT, Gap, Playbook, proxied
 from tests.builders.tls_talk import Parties, TlsTalk
 from tests.resume.window_run import Run, flat
 
@@ -178,7 +176,7 @@ def test_segments_of_any_size_and_order(name: str, data: st.DataObject) -> None:
     book = Playbook().syn()
     for pos, part in [*parts, *data.draw(st.lists(st.sampled_from(parts), max_size=2))]:
         book.segment(CLIENT, part, pos)
-    book.sent[CLIENT] = len(first)
+    book.next[CLIENT] += len(first)
     book = book << response(0)
     for number in (1, 2):
         book = book >> request(number) << response(number)
@@ -192,7 +190,7 @@ def test_a_signature_elsewhere_is_no_header() -> None:
     """A signature of the broker, one later in the stream, and one that the capture cut."""
     of_broker = conversation(Playbook().syn() << binary())
     later = conversation(Playbook().syn() >> request(9) << response(9) >> binary())
-    cut = conversation(Playbook().syn() >> binary()[:20] >> gap(8))
+    cut = conversation(Playbook().syn() >> binary()[:20] >> Gap(8))
     for book in (of_broker, later, cut):
         assembly = book.run()
         assert assembly.tcp.connections["proxy_byte_count"].tolist() == [0]
@@ -217,8 +215,7 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
         talk.say(BROKER, response(number))
     for header in (b"", LINE, binary(extra=TLVS)):
         book = Playbook().syn()
-        batch, memory = talk.playbook(book >> header if header else book).batch()
-        opened = assemble(batch, memory, book.options, [parties.key_log()])
+        opened = talk.playbook(book >> header if header else book).run(parties.key_log())
         assert [int(row["correlation_id"]) for row in opened.exchanges] == [0, 1, 2]
         assert opened.connections["is_tls"].tolist() == [1]
         assert opened.tcp.connections["is_proxied"].tolist() == [int(bool(header))]
@@ -226,7 +223,7 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
             expected, size = found(opened), counts(opened)["framed"]
         assert found(opened) == expected
         assert counts(opened)["framed"] == size + len(header)
-        closed = assemble(*talk.playbook(Playbook().syn() >> header).batch(), book.options)
+        closed = talk.playbook(Playbook().syn() >> header).run()
         assert closed.connections["protocol"].tolist() == [Protocol.TLS]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders.playbook import BROKER, CLIENT, Playbook
-from tests.builders.tls_talk import SERVER_NAME, Parties, TlsTalk, assembled, secret_talk
+from tests.builders.talks import BROKER, CLIENT, Playbook
+from tests.builders.tls_talk import SERVER_NAME, Parties, TlsTalk, secret_talk
 
 
 def _client(version: str) -> ssl.SSLContext:
@@ -35,13 +35,13 @@ def _failed_handshake(client_context: ssl.SSLContext, parties: Parties) -> Playb
             data = bios[side][1].read()
             if data:
                 bios[1 - side][0].write(data)
-                book = book >> data if side == CLIENT else book << data
+                book.send(side, data)
     assert failures
     return book
 
 
 def _alerts(book: Playbook) -> tuple[str | None, str | None]:
-    (facts,) = assembled(book).tls.values()
+    (facts,) = book.run().tls.values()
     return facts.request_alert, facts.response_alert
 
 

@@ -11,14 +11,13 @@ import pytest
 from kdissect.kafka.assembly import Anomaly, Assembly, PairStatus, Protocol
 from kdissect.tls.handshake import Certificate
 from tests.builders.frames import request, response
-from tests.builders.playbook import BROKER, CLIENT, FIN_, Playbook
+from tests.builders.talks import ACK, BROKER, CLIENT, FIN, Playbook
 from tests.builders.tls_talk import (
     SECRET_EXCHANGES,
     SERVER_NAME,
     Parties,
     Sealer,
     TlsTalk,
-    assembled,
     frame_bytes,
     secret_talk,
 )
@@ -77,7 +76,7 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
     parties = Parties(tmp_path, "TLSv1_2", ciphers + ":@SECLEVEL=0")
     talk = secret_talk(parties)
     name = talk.client.cipher()[0]
-    assembly = assembled(talk.playbook() >> FIN_, parties.key_log())
+    assembly = (talk.playbook() >> (FIN | ACK)).run(parties.key_log())
     _check_all(assembly)
     (facts,) = assembly.tls.values()
     assert facts.version == "TLSv1.2"
@@ -91,7 +90,7 @@ def test_tls_12_decrypts(tmp_path: Path, ciphers: str) -> None:
 def test_tls_13_decrypts(tmp_path: Path, size: int) -> None:
     """Records cut anywhere, and several in a segment."""
     parties = Parties(tmp_path, "TLSv1_3")
-    assembly = assembled(secret_talk(parties).playbook(size=size), parties.key_log())
+    assembly = secret_talk(parties).playbook(size=size).run(parties.key_log())
     _check_all(assembly)
     (facts,) = assembly.tls.values()
     assert facts.version == "TLSv1.3"
@@ -106,14 +105,14 @@ def test_resumed_sessions_decrypt(tmp_path: Path, version: str) -> None:
     first = secret_talk(parties)
     second = secret_talk(parties, first.client.session)
     assert second.client.session_reused
-    _check_all(assembled(second.playbook(), parties.key_log()))
+    _check_all(second.playbook().run(parties.key_log()))
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
 def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
     """The client certificate's subject is in the facts."""
     parties = Parties(tmp_path, version, is_mutual=True)
-    assembly = assembled(secret_talk(parties).playbook(), parties.key_log())
+    assembly = secret_talk(parties).playbook().run(parties.key_log())
     _check_all(assembly)
     certificate = assembly.tls[0].client_certificate
     assert certificate is not None
@@ -123,7 +122,7 @@ def test_mutual_tls_tells_the_client(tmp_path: Path, version: str) -> None:
 def test_without_keys_the_connection_has_the_facts_of_its_handshake(tmp_path: Path) -> None:
     """The connection is TLS, with its facts and without frames."""
     parties = Parties(tmp_path, "TLSv1_2", is_mutual=True)
-    assembly = assembled(secret_talk(parties).playbook())
+    assembly = secret_talk(parties).playbook().run()
     assert not len(assembly.exchanges)
     assert not len(assembly.anomalies)
     (connection,) = assembly.connections
@@ -141,10 +140,10 @@ def test_a_key_log_of_other_connections_says_so(tmp_path: Path) -> None:
     parties = Parties(tmp_path, "TLSv1_3")
     talk = secret_talk(parties)
     log = re.sub(rb"(?m)^(\w+ )([0-9a-f]{4})", rb"\g<1>0000", parties.key_log())
-    (anomaly,) = assembled(talk.playbook(), log).anomalies
+    (anomaly,) = talk.playbook().run(log).anomalies
     assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 1)
     wrong = re.sub(rb"(?m) [0-9a-f]{4}(?=[0-9a-f]*\r?$)", b" 0000", parties.key_log())
-    (anomaly,) = assembled(talk.playbook(), wrong).anomalies
+    (anomaly,) = talk.playbook().run(wrong).anomalies
     assert (anomaly["kind"], anomaly["a"]) == (Anomaly.NOT_DECRYPTED, 3)
 
 
@@ -155,7 +154,7 @@ def test_traffic_secrets_alone_are_enough(tmp_path: Path) -> None:
     lines = parties.key_log().splitlines(keepends=True)
     log = b"".join(line for line in lines if b"HANDSHAKE" not in line)
     assert len(log) < len(parties.key_log())
-    _check_all(assembled(talk.playbook(), log))
+    _check_all(talk.playbook().run(log))
 
 
 def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
@@ -164,7 +163,7 @@ def test_the_client_is_who_said_hello(tmp_path: Path) -> None:
     talk = secret_talk(parties)
     for log in ((), (parties.key_log(),)):
         book = talk.playbook(Playbook(ports=(443, 9092)))
-        (connection,) = assembled(book, *log).connections
+        (connection,) = book.run(*log).connections
         assert connection["client_side"] == 0
 
 
@@ -180,12 +179,8 @@ def test_key_updates_are_followed(tmp_path: Path, is_lost: bool) -> None:
     sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
     for number in range(6):
         book = book >> sealer.seal(request(number), padding=number % 3)
-        update = sealer.update()
-        if is_lost and number == 3:
-            book.sent[CLIENT] += len(update)
-        else:
-            book = book >> update
-    assembly = assembled(book, parties.key_log())
+        book.send(CLIENT, sealer.update(), keep=not is_lost or number != 3)
+    assembly = book.run(parties.key_log())
     assert assembly.exchanges["correlation_id"].tolist() == list(range(6))
 
 
@@ -210,11 +205,8 @@ def test_a_lost_segment_loses_the_frames_of_its_records(
     lost = {at for at in range(start, len(talk.steps)) if rng.random() < 0.04}
     book = Playbook().syn()
     for at, (side, data) in enumerate(talk.steps):
-        if at in lost:
-            book.sent[side] += len(data)
-        else:
-            book = book >> data if side == CLIENT else book << data
-    assembly = assembled(book, parties.key_log())
+        book.send(side, data, keep=at not in lost)
+    assembly = book.run(parties.key_log())
     rows = assembly.exchanges
     whole = rows[(rows["request"]["is_whole"] != 0) & (rows["request"]["size"] >= 0)]
     sent = {at for at in range(300) if start + 2 * at not in lost}
@@ -243,12 +235,9 @@ def test_a_segment_in_the_middle_of_large_records(tmp_path: Path) -> None:
     for number in range(20):
         data = talk.say(CLIENT, request(number, body=bytes([number]) * 50_000))
         for at, start in enumerate(range(0, len(data), 1400)):
-            part = data[start : start + 1400]
-            if number in (4, 11, 12) and at == 13 + number:
-                book.sent[CLIENT] += len(part)
-            else:
-                book = book >> part
-    rows = assembled(book, parties.key_log()).exchanges
+            is_lost = number in (4, 11, 12) and at == 13 + number
+            book.send(CLIENT, data[start : start + 1400], keep=not is_lost)
+    rows = book.run(parties.key_log()).exchanges
     assert rows["correlation_id"].tolist() == list(range(20))
     whole = rows["correlation_id"][rows["request"]["is_whole"] != 0].tolist()
     assert whole == [n for n in range(20) if n not in (4, 11, 12)]
@@ -266,7 +255,7 @@ def test_positions_are_those_of_the_ciphertext(tmp_path: Path) -> None:
         first, second = request(2 * number), request(2 * number + 1)
         talk.say(CLIENT, first + second)
         expected += [before + 5, before + 5 + len(first)]
-    rows = assembled(talk.playbook(), parties.key_log()).exchanges
+    rows = talk.playbook().run(parties.key_log()).exchanges
     assert rows["request"]["pos"].tolist() == expected
     assert len(set(rows["exchange_id"].tolist())) == 6
 
@@ -294,12 +283,12 @@ def test_hostile_bytes_are_survived(tmp_path: Path) -> None:
                 elif chance < 0.08:
                     part[: rng.randrange(len(part))] = rng.randbytes(rng.randrange(20))
                 elif chance < 0.1:
-                    book.sent[side] += len(part)
+                    book.next[side] += len(part)
                     continue
                 elif chance < 0.11:
                     part += struct.pack(">BHH", rng.randrange(19, 25), 0x303, rng.randrange(65536))
-                book = book >> bytes(part) if side == CLIENT else book << bytes(part)
-        assembly = assembled(book, log, rng.randbytes(100))
+                book.send(side, bytes(part))
+        assembly = book.run(log, rng.randbytes(100))
         check_accounts(assembly)
         for row in assembly.exchanges:
             if row["request"]["is_whole"]:
@@ -321,8 +310,8 @@ def test_random_handshakes_are_survived() -> None:
             size = len(body) + rng.choice([0, 0, 0, 1, -1, 1000])
             message = bytes([kind]) + max(0, size).to_bytes(3, "big") + body
             record = b"\x16\x03\x03" + struct.pack(">H", len(message)) + message
-            book = book >> record if side == CLIENT else book << record
-        assembly = assembled(book, b"CLIENT_RANDOM " + b"0" * 64 + b" " + b"0" * 96)
+            book.send(side, record)
+        assembly = book.run(b"CLIENT_RANDOM " + b"0" * 64 + b" " + b"0" * 96)
         assert not len(assembly.exchanges)
 
 
@@ -334,11 +323,11 @@ def test_many_gaps_cost_linear_time(tmp_path: Path) -> None:
     sealer = Sealer(parties.key_log(), b"CLIENT_TRAFFIC_SECRET_0", 0)
     book = book >> sealer.seal(request(0))
     for _ in range(1500):
-        book.sent[CLIENT] += 3000
+        book.next[CLIENT] += 3000
         damaged = bytearray(sealer.seal(bytes(1000)))
         damaged[500] ^= 1
         book = book >> bytes(damaged)
-    assembly = assembled(book, parties.key_log())
+    assembly = book.run(parties.key_log())
     assert assembly.exchanges["correlation_id"].tolist() == [0]
     check_accounts(assembly)
     assert np.count_nonzero(assembly.anomalies["kind"] == Anomaly.GAP) == 1500
