@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import kdissect
 from kdissect.cli import _is_cut_import, app
 from kdissect.cli.messages import some_of
-from tests.builders.captures import pcap_bytes
+from tests.builders.captures import write_packets
 from tests.builders.talks import conversation
 from tests.processes import KDISSECT, Done, Run, run
 
@@ -166,9 +166,8 @@ def test_a_cut_capture_gives_its_whole_packets(
 @pytest.mark.usefixtures("without_spark")
 def test_a_capture_without_kafka(kdissect: Run, tmp_path: Path) -> None:
     """No Kafka found: exit 0 with a warning, tables all the same."""
-    path = tmp_path / "http.pcap"
     text = b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"
-    path.write_bytes(pcap_bytes(conversation([(0, text)], ports=(4000, 80))))
+    path = write_packets(tmp_path / "http.pcap", conversation([(0, text)], ports=(4000, 80)))
     result = kdissect("dissect", str(path), "--out", str(tmp_path / "out"), "--json")
     assert result.returncode == 0, result.stderr
     assert "no Kafka traffic" in one_line(result)

@@ -114,6 +114,12 @@ def pcap_bytes(packets: Iterable[Packet], link_type: int = 1) -> bytes:
     )
 
 
+def write_packets(path: Path, packets: Iterable[Packet]) -> Path:
+    """Write packets as a pcap; returns its path."""
+    path.write_bytes(pcap_bytes(packets))
+    return path
+
+
 def pcapng_bytes(packets: Iterable[Packet]) -> bytes:
     """One section, one interface with nanoseconds."""
     blocks = Blocks()

@@ -64,6 +64,11 @@ class Talk:
     def answer(self, data: bytes, size: int = 1400, keep: bool = True) -> None:
         self.send(1, data, size, keep)
 
+    def exchange(self, number: int, keep: bool = True) -> None:
+        """A request and its response. keep: whether the capture has the response."""
+        self.ask(request(number))
+        self.answer(response(number), keep=keep)
+
     def acknowledge(self, side: int) -> None:
         self.put(side, ACK)
 

@@ -114,6 +114,10 @@ class TlsTalk:
             left -= len(self._ends[1 - side].read(left))
         return sent
 
+    def exchange(self, number: int) -> None:
+        self.say(CLIENT, request(number))
+        self.say(BROKER, response(number))
+
     def playbook(self, book: Playbook | None = None, size: int = 1400) -> Playbook:
         """The transcript in segments of at most `size` bytes."""
         book = book or Playbook().syn()

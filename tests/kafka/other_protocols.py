@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import kdissect
-from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.captures import Packet, write_packets
 
 Talk = list[tuple[int, bytes]]
 
 
 def read_packets(packets: list[Packet], folder: Path) -> Any:
     """The tables of these packets."""
-    path = folder / "made.pcap"
-    path.write_bytes(pcap_bytes(packets))
-    return kdissect.read(path)
+    return kdissect.read(write_packets(folder / "made.pcap", packets))
 
 
 def sized(data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from kdissect.pipeline.append import ReadAgainError, append_plan, extended
 from kdissect.pipeline.options import Options
 from kdissect.pipeline.set_folder import SetFolder
 from kdissect.pipeline.table_set import MANIFEST
-from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.captures import Packet, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
@@ -29,10 +29,9 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
     """Open requests of a file are told, and are no rows until the next file answers them."""
     talk, out = Talk(), tmp_path / "tables"
     for number in range(3):
-        talk.ask(request(number))
-        talk.answer(response(number))
+        talk.exchange(number)
     talk.ask(request(3))
-    captures = [_written(tmp_path / "0.pcap", talk.packets)]
+    captures = [write_packets(tmp_path / "0.pcap", talk.packets)]
     first = appended(out, captures[0])
     assert first.notes == [
         "1 requests or responses are not complete: the next --append continues them"
@@ -41,12 +40,12 @@ def test_an_open_request_is_a_row_of_the_run_with_its_response(tmp_path, in_proc
     assert accounts.check(first)["faults"] == []
     talk.packets.clear()
     talk.answer(response(3))
-    captures.append(_written(tmp_path / "1.pcap", talk.packets))
+    captures.append(write_packets(tmp_path / "1.pcap", talk.packets))
     both = appended(out, captures[1])
     assert both.notes == []
     assert both.exchanges.num_rows == 4
     check(both, captures)
-    assert [item["path"] for item in both.manifest["inputs"]] == captures
+    assert [item["path"] for item in both.manifest["inputs"]] == list(map(str, captures))
     again = appended(out, captures, read_again=True)
     assert again.manifest["state"] == {"missing": "it was written without --keep-state"}
     assert rows(again) == rows(kdissect.read(captures))
@@ -126,10 +125,9 @@ def test_connections_that_cross_many_files(name, tmp_path, in_process):
 def test_parts_without_packets(tmp_path, in_process):
     """The set of an empty capture, of another, and of an empty one again."""
     talk = Talk()
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     captures = [
-        _written(tmp_path / f"{number}.pcap", packets)
+        write_packets(tmp_path / f"{number}.pcap", packets)
         for number, packets in enumerate(([], talk.packets, []))
     ]
     out = tmp_path / "tables"
@@ -144,14 +142,9 @@ def test_parts_without_packets(tmp_path, in_process):
 # -- exceptions -----------------------------------------------------------------------------
 
 
-def _written(path: Path, packets: list[Packet]) -> str:
-    path.write_bytes(pcap_bytes(packets))
-    return str(path)
-
-
 def _append_made(tmp_path: Path, *files: list[Packet]) -> kdissect.Tables:
     for number, packets in enumerate(files):
-        capture = _written(tmp_path / f"{number}.pcap", packets)
+        capture = write_packets(tmp_path / f"{number}.pcap", packets)
         tables = kdissect.dissect(None, capture, tmp_path / "tables", append=True)
     assert tables.manifest.get("append", {}).get("read_again") is None
     return tables
@@ -160,11 +153,9 @@ def _append_made(tmp_path: Path, *files: list[Packet]) -> kdissect.Tables:
 def test_a_packet_after_its_connection_was_over_counts_in_its_row(tmp_path, in_process):
     """The row of `connections` is that of one run."""
     talk, other = Talk(), Talk(40001, 3_000_000)
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     talk.close()
-    other.ask(request(1))
-    other.answer(response(1))
+    other.exchange(1)
     first = [*talk.packets, *other.packets]
     talk.time = other.time + 1000
     talk.packets.clear()
@@ -179,8 +170,7 @@ def test_bytes_of_a_hole_that_was_given_up_are_counted(tmp_path, in_process):
     """A retransmission after the gap was given up is a late packet."""
     talk = Talk()
     for number in range(4):
-        talk.ask(request(number))
-        talk.answer(response(number), keep=number != 1)
+        talk.exchange(number, keep=number != 1)
         talk.time += 4_000_000
     first, talk.packets = talk.packets, []
     talk.next[1] -= 3 * len(response(1))
@@ -206,8 +196,7 @@ def test_a_bucket_that_is_too_large_ends_its_connections(tmp_path, in_process, m
     """Its open requests are rows, and the connections that may go on are counted."""
     monkeypatch.setattr("kdissect.pipeline.assemble.SEGMENTS_MAX", 2)
     talk = Talk()
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     talk.ask(request(2))
     tables = _append_made(tmp_path, talk.packets)
     assert tables.exchanges.num_rows == 2

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kdissect
-from tests.builders.captures import Packet, pcap_bytes, read_packets
+from tests.builders.captures import Packet, read_packets, write_packets
 from tests.capture.fragmenting import (
     Fragments,
     doubled,
@@ -45,9 +45,7 @@ def packets() -> list[Packet]:
 
 
 def read(folder: Path, packets: list[Packet], **options: Any) -> Any:
-    path = folder / "made.pcap"
-    path.write_bytes(pcap_bytes(packets))
-    return kdissect.read(path, **options)
+    return kdissect.read(write_packets(folder / "made.pcap", packets), **options)
 
 
 def rows(tables: Any, name: str, columns: list[str]) -> list[str]:
@@ -124,7 +122,7 @@ def test_the_same_rows_however_split(tmp_path: Path, packets: list[Packet]) -> N
     assert places
     for number, at in enumerate((0, places[3], places[9], places[20])):
         ends = [places[3], places[9], places[20], len(made)]
-        (tmp_path / f"part{number}.pcap").write_bytes(pcap_bytes(made[at : ends[number]]))
+        write_packets(tmp_path / f"part{number}.pcap", made[at : ends[number]])
     rotated = kdissect.read([tmp_path / f"part{number}.pcap" for number in range(4)])
     check_like(rotated, whole)
 

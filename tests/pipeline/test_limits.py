@@ -9,7 +9,7 @@ import pytest
 import kdissect
 from kdissect.pipeline.options import Limits
 from kdissect.replay.workload.source import load_workload
-from tests.builders.captures import pcap_bytes, read_packets
+from tests.builders.captures import read_packets, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import conversation
 from tests.capture.fragmenting import flat, fragmented, ipv4_fragments
@@ -31,9 +31,7 @@ def of_kind(tables: Any, kind: str) -> list[dict[str, Any]]:
 def read_talk(folder: Path, talk: list[tuple[int, bytes]], skip: Any = (), **limits: int) -> Any:
     packets = conversation(talk, segment_size=500)
     left = [packet for number, packet in enumerate(packets) if number not in skip]
-    path = folder / "made.pcap"
-    path.write_bytes(pcap_bytes(left))
-    return kdissect.read(path, limits=limits)
+    return kdissect.read(write_packets(folder / "made.pcap", left), limits=limits)
 
 
 def talk(count: int) -> list[tuple[int, bytes]]:
@@ -94,8 +92,7 @@ def test_fragments_beyond_the_limit_are_given_up(tmp_path: Path) -> None:
     packets = flat(
         fragmented(read_packets(CAPTURE)[:420], lambda number, packet: ipv4_fragments(packet, 552))
     )
-    path = tmp_path / "made.pcap"
-    path.write_bytes(pcap_bytes(packets))
+    path = write_packets(tmp_path / "made.pcap", packets)
     whole = kdissect.read(path)
     tables = kdissect.read(path, limits={"fragments": 12})
     (row,) = of_kind(tables, "limit")
@@ -169,9 +166,8 @@ def test_every_limit_is_documented() -> None:
 
 def test_show_extract_and_replay_keep_to_limits(tmp_path: Path, kdissect: Run) -> None:
     """No verb writes or sends requests beyond frame_size."""
-    path = tmp_path / "made.pcap"
     said = [*talk(5), (0, request(6, body=bytes(2000))), *talk(5)]
-    path.write_bytes(pcap_bytes(conversation(said, segment_size=500)))
+    path = write_packets(tmp_path / "made.pcap", conversation(said, segment_size=500))
     few = ("--limit", "frame_size=1000")
     lines = kdissect("show", str(path), *few).stdout.splitlines()
     assert len(lines) + 1 == len(kdissect("show", str(path)).stdout.splitlines())

@@ -15,7 +15,7 @@ from kdissect import folder_stream
 from kdissect.resume.carry import CarryLimits
 from kdissect.resume.open_connection import from_table
 from kdissect.tables.arrow_arrays import unpacked
-from tests.builders.captures import Blocks, pcap_bytes, split_capture
+from tests.builders.captures import Blocks, split_capture, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import Talk
 from tests.conftest import CAPTURES
@@ -233,8 +233,7 @@ def test_faults_of_streams_are_anomalies(file_count, folder):
     query, paths, found = Query(folder, "anomalies", "1s"), [], []
     packets = [talk.packets[low:high] for low, high in pairwise(cuts)]
     for number, part in enumerate([*packets, after.packets]):
-        paths.append(folder / f"part{number}.pcap")
-        paths[-1].write_bytes(pcap_bytes(part))
+        paths.append(write_packets(folder / f"part{number}.pcap", part))
         found += query.batch().to_pylist()
     expected = kdissect.read(paths).anomalies.to_arrow().to_pylist()
     assert {row["kind"] for row in expected} >= {"gap", "unframed_bytes"}
@@ -248,16 +247,15 @@ def test_connections_beyond_a_limit_are_counted(folder, monkeypatch):
     for number in range(4):
         talk = Talk(port=40000 + number, start=1000 + 10_000 * number)
         for correlation_id in range(3):
-            talk.ask(request(correlation_id))
-            talk.answer(response(correlation_id))
+            talk.exchange(correlation_id)
         talk.ask(request(3))
-        (folder / f"{number}.pcap").write_bytes(pcap_bytes(talk.packets))
+        write_packets(folder / f"{number}.pcap", talk.packets)
     queries = [Query(folder, table) for table in ("exchanges", "anomalies")]
     for name in range(5, 7):
         talk = Talk(port=40000 + name, start=100_000 * name)
         talk.ask(request(1))
         tables = [query.batch() for query in queries]
-        (folder / f"{name}.pcap").write_bytes(pcap_bytes(talk.packets))
+        write_packets(folder / f"{name}.pcap", talk.packets)
     tables = [query.batch() for query in queries]
     assert "response_missing" in tables[0]["status"].to_pylist()
     assert "carry_limit" in tables[1]["kind"].to_pylist()
@@ -268,10 +266,9 @@ def test_a_closed_connection_leaves_no_state(folder):
     query = Query(folder, late="1s")
     for number in range(3):
         talk = Talk(40000 + number, number * 40_000_000)
-        talk.ask(request(1))
-        talk.answer(response(1))
+        talk.exchange(1)
         talk.close()
-        (folder / f"{number}.pcap").write_bytes(pcap_bytes(talk.packets))
+        write_packets(folder / f"{number}.pcap", talk.packets)
         query.batch()
     saved = [from_table(unpacked(state.value[0])[1]) for state in query.connections.values()]
     sizes = {int(one.row["endpoints"]["port_a"][0]): one.size for some in saved for one in some}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kdissect
-from tests.builders.captures import pcap_bytes, read_packets
+from tests.builders.captures import read_packets, write_packets
 from tests.conftest import CAPTURES
 
 
@@ -27,9 +27,8 @@ def test_responses_alone(name: str, tmp_path: Path) -> None:
         if row["response_size"] is not None
     }
     brokers = {row["broker_port"] for row in whole}
-    path = tmp_path / "responses.pcap"
     packets = [p for p in read_packets(CAPTURES / name) if p.is_tcp and p.source[1] in brokers]
-    path.write_bytes(pcap_bytes(packets))
+    path = write_packets(tmp_path / "responses.pcap", packets)
     counts: Counter[str] = Counter()
     for row in kdissect.read(path).exchanges.to_arrow().to_pylist():
         if row["response_size"] is None:

@@ -28,8 +28,7 @@ def test_each_exchange_with_its_answer(run: Run) -> None:
     """In the very window of the answer's last byte, once."""
     talk = Talk()
     for number in range(5):
-        talk.ask(request(number))
-        talk.answer(response(number))
+        talk.exchange(number)
     found = run.packets(talk.packets)
     assert flat(found) == [(number, "paired") for number in range(5)]
     assert [len(some) for some in found[:-1]].count(1) == 5
@@ -39,8 +38,7 @@ def test_each_exchange_with_its_answer(run: Run) -> None:
 def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> None:
     """Each in a window of its own, as in one run over all: the connection's state has that end."""
     talk = Talk()
-    talk.ask(request(0))
-    talk.answer(response(0))
+    talk.exchange(0)
     talk.ask(request(1))  # at 1400 us
     talk.ask(request(2))
     talk.ask(produce(3, 0))  # has no response
@@ -52,8 +50,7 @@ def test_a_request_is_queued_until_the_response_before_has_ended(run: Run) -> No
     talk.answer(response(4), keep=False)
     talk.answer(response(5))  # response bytes before it are missing
     talk.time += 5000
-    talk.ask(request(6))  # after all responses
-    talk.answer(response(6))
+    talk.exchange(6)  # after all responses
     talk.ask(request(7))
     talk.close()
     run.packets(talk.packets)
@@ -78,8 +75,7 @@ def test_a_response_without_its_request_keeps_the_next_one_waiting(run: Run) -> 
     """A request queues until the response to one that the capture lacks (pipelining)."""
     talk = Talk()
     for number in range(3):
-        talk.ask(request(number))
-        talk.answer(response(number))
+        talk.exchange(number)
     talk.ask(request(3), keep=False)
     talk.ask(request(4))  # at 1900 us
     talk.answer(response(3))
@@ -95,8 +91,7 @@ def test_ids_that_begin_again_after_a_lost_answer(run: Run) -> None:
     """The first answer with id 1 was lost; the second one is the second request's."""
     talk = Talk()
     for number in (3, 1, 2, 4):
-        talk.ask(request(number))
-        talk.answer(response(number), keep=number != 1)
+        talk.exchange(number, keep=number != 1)
         talk.time += 20_000
     talk.ask(request(1, body=bytes(9)))
     talk.answer(response(1, bytes(30)))
@@ -133,8 +128,7 @@ def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
     talk.time += 20_000
     talk.ask(framed(b"c=biws,r=nonce,p=proof"))
     talk.answer(framed(b"v=signature"))
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     assert sorted(flat(run.packets(talk.packets))) == [(-1, "paired"), (0, "paired"), (1, "paired")]
     assert run.sizes[-1] == {(22, 11)}
 
@@ -142,8 +136,7 @@ def test_tokens_are_found_after_a_gap_in_any_window(run: Run) -> None:
 def test_many_in_flight_and_acks_0(run: Run) -> None:
     """Pipelined requests wait for their answers; one that wants none waits for those before it."""
     talk = Talk()
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     for number in range(2, 6):
         talk.ask(request(number))
     talk.ask(produce(6, 0))
@@ -156,8 +149,7 @@ def test_many_in_flight_and_acks_0(run: Run) -> None:
 def test_a_frame_of_many_windows(run: Run) -> None:
     """A megabyte in small segments is complete with its last one."""
     talk = Talk()
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     talk.ask(produce(2, 1, room=1 << 20))
     talk.answer(response(2))
     assert flat(run.packets(talk.packets)) == [(1, "paired"), (2, "paired")]
@@ -167,13 +159,11 @@ def test_a_hole_is_waited_for(run: Run) -> None:
     """A segment that was lost on its way and comes again gives all exchanges."""
     talk = Talk()
     for number in (1, 2):
-        talk.ask(request(number))
-        talk.answer(response(number))
+        talk.exchange(number)
     talk.ask(request(3))
     lost = talk.next[1]
     talk.answer(response(3), keep=False)
-    talk.ask(request(4))
-    talk.answer(response(4))
+    talk.exchange(4)
     after = talk.next[1]
     talk.next[1] = lost
     talk.answer(response(3))
@@ -186,13 +176,10 @@ def test_a_hole_that_was_acknowledged_is_given_up(run: Run) -> None:
     """After an acknowledged gap the following frames are shown without waiting."""
     talk = Talk()
     for number in (1, 2):
-        talk.ask(request(number))
-        talk.answer(response(number))
-    talk.ask(request(3))
-    talk.answer(response(3), keep=False)
+        talk.exchange(number)
+    talk.exchange(3, keep=False)
     for number in range(4, 8):
-        talk.ask(request(number))
-        talk.answer(response(number))
+        talk.exchange(number)
         talk.acknowledge(0)
         talk.time += 20_000
     found = run.packets(talk.packets)
@@ -204,21 +191,18 @@ def test_a_hole_that_was_acknowledged_is_given_up(run: Run) -> None:
 def test_a_closed_connection_is_over_after_a_moment(run: Run) -> None:
     """Its open requests come when others go on for a second; a reused port begins anew."""
     talk, other = Talk(40000), Talk(40001, start=10_000)
-    talk.ask(request(1))
-    talk.answer(response(1))
+    talk.exchange(1)
     talk.ask(request(2))
     talk.close()
     for number in range(3):
-        other.ask(request(10 + number))
-        other.answer(response(10 + number))
+        other.exchange(10 + number)
         other.time += SECOND
     again = Talk(40000, start=talk.time + 5 * SECOND)
     again.next = [777_000_000, 888_000_000]
     again.packets.clear()
     again.put(0, SYN)
     again.put(1, SYN | ACK)
-    again.ask(request(1))
-    again.answer(response(1))
+    again.exchange(1)
     found = run.packets(
         sorted(talk.packets + other.packets + again.packets, key=lambda one: one.time_ns)
     )
@@ -247,8 +231,7 @@ def test_the_quietest_connections_make_room(
     packets: list[Packet] = []
     for number in range(100):
         talk = Talk(20000 + number, start=1000 * number)
-        talk.ask(request(1))
-        talk.answer(response(1))
+        talk.exchange(1)
         talk.ask(request(2))
         packets += talk.packets
     found = flat(run.packets(packets))
@@ -264,8 +247,7 @@ def test_bytes_of_all_connections_have_a_limit(tmp_path: Path) -> None:
     packets: list[Packet] = []
     for number in range(40):
         talk = Talk(20000 + number, start=1_000_000 * number)
-        talk.ask(request(1))
-        talk.answer(response(1))
+        talk.exchange(1)
         talk.ask(produce(2, 1, room=200_000)[:150_000])
         packets += talk.packets
     found = flat(run.packets(packets))

@@ -27,7 +27,7 @@ from kdissect.resume.open_connection import (
 from kdissect.resume.progress import TLS_HANDSHAKE_BYTES
 from kdissect.tables.arrow_arrays import unpacked
 from kdissect.tls.session import GENERATION_MAX, RecordPoint, Session, TlsState
-from tests.builders.captures import lose_packets, pcap_bytes
+from tests.builders.captures import lose_packets, write_packets
 from tests.builders.frames import request, response
 from tests.builders.talks import BROKER, CLIENT, Playbook
 from tests.builders.tls_talk import Parties, Sealer, TlsTalk
@@ -64,8 +64,7 @@ def _conversation(kind: str, folder: Path, count: int = 8) -> tuple[Playbook, by
     session = None
     if "resumed" in kind:
         first = TlsTalk(parties)
-        first.say(CLIENT, request(0))
-        first.say(BROKER, response(0))
+        first.exchange(0)
         session = first.client.session
     talk = TlsTalk(parties, session)
     assert "resumed" not in kind or talk.client.session_reused
@@ -97,11 +96,6 @@ def _with_key_updates(talk: TlsTalk, log: bytes, count: int) -> Playbook:
                 data += sealers[side].update()
             book.send(side, data)
     return book
-
-
-def _capture(book: Playbook, path: Path) -> Path:
-    path.write_bytes(pcap_bytes(book.packets))
-    return path
 
 
 def _secrets(log: bytes) -> list[bytes]:
@@ -174,7 +168,9 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
     found: list[tuple[int, ...]] = []
     resumed_count = 0
     generations = set()
-    for count, rows, state, packed in Run(_capture(book, tmp_path / "talk.pcap"), log).rows():
+    for count, rows, state, packed in Run(
+        write_packets(tmp_path / "talk.pcap", book.packets), log
+    ).rows():
         found += rows
         if not packed:
             continue
@@ -207,7 +203,7 @@ def test_a_window_for_each_packet(kind: str, tmp_path: Path) -> None:
 def test_two_parts_make_the_tables_of_one_run(kind: str, tmp_path: Path, in_process) -> None:
     """An append after a cut in TLS gives the tables of one run over both parts."""
     book, log = _conversation(kind, tmp_path)
-    capture = _capture(book, tmp_path / "talk.pcap")
+    capture = write_packets(tmp_path / "talk.pcap", book.packets)
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
     for place in (len(book.packets) // 3, len(book.packets) * 2 // 3 + 3):
@@ -242,7 +238,7 @@ def _check_state(out: Path, log: bytes) -> None:
 def test_a_missing_key_log_is_noted(tmp_path: Path, in_process) -> None:
     """An append without its key log counts the bytes, and notes the missing secrets."""
     book, log = _conversation("1.3", tmp_path)
-    capture = _capture(book, tmp_path / "talk.pcap")
+    capture = write_packets(tmp_path / "talk.pcap", book.packets)
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(log)
     part, *rest = rotated(capture, [len(book.packets) // 2, len(book.packets) // 2 + 20], tmp_path)
@@ -277,7 +273,7 @@ def test_connections_without_keys_are_counted(kind: str, tmp_path: Path, in_proc
     (tmp_path / "other").mkdir()
     keylog = tmp_path / "talk.keylog"
     keylog.write_bytes(_conversation(kind, tmp_path / "other")[1])
-    capture = _capture(book, tmp_path / "talk.pcap")
+    capture = write_packets(tmp_path / "talk.pcap", book.packets)
     parts = rotated(capture, [len(book.packets) // 3, len(book.packets) * 2 // 3], tmp_path)
     out = tmp_path / "tables"
     for part in parts:
@@ -301,7 +297,7 @@ def test_a_stream_that_cannot_be_decrypted_any_more_is_given_up(
     for _ in range(20):
         book = book >> bytes(16368) + b"\x17\x03\x03\x40\0" + bytes(16)
     found, sizes, protocols = [], [], []
-    for _, rows, state, _ in Run(_capture(book, tmp_path / "talk.pcap"), log).rows():
+    for _, rows, state, _ in Run(write_packets(tmp_path / "talk.pcap", book.packets), log).rows():
         found += rows
         if state is not None:
             sizes.append(state.size)

@@ -7,7 +7,7 @@ from kdissect.capture.windows import WindowReader
 from kdissect.kafka.assembly import PairStatus
 from kdissect.kafka.options import StreamOptions
 from kdissect.resume.carry import CarryLimits, CompletedExchanges, ConnectionCarry
-from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.captures import Packet, write_packets
 
 
 class Run:
@@ -21,8 +21,7 @@ class Run:
         self.queued_us: dict[int, int] = {}  # by id; -1 unknown
 
     def packets(self, packets: list[Packet]) -> list[list[tuple[int, str]]]:
-        self.path.write_bytes(pcap_bytes(packets))
-        paths = [str(self.path)]
+        paths = [str(write_packets(self.path, packets))]
         reader = WindowReader(paths[0], 0, paths)
         for window in reader.windows():
             self.found.append(self.rows(self.resumed.add(window.batch, window.sources)))

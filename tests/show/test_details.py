@@ -10,7 +10,7 @@ import kdissect
 from kdissect.codec.message import decode_message
 from kdissect.pipeline.selection import Selection, api_keys
 from kdissect.show.loop import Style
-from tests.builders.captures import pcap_bytes
+from tests.builders.captures import write_packets
 from tests.builders.talks import proxied
 from tests.show.conftest import SHIPPED, shown
 
@@ -112,8 +112,8 @@ def test_payload_none_hides_records_beside_fields(captures: Path) -> None:
 
 def test_a_connection_is_described_once(tmp_path: Path) -> None:
     """With its first exchange stand the client before a proxy, SYN options and round trips."""
-    path = tmp_path / "proxied.pcap"
-    path.write_bytes(pcap_bytes(proxied(b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n")))
+    packets = proxied(b"PROXY TCP4 192.0.2.7 10.0.0.2 41000 9092\r\n")
+    path = write_packets(tmp_path / "proxied.pcap", packets)
     lines = [line for line in shown(path, TREE) if line.startswith("  connection: ")]
     no_options = "no MSS, no window scaling, no SACK"
     expected = f"proxied from 192.0.2.7 41000; client {no_options}; broker {no_options}"
@@ -128,8 +128,7 @@ def test_syns_that_were_not_captured(captures: Path, tmp_path: Path) -> None:
     table = kdissect.read(captures / "librdkafka.pcap").connections.to_arrow()
     assert len(lines) == sum(table["is_kafka"].to_pylist())
     assert "client MSS 1460, window scale 10, SACK" in lines[0]
-    path = tmp_path / "midstream.pcap"
-    path.write_bytes(pcap_bytes(proxied(b"PROXY UNKNOWN\r\n")[2:]))
+    path = write_packets(tmp_path / "midstream.pcap", proxied(b"PROXY UNKNOWN\r\n")[2:])
     (line,) = [line for line in shown(path, TREE) if "connection: " in line]
     assert line.startswith("  connection: client's SYN unknown; broker's SYN unknown; ")
     assert "MSS" not in line

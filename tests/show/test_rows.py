@@ -9,7 +9,7 @@ import pytest
 
 import kdissect
 from kdissect.show.loop import Style, json_lines
-from tests.builders.captures import pcap_bytes, read_packets
+from tests.builders.captures import read_packets, write_packets
 from tests.show.conftest import SHIPPED, key_log, shared, shown
 
 MORE = shared(
@@ -64,10 +64,10 @@ def test_rotated_files_are_one_input(
     """Connections cross files, in whatever order the files are named."""
     window_bytes(20_000)
     packets = read_packets(captures / "java_2_0_1.pcap")
-    paths = []
-    for number in range(5):
-        paths.append(tmp_path / f"rotated_{number}.pcap")
-        paths[-1].write_bytes(pcap_bytes(packets[200 * number :][:200]))
+    paths = [
+        write_packets(tmp_path / f"rotated_{number}.pcap", packets[200 * number :][:200])
+        for number in range(5)
+    ]
     assert sorted(shown(paths[::-1], Style(as_json=True))) == expected(paths)
 
 

@@ -17,9 +17,9 @@ import kdissect
 from kdissect.accounts import check
 from kdissect.kafka.assembly import Anomaly, Assembly, Protocol
 from kdissect.tcp.proxy_protocol import HeaderFault, ProxyHeader, parse_header
-from tests.builders.captures import Packet, pcap_bytes
+from tests.builders.captures import write_packets
 from tests.builders.frames import request, response
-from tests.builders.talks import BROKER, CLIENT, Gap, Playbook, proxied
+from tests.builders.talks import CLIENT, Gap, Playbook, proxied
 from tests.builders.tls_talk import Parties, TlsTalk
 from tests.resume.window_run import Run, flat
 
@@ -211,8 +211,7 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
     parties = Parties(tmp_path, "TLSv1_3")
     talk = TlsTalk(parties)
     for number in range(3):
-        talk.say(CLIENT, request(number))
-        talk.say(BROKER, response(number))
+        talk.exchange(number)
     for header in (b"", LINE, binary(extra=TLVS)):
         book = Playbook().syn()
         opened = talk.playbook(book >> header if header else book).run(parties.key_log())
@@ -228,11 +227,6 @@ def test_tls_behind_a_header(tmp_path: Path) -> None:
 
 
 # -- over cuts -------------------------------------------------------------------------------
-
-
-def write(path: Path, packets: list[Packet]) -> Path:
-    path.write_bytes(pcap_bytes(packets))
-    return path
 
 
 def rows(tables: kdissect.Tables) -> dict[str, list[Any]]:
@@ -258,7 +252,7 @@ def test_windows_of_a_packet(
 def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> None:
     """Cut after every third packet, a set has the rows of one run, and its accounts are even."""
     some = proxied(header)
-    whole = kdissect.read(write(tmp_path / "whole.pcap", some))
+    whole = kdissect.read(write_packets(tmp_path / "whole.pcap", some))
     (connection,) = whole.connections.to_arrow().to_pylist()
     assert connection["proxied_from"] == ("192.0.2.7 41000" if header == LINE else None)
     assert connection["proxy_byte_count"] == len(header)
@@ -266,8 +260,8 @@ def test_appended_captures(header: bytes, tmp_path: Path, in_process: None) -> N
     for place in range(1, len(some), 3):
         folder = tmp_path / str(place)
         folder.mkdir()
-        first = write(folder / "a.pcap", some[:place])
-        second = write(folder / "b.pcap", some[place:])
+        first = write_packets(folder / "a.pcap", some[:place])
+        second = write_packets(folder / "b.pcap", some[place:])
         expected = rows(kdissect.read([first, second]))
         kdissect.dissect(None, first, folder / "out", keep_state=True)
         tables = kdissect.dissect(None, second, folder / "out", append=True)
