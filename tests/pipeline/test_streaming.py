@@ -28,6 +28,12 @@ PARTS = 5
 OPEN = ("response_missing", "connection_closed")  # at the end of a run; a stream goes on there
 
 
+@pytest.fixture(autouse=True)
+def _few_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch has work in each bucket, as in a stream of many connections."""
+    monkeypatch.setattr(folder_stream, "BUCKETS", 4)
+
+
 @pytest.fixture(scope="module")
 def parts() -> list[bytes]:
     """A capture cut into files, like tcpdump -G does; most connections are in several."""
