@@ -5,10 +5,10 @@ acks follow the transactional id, so a few lengths must be skipped first.
 
 from __future__ import annotations
 
-from typing import Any
-
+from kdissect.arrays import Row
 from kdissect.jit import kernel
-from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
+from kdissect.kafka.walk import Stream
+from kdissect.tcp.byte_ranges import int64, peek
 
 FLEXIBLE_PRODUCE = 9  # first Produce version with tagged fields and compact strings (KIP-482)
 ACKS_MAX = 127  # -1 means all; before 0.9 a client could ask for any number of brokers
@@ -16,7 +16,7 @@ TAGS_MAX = 64  # tagged fields of a request header; acks after more of them are 
 
 
 @kernel
-def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+def _acks_at(stream: Stream, index: int, pos: int, header: Row) -> int:
     """Position of acks in the Produce request at `pos`; -1 if it cannot be found.
 
     Bytes before acks are missing then, or they are no tagged fields of a header.
@@ -31,7 +31,7 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
     if api_version < 3:
         length = int64(0)
     elif api_version < FLEXIBLE_PRODUCE:
-        length = peek(pieces, index, stop, at, 2)
+        length = peek(stream.pieces, index, stream.stop, at, 2)
         if length < 0:
             return -1
         at += 2
@@ -40,17 +40,16 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
             length = 0
     else:
         # KIP-482: the header's tagged fields: a count, then tag, size and bytes of each
-        tags, at = _uvarint(pieces, index, stop, at)
+        tags, at = _uvarint(stream, index, at)
         if tags < 0 or tags > TAGS_MAX:
             return -1
         for _ in range(tags):
-            _, at = _uvarint(pieces, index, stop, at)
-            size, at = _uvarint(pieces, index, stop, at)
+            _, at = _uvarint(stream, index, at)
+            size, at = _uvarint(stream, index, at)
             if size < 0 or size > end - at:
                 return -1
             at += size
-            index = find(pieces, index, stop, at)
-        length, at = _uvarint(pieces, index, stop, at)
+        length, at = _uvarint(stream, index, at)
         if length < 0:
             return -1
         # KIP-482: a compact string's length is stored plus one, 0 means null
@@ -59,49 +58,46 @@ def _acks_at(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
 
 
 @kernel
-def acks_of(pieces: Any, index: int, stop: int, pos: int, header: Any) -> int:
+def acks_of(stream: Stream, index: int, pos: int, header: Row) -> int:
     """acks of the Produce request at `pos`, unsigned (0 to 65535); -1 if they cannot be read."""
-    at = _acks_at(pieces, index, stop, pos, header)
+    at = _acks_at(stream, index, pos, header)
     if at < 0 or at + 2 > pos + 4 + header["size"]:
         return -1
-    return peek(pieces, find(pieces, index, stop, at), stop, at, 2)
+    return peek(stream.pieces, index, stream.stop, at, 2)
 
 
 @kernel
-def may_be_produce(pieces: Any, index: int, stop: int, pos: int, header: Any) -> bool:
+def may_be_produce(stream: Stream, index: int, pos: int, header: Row) -> bool:
     """Return whether the bytes after the header at `pos` can be a Produce request: True if acks
     cannot be found.
 
     acks must have a plausible value, and there must be room for the topics that the request claims.
     """
-    at = _acks_at(pieces, index, stop, pos, header)
+    at = _acks_at(stream, index, pos, header)
     end = pos + 4 + header["size"]
     if at < 0:
         return True
     if at + 7 > end:
         return False
-    index = find(pieces, index, stop, at)
-    acks = peek(pieces, index, stop, at, 2)
+    acks = peek(stream.pieces, index, stream.stop, at, 2)
     if ACKS_MAX < acks < 0xFFFF:
         return False
     # acks int16, timeout int32, then the array of topics: at least 6 bytes per topic (name, array),
     # or 3 in compact form
     if header["api_version"] < FLEXIBLE_PRODUCE:
-        count = peek(pieces, index, stop, at + 6, 4)
+        count = peek(stream.pieces, index, stream.stop, at + 6, 4)
         return count * 6 <= end - (at + 10)
-    count, at = _uvarint(pieces, index, stop, at + 6)
+    count, at = _uvarint(stream, index, at + 6)
     return (count - 1) * 3 <= end - at
 
 
 @kernel
-def _uvarint(pieces: Any, index: int, stop: int, pos: int) -> Any:
+def _uvarint(stream: Stream, index: int, pos: int) -> tuple[int, int]:
     """(value, next position) of an unsigned varint; value -1 if it is missing or longer than 5
     bytes."""
     value = int64(0)
     for number in range(5):
-        while index < stop and pieces[index]["end"] <= pos:
-            index += 1
-        byte = peek_u8(pieces, index, stop, pos)
+        byte = peek(stream.pieces, index, stream.stop, pos, 1)
         pos += 1
         if byte < 0:
             return int64(-1), pos

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import Rows, joined
-from kdissect.kafka.assembly import (
-    ANOMALY,
-    NO_DIRECTION,
-    Anomaly,
-    Protocol,
-)
-from kdissect.kafka.exchanges import FRAMES_AT_ONCE, Frames, Ints, Pairs
-from kdissect.kafka.frame_tables import BAD_SIZE
+from kdissect.arrays import Bools, Bytes, Indices, Ints, Rows, joined
+from kdissect.jit import kernel
+from kdissect.kafka.assembly import ANOMALY, NO_DIRECTION, Anomaly, Protocol
+from kdissect.kafka.exchanges import FRAMES_AT_ONCE, Frames, Pairs
+from kdissect.kafka.frame_tables import BAD_SIZE, NOT_DECRYPTED
 from kdissect.kafka.pairing import IN_ORDER, OUT_OF_ORDER, SECOND, UNASKED
 from kdissect.protocol.model import REQUEST, RESPONSE, SIDES
+from kdissect.tcp.byte_ranges import int64
 from kdissect.tcp.proxy_protocol import HeaderFault
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import TlsConnections
@@ -45,7 +39,9 @@ def found_anomalies(
     parts = [
         faults,
         _too_large(faults, frame_size_max),
+        _gaps(streams, table),
         _conflicts(streams, table),
+        *_lost_records(streams, table, tls),
         _rows(Anomaly.NOT_DECRYPTED, NO_DIRECTION, list(tls.failed), a=list(tls.failed.values())),
         _proxy_headers(streams, table["protocol"], header_faults),
     ]
@@ -60,11 +56,13 @@ def found_anomalies(
     return _in_order(joined(parts))
 
 
-def _in_order(rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+def _in_order(rows: Rows) -> Rows:
     return rows[np.lexsort((rows["kind"], rows["pos"], rows["direction"], rows["connection"]))]
 
 
-def _rows(kind: Any, direction: Any, connection: Any, **columns: Any) -> Any:
+def _rows(
+    kind: Anomaly, direction: int | Ints, connection: list[int] | Ints, **columns: list[int] | Ints
+) -> Rows:
     """Rows of ANOMALY, without a packet or position unless given."""
     made = np.zeros(len(connection), ANOMALY)
     made["source"] = made["packet"] = made["pos"] = -1
@@ -75,7 +73,7 @@ def _rows(kind: Any, direction: Any, connection: Any, **columns: Any) -> Any:
     return made
 
 
-def _placed(rows: Any, segments: Any, segment: Ints) -> Any:
+def _placed(rows: Rows, segments: Rows, segment: Ints) -> Rows:
     """The rows with the packets of their segments (-1: none)."""
     has_segment = segment >= 0
     for name in ("source", "packet"):
@@ -84,15 +82,12 @@ def _placed(rows: Any, segments: Any, segment: Ints) -> Any:
 
 
 def _of_frames(
-    kind: Anomaly, direction: int, exchanges: Rows, chosen: Ints, **columns: Any
+    kind: Anomaly, direction: int, exchanges: Rows, chosen: Ints, **columns: Ints
 ) -> Rows:
     """Anomalies about the frames of a direction, those of the `chosen` exchanges."""
     rows = exchanges[chosen]
-    side = rows[SIDES[direction]]
-    return _rows(
-        kind, direction, rows["connection"], exchange_id=rows["exchange_id"],
-        **{name: side[name] for name in ("source", "packet", "pos")}, **columns,
-    )  # fmt: skip
+    columns |= {name: rows[SIDES[direction]][name] for name in ("source", "packet", "pos")}
+    return _rows(kind, direction, rows["connection"], exchange_id=rows["exchange_id"], **columns)
 
 
 def _cut_frames(exchanges: Rows, pairs: Pairs, rows: slice) -> list[Rows]:
@@ -128,7 +123,7 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
         (Anomaly.OUT_OF_ORDER_RESPONSE, OUT_OF_ORDER),
     ):
         rows = np.flatnonzero(came == how)
-        before: Ints | int = 0
+        before = np.zeros(len(rows), np.int32)
         if how == OUT_OF_ORDER and len(rows):
             # the earlier response that answered the latest request
             first = np.searchsorted(passed, passed[response[rows]])
@@ -143,29 +138,79 @@ def _odd_responses(exchanges: Rows, pairs: Pairs, response: Ints, passed: Ints) 
     return parts
 
 
-def _conflicts(streams: Streams, table: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+def _gaps(streams: Streams, table: Rows) -> Rows:
+    """The holes of Kafka's streams."""
+    sides = streams.sides
+    chosen = np.flatnonzero(np.repeat(table["protocol"] == Protocol.KAFKA, 2))
+    stream = np.repeat(chosen, sides["gap_count"][chosen])
+    rows = _rows(Anomaly.GAP, _direction(stream, table), stream >> 1)
+    _fill_gaps(streams.pieces, sides, chosen, rows)
+    return _placed(rows, streams.segments, rows["packet"].copy())
+
+
+@kernel
+def _fill_gaps(pieces: Rows, sides: Rows, chosen: Indices, gaps: Rows) -> None:
+    """Fill in where the gaps of the chosen streams are; `packet` becomes the segment after it, or
+    the last one. There are as many as `gap_count` says."""
+    row = 0
+    for stream in chosen:
+        side = sides[stream]
+        here = int64(0)
+        segment = int64(-1)
+        for index in range(side["piece_start"], side["piece_stop"] + 1):
+            is_end = index == side["piece_stop"]
+            until = side["end"] if is_end else pieces[index]["pos"]
+            if not is_end:
+                segment = pieces[index]["segment"]
+            if until > here:
+                gaps[row]["packet"] = segment
+                gaps[row]["pos"] = here
+                gaps[row]["byte_count"] = until - here
+                row += 1
+            if not is_end:
+                here = pieces[index]["end"]
+
+
+def _direction(stream: Ints, table: Rows) -> Ints:
+    """REQUEST or RESPONSE, of streams by their numbers."""
+    direction: Ints = (stream & 1) ^ table["client_side"][stream >> 1]
+    return direction
+
+
+def _lost_records(streams: Streams, table: Rows, tls: TlsConnections) -> list[Rows]:
+    """Records in decrypted streams of Kafka that could not be decrypted."""
+    parts = []
+    for connection, opened in tls.opened.items():
+        for side in (0, 1):
+            lost = np.array(opened[side].lost, np.int64).reshape(-1, 3)
+            if table["protocol"][connection] == Protocol.KAFKA:
+                stream = np.full(len(lost), 2 * connection + side)
+                rows = _rows(Anomaly.UNFRAMED_BYTES, _direction(stream, table), stream >> 1)
+                rows["pos"], rows["byte_count"] = lost[:, 0], lost[:, 1]
+                rows["a"], rows["b"] = NOT_DECRYPTED, -1
+                parts.append(_placed(rows, streams.segments, lost[:, 2]))
+    return parts
+
+
+def _conflicts(streams: Streams, table: Rows) -> Rows:
     """Overlapping segments of Kafka connections whose bytes differ."""
     conflicts = streams.conflicts
-    stream, connection = conflicts["stream"], conflicts["stream"] >> 1
-    is_kafka = table["protocol"][connection] == Protocol.KAFKA
-    rows = _rows(
-        Anomaly.OVERLAP_CONFLICT, (stream & 1) ^ table["client_side"][connection],
-        connection, pos=conflicts["pos"], byte_count=conflicts["byte_count"],
-    )  # fmt: skip
+    stream = conflicts["stream"]
+    where = {"pos": conflicts["pos"], "byte_count": conflicts["byte_count"]}
+    rows = _rows(Anomaly.OVERLAP_CONFLICT, _direction(stream, table), stream >> 1, **where)
+    is_kafka = table["protocol"][stream >> 1] == Protocol.KAFKA
     return _placed(rows, streams.segments, conflicts["segment"])[is_kafka]
 
 
 def _proxy_headers(
-    streams: Streams, protocol: Any, faults: dict[int, tuple[HeaderFault, int]]
-) -> npt.NDArray[np.void]:
+    streams: Streams, protocol: Bytes, faults: dict[int, tuple[HeaderFault, int]]
+) -> Rows:
     """A row for each malformed PROXY header of a connection with Kafka or TLS."""
-    connections = [row for row in faults if protocol[row] in (Protocol.KAFKA, Protocol.TLS)]
-    rows = _rows(
-        Anomaly.PROXY_HEADER, REQUEST, connections,
-        a=[faults[row][0] for row in connections],
-        byte_count=streams.facts.connections["proxy_byte_count"][connections],
-    )  # fmt: skip
-    segment = np.array([faults[row][1] for row in connections], np.int64)
+    found = [row for row in faults if protocol[row] in (Protocol.KAFKA, Protocol.TLS)]
+    size = streams.facts.connections["proxy_byte_count"][found]
+    kinds: list[int] = [faults[row][0] for row in found]
+    rows = _rows(Anomaly.PROXY_HEADER, REQUEST, found, a=kinds, byte_count=size)
+    segment = np.array([faults[row][1] for row in found], np.int64)
     return _placed(rows, streams.segments, segment)
 
 
@@ -181,7 +226,8 @@ def _too_large(faults: Rows, frame_size_max: int) -> Rows:
     return rows
 
 
-def _is_text(sizes: Any) -> Any:
+def _is_text(sizes: Ints) -> Bools:
     """bool[n]: whether the four bytes of a size are printable, as in other protocols."""
     letters = [(sizes >> shift) & 255 for shift in (24, 16, 8, 0)]
-    return np.all([(letter >= 32) & (letter < 127) for letter in letters], axis=0)
+    is_text: Bools = np.all([(letter >= 32) & (letter < 127) for letter in letters], axis=0)
+    return is_text

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 
-from kdissect.arrays import Bools, Bytes, Rows
+from kdissect.arrays import Bools, Bytes, Indices, Row, Rows
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.scratch import MEMORY, Scratch, Written
 from kdissect.capture.segments import FRAGMENT_PART, SegmentBatch
@@ -21,12 +19,18 @@ from kdissect.kafka import framing, pairing
 from kdissect.kafka.anomalies import found_anomalies
 from kdissect.kafka.assembly import CONNECTION, EXTENT, Assembly, Protocol
 from kdissect.kafka.detection import recognise
-from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Ints, Pairs
-from kdissect.kafka.frame_search import API_KEYS, API_VERSIONS, Kafka
-from kdissect.kafka.framing import STREAM, new_streams
+from kdissect.kafka.exchanges import NO_RESPONSE, Frames, Pairs
+from kdissect.kafka.frame_tables import NO_FRAMES, Tables
 from kdissect.kafka.options import StreamOptions, check_batch
 from kdissect.kafka.plain_streams import PlainStreams, plain_streams
-from kdissect.protocol import catalog
+from kdissect.kafka.walk import (
+    NO_REQUEST,
+    STREAM,
+    KafkaStreams,
+    new_streams,
+    new_walk,
+    stream_of,
+)
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.columns import DUPLICATE, CloseReason
 from kdissect.tcp.connection_ids import connection_ids
@@ -38,21 +42,8 @@ from kdissect.tls.handshake import TlsFacts
 from kdissect.tls.plaintext import TlsConnections
 from kdissect.tls.session import TlsState
 
-DRAFTS = 2  # versions above the newest defined one that clients already send
 
-
-@cache
-def known_apis() -> Bytes:
-    """uint8[API_KEYS * API_VERSIONS]: 1 for each api key and version that a request may have."""
-    table = np.zeros((API_KEYS, API_VERSIONS), np.uint8)
-    for key, api in catalog.apis().items():
-        versions = api.request.versions
-        if 0 <= key < API_KEYS and not versions.is_empty:
-            table[key, max(0, versions.first) : min(versions.last + DRAFTS + 1, API_VERSIONS)] = 1
-    return table.reshape(-1)
-
-
-def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> Bytes:
+def _client_by_port(endpoints: Rows, hints: tuple[int, ...]) -> Bytes:
     """uint8[n]: likely client side: the one without a hinted port, else the one with the higher
     port."""
     port_a, port_b = endpoints["port_a"], endpoints["port_b"]
@@ -62,15 +53,18 @@ def _client_by_port(endpoints: Any, hints: tuple[int, ...]) -> Bytes:
 
 
 # What earlier segments have shown of a connection that continues in the batch.
-EARLIER = np.dtype([
-    ("protocol", "u1"),  # NONE if they have not shown it; then nothing else here is known
-    ("client_side", "u1"),
-    ("has_loss", "u1"),  # whether bytes of responses are missing
-    # of the last response: where its end lies from the first byte here on, or NO_RESPONSE; and when
-    ("response_end", "<i8"),
-    ("response_time", "<i8"),
-    ("streams", STREAM, (2,)),  # by side
-])  # fmt: skip
+EARLIER = np.dtype(
+    [
+        ("protocol", "u1"),  # NONE if they have not shown it; then nothing else here is known
+        ("client_side", "u1"),
+        ("has_loss", "u1"),  # whether bytes of responses are missing
+        # of the last response: where its end lies from the first byte here on, or NO_RESPONSE; and
+        # when
+        ("response_end", "<i8"),
+        ("response_time", "<i8"),
+        ("streams", STREAM, (2,)),  # by side
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +84,7 @@ def assemble_streams(
     batches: list[SegmentBatch],
     sources: Sources,
     options: StreamOptions,
-    key_logs: Sequence[Any],
+    key_logs: Sequence[memoryview],
     earlier: EarlierState | None = None,
     scratch: Scratch = MEMORY,
 ) -> tuple[Assembly, Streams, Pairs, TlsConnections]:
@@ -113,33 +107,42 @@ def assemble_streams(
     connections = streams.connections
     is_resumed = _is_resumed(connections, earlier)
     header_faults = remove_headers(streams, is_resumed)
-    kafka = Kafka(known_apis(), np.array([options.frame_size_max], np.int64))
-
-    detection = _start_detection(streams, endpoints, options.ports)
+    known = _known(streams, endpoints, options.ports)
+    tls_states: dict[int, TlsState] = {}
     if earlier is not None:
-        _resume(detection, connections, is_resumed, earlier)
-    client_side, protocol = detection.client_side, detection.protocol
-    times = scratch.copied(streams.segments["time_ns"])
+        tls_states = _resume(known, connections, is_resumed, earlier)
+    kafka_streams = KafkaStreams(
+        streams.pieces,
+        scratch.copied(streams.segments["time_ns"]),
+        scratch.copied(streams.segments["source"]),
+        streams.sides,
+        known["streams"].reshape(-1),
+        known["client_side"].copy(),
+        known["protocol"].copy(),
+    )
+    client_side, protocol = kafka_streams.client_side, kafka_streams.protocol
+    size_max = options.frame_size_max
+    is_hinted = _is_hinted(endpoints, options.ports)[connections["pair"]]
     rows = np.flatnonzero(protocol == Protocol.NONE)
-    client_side[rows], protocol[rows] = detection.recognised(streams, times, kafka, rows)
-    tls, is_tls = _read_tls(detection, streams, connections, key_logs)
-    plain = plain_streams(streams, times, tls, sources.carried, scratch)
+    recognise(kafka_streams, connections, is_hinted, rows, new_walk(REQUEST, size_max), NO_FRAMES)
+    tls, is_tls = _read_tls(kafka_streams, known, streams, key_logs, tls_states)
+    plain = plain_streams(kafka_streams, streams, tls, sources.carried)
     # decrypted connections that are not Kafka stay TLS
     rows = np.array([row for row in sorted(tls.opened) if protocol[row] != Protocol.KAFKA], int)
-    side, found = detection.recognised(plain, plain.times, kafka, rows)
-    is_kafka = found == Protocol.KAFKA
-    client_side[rows[is_kafka]], protocol[rows[is_kafka]] = side[is_kafka], Protocol.KAFKA
+    before = client_side[rows], protocol[rows]
+    recognise(plain.streams, connections, is_hinted, rows, new_walk(REQUEST, size_max), NO_FRAMES)
+    is_other = protocol[rows] != Protocol.KAFKA
+    for column, kept in zip((client_side, protocol), before, strict=True):
+        column[rows[is_other]] = kept[is_other]
     written = Written(EXTENT, scratch)
-    frames, pairs = _frames(streams, plain, detection, kafka, written, scratch)
+    frames, pairs = _frames(streams, plain, known, size_max, written, scratch)
     plain_responses = _streams_of(client_side, RESPONSE)[(protocol == Protocol.KAFKA) & ~is_tls]
-    for refused, alert in first_alerts(streams, detection.has_syn, plain_responses).items():
+    for refused, alert in first_alerts(streams, _has_syn(streams), plain_responses).items():
         tls.facts[refused >> 1] = TlsFacts(response_alert=alert)
     table = _connections(endpoints, streams, client_side, protocol)
     table["is_tls"] = is_tls
     _count_bytes(table, streams, plain, frames)
-    exchanges = pairs.exchanges(
-        table["connection_id"], streams.segments, detection.last_response, scratch
-    )
+    exchanges = pairs.exchanges(table["connection_id"], streams.segments, known, scratch)
     extents = written.array()
     second = (streams.mark == DUPLICATE) & ((streams.segments["ip_id"] & FRAGMENT_PART) == 0)
     duplicates = streams.segments["source"][second]
@@ -148,9 +151,7 @@ def assemble_streams(
         table,
         exchanges,
         extents,
-        found_anomalies(
-            streams, table, frames, pairs, exchanges, tls, header_faults, options.frame_size_max
-        ),
+        found_anomalies(streams, table, frames, pairs, exchanges, tls, header_faults, size_max),
         np.bincount(duplicates, minlength=len(sources)).astype(np.int64),
         tls.facts,
         plain.carried,
@@ -159,56 +160,28 @@ def assemble_streams(
     return assembly, streams, pairs, tls
 
 
-@dataclass(frozen=True, slots=True)
-class _Detection:
-    """Arrays of each connection that detection starts from and fills.
-
-    client_side, protocol: uint8. is_likely: uint8, 1 for connections with a hinted port. has_syn:
-    uint8[streams]. origin: STREAM[streams]. had_loss: bool. last_response: int64[connections, 2],
-    EARLIER's response_end and response_time. tls: by connection, TLS state of earlier segments.
-    connections: CONNECTION of `tcp.columns`.
-    """
-
-    connections: Rows
-    client_side: Bytes
-    protocol: Bytes
-    is_likely: Bytes
-    has_syn: Bytes
-    origin: Rows
-    had_loss: Bools
-    last_response: Ints
-    tls: dict[int, TlsState]
-
-    def recognised(
-        self, streams: Streams | PlainStreams, times: Ints, kafka: Kafka, rows: Ints
-    ) -> tuple[Bytes, Bytes]:
-        """(client sides, protocols) of the connections `rows`. times: of the segments."""
-        side, protocol = recognise(
-            streams.pieces, times, streams.sides, self.connections, self.has_syn, self.is_likely,
-            kafka, rows, self.client_side,
-        )  # fmt: skip
-        return side, protocol
+def _has_syn(streams: Streams) -> Bytes:
+    """uint8[streams]: the SYN of the stream was captured."""
+    return (streams.sides["has_syn"] != 0).astype(np.uint8)
 
 
-def _start_detection(streams: Streams, endpoints: Any, ports: tuple[int, ...]) -> _Detection:
-    """Return the state before detection, without earlier segments."""
-    pair = streams.connections["pair"]
-    has_syn = (streams.sides["has_syn"] != 0).astype(np.uint8)
+def _is_hinted(endpoints: Rows, ports: tuple[int, ...]) -> Bytes:
+    """uint8[endpoints]: the user named one of the ports."""
     hinted = np.isin(endpoints["port_a"], ports) | np.isin(endpoints["port_b"], ports)
-    return _Detection(
-        connections=streams.connections,
-        client_side=_client_by_port(endpoints, ports)[pair],
-        protocol=np.zeros(len(pair), np.uint8),
-        is_likely=hinted.astype(np.uint8)[pair],
-        has_syn=has_syn,
-        origin=new_streams(has_syn),
-        had_loss=np.zeros(len(pair), np.bool_),
-        last_response=np.full((len(pair), 2), NO_RESPONSE, np.int64),
-        tls={},
-    )
+    return hinted.astype(np.uint8)
 
 
-def _is_resumed(connections: Any, earlier: EarlierState | None) -> Bools:
+def _known(streams: Streams, endpoints: Rows, ports: tuple[int, ...]) -> Rows:
+    """EARLIER[connections] without earlier segments: the client side is the likely one."""
+    connections = streams.connections
+    known = np.zeros(len(connections), EARLIER)
+    known["client_side"] = _client_by_port(endpoints, ports)[connections["pair"]]
+    known["response_end"] = known["response_time"] = NO_RESPONSE
+    known["streams"] = new_streams(_has_syn(streams)).reshape(-1, 2)
+    return known
+
+
+def _is_resumed(connections: Rows, earlier: EarlierState | None) -> Bools:
     """bool[connections]: earlier segments have shown the protocol of the connection."""
     if earlier is None:
         return np.zeros(len(connections), np.bool_)
@@ -218,102 +191,93 @@ def _is_resumed(connections: Any, earlier: EarlierState | None) -> Bools:
 
 
 def _resume(
-    detection: _Detection, connections: Any, is_resumed: Any, earlier: EarlierState
-) -> None:
-    """Set the state of earlier segments for connections that continue."""
+    known: Rows, connections: Rows, is_resumed: Bools, earlier: EarlierState
+) -> dict[int, TlsState]:
+    """Set what earlier segments have shown of connections that continue; returns the TLS states of
+    these."""
     rows = np.flatnonzero(is_resumed)
     pair = connections["pair"][rows]
-    known = earlier.connections[pair]
-    for side in (0, 1):
-        stream = 2 * rows + side
-        detection.origin[stream] = known["streams"][:, side]
-        detection.origin["is_boundary"][stream] &= detection.has_syn[stream]
-    detection.had_loss[rows] = known["has_loss"] != 0
-    detection.last_response[rows, 0] = known["response_end"]
-    detection.last_response[rows, 1] = known["response_time"]
-    detection.protocol[rows] = known["protocol"]
-    detection.client_side[rows] = known["client_side"]
-    for row, number in zip(rows.tolist(), pair.tolist(), strict=True):
-        if number in earlier.tls:
-            detection.tls[row] = earlier.tls[number]
+    has_syn = known["streams"]["is_boundary"][rows]
+    known[rows] = earlier.connections[pair]
+    known["streams"]["is_boundary"][rows] &= has_syn
+    pairs = zip(rows.tolist(), pair.tolist(), strict=True)
+    return {row: earlier.tls[number] for row, number in pairs if number in earlier.tls}
 
 
 def _read_tls(
-    detection: _Detection, streams: Streams, connections: Any, key_logs: Sequence[Any]
+    kafka: KafkaStreams,
+    known: Rows,
+    streams: Streams,
+    key_logs: Sequence[memoryview],
+    states: dict[int, TlsState],
 ) -> tuple[TlsConnections, Bools]:
-    """Decrypt TLS connections; also returns bool[connections]: the connection has TLS."""
-    protocol, client_side = detection.protocol, detection.client_side
-    is_tls: Bools = protocol == Protocol.TLS
-    is_tls[list(detection.tls)] = True
+    """Decrypt TLS connections; also returns bool[connections]: the connection has TLS.
+
+    states: by connection, TLS state of earlier segments.
+    """
+    is_tls: Bools = kafka.protocol == Protocol.TLS
+    is_tls[list(states)] = True
     tls = TlsConnections()
     if is_tls.any():
         from kdissect.tls.decrypt import read_tls  # its ciphers take a while to load
 
         rows = np.flatnonzero(is_tls).tolist()
-        tls = read_tls(streams, detection.has_syn, rows, key_logs, detection.tls)
-    for connection in detection.tls:
+        tls = read_tls(streams, _has_syn(streams), rows, key_logs, states)
+    for connection in states:
         if connection in tls.opened:
-            opened = tls.opened[connection][1 - int(client_side[connection])]
-            last = detection.last_response
-            last[connection, 0] = opened.tcp_pos(int(last[connection, 0]))
+            opened = tls.opened[connection][1 - int(kafka.client_side[connection])]
+            end = known["response_end"]
+            end[connection] = opened.tcp_pos(int(end[connection]))
         else:
-            protocol[connection] = Protocol.TLS
+            kafka.protocol[connection] = Protocol.TLS
     for connection, side in tls.hello_side.items():
-        if connections["client_side"][connection] < 0:
-            client_side[connection] = side
+        if streams.connections["client_side"][connection] < 0:
+            kafka.client_side[connection] = side
     return tls, is_tls
 
 
 def _frames(
     streams: Streams,
     plain: PlainStreams,
-    detection: _Detection,
-    kafka: Kafka,
+    known: Rows,
+    size_max: int,
     extents: Written,
     scratch: Scratch,
 ) -> tuple[tuple[Frames, Frames], Pairs]:
     """Return the requests and the responses, and their pairs; appends the extents of both."""
-    client_side, protocol = detection.client_side, detection.protocol
-    connections = streams.connections
-    kafka_streams = framing.KafkaStreams(
-        plain.pieces, plain.source, plain.times, plain.sides, client_side, protocol,
-        detection.origin,
-    )  # fmt: skip
+    kafka, connections = plain.streams, streams.connections
+    count = len(connections)
+    nowhere = np.zeros(count + 1, np.int64)
 
-    def walk_requests(state: framing.WalkState, most: int) -> Any:
-        return framing.some_requests(kafka_streams, kafka, state, most)
+    def walk_requests(walk: Row, tables: Tables) -> None:
+        framing.walk_on(kafka, walk, NO_FRAMES, nowhere, tables)
 
-    requests = Frames.of(walk_requests, len(connections), scratch, extents)
-    requests = plain.settled(requests, streams, REQUEST, client_side, protocol)
-    of_responses = _streams_of(client_side, RESPONSE)
+    requests = Frames.of(walk_requests, new_walk(REQUEST, size_max), count, scratch, extents)
+    plain.settle(requests)
+    of_responses = _streams_of(kafka.client_side, RESPONSE)
 
-    def walk_responses(state: framing.WalkState, most: int) -> Any:
-        found = framing.some_responses(
-            kafka_streams, kafka, requests.table, requests.start, state, most
-        )
-        if state.walk["request"][0] != framing.NO_REQUEST:
+    def walk_responses(walk: Row, tables: Tables) -> None:
+        framing.walk_on(kafka, walk, requests.table, requests.start, tables)
+        if walk["request"] != NO_REQUEST:
             from kdissect.kafka.response_bodies import refuse_other_bytes  # it loads the decoder
 
-            stream = framing.bounds_of(plain.pieces, plain.sides, of_responses[state.connection])
-            refuse_other_bytes(state, plain.pieces, stream, requests.table)
-        return found
+            stream = stream_of(kafka, of_responses[walk["connection"]])
+            refuse_other_bytes(walk, stream, requests.table)
 
-    responses = Frames.of(walk_responses, len(connections), scratch, extents)
-    responses = plain.settled(responses, streams, RESPONSE, client_side, protocol)
-    pairs = _pairs(
-        requests, responses,
-        connections["close_reason"] != CloseReason.CAPTURE_END,
-        (_missing(streams)[of_responses] > 0) | detection.had_loss, scratch,
-    )  # fmt: skip
-    return (requests, responses), pairs
+    responses = Frames.of(walk_responses, new_walk(RESPONSE, size_max), count, scratch, extents)
+    plain.settle(responses)
+    is_closed = connections["close_reason"] != CloseReason.CAPTURE_END
+    has_loss = (_missing(streams)[of_responses] > 0) | (known["has_loss"] != 0)
+    return (requests, responses), _pairs(requests, responses, is_closed, has_loss, scratch)
 
 
-def _streams_of(client_side: Bytes, direction: int) -> Ints:
+def _streams_of(client_side: Bytes, direction: int) -> Indices:
     """int64[connections]: the number of the stream with the requests, or with the responses."""
-    return 2 * np.arange(len(client_side)) + (client_side ^ direction)
+    streams: Indices = 2 * np.arange(len(client_side)) + (client_side ^ direction)
+    return streams
 
 
-def _missing(streams: Streams) -> Ints:
+def _missing(streams: Streams) -> Indices:
     """int64[streams]: the count of bytes that the capture lacks."""
     return streams.sides["end"] - streams.sides["byte_count"]
 
@@ -336,16 +300,14 @@ def _count_bytes(
 
 
 def _pairs(
-    requests: Frames, responses: Frames, is_closed: Any, has_loss: Any, scratch: Scratch
+    requests: Frames, responses: Frames, is_closed: Bools, has_loss: Bools, scratch: Scratch
 ) -> Pairs:
-    rows = requests.table, requests.start, responses.table, responses.start
-    pairing.pair(
-        *rows, is_closed.astype(np.uint8), has_loss.astype(np.uint8),
-        pairing.buckets_for(requests.start, scratch),
-    )  # fmt: skip
+    buckets = pairing.buckets_for(requests.start, scratch)
+    closed, loss = is_closed.astype(np.uint8), has_loss.astype(np.uint8)
+    pairing.pair(requests, responses, closed, loss, buckets)
     room = len(requests.table) + len(responses.table)
     request, response = scratch.empty(room, np.int64), scratch.empty(room, np.int64)
-    count = pairing.in_order(*rows, request, response)
+    count = pairing.in_order(requests, responses, request, response)
     return Pairs(requests.table, responses.table, request[:count], response[:count])
 
 

@@ -22,35 +22,13 @@ If the capture lacks the TCP handshake, the client is the side that sends the re
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from kdissect.arrays import Bytes, Indices, Row, Rows
 from kdissect.jit import inlined, kernel
+from kdissect.kafka import frame_search as search
 from kdissect.kafka.acks import may_be_produce
 from kdissect.kafka.assembly import Protocol
-from kdissect.kafka.frame_search import (  # fmt: skip
-    ABSENT,
-    API_KEYS,
-    API_VERSIONS,
-    CLIENTS_MAX,
-    FAIR,
-    GOOD,
-    HEADER,
-    REQUEST_STEP_MAX,
-    RISE_MAX,
-    STEP_MAX,
-    Stream,
-    find_request,
-    find_response,
-    is_api_versions,
-    request_header,
-    response_header,
-    step,
-)
-from kdissect.kafka.frame_tables import FRAME
-from kdissect.kafka.framing import TOKEN_SIZE_MAX, bounds_of
-from kdissect.kafka.sasl_detection import is_mechanisms
+from kdissect.kafka.framing import TOKEN_SIZE_MAX
+from kdissect.kafka.walk import API_KEYS, API_VERSIONS, KafkaStreams, Stream, stream_of
 from kdissect.tcp.byte_ranges import find, int64, peek
 from kdissect.tls.records import HANDSHAKE, record_size
 
@@ -85,7 +63,7 @@ def _is_text(word: int) -> int:
 
 
 @kernel
-def _is_tls(stream: Any, index: int, pos: int) -> bool:
+def _is_tls(stream: Stream, index: int, pos: int) -> bool:
     """Return whether TLS records begin at `pos`: two plausible headers, or one ClientHello or
     ServerHello."""
     for seen in range(2):
@@ -104,7 +82,7 @@ def _is_tls(stream: Any, index: int, pos: int) -> bool:
 
 
 @kernel
-def _is_zookeeper(stream: Any) -> bool:
+def _is_zookeeper(stream: Stream) -> bool:
     """Return whether the stream begins with ZooKeeper's connect packets, or with requests that have
     a path.
 
@@ -143,7 +121,7 @@ def _is_zookeeper(stream: Any) -> bool:
 
 
 @kernel
-def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
+def _are_zookeeper_replies(stream: Stream, index: int, pos: int) -> bool:
     """Return whether the frames from `pos` on are ZooKeeper replies, which resemble Kafka
     responses.
 
@@ -181,9 +159,7 @@ def _are_zookeeper_replies(stream: Any, index: int, pos: int) -> bool:
 
 
 @kernel
-def _begins_with_requests(
-    stream: Any, kafka: Any, has_origin: bool, is_named: bool, header: Any
-) -> bool:
+def _begins_with_requests(stream: Stream, walk: Row, has_origin: bool, is_named: bool) -> bool:
     """Rule 2 of the module, at the first captured byte.
 
     is_named: client ids must be equal and not empty, and correlation ids must rise. This matters if
@@ -193,36 +169,39 @@ def _begins_with_requests(
     request must be plausible as well.
     """
     pieces = stream.pieces
+    header = walk["header"]
     index = stream.start
     if index >= stream.stop:
         return False
     pos = pieces[index]["pos"]
     for number in range(TOKENS_MAX + 1):
-        grade = request_header(pieces, index, stream.stop, pos, kafka, header)
+        grade = search.request_header(stream, index, pos, walk, header)
         size = header["size"]
         end = pos + 4 + size
         client = header["client_hash"]
-        if is_named and grade == GOOD and header["client_length"] == 0:
+        if is_named and grade == search.GOOD and header["client_length"] == 0:
             return False
-        is_bare = grade == GOOD and header["key"] == 0 and header["client_length"] <= 0
-        if is_bare and not may_be_produce(pieces, index, stream.stop, pos, header):
+        is_bare = grade == search.GOOD and header["key"] == 0 and header["client_length"] <= 0
+        if is_bare and not may_be_produce(stream, index, pos, header):
             return False
-        if grade in (GOOD, FAIR):
+        if grade in (search.GOOD, search.FAIR):
             if end == stream.end:
                 return not is_named or header["key"] != 0
             if end > stream.end:
-                return grade == GOOD and size <= PARTIAL_SIZE_MAX
+                return grade == search.GOOD and size <= PARTIAL_SIZE_MAX
             behind = find(pieces, index, stream.stop, end)
             correlation = header["correlation"]
-            after = request_header(pieces, behind, stream.stop, end, kafka, header)
-            if after == GOOD:
-                rises = 0 < step(header["correlation"], correlation) <= REQUEST_STEP_MAX
+            after = search.request_header(stream, behind, end, walk, header)
+            if after == search.GOOD:
+                rises = (
+                    0 < search.step(header["correlation"], correlation) <= search.REQUEST_STEP_MAX
+                )
                 return not is_named or (header["client_hash"] == client and rises)
-            if grade == GOOD:
+            if grade == search.GOOD:
                 # a request whose every byte is plausible may be followed by other bytes
-                return after == ABSENT or (has_origin and number == 0)
+                return after == search.ABSENT or (has_origin and number == 0)
             return False
-        if grade == ABSENT:
+        if grade == search.ABSENT:
             key = header["key"]
             api_version = header["api_version"]
             return (
@@ -230,7 +209,7 @@ def _begins_with_requests(
                 and number == 0
                 and 0 <= key < API_KEYS
                 and 0 <= api_version < API_VERSIONS
-                and kafka.known[key * API_VERSIONS + api_version] != 0
+                and walk["known"][key * API_VERSIONS + api_version] != 0
                 and 8 <= size <= PARTIAL_SIZE_MAX
             )
         if not has_origin or size < 0 or size > TOKEN_SIZE_MAX or end >= stream.end:
@@ -241,89 +220,78 @@ def _begins_with_requests(
 
 
 @kernel
-def _begins_with_responses(stream: Any, limit: int, has_origin: bool, header: Any) -> bool:
+def _begins_with_responses(stream: Stream, walk: Row, has_origin: bool) -> bool:
     """Rule 5 of the module, at the first byte. Without a SYN only self-identifying responses
     count."""
-    pieces = stream.pieces
+    header = walk["header"]
     index = stream.start
-    if index >= stream.stop or pieces[index]["pos"] != 0:
+    if index >= stream.stop or stream.pieces[index]["pos"] != 0:
         return False
-    if not response_header(pieces, index, stream.stop, 0, limit, header):
+    if not search.response_header(stream, index, int64(0), walk, header):
         return False
     size = header["size"]
     first = header["correlation"]
     if size < 0 or first < 0 or 4 + size > stream.end:
         return False
-    if is_api_versions(stream, index, int64(0), size) or is_mechanisms(
-        stream, index, int64(0), size
-    ):
+    if search.names_listed(stream, index, int64(0), size) != search.NO_LIST:
         return True
     if not has_origin or 4 + size == stream.end:
         return False
-    behind = find(pieces, index, stream.stop, 4 + size)
-    if not response_header(pieces, behind, stream.stop, 4 + size, limit, header):
+    behind = find(stream.pieces, index, stream.stop, 4 + size)
+    if not search.response_header(stream, behind, 4 + size, walk, header):
         return False
     if header["size"] < 0 or header["correlation"] < 0:
         return False
-    return 0 < step(header["correlation"], first) <= STEP_MAX
-
-
-def recognise(
-    pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
-    rows: Any, client_side: Any,
-) -> Any:  # fmt: skip
-    """(client sides, protocols) of the connections `rows`, uint8 each.
-
-    client_side: of all connections, the choice by port, which stays if nothing else decides.
-    hinted: uint8, 1 if the user named a port of the connection.
-    """
-    both = np.stack([2 * rows, 2 * rows + 1], 1).reshape(-1)
-    side, protocol = client_side[rows], np.zeros(len(rows), np.uint8)
-    _recognise(
-        pieces, times, sides[both], connections[rows], has_origin[both], hinted[rows], kafka,
-        np.zeros(0, FRAME), side, protocol, np.zeros(2, HEADER), np.zeros(CLIENTS_MAX, np.int64),
-    )  # fmt: skip
-    return side, protocol
+    return 0 < search.step(header["correlation"], first) <= search.STEP_MAX
 
 
 @kernel
-def _recognise(
-    pieces: Any, times: Any, sides: Any, connections: Any, has_origin: Any, hinted: Any, kafka: Any,
-    pending: Any, client_side: Any, protocol: Any, headers: Any, clients: Any,
-) -> None:  # fmt: skip
-    """Fill `protocol` and `client_side` of each connection from the first bytes that decide."""
-    header, following = headers[0], headers[1]
-    for connection in range(len(protocol)):
-        start, stop, end = bounds_of(pieces, sides, 2 * connection)
-        side_a = Stream(pieces, start, stop, end)
-        start, stop, end = bounds_of(pieces, sides, 2 * connection + 1)
-        side_b = Stream(pieces, start, stop, end)
+def recognise(
+    streams: KafkaStreams,
+    connections: Rows,
+    is_hinted: Bytes,
+    rows: Indices,
+    walk: Row,
+    pending: Rows,
+) -> None:
+    """Fill `protocol` and `client_side` of the connections `rows`, from the first bytes that
+    decide.
+
+    client_side: first the choice by port, which stays if nothing else decides. connections: of
+    `tcp.columns`. is_hinted: uint8, 1 if the user named a port of the connection. walk: a new one.
+    pending: no FRAME, because responses are recognised without requests.
+    """
+    walk["rise_max"] = search.RISE_MAX
+    header = walk["header"]
+    pieces = streams.pieces
+    client_side, protocol, origin = streams.client_side, streams.protocol, streams.origin
+    for connection in rows:
+        sides = stream_of(streams, 2 * connection), stream_of(streams, 2 * connection + 1)
         known_client = connections[connection]["client_side"]
-        if side_a.start == side_a.stop and side_b.start == side_b.stop:
+        if sides[0].start == sides[0].stop and sides[1].start == sides[1].stop:
             protocol[connection] = _NONE
             if known_client >= 0:
                 client_side[connection] = known_client
             continue
         content = _NONE
-        zookeeper = _is_zookeeper(side_a) or _is_zookeeper(side_b)
-        likely_client = client_side[connection] if known_client < 0 else known_client
+        zookeeper = _is_zookeeper(sides[0]) or _is_zookeeper(sides[1])
+        likely_client = int64(client_side[connection]) if known_client < 0 else known_client
         for turn in range(3):
             # The client side if it is known. Otherwise the likely side, the other side, then the
             # likely side without the conditions on names.
             side = 1 - likely_client if turn == 1 else likely_client
             if content or zookeeper or (known_client >= 0 and side != known_client):
                 continue
-            stream = side_a if side == 0 else side_b
-            origin = has_origin[2 * connection + side] != 0
-            if _begins_with_requests(stream, kafka, origin, known_client < 0 and turn < 2, header):
+            begins = origin[2 * connection + side]["is_boundary"] != 0
+            is_named = known_client < 0 and turn < 2
+            if _begins_with_requests(sides[side], walk, begins, is_named):
                 content = _KAFKA
                 client_side[connection] = side
         if known_client >= 0:
             client_side[connection] = known_client
         if not content and zookeeper:
             content = _ZOOKEEPER
-        for side in range(2):
-            stream = side_a if side == 0 else side_b
+        for stream in sides:
             if not content and stream.start < stream.stop:
                 pos = pieces[stream.start]["pos"]
                 if _is_tls(stream, stream.start, pos):
@@ -336,37 +304,30 @@ def _recognise(
             client = 1 - likely_client if turn == 1 else likely_client
             if content or (known_client >= 0 and client != known_client):
                 continue
-            stream = side_a if client == 0 else side_b
+            stream = sides[client]
             if stream.start < stream.stop:
-                at = find_request(
-                    stream, stream.start, int64(0), kafka, int64(-1), clients, int64(0), False,
-                    header, following,
-                )  # fmt: skip
+                at = search.find_request(stream, stream.start, int64(0), walk)
                 # If ports suggest otherwise, a single Produce is not enough: a response resembles
                 # it.
                 alone = header["key"] == 0 and at + 4 + header["size"] >= stream.end
                 if at >= 0 and not (turn == 1 and alone):
                     content = _KAFKA
-            stream = side_b if client == 0 else side_a
+            stream = sides[1 - client]
             if not content and stream.start < stream.stop:
-                origin = has_origin[2 * connection + 1 - client] != 0
-                if _begins_with_responses(stream, kafka.limit[0], origin, header):
+                begins = origin[2 * connection + 1 - client]["is_boundary"] != 0
+                if _begins_with_responses(stream, walk, begins):
                     content = _KAFKA
                 else:
-                    at = find_response(
-                        stream, stream.start, int64(0), kafka.limit[0], pending, int64(0),
-                        int64(0), int64(-1), int64(RISE_MAX), False, times, header, following,
-                    )  # fmt: skip
+                    at = search.find_response(stream, stream.start, int64(0), walk, pending)
                     if at >= 0:
                         index = find(pieces, stream.start, stream.stop, at)
                         is_other = _are_zookeeper_replies(stream, index, at)
                         content = _ZOOKEEPER if is_other else _KAFKA
             if content:
                 client_side[connection] = client
-        if not content and hinted[connection]:
+        if not content and is_hinted[connection]:
             content = _KAFKA
-        for side in range(2):
-            stream = side_a if side == 0 else side_b
+        for stream in sides:
             for index in range(stream.start, min(stream.stop, stream.start + SEGMENTS_LOOKED_AT)):
                 if not content:
                     pos = pieces[index]["pos"]

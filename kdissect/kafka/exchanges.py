@@ -4,55 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from kdissect.arrays import Bools, Rows, take
+from kdissect.arrays import Bools, Ids, Indices, Row, Rows, take
 from kdissect.capture.scratch import Scratch, Written
-from kdissect.kafka import framing
+from kdissect.kafka import frame_tables
 from kdissect.kafka.assembly import ANOMALY, EXCHANGE, EXTENT, PairStatus
 from kdissect.kafka.frame_tables import FRAME, HOLE, NO_HOLE, TOKEN, Tables
 from kdissect.protocol.model import REQUEST, RESPONSE
 from kdissect.tcp.connection_ids import exchange_ids
 
-Ints = npt.NDArray[np.int64]
-# `framing.some_requests` or `some_responses`: (state, most)
-Walk = Callable[[framing.WalkState, int], Tables]
+Step = Callable[[Row, Tables], None]  # `framing.walk_on` over some streams: (walk, tables)
 
 NO_RESPONSE = -(1 << 62)  # no earlier response is known
 FRAMES_AT_ONCE = 1 << 15  # frames found, or exchanges looked at, between writes to files
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
+class Frames(NamedTuple):
     """The frames of one direction.
 
-    table: FRAME[n], by connection. faults: as in `frame_tables.Tables`. start:
-    int64[connections + 1], first row of each connection, and the end. framed_bytes:
-    int64[connections], captured bytes inside frames.
+    table: FRAME[n], by connection. start: int64[connections + 1], first row of each connection, and
+    the end. faults: as in `frame_tables.Tables`. framed_bytes: int64[connections], captured bytes
+    inside frames.
     """
 
     table: Rows
+    start: Indices
     faults: Rows
-    start: Ints
-    framed_bytes: Ints
+    framed_bytes: Indices
 
     @staticmethod
-    def of(walk: Walk, connection_count: int, scratch: Scratch, extents: Written) -> Frames:
-        """All frames that `walk` finds in the streams of a direction; their extents are appended.
+    def of(
+        step: Step, walk: Row, connection_count: int, scratch: Scratch, extents: Written
+    ) -> Frames:
+        """All frames that a walk finds in the streams of a direction; their extents are appended.
 
-        They are collected some at a time, because an array that grows inside a kernel is copied to
-        fresh pages each time.
+        step: continues the walk until the tables are full.
         """
-        state = framing.walk_state()
         written, faults = Written(FRAME, scratch), Written(ANOMALY, scratch)
         start = np.zeros(connection_count + 1, np.int64)
         framed_bytes = np.zeros(connection_count, np.int64)
-        while state.connection < connection_count:
-            found = walk(state, FRAMES_AT_ONCE)
+        room = frame_tables.EXTENTS_AT_ONCE
+        tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)
+        while walk["connection"] < connection_count:
+            tables.used[:] = 0
+            step(walk, tables)
             frames, of_frames, of_faults = (
-                table[:count] for table, count in zip(found[:3], found.used, strict=True)
+                table[:count] for table, count in zip(tables[:3], tables.used, strict=True)
             )
             base = extents.append(of_frames) // EXTENT.itemsize
             for table, file in ((frames, written), (of_faults, faults)):
@@ -60,7 +60,10 @@ class Frames:
                 file.append(table)
             np.add.at(start, frames["connection"] + 1, 1)
             np.add.at(framed_bytes, frames["connection"], frames["captured"])
-        return Frames(written.array(), faults.array(), np.cumsum(start), framed_bytes)
+            if walk["extents_needed"] > room:
+                room = int(walk["extents_needed"])
+                tables = frame_tables.new_tables(FRAMES_AT_ONCE, room)
+        return Frames(written.array(), np.cumsum(start), faults.array(), framed_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,10 @@ class Pairs:
 
     requests: Rows
     responses: Rows
-    request: Ints
-    response: Ints
+    request: Indices
+    response: Indices
 
-    def lost(self) -> npt.NDArray[np.bool_]:
+    def lost(self) -> Bools:
         """bool[exchanges]: whether the response is known to be lost."""
         has_request = self.request >= 0
         lost = np.zeros(len(self.request), np.bool_)
@@ -81,10 +84,10 @@ class Pairs:
         return lost
 
     def exchanges(
-        self, connection_id: Ints, segments: Rows, earlier: Ints, scratch: Scratch
+        self, connection_id: Ids, segments: Rows, earlier: Rows, scratch: Scratch
     ) -> Rows:
-        """EXCHANGE[n]. segments: SEGMENT, in assembly order. earlier: int64[connections, 2],
-        position and time of the end of the last response before these frames, or NO_RESPONSE."""
+        """EXCHANGE[n]. segments: SEGMENT, in assembly order. earlier: EARLIER of the connections,
+        which has the last response before these frames."""
         exchanges = scratch.zeros(len(self.request), EXCHANGE)
         for first in range(0, len(exchanges), FRAMES_AT_ONCE):
             rows = slice(first, first + FRAMES_AT_ONCE)
@@ -104,7 +107,9 @@ class Pairs:
             )
         return exchanges
 
-    def _fill_heads(self, exchanges: Rows, asked: Bools, request: Ints, response: Ints) -> None:
+    def _fill_heads(
+        self, exchanges: Rows, asked: Bools, request: Indices, response: Indices
+    ) -> None:
         """Fill the fields common to both sides, from the request's frame, or else from the
         response's."""
         exchanges["status"] = PairStatus.REQUEST_MISSING
@@ -121,7 +126,7 @@ class Pairs:
             exchanges["api_version"][chosen] = frame["api_version"]
 
     def _fill_queues(
-        self, exchanges: Rows, asked: Bools, response: Ints, segments: Rows, earlier: Ints
+        self, exchanges: Rows, asked: Bools, response: Indices, segments: Rows, earlier: Rows
     ) -> None:
         """Set queued_ns: how long a request waited until the response before its own had left.
 
@@ -132,7 +137,8 @@ class Pairs:
         row = response[pairs]
         frame, before = take(self.responses, row), take(self.responses, np.maximum(row - 1, 0))
         follows = (row > 0) & (before["connection"] == frame["connection"])
-        last_pos, last_time = earlier[frame["connection"]].T
+        last_pos = earlier["response_end"][frame["connection"]]
+        last_time = earlier["response_time"][frame["connection"]]
         ended = np.where(follows, segments["time_ns"][before["last"]], last_time)
         is_next = np.where(follows, frame["hole"] == NO_HOLE, frame["pos"] == last_pos)
         until = np.minimum(ended, exchanges["response"]["time_ns"][pairs])
@@ -145,7 +151,7 @@ class Pairs:
         exchanges["queued_ns"][pairs] = queued
 
 
-def _fill_side(side: Rows, frames: Rows, row: Ints, segments: Rows) -> None:
+def _fill_side(side: Rows, frames: Rows, row: Indices, segments: Rows) -> None:
     """Fill the SIDE of exchanges from their frames `row` (-1: no such side)."""
     for name in ("size", "pos", "packet", "source"):
         side[name] = -1

@@ -19,44 +19,28 @@ has its magic. Two responses identify themselves: the list of versions and the l
 mechanisms that connections begin with. Java clients number SASL requests separately (RESERVED), and
 may send a request after others with higher ids (FALL_MAX).
 
-The kernels read a header into a row of `HEADER`.
+The kernels take the walk that searches (`walk.WALK`) and read a header into a row of `HEADER`.
+Those for responses take the requests of all connections (pending: FRAME).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Row, Rows
 from kdissect.jit import inlined, kernel, load_u8, load_u16, load_u32
+from kdissect.kafka import sasl_detection
 from kdissect.kafka.frame_tables import EXPECTS, SILENT, TOKEN
-from kdissect.kafka.sasl_detection import (
-    end_of_mechanism,
-    is_broker_token,
-    is_client_token,
-    is_mechanisms,
-)
-from kdissect.tcp.byte_ranges import Pieces, find, int64, peek, peek_u8
+from kdissect.kafka.walk import API_KEYS, API_VERSIONS, Stream
+from kdissect.tcp.byte_ranges import find, int64, peek, peek_u8
 
 # Grades of a request header. ABSENT: one of its bytes is missing. _NEVER: the size is impossible.
 # POOR: a possible size only. FAIR: also a printable client id. GOOD: also a known API.
 ABSENT, _NEVER, POOR, FAIR, GOOD = range(5)
 
-# A frame's header. Numbers are -1 if their bytes are missing; a correlation id is unsigned here.
-HEADER = np.dtype([
-    ("size", "i8"),
-    ("key", "i8"),
-    ("api_version", "i8"),
-    ("correlation", "i8"),
-    ("client_length", "i8"),
-    ("client_hash", "i8"),
-])  # fmt: skip
-
 REQUEST_SIZE_MIN = 8  # api key, api version, correlation id
 RESPONSE_SIZE_MIN = 4  # correlation id
 CLIENT_BYTES_READ = 64  # bytes of a client id that are tested for text and hashed
-API_KEYS, API_VERSIONS = 128, 64  # shape of the table of known APIs
 
 CONTROLLED_SHUTDOWN = 7  # its version 0 has request header v0, without client id
 SASL_HANDSHAKE = 17
@@ -81,25 +65,8 @@ WINDOW = 64  # pending requests examined around the expected one
 CLOCK_SLACK_NS = 5_000_000  # clock difference between two taps, or with `-i any`
 CERTAIN_SLACK_NS = 1 << 40  # the same where the boundary is certain
 
-CLIENTS_MAX = 8  # client ids remembered per connection
-
-
-class Kafka(NamedTuple):
-    """known: uint8[API_KEYS * API_VERSIONS], 1 for versions that exist. limit: int64[1], largest
-    size of a frame."""
-
-    known: npt.NDArray[np.uint8]
-    limit: npt.NDArray[np.int64]
-
-
-class Stream(NamedTuple):
-    """One stream for the searches: its pieces [start, stop), and the end position of the last
-    one."""
-
-    pieces: Pieces
-    start: int
-    stop: int
-    end: int
+# Lists that connections begin with.
+NO_LIST, VERSIONS, MECHANISMS = 0, 1, 2
 
 
 @inlined
@@ -119,7 +86,7 @@ def is_text(byte: int) -> bool:
 
 
 @inlined
-def _clear(header: Any) -> None:
+def _clear(header: Row) -> None:
     header["size"] = -1
     header["key"] = -1
     header["api_version"] = -1
@@ -129,11 +96,12 @@ def _clear(header: Any) -> None:
 
 
 @kernel
-def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, header: Any) -> int:
+def request_header(stream: Stream, index: int, pos: int, walk: Row, header: Row) -> int:
     """Read the request header at `pos` (its size prefix) into `header`; returns its grade.
 
     index: a piece at or before `pos`. At most CLIENT_BYTES_READ bytes of the client id are read.
     """
+    pieces, stop = stream.pieces, stream.stop
     _clear(header)
     size = peek(pieces, index, stop, pos, 4)
     header["size"] = size
@@ -141,7 +109,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     # KIP-482: request header v2 keeps this client_id, only tagged fields follow it.
     if size < 0:
         return ABSENT
-    if size < REQUEST_SIZE_MIN or size > kafka.limit[0]:
+    if size < REQUEST_SIZE_MIN or size > walk["size_max"]:
         return _NEVER
     key = peek(pieces, index, stop, pos + 4, 2)
     api_version = peek(pieces, index, stop, pos + 6, 2)
@@ -151,7 +119,7 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
     if key < 0 or api_version < 0 or header["correlation"] < 0:
         return ABSENT
     is_known = key < API_KEYS and api_version < API_VERSIONS
-    is_known = is_known and kafka.known[key * API_VERSIONS + api_version] != 0
+    is_known = is_known and walk["known"][key * API_VERSIONS + api_version] != 0
     if key == CONTROLLED_SHUTDOWN and api_version == 0:
         header["client_hash"] = 0
         return GOOD if size == 12 and is_known else POOR  # a broker id is all that follows
@@ -186,31 +154,28 @@ def request_header(pieces: Any, index: int, stop: int, pos: int, kafka: Any, hea
 
 
 @kernel
-def is_handshake(stream: Any, index: int, pos: int, header: Any) -> bool:
+def _is_handshake(stream: Stream, index: int, pos: int, header: Row) -> bool:
     """Return whether the SaslHandshake request at `pos` ends exactly after the mechanism's name."""
     at = pos + 14 + max(header["client_length"], 0)
     end = pos + 4 + header["size"]
-    return end_of_mechanism(stream.pieces, index, stream.stop, at, end) == end
+    return sasl_detection.end_of_mechanism(stream, index, at, end) == end
 
 
 @kernel
-def request_points(
-    stream: Any, index: int, pos: int, kafka: Any, last_id: int, clients: Any, client_count: int,
-    header: Any, following: Any,
-) -> int:  # fmt: skip
-    """Score of a request at `pos` (see the module); -1 if something contradicts it.
-
-    last_id: correlation id of the last request, -1 if none. clients: int64[], hashes of
-    client_count client ids of this connection. header, following: scratch; `header` receives that
-    of `pos`.
-    """
+def _request_points(stream: Stream, index: int, pos: int, walk: Row) -> int:
+    """Score of a request at `pos` (see the module), whose header the walk gets; -1 if something
+    contradicts it."""
     pieces = stream.pieces
-    if request_header(pieces, index, stream.stop, pos, kafka, header) != GOOD:
+    header = walk["header"]
+    following = walk["following"]
+    last_id = walk["last_id"]
+    client_count = walk["client_count"]
+    if request_header(stream, index, pos, walk, header) != GOOD:
         return -1
     points = 0
     is_seen = False
     for number in range(client_count):
-        if clients[number] == header["client_hash"]:
+        if walk["clients"][number] == header["client_hash"]:
             is_seen = True
     frame_count = FOLLOWING
     # evidence of the frame itself: client id, correlation id, start of a segment
@@ -239,7 +204,7 @@ def request_points(
     client = header["client_hash"]
     key = header["key"]
     api_version = key << 16 | header["api_version"]
-    if key == SASL_HANDSHAKE and is_handshake(stream, index, pos, header):
+    if key == SASL_HANDSHAKE and _is_handshake(stream, index, pos, header):
         points += HANDSHAKE_POINTS
     # evidence of the next frames: each must be a request, preferably of the same client with the
     # next id
@@ -252,7 +217,7 @@ def request_points(
                 points += 2
             break
         index = find(pieces, index, stream.stop, at)
-        grade = request_header(pieces, index, stream.stop, at, kafka, following)
+        grade = request_header(stream, index, at, walk, following)
         if grade == ABSENT:
             if pieces[index]["pos"] > at and pieces[index - 1]["end"] == at:
                 points += 2  # the next frame is in a gap, and this one ends with a segment
@@ -284,24 +249,22 @@ def request_points(
 
 
 @kernel
-def find_request(
-    stream: Any, index: int, pos: int, kafka: Any, last_id: int, clients: Any, client_count: int,
-    may_be_token: bool, header: Any, following: Any,
-) -> int:  # fmt: skip
+def find_request(stream: Stream, index: int, pos: int, walk: Row) -> int:
     """First position at or after `pos` with LOCK_POINTS for a request; -1 if there is none.
 
-    may_be_token: also stop at a segment with the size and shape of a SASL token. Time is linear in
-    the bytes: size, key or version rejects nearly every position.
+    In a young stream it also stops at a segment with the size and shape of a SASL token. Time is
+    linear in the bytes: size, key or version rejects nearly every position.
     """
     pieces = stream.pieces
-    limit = kafka.limit[0]
+    limit = walk["size_max"]
+    known = walk["known"]
     for number in range(index, stream.stop):
         begin = max(pos, pieces[number]["pos"])
         whole = pieces[number]["end"]
-        if may_be_token and begin == pieces[number]["pos"]:
+        if walk["is_young"] and begin == pieces[number]["pos"]:
             size = peek(pieces, number, stream.stop, begin, 4)
             is_segment = begin + 4 + size == whole
-            if is_segment and is_client_token(stream, number, begin, size):
+            if is_segment and sasl_detection.is_client_token(stream, number, begin, size):
                 return begin
         for at in range(begin, whole):
             if whole - at >= 8:
@@ -313,12 +276,9 @@ def find_request(
                 api_version = load_u16(address + np.uint64(6))
                 if key >= API_KEYS or api_version >= API_VERSIONS:
                     continue
-                if not kafka.known[key * API_VERSIONS + api_version]:
+                if not known[key * API_VERSIONS + api_version]:
                     continue
-            points = request_points(
-                stream, number, at, kafka, last_id, clients, client_count, header, following
-            )
-            if points >= LOCK_POINTS:
+            if _request_points(stream, number, at, walk) >= LOCK_POINTS:
                 return at
     return -1
 
@@ -327,29 +287,27 @@ def find_request(
 
 
 @kernel
-def response_header(pieces: Any, index: int, stop: int, pos: int, limit: int, header: Any) -> bool:
+def response_header(stream: Stream, index: int, pos: int, walk: Row, header: Row) -> bool:
     """Read size and correlation id at `pos`; whether a response can begin so (True if bytes miss).
 
     The byte after the id must be 0 or 255; see the module.
     """
     _clear(header)
-    size = peek(pieces, index, stop, pos, 4)
+    size = peek(stream.pieces, index, stream.stop, pos, 4)
     header["size"] = size
     if size < 0:
         return True
-    if size < RESPONSE_SIZE_MIN or size > limit:
+    if size < RESPONSE_SIZE_MIN or size > walk["size_max"]:
         return False
-    header["correlation"] = peek(pieces, index, stop, pos + 4, 4)
+    header["correlation"] = peek(stream.pieces, index, stream.stop, pos + 4, 4)
     if size == RESPONSE_SIZE_MIN:
         return True
-    while index < stop and pieces[index]["end"] <= pos + 8:
-        index += 1
-    byte = peek_u8(pieces, index, stop, pos + 8)
+    byte = peek(stream.pieces, index, stream.stop, pos + 8, 1)
     return byte <= 0 or byte == 255
 
 
 @kernel
-def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_before: int) -> int:
+def find_pending(pending: Rows, first: int, stop: int, correlation: int, sent_before: int) -> int:
     """The nearest pending request in [first, stop) with this id, sent by `sent_before`; -1 if
     none.
 
@@ -376,7 +334,7 @@ def find_pending(pending: Any, first: int, stop: int, correlation: int, sent_bef
 
 
 @inlined
-def _is_of_the_future(pending: Any, first: int, last: int, correlation: int, now: int) -> bool:
+def _is_of_the_future(pending: Rows, first: int, last: int, correlation: int, now: int) -> bool:
     """Return whether one of the next WINDOW requests has a lower id and was sent only after
     `now`."""
     for row in range(first, min(last, first + WINDOW)):
@@ -386,7 +344,7 @@ def _is_of_the_future(pending: Any, first: int, last: int, correlation: int, now
 
 
 @inlined
-def expecting(pending: Any, first: int, stop: int) -> int:
+def expecting(pending: Rows, first: int, stop: int) -> int:
     """The first request in [first, stop) that expects a response; `stop` if none."""
     while first < stop and pending[first]["kind"] == SILENT:
         first += 1
@@ -394,9 +352,10 @@ def expecting(pending: Any, first: int, stop: int) -> int:
 
 
 @inlined
-def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: int) -> bool:
+def _are_ranges(stream: Stream, index: int, at: int, count: int, width: int) -> bool:
     """Return whether the first of `count` entries at `at` are (api key, lowest, highest
     version)."""
+    pieces, stop = stream.pieces, stream.stop
     for _ in range(min(count, ENTRIES_READ)):
         key = peek(pieces, index, stop, at, 2)
         low = peek(pieces, index, stop, at + 2, 2)
@@ -410,8 +369,9 @@ def _are_ranges(pieces: Any, index: int, stop: int, at: int, count: int, width: 
 
 
 @kernel
-def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
+def _end_of_tags(stream: Stream, index: int, at: int, end: int) -> int:
     """Position after a section of a few tagged fields at `at` (KIP-482); -1 if it is none."""
+    pieces, stop = stream.pieces, stream.stop
     count = peek(pieces, index, stop, at, 1)
     at += 1
     if not 0 <= count <= FEATURES_MAX:
@@ -436,7 +396,7 @@ def end_of_tags(pieces: Any, index: int, stop: int, at: int, end: int) -> int:
 
 
 @kernel
-def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
+def _is_api_versions(stream: Stream, index: int, pos: int, size: int) -> bool:
     """Return whether the frame at `pos` is an ApiVersions response: a list of entries of 6 or 7
     bytes.
 
@@ -452,38 +412,46 @@ def is_api_versions(stream: Any, index: int, pos: int, size: int) -> bool:
     least = ENTRIES_MIN if error == 0 else 1
     count = peek(pieces, index, stop, pos + 10, 4)
     if least <= count < API_KEYS and size in (10 + 6 * count, 14 + 6 * count):
-        return _are_ranges(pieces, index, stop, pos + 14, count, 6)
+        return _are_ranges(stream, index, pos + 14, count, 6)
     count = peek(pieces, index, stop, pos + 10, 1) - 1
     if not least <= count < API_KEYS - 1 or size < 12 + 7 * count:
         return False
-    if not _are_ranges(pieces, index, stop, pos + 11, count, 7):
+    if not _are_ranges(stream, index, pos + 11, count, 7):
         return False
     end = pos + 4 + size
-    return end_of_tags(pieces, index, stop, pos + 15 + 7 * count, end) == end
+    return _end_of_tags(stream, index, pos + 15 + 7 * count, end) == end
 
 
 @kernel
-def response_points(
-    stream: Any, index: int, pos: int, limit: int, pending: Any, first: int, last: int,
-    last_id: int, rise_max: int, time: int, header: Any, following: Any,
-) -> int:  # fmt: skip
+def names_listed(stream: Stream, index: int, pos: int, size: int) -> int:
+    """MECHANISMS or VERSIONS if the frame at `pos` is a response with such a list, else NO_LIST."""
+    if sasl_detection.is_mechanisms(stream, index, pos, size):
+        return MECHANISMS
+    return VERSIONS if _is_api_versions(stream, index, pos, size) else NO_LIST
+
+
+@kernel
+def _response_points(stream: Stream, index: int, pos: int, walk: Row, pending: Rows) -> int:
     """Score of a response at `pos`; -1 if something contradicts it.
 
-    pending[first:last]: requests without response so far. last_id: id of the last response, -1 if
-    none. rise_max: how much ids of uncaptured requests may rise here. time: ns of the packet with
-    `pos`. A response without captured request needs LOCK_POINTS_UNMATCHED, so its score is reduced
-    by the difference.
+    The walk has the requests without response so far, and the id of the last response. A response
+    without captured request needs LOCK_POINTS_UNMATCHED, so its score is reduced by the difference.
     """
     pieces = stream.pieces
-    if not response_header(pieces, index, stream.stop, pos, limit, header):
+    header = walk["header"]
+    following = walk["following"]
+    first = walk["next_request"]
+    last = walk["stop_request"]
+    last_id = walk["last_id"]
+    time = stream.times[pieces[index]["segment"]]
+    if not response_header(stream, index, pos, walk, header):
         return -1
     correlation = header["correlation"]
     if correlation < 0:
         return -1
     size = header["size"]
     begins = pos == pieces[index]["pos"]
-    lists_mechanisms = begins and is_mechanisms(stream, index, pos, size)
-    lists_names = lists_mechanisms or (begins and is_api_versions(stream, index, pos, size))
+    listed = names_listed(stream, index, pos, size) if begins else int64(NO_LIST)
     # evidence of the frame itself: its correlation id
     row = find_pending(pending, first, last, correlation, time + CLOCK_SLACK_NS)
     if row >= 0:
@@ -495,14 +463,17 @@ def response_points(
         points = LOCK_POINTS - LOCK_POINTS_UNMATCHED
         if is_reserved(correlation) and begins:
             points += 3
-        elif not lists_names:
+        elif listed == NO_LIST:
             # Clients ask for versions first, even if earlier requests of this id range are pending.
             now = time + CLOCK_SLACK_NS
             if _is_of_the_future(pending, first, last, correlation, now):
                 return -1
             if last_id >= 0:
                 risen = step(correlation, last_id)
-                if not 0 < risen <= rise_max and not 0 < step(last_id, correlation) <= FALL_MAX:
+                if (
+                    not 0 < risen <= walk["rise_max"]
+                    and not 0 < step(last_id, correlation) <= FALL_MAX
+                ):
                     return -1
                 points += 1 if 0 < risen <= STEP_MAX else 0
             elif first < last:
@@ -513,7 +484,7 @@ def response_points(
                 points += 1
     # evidence of position: the start of a segment
     if begins:
-        points += TELLING_POINTS if lists_names else 1
+        points += 1 if listed == NO_LIST else TELLING_POINTS
     elif correlation < SMALL_ID:
         points -= 1
     at = pos
@@ -522,7 +493,7 @@ def response_points(
         at += 4 + size
         # the segment is exactly this frame, and no later frame can confirm it
         fits = number == 0 and begins and at == pieces[index]["end"]
-        if number == 0 and lists_mechanisms:
+        if number == 0 and listed == MECHANISMS:
             points += 3 if fits else 0
             break  # SASL tokens may follow
         if at >= stream.end:
@@ -537,7 +508,7 @@ def response_points(
                 points += 3 if fits else 1  # the next frame is in a gap
             break
         index = behind
-        if not response_header(pieces, index, stream.stop, at, limit, following):
+        if not response_header(stream, index, at, walk, following):
             return -1
         if at == pieces[index]["pos"]:
             points += 1
@@ -563,7 +534,7 @@ def response_points(
 
 
 @inlined
-def pending_token(pending: Any, first: int, last: int, sent_before: int) -> int:
+def pending_token(pending: Rows, first: int, last: int, sent_before: int) -> int:
     """The next pending request in [first, last) that is a SASL token and was sent by then; -1 if
     none."""
     for row in range(first, min(last, first + _TOKENS_AHEAD_MAX)):
@@ -575,34 +546,29 @@ def pending_token(pending: Any, first: int, last: int, sent_before: int) -> int:
 
 
 @kernel
-def find_response(
-    stream: Any, index: int, pos: int, limit: int, pending: Any, first: int, last: int,
-    last_id: int, rise_max: int, may_be_token: bool, times: Any, header: Any, following: Any,
-) -> int:  # fmt: skip
+def find_response(stream: Stream, index: int, pos: int, walk: Row, pending: Rows) -> int:
     """First position at or after `pos` with LOCK_POINTS for a response; -1 if there is none.
 
-    may_be_token: as for `find_request`. A segment of four zeros is an empty token if a token is
-    pending, or if a response follows. times: int64[], ns per segment.
+    In a young stream it also stops at a token, as `find_request`. A segment of four zeros is an
+    empty token if a token is pending, or if a response follows.
     """
     pieces = stream.pieces
+    limit = walk["size_max"]
     for number in range(index, stream.stop):
         begin = max(pos, pieces[number]["pos"])
         whole = pieces[number]["end"]
-        time = times[pieces[number]["segment"]]
-        if may_be_token and begin == pieces[number]["pos"]:
+        if walk["is_young"] and begin == pieces[number]["pos"]:
             size = peek(pieces, number, stream.stop, begin, 4)
             if begin + 4 + size == whole:
-                if is_broker_token(stream, number, begin, size):
+                if sasl_detection.is_broker_token(stream, number, begin, size):
                     return begin
                 behind = number + 1
-                if size == 0 and pending_token(pending, first, last, time + CLOCK_SLACK_NS) >= 0:
+                first, last = walk["next_request"], walk["stop_request"]
+                now = stream.times[pieces[number]["segment"]] + CLOCK_SLACK_NS
+                if size == 0 and pending_token(pending, first, last, now) >= 0:
                     return begin
                 if size == 0 and behind < stream.stop and pieces[behind]["pos"] == whole:
-                    points = response_points(
-                        stream, behind, whole, limit, pending, first, last, last_id, rise_max,
-                        times[pieces[behind]["segment"]], header, following,
-                    )  # fmt: skip
-                    if points >= LOCK_POINTS:
+                    if _response_points(stream, behind, whole, walk, pending) >= LOCK_POINTS:
                         return begin
         for at in range(begin, whole):
             if whole - at >= 9:
@@ -613,10 +579,6 @@ def find_response(
                 byte = load_u8(address + np.uint64(8))
                 if size > RESPONSE_SIZE_MIN and byte != 0 and byte != 255:
                     continue
-            points = response_points(
-                stream, number, at, limit, pending, first, last, last_id, rise_max, time, header,
-                following,
-            )  # fmt: skip
-            if points >= LOCK_POINTS:
+            if _response_points(stream, number, at, walk, pending) >= LOCK_POINTS:
                 return at
     return -1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kdissect.arrays import Rows
-from kdissect.jit import kernel, making_kernel, making_part
+from kdissect.arrays import Indices, Row, Rows
+from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import ANOMALY, EXTENT, Anomaly
-from kdissect.tcp.byte_ranges import find, grown, int64
+from kdissect.kafka.walk import Stream
+from kdissect.tcp.byte_ranges import find, int64
 
 EXPECTS, TOKEN, SILENT = 0, 1, 2  # kind of a request; a response is EXPECTS or TOKEN
 # Before a frame: another one or the stream's beginning, bytes in no frame, or a beginning that was
@@ -39,19 +40,19 @@ FRAME = np.dtype(
     ]
 )
 
+NO_FRAMES = np.zeros(0, FRAME)
+
 # Why bytes are unframed: `a` of the anomaly. `b` is the size that was read there, or -1.
 AFTER_GAP, BAD_SIZE, HEADER_CUT, NO_BOUNDARY, NOT_DECRYPTED = 0, 1, 2, 3, 4
 
 _SHOWN_MAX = 256  # unframed bytes shown with their anomaly
+_EXTENTS_SHOWN = 2 * _SHOWN_MAX + 1  # most extents of these
+EXTENTS_AT_ONCE = 1 << 16
 FRAMES, EXTENTS, FAULTS = 0, 1, 2  # indices into `used`, the number of rows in each table
-
-# A fault without bytes to show, at no place yet.
-FAULT = np.zeros(1, ANOMALY)
-FAULT["source"] = -1
 
 
 class Tables(NamedTuple):
-    """Tables that grow, and the number of rows used in each.
+    """Room for the results of some steps of a walk, and the number of rows used in each table.
 
     faults: ANOMALY rows; `packet` is the row of a segment, and `source` is not known yet.
     """
@@ -59,38 +60,42 @@ class Tables(NamedTuple):
     frames: Rows  # FRAME
     extents: Rows  # EXTENT
     faults: Rows
-    used: Any  # int64[3]
+    used: Indices  # [3]
 
 
-@making_part
-def empty_tables() -> Any:
-    """`Tables` without rows."""
-    return Tables(
-        np.empty(1024, FRAME), np.empty(1024, EXTENT), np.empty(64, ANOMALY), np.zeros(3, np.int64)
-    )
+def new_tables(frame_count: int, extent_count: int) -> Tables:
+    """Empty tables with room for so many frames and extents, and for a fault before each frame."""
+    extents = np.empty(extent_count + _EXTENTS_SHOWN, EXTENT)
+    faults = np.zeros(frame_count, ANOMALY)
+    return Tables(np.empty(frame_count, FRAME), extents, faults, np.zeros(3, np.int64))
+
+
+@inlined
+def has_room(tables: Tables, extent_count: int) -> bool:
+    """Return whether a frame with so many extents fits, and a fault before it."""
+    used = tables.used
+    if used[FRAMES] == len(tables.frames) or used[FAULTS] == len(tables.faults):
+        return False
+    return used[EXTENTS] + extent_count + _EXTENTS_SHOWN <= len(tables.extents)
 
 
 @kernel
-def extents_max(pieces: Any, index: int, stop: int, end: int) -> int:
+def extents_max(stream: Stream, index: int, end: int) -> int:
     """Upper bound on the extents of bytes up to `end` that begin in or before piece `index`.
 
     Each piece can have a hole before and after it.
     """
     behind = index
-    while behind < stop and pieces[behind]["pos"] < end:
+    while behind < stream.stop and stream.pieces[behind]["pos"] < end:
         behind += 1
     return 2 * (behind - index) + 1
 
 
 @kernel
-def _put_extents(
-    stream: Any, source: Any, index: int, begin: int, end: int, extents: Any, used: Any
-) -> int:
-    """Append the extents of the bytes [begin, end), holes included; returns the captured bytes.
-
-    The table must have room for `extents_max` rows.
-    """
+def _put_extents(stream: Stream, index: int, begin: int, end: int, tables: Tables) -> int:
+    """Append the extents of the bytes [begin, end), holes included; returns the captured bytes."""
     pieces, stop = stream.pieces, stream.stop
+    extents, used = tables.extents, tables.used
     captured = int64(0)
     here = begin
     while here < end:
@@ -104,7 +109,7 @@ def _put_extents(
         else:
             until = min(end, pieces[index]["end"])
             extent["pos"] = pieces[index]["file_pos"] + (here - pieces[index]["pos"])
-            extent["source"] = source[pieces[index]["segment"]]
+            extent["source"] = stream.source[pieces[index]["segment"]]
             captured += until - here
         extent["length"] = until - here
         used[EXTENTS] += 1
@@ -113,19 +118,17 @@ def _put_extents(
 
 
 @kernel
-def put_frame(
-    stream: Any, source: Any, times: Any, index: int, header: Any, kind: int, walk: Any, tables: Any
-) -> None:
-    """Append the frame at the walk's position, whose size prefix was captured.
+def put_frame(stream: Stream, index: int, kind: int, walk: Row, tables: Tables) -> None:
+    """Append the frame at the walk's position, whose size prefix was captured, and step over it.
 
-    The tables must have room for it, and for `extents_max` rows of its bytes.
+    The tables must have room for it (`has_room`).
     """
-    pieces, pos, used = stream.pieces, walk["pos"], tables.used
+    pieces, pos, used, header = stream.pieces, walk["pos"], tables.used, walk["header"]
     end = pos + 4 + header["size"]
     frame = tables.frames[used[FRAMES]]
     used[FRAMES] += 1
     frame["connection"] = walk["connection"]
-    frame["time"] = times[pieces[index]["segment"]]
+    frame["time"] = stream.times[pieces[index]["segment"]]
     frame["pos"] = pos
     frame["size"] = header["size"]
     frame["api_key"] = header["key"]
@@ -140,7 +143,7 @@ def put_frame(
     frame["is_lost"] = 0
     frame["first"] = pieces[index]["segment"]
     first = used[EXTENTS]
-    captured = _put_extents(stream, source, index, pos + 4, end, tables.extents, used)
+    captured = _put_extents(stream, index, pos + 4, end, tables)
     frame["extent_start"] = first
     frame["extent_count"] = used[EXTENTS] - first
     frame["captured"] = captured + 4
@@ -148,34 +151,22 @@ def put_frame(
     if last >= stream.stop or pieces[last]["pos"] >= end:
         last -= 1
     frame["last"] = pieces[last]["segment"]
+    walk["pos"] = end
+    walk["covered"] = end
+    walk["reason"] = AFTER_GAP
+    walk["bad_size"] = -1
 
 
-@making_kernel
-def _put_fault(
-    faults: Any, used: Any, kind: int, direction: int, connection: int, segment: int, pos: int,
-    count: int,
-) -> Any:  # fmt: skip
-    """Append a fault without bytes to show; returns the table."""
-    faults = grown(faults, used[FAULTS], 1)
-    faults[used[FAULTS]] = FAULT[0]
-    fault = faults[used[FAULTS]]
-    used[FAULTS] += 1
-    fault["kind"] = kind
-    fault["direction"] = direction
-    fault["connection"] = connection
-    fault["packet"] = segment
-    fault["pos"] = pos
-    fault["byte_count"] = count
-    return faults
+@kernel
+def put_unframed(stream: Stream, end: int, walk: Row, tables: Tables) -> None:
+    """Append a fault for the captured bytes from the last frame to `end`, if any.
 
-
-@making_kernel
-def put_unframed(stream: Any, source: Any, end: int, direction: int, walk: Any, tables: Any) -> Any:
-    """Append a fault for the captured bytes from the last frame to `end`, if any; the tables."""
+    The tables must have room for it (`has_room`).
+    """
     pieces, stop, used, begin = stream.pieces, stream.stop, tables.used, walk["covered"]
     index = find(pieces, stream.start, stop, begin)
     if index >= stop or pieces[index]["pos"] >= end:
-        return tables
+        return
     first = max(begin, pieces[index]["pos"])
     count = int64(0)
     number = index
@@ -183,37 +174,18 @@ def put_unframed(stream: Any, source: Any, end: int, direction: int, walk: Any, 
         last = min(end, pieces[number]["end"])
         count += last - max(begin, pieces[number]["pos"])
         number += 1
-    faults = _put_fault(
-        tables.faults, used, int64(Anomaly.UNFRAMED_BYTES), direction, walk["connection"],
-        pieces[index]["segment"], first, count,
-    )  # fmt: skip
-    before = used[EXTENTS]
-    shown = min(end, first + _SHOWN_MAX)
-    extents = grown(tables.extents, before, extents_max(pieces, index, stop, shown))
-    _put_extents(stream, source, index, first, shown, extents, used)
-    fault = faults[used[FAULTS] - 1]
+    fault = tables.faults[used[FAULTS]]
+    used[FAULTS] += 1
+    fault["kind"] = int64(Anomaly.UNFRAMED_BYTES)
+    fault["direction"] = walk["direction"]
+    fault["connection"] = walk["connection"]
+    fault["packet"] = pieces[index]["segment"]
+    fault["source"] = -1
+    fault["pos"] = first
+    fault["byte_count"] = count
     fault["a"] = walk["reason"]
     fault["b"] = walk["bad_size"]
+    before = used[EXTENTS]
+    _put_extents(stream, index, first, min(end, first + _SHOWN_MAX), tables)
     fault["extent_start"] = before
     fault["extent_count"] = used[EXTENTS] - before
-    return Tables(tables.frames, extents, faults, used)
-
-
-@making_kernel
-def put_gaps(stream: Any, end: int, direction: int, connection: int, faults: Any, used: Any) -> Any:
-    """Note the holes of a stream that is known to be `end` bytes long; the table of faults."""
-    pieces = stream.pieces
-    here = int64(0)
-    segment = int64(-1)
-    for index in range(stream.start, stream.stop + 1):
-        until = pieces[index]["pos"] if index < stream.stop else end
-        if index < stream.stop:
-            segment = pieces[index]["segment"]
-        if until > here:
-            faults = _put_fault(
-                faults, used, int64(Anomaly.GAP), direction, connection, segment, here,
-                until - here,
-            )  # fmt: skip
-        if index < stream.stop:
-            here = pieces[index]["end"]
-    return faults

@@ -29,14 +29,15 @@ searched CHAIN_MAX deep at most.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from kdissect.arrays import Bytes, Indices, Rows
 from kdissect.capture.scratch import Scratch
 from kdissect.jit import inlined, kernel
 from kdissect.kafka.assembly import PairStatus
+from kdissect.kafka.exchanges import Frames
 from kdissect.kafka.frame_tables import NO_HOLE, SILENT, TOKEN
 from kdissect.tcp.byte_ranges import int64
 
@@ -52,12 +53,12 @@ class Buckets(NamedTuple):
     """Room for the chains of waiting requests: first and last of each bucket, and of each request
     the next one of its bucket."""
 
-    head: npt.NDArray[np.int64]
-    tail: npt.NDArray[np.int64]
-    following: npt.NDArray[np.int64]
+    head: Indices
+    tail: Indices
+    following: Indices
 
 
-def buckets_for(start: npt.NDArray[np.int64], scratch: Scratch) -> Buckets:
+def buckets_for(start: Indices, scratch: Scratch) -> Buckets:
     """Buckets for the requests of connections, which begin at rows `start`: a power of two, for
     the connection with most requests."""
     longest = int(np.diff(start).max(initial=0))
@@ -81,14 +82,14 @@ class _Answer(NamedTuple):
 
 
 @inlined
-def _waits(requests: Any, row: int) -> bool:
+def _waits(requests: Rows, row: int) -> bool:
     """Return whether a request has no answer yet, and had none in a hole."""
     waits: bool = requests[row]["partner"] < 0 and requests[row]["is_lost"] == 0
     return waits
 
 
 @inlined
-def _may_answer(answer: _Answer, requests: Any, row: int) -> bool:
+def _may_answer(answer: _Answer, requests: Rows, row: int) -> bool:
     """Return whether a response can belong to the request `row`, as clocks go."""
     request = requests[row]
     if request["time"] <= answer.time:
@@ -102,7 +103,7 @@ def _may_answer(answer: _Answer, requests: Any, row: int) -> bool:
 
 
 @inlined
-def _token_behind_hole(answer: _Answer, requests: Any) -> int:
+def _token_behind_hole(answer: _Answer, requests: Rows) -> int:
     """The youngest token request that a token behind a hole can answer; -1 without one."""
     found = int64(-1)
     begin = answer.highest + 1
@@ -115,7 +116,7 @@ def _token_behind_hole(answer: _Answer, requests: Any) -> int:
 
 
 @inlined
-def _is_next(answer: _Answer, requests: Any, row: int) -> bool:
+def _is_next(answer: _Answer, requests: Rows, row: int) -> bool:
     """Return whether a response without a hole before it answers `row`, the oldest that waits."""
     if row == answer.stop or requests[row]["kind"] != answer.kind:
         return False
@@ -125,7 +126,7 @@ def _is_next(answer: _Answer, requests: Any, row: int) -> bool:
 
 
 @inlined
-def _fill(buckets: Any, mask: int, requests: Any, start: int, stop: int) -> None:
+def _fill(buckets: Buckets, mask: int, requests: Rows, start: int, stop: int) -> None:
     """Chain all requests that have an id."""
     for at in range(mask + 1):
         buckets.head[at] = -1
@@ -142,7 +143,7 @@ def _fill(buckets: Any, mask: int, requests: Any, start: int, stop: int) -> None
 
 
 @inlined
-def _look_up(answer: _Answer, requests: Any, buckets: Any, mask: int) -> tuple[int, bool]:
+def _look_up(answer: _Answer, requests: Rows, buckets: Buckets, mask: int) -> tuple[int, bool]:
     """(the request with the id of a response, -1 without one; whether another was answered).
 
     Requests that no response can answer any more leave the chain.
@@ -187,15 +188,15 @@ def _look_up(answer: _Answer, requests: Any, buckets: Any, mask: int) -> tuple[i
 
 @kernel
 def pair(
-    requests: Any, request_start: Any, responses: Any, response_start: Any, is_closed: Any,
-    has_loss: Any, buckets: Any,
-) -> None:  # fmt: skip
-    """Pair the requests and responses, FRAME[n] each, of every connection.
+    asking: Frames, answering: Frames, is_closed: Bytes, has_loss: Bytes, buckets: Buckets
+) -> None:
+    """Pair the requests and responses of every connection.
 
-    request_start, response_start: int64[connections + 1], where the rows of each connection begin.
     is_closed, has_loss uint8: by connection, whether its end was captured, and whether bytes of
-    its responses are missing. buckets: `Buckets`, whatever is in them.
+    its responses are missing. buckets: whatever is in them.
     """
+    requests, request_start = asking.table, asking.start
+    responses, response_start = answering.table, answering.start
     for connection in range(len(request_start) - 1):
         start = request_start[connection]
         stop = request_start[connection + 1]
@@ -208,10 +209,8 @@ def pair(
         for number in range(response_start[connection], response_start[connection + 1]):
             response = responses[number]
             hole = response["hole"] != NO_HOLE
-            answer = _Answer(
-                start, stop, highest, response["correlation"], response["time"], response["kind"],
-                hole,
-            )  # fmt: skip
+            correlation, time, kind = response["correlation"], response["time"], response["kind"]
+            answer = _Answer(start, stop, highest, correlation, time, kind, hole)
             while first < stop and (
                 not _waits(requests, first) or requests[first]["kind"] == SILENT
             ):
@@ -256,14 +255,15 @@ def pair(
 
 @kernel
 def in_order(
-    requests: Any, request_start: Any, responses: Any, response_start: Any, exchange_request: Any,
-    exchange_response: Any,
-) -> int:  # fmt: skip
+    asking: Frames, answering: Frames, exchange_request: Indices, exchange_response: Indices
+) -> int:
     """Exchanges by connection and first byte: fills their request and response rows; the count.
 
     Requests keep the order of their stream. Responses without a request stand before the first
     request that was captured after them (segments are numbered in assembly order).
     """
+    requests, request_start = asking.table, asking.start
+    responses, response_start = answering.table, answering.start
     count = 0
     for connection in range(len(request_start) - 1):
         answer = response_start[connection]

@@ -8,82 +8,49 @@ and positions of the TCP stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kdissect.arrays import Bytes, Rows, joined
 from kdissect.capture.mapped_files import CARRIED_FROM
-from kdissect.capture.scratch import Scratch
-from kdissect.kafka.assembly import ANOMALY, Anomaly, Carried, Protocol
+from kdissect.kafka.assembly import Carried
 from kdissect.kafka.exchanges import Frames
-from kdissect.kafka.frame_search import Stream
-from kdissect.kafka.frame_tables import FAULT, FAULTS, NOT_DECRYPTED, put_gaps
-from kdissect.tcp.byte_ranges import PIECE, Pieces
+from kdissect.kafka.walk import KafkaStreams
+from kdissect.tcp.byte_ranges import PIECE
 from kdissect.tcp.reassembly import Streams
 from kdissect.tls.plaintext import OPENED, OpenedStream, TlsConnections
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStreams:
     """All streams for framing: decrypted ones instead of their ciphertext.
 
-    times, source: of real and virtual segments. opened: by connection, both sides.
+    streams: their times and sources are those of real and virtual segments. records: OPENED, of
+    virtual segment real_count + row. opened: by connection, both sides.
     """
 
-    pieces: Pieces
-    sides: npt.NDArray[np.void]  # SIDE
-    times: Ints
-    source: npt.NDArray[np.int32]
+    streams: KafkaStreams
     carried: Carried
-    records: npt.NDArray[np.void]  # OPENED, of virtual segment real_count + row
+    records: Rows
     real_count: int
     opened: dict[int, tuple[OpenedStream, OpenedStream]]
 
-    def settled(
-        self, frames: Frames, streams: Streams, direction: int, client_side: Bytes, protocol: Bytes
-    ) -> Frames:
-        """A direction's frames with real segments and positions. Faults of decrypted streams are
-        gaps of the TCP stream, and records that could not be decrypted."""
+    def settle(self, frames: Frames) -> None:
+        """Give a direction's frames and faults their real segments and positions."""
         if not self.opened:
-            return frames
-        table, faults = frames.table, frames.faults
-        self._turn(table, "first")
-        self._turn(faults, "packet")
-        last = table["last"]
+            return
+        self._turn(frames.table, "first")
+        self._turn(frames.faults, "packet")
+        last = frames.table["last"]
         virtual = last >= self.real_count
         last[virtual] = self.records["last_segment"][last[virtual] - self.real_count]
-        is_opened = np.isin(faults["connection"], list(self.opened))
-        parts = [faults[~(is_opened & (faults["kind"] == Anomaly.GAP))]]
-        for connection in self.opened:
-            if protocol[connection] == Protocol.KAFKA:
-                side = int(client_side[connection]) ^ direction
-                parts += self._faults(streams, connection, side, direction)
-        return replace(frames, faults=joined(parts))
 
     def _turn(self, table: Rows, segment: str) -> None:
         virtual = np.flatnonzero(table[segment] >= self.real_count)
         record = self.records[table[segment][virtual] - self.real_count]
         table["pos"][virtual] += record["tcp_pos"] - record["pos"]
         table[segment][virtual] = record["first_segment"]
-
-    def _faults(self, streams: Streams, connection: int, side: int, direction: int) -> list[Rows]:
-        """Gaps of a TCP stream, and records in it that could not be decrypted."""
-        own = streams.sides[2 * connection + side]
-        end = int(own["end"])
-        stream = Stream(streams.pieces, int(own["piece_start"]), int(own["piece_stop"]), end)
-        used = np.zeros(3, np.int64)
-        gaps = put_gaps(stream, end, direction, connection, np.zeros(0, ANOMALY), used)
-        places = self.opened[connection][side].lost
-        lost = np.repeat(FAULT, len(places))
-        lost["kind"], lost["direction"] = Anomaly.UNFRAMED_BYTES, direction
-        lost["connection"], lost["a"], lost["b"] = connection, NOT_DECRYPTED, -1
-        for row, place in zip(lost, places, strict=True):
-            row["pos"], row["byte_count"], row["packet"] = place
-        return [gaps[: used[FAULTS]], lost]
 
     def enclosing_bytes(self, sides: Rows, number: int) -> int:
         """Bytes of a decrypted TCP stream around the plaintext: handshake, headers, padding."""
@@ -93,19 +60,15 @@ class PlainStreams:
 
 
 def plain_streams(
-    streams: Streams, times: Ints, tls: TlsConnections, carried: Bytes, scratch: Scratch
+    kafka: KafkaStreams, streams: Streams, tls: TlsConnections, carried: Bytes
 ) -> PlainStreams:
     """All streams, with the decrypted records of `tls` after the pieces of the captures.
 
-    times: of the segments of `streams`. carried: bytes that the segments brought along; decrypted
-    ones come after them.
+    carried: bytes that the segments brought along; decrypted ones come after them.
     """
-    source = scratch.copied(streams.segments["source"])
+    real_count = len(kafka.times)
     if not tls.opened:
-        none = np.zeros(0, OPENED)
-        return PlainStreams(
-            streams.pieces, streams.sides, times, source, Carried(carried), none, len(times), {}
-        )
+        return PlainStreams(kafka, Carried(carried), np.zeros(0, OPENED), real_count, {})
     sides = streams.sides.copy()
     tables = []
     count = len(streams.pieces)
@@ -126,17 +89,14 @@ def plain_streams(
     pieces["end"] = records["pos"] + records["length"]
     pieces["address"] = records["spool_pos"] + base + data.ctypes.data
     pieces["file_pos"] = records["spool_pos"] + base + CARRIED_FROM
-    pieces["segment"] = len(times) + np.arange(len(records))
+    pieces["segment"] = real_count + np.arange(len(records))
     first = records["first_segment"]
     order = np.argsort(records["spool_pos"])
     start, file_pos = records["spool_pos"][order] + base, streams.segments["pos"][first[order]]
-    return PlainStreams(
-        joined([streams.pieces, pieces]),
-        sides,
-        np.concatenate([times, times[first]]),
-        np.concatenate([source, source[first]]),
-        Carried(data, start, file_pos),
-        records,
-        len(times),
-        tls.opened,
+    plain = kafka._replace(
+        pieces=joined([streams.pieces, pieces]),
+        times=np.concatenate([kafka.times, kafka.times[first]]),
+        source=np.concatenate([kafka.source, kafka.source[first]]),
+        sides=sides,
     )
+    return PlainStreams(plain, Carried(data, start, file_pos), records, real_count, tls.opened)

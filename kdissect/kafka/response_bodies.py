@@ -11,14 +11,13 @@ to its request; else the search goes on (`refuse_other_bytes`).
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kdissect.arrays import Bools, Bytes, Positions, Rows
+from kdissect.arrays import Bools, Bytes, Positions, Row, Rows
 from kdissect.codec.message_columns import decode_columns
-from kdissect.kafka.framing import NO_REQUEST, WalkState
+from kdissect.kafka.walk import NO_REQUEST, Stream
 from kdissect.protocol import catalog
 from kdissect.protocol.api_keys import ApiKey
 from kdissect.protocol.column_plan import Role, plan
@@ -70,39 +69,37 @@ def fits(
     return is_fitting
 
 
-def refuse_other_bytes(state: WalkState, pieces: Any, stream: Any, requests: Rows) -> None:
+def refuse_other_bytes(walk: Row, stream: Stream, requests: Rows) -> None:
     """Continue a walk one byte further if the frame that its search found is no response.
 
-    stream: `bounds_of` the stream. requests: FRAME[n], among them WALK.request, whose
-    response it would be. After REFUSED_MAX frames of a stream the walk keeps the next ones, so that
-    the time stays linear in the bytes.
+    requests: FRAME[n], among them WALK.request, whose response it would be. After REFUSED_MAX
+    frames of a stream the walk keeps the next ones, so that the time stays linear in the bytes.
     """
-    walk = state.walk[0]
     request = requests[walk["request"]]
     key, version = int(request["api_key"]), int(request["api_version"])
     walk["request"] = NO_REQUEST
-    index, stop, _ = stream
-    pos, size = int(walk["pos"]) + 4, int(state.headers[0]["size"])
-    index = find(pieces, index, stop, pos)
+    pos, size = int(walk["pos"]) + 4, int(walk["header"]["size"])
+    index = find(stream.pieces, stream.start, stream.stop, pos)
     if walk["refused_count"] == REFUSED_MAX or size > _SIZE_MAX:
         return
-    if not _is_whole(pieces, index, stop, pos + size):
+    if not _is_whole(stream, index, pos + size):
         return
     if key not in catalog.apis() or version not in catalog.api(key).response.versions:
         return
     # KIP-511: a broker answers an unknown version of ApiVersions with version 0.
     versions = {version, 0} if key == ApiKey.API_VERSIONS else {version}
-    frame = np.frombuffer(read_bytes(pieces, index, pos, size), np.uint8)
+    frame = np.frombuffer(read_bytes(stream.pieces, index, pos, size), np.uint8)
     start, end = np.zeros(1, np.int64), np.array([size], np.int64)
     if not any(fits(key, version, frame, start, end)[0] for version in versions):
         walk["pos"] += 1
         walk["refused_count"] += 1
 
 
-def _is_whole(pieces: Any, index: int, stop: int, end: int) -> bool:
+def _is_whole(stream: Stream, index: int, end: int) -> bool:
     """Return whether all bytes from inside piece `index` up to `end` were captured."""
+    pieces = stream.pieces
     while pieces[index]["end"] < end:
         index += 1
-        if index >= stop or pieces[index]["pos"] > pieces[index - 1]["end"]:
+        if index >= stream.stop or pieces[index]["pos"] > pieces[index - 1]["end"]:
             return False
     return True

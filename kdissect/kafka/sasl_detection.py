@@ -20,10 +20,9 @@ with their frames. Their names have at most 20 capitals, digits, hyphens and und
 
 from __future__ import annotations
 
-from typing import Any
-
 from kdissect.jit import inlined, kernel
-from kdissect.tcp.byte_ranges import int64, peek, peek_u8
+from kdissect.kafka.walk import Stream
+from kdissect.tcp.byte_ranges import int64, peek
 
 TOKEN_BYTES_READ = 256  # bytes of a token that are tested for text
 MECHANISM_MAX = 20  # RFC 4422, 3.1: characters of a mechanism's name
@@ -42,21 +41,19 @@ def _is_name(byte: int) -> bool:
 
 
 @kernel
-def end_of_mechanism(pieces: Any, index: int, stop: int, pos: int, end: int) -> int:
+def end_of_mechanism(stream: Stream, index: int, pos: int, end: int) -> int:
     """Position after the mechanism's name at `pos` (int16 length, text); -1 if it is none."""
-    length = peek(pieces, index, stop, pos, 2)
+    length = peek(stream.pieces, index, stream.stop, pos, 2)
     if not 0 < length <= MECHANISM_MAX or pos + 2 + length > end:
         return -1
     for place in range(pos + 2, pos + 2 + length):
-        while index < stop and pieces[index]["end"] <= place:
-            index += 1
-        if not _is_name(peek_u8(pieces, index, stop, place)):
+        if not _is_name(peek(stream.pieces, index, stream.stop, place, 1)):
             return -1
     return int64(pos + 2 + length)
 
 
 @kernel
-def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
+def is_mechanisms(stream: Stream, index: int, pos: int, size: int) -> bool:
     """Return whether the frame at `pos` is a SaslHandshake response: error code, names of
     mechanisms."""
     pieces = stream.pieces
@@ -70,7 +67,7 @@ def is_mechanisms(stream: Any, index: int, pos: int, size: int) -> bool:
     at = int64(pos + 14)
     end = pos + 4 + size
     for _ in range(count):
-        at = end_of_mechanism(pieces, index, stop, at, end)
+        at = end_of_mechanism(stream, index, at, end)
         if at < 0:
             return False
     return at == end
@@ -96,20 +93,17 @@ def _is_gss(word: int, size: int) -> bool:
 
 
 @kernel
-def _is_text(stream: Any, index: int, pos: int, size: int) -> bool:
+def _is_text(stream: Stream, index: int, pos: int, size: int) -> bool:
     """Return whether the first bytes of a token are text, or OAUTHBEARER's separator."""
-    pieces = stream.pieces
     for place in range(pos + 4, pos + 4 + min(size, TOKEN_BYTES_READ)):
-        while index < stream.stop and pieces[index]["end"] <= place:
-            index += 1
-        byte = peek_u8(pieces, index, stream.stop, place)
+        byte = peek(stream.pieces, index, stream.stop, place, 1)
         if (byte < 32 and byte != SEPARATOR) or byte == 127:
             return False
     return True
 
 
 @kernel
-def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
+def is_client_token(stream: Stream, index: int, pos: int, size: int) -> bool:
     """Return whether the frame of `size` bytes at `pos` has the shape of a client's token; see the
     module."""
     pieces = stream.pieces
@@ -135,9 +129,7 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
     zeros = 0
     run = 0  # bytes since the last NUL
     for place in range(pos + 4, pos + 4 + size):
-        while index < stop and pieces[index]["end"] <= place:
-            index += 1
-        byte = peek_u8(pieces, index, stop, place)
+        byte = peek(pieces, index, stop, place, 1)
         if byte == 0:
             if zeros > 0 and run == 0:
                 return False  # authcid is empty
@@ -151,7 +143,7 @@ def is_client_token(stream: Any, index: int, pos: int, size: int) -> bool:
 
 
 @kernel
-def is_broker_token(stream: Any, index: int, pos: int, size: int) -> bool:
+def is_broker_token(stream: Stream, index: int, pos: int, size: int) -> bool:
     """Return whether the frame of `size` bytes at `pos` has the shape of a broker's token that is
     not empty."""
     if size < 4:

@@ -19,7 +19,7 @@ from kdissect.capture.segments import ENDPOINTS, SEGMENT
 from kdissect.kafka.assemble import EARLIER, EarlierState
 from kdissect.kafka.assembly import CONNECTION, Protocol
 from kdissect.kafka.exchanges import NO_RESPONSE
-from kdissect.kafka.framing import new_streams
+from kdissect.kafka.walk import new_streams
 from kdissect.tcp.measurements import CONNECTION_FACTS, RTT_COUNT, SIDE_FACTS, TcpFacts, no_facts
 from kdissect.tls.session import TlsState
 
@@ -57,7 +57,7 @@ def new_rows(endpoints: npt.NDArray[np.void]) -> Rows:
     rows["may_begin_until"] = rows["due"] = NEVER
     rows["seq"] = NO_NUMBER
     rows["earlier"]["response_end"] = NO_RESPONSE
-    rows["earlier"]["streams"] = new_streams(np.zeros(1, np.bool_))[0]
+    rows["earlier"]["streams"] = new_streams(np.zeros(1, np.uint8))[0]
     rows["connection"]["handshake_rtt_ns"] = -1
     rows["connection"]["first_time_ns"] = NEVER
     rows["connection"]["last_time_ns"] = -(2**63)

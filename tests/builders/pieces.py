@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
+from kdissect.kafka.walk import Stream
 from kdissect.tcp.byte_ranges import PIECE
 from kdissect.tcp.columns import SIDE
 from tests.builders.segments import in_memory
@@ -39,3 +40,5 @@ class MadePieces:
         self.sides = np.zeros(2, SIDE)
         self.sides["piece_stop"][0] = len(begin)
         self.sides["end"][0] = len(data)
+        times, source = np.zeros(len(begin), np.int64), np.zeros(len(begin), np.int32)
+        self.stream = Stream(self.pieces, times, source, 0, len(begin), len(self.there))

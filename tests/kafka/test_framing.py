@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kdissect.capture.mapped_files import Sources
 from kdissect.capture.segments import ACK, ENDPOINTS, SEGMENT, SegmentBatch
-from kdissect.kafka import acks, exchanges, frame_search, framing, sasl_detection
-from kdissect.kafka.assemble import known_apis
+from kdissect.kafka import acks, exchanges, frame_search, sasl_detection
 from kdissect.kafka.assembly import Assembly, PairStatus, Protocol
-from kdissect.kafka.frame_search import Kafka
 from kdissect.kafka.options import StreamOptions
+from kdissect.kafka.walk import new_walk
+from kdissect.protocol.model import REQUEST
 from kdissect.tcp.byte_ranges import find, peek
 from tests.builders.assembling import assemble
 from tests.builders.frames import framed, produce, request, response
@@ -192,12 +192,10 @@ def test_acks_are_read_across_pieces(
 ) -> None:
     """At any version of Produce; -1 where they are missing, and then they may be any."""
     made = MadePieces(produce(number, said, version), cuts, lost)
-    stream = frame_search.Stream(made.pieces, *framing.bounds_of(made.pieces, made.sides, 0))
-    header = np.zeros(1, frame_search.HEADER)[0]
-    kafka = Kafka(known_apis(), np.array([5000], np.int64))
-    grade = frame_search.request_header(made.pieces, 0, stream.stop, 0, kafka, header)
-    if grade == frame_search.GOOD:
-        at = made.pieces, 0, stream.stop, 0, header
+    walk = new_walk(REQUEST, 5000)
+    header = walk["header"]
+    if frame_search.request_header(made.stream, 0, 0, walk, header) == frame_search.GOOD:
+        at = made.stream, 0, 0, header
         is_whole = len(made.there) == len(made.memory.arrays[0]) and None not in made.there
         assert acks.acks_of(*at) in ((said & 0xFFFF,) if is_whole else (said & 0xFFFF, -1))
         assert acks.may_be_produce(*at)
@@ -246,10 +244,7 @@ def test_sasl_tokens_are_recognised_in_any_segments(
     for told, is_token in tokens.items():
         for losses in ([False], lost):
             made = MadePieces(framed(told), cuts, losses)
-            stream = frame_search.Stream(
-                made.pieces, *framing.bounds_of(made.pieces, made.sides, 0)
-            )
-            found = bool(getattr(sasl_detection, name)(stream, 0, 0, len(told)))
+            found = bool(getattr(sasl_detection, name)(made.stream, 0, 0, len(told)))
             is_whole = not any(losses[: len(made.spans) + 1])
             assert found == is_token if is_whole else found <= is_token, told
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from kdissect.capture.scratch import MEMORY
 from kdissect.kafka import pairing
-from kdissect.kafka.assembly import PairStatus
+from kdissect.kafka.assembly import ANOMALY, PairStatus
+from kdissect.kafka.exchanges import Frames
 from kdissect.kafka.frame_tables import EXPECTS, FRAME, SILENT, TOKEN
 from tests.oracles import pairing as oracle
 from tests.oracles.pairing import Request, Response
@@ -53,7 +54,10 @@ def kernel(
     is_closed, has_loss = (
         np.array([connection[index] for connection in many], np.uint8) for index in (2, 3)
     )
-    pairing.pair(pending, starts, answer_rows, answers, is_closed, has_loss, buckets)
+    none, nothing = np.zeros(0, ANOMALY), np.zeros(0, np.int64)
+    asking = Frames(pending, starts, none, nothing)
+    answering = Frames(answer_rows, answers, none, nothing)
+    pairing.pair(asking, answering, is_closed, has_loss, buckets)
     answer_of, status, is_lost = (pending[name] for name in ("partner", "outcome", "is_lost"))
     request_of, came = answer_rows["partner"], answer_rows["outcome"]
     for answer, row in enumerate(request_of):
